@@ -1,14 +1,15 @@
-"""Balanced steps: how alike the micro-batches of 8 ranks are, with and without, and what it costs to plan them.
+"""Balanced steps: how equal the micro-batches of 8 ranks are, with and without balance, and the cost of planning them.
 
     python benchmarks/balance.py [--quick] [--documents 20_000]
 
-Documents of the lengths of benchmarks/packing.py, cut to ``--room`` tokens, are fed in steps of 512 to 8 ranks with
-micro-batches of 8: as records that cost their tokens, and as packs that cost what causal attention over their documents
-does in a layer of width 4,096. ``micro-step`` is the costliest rank over the mean of all, in the worst micro-step;
-``rank`` is the same of whole steps; ``waiting`` is the part of the time for which a rank waits, on average, if all meet
-after each micro-step. ``us a sample`` is the CPU time of the plan on each rank, look-up of the lengths included, by the
-samples of all ranks, ``without`` that of the plan without balance; ``reading`` is the CPU time of planning and reading
-without balance, by the samples of the one rank.
+Documents with the lengths of benchmarks/packing.py, cut to ``--room`` tokens, are fed in steps of 512 to 8 ranks with
+micro-batches of 8. They are fed as records, whose cost is their number of tokens, and as packs, whose cost is that of a
+layer of width 4,096 with causal attention over their documents. ``micro-step`` is the cost of the costliest rank
+divided by the mean of all ranks, in the worst micro-step; ``rank`` is the same for whole steps. ``waiting`` is the
+average share of the time that a rank waits if all ranks meet after each micro-step. ``us a sample`` is the CPU time of
+the plan on each rank, including the look-up of lengths, divided by the samples of all ranks; ``without`` is that of the
+plan without balance. ``reading`` is the CPU time of planning and reading without balance, divided by the samples of the
+one rank.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ WIDTH = 4_096
 
 
 def attention(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """In proportion to the operations of a layer: 24 n h^2 of its matrices and 2 n^2 h of causal attention."""
+    """A cost in proportion to the operations of a layer: 24 n h^2 in its matrices, and 2 n^2 h in causal attention."""
     return lengths * (12 * WIDTH + lengths)
 
 
@@ -49,7 +50,7 @@ def write_store(folder: Path, lengths: NDArray[np.int64]) -> headrace.stores.Sto
 
 
 def seconds(spans: Callable[[], Iterable[Any]]) -> float:
-    """CPU seconds to go through it, the least of five times."""
+    """CPU seconds to iterate over the spans, the least of five times."""
     found = []
     for _ in range(5):
         began = time.thread_time()

@@ -1,4 +1,4 @@
-"""What the benchmarks share: engines in processes of their own, CPU seconds, medians, tables and JSON."""
+"""Helpers of all benchmarks: engines in separate processes, CPU seconds, medians, tables and JSON."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ PACKAGES = (
     *("headrace", "numpy", "torch", "numba", "tokenizers", "fastokens", "gigatoken", "megatron-core"),
     *("megatron-energon", "webdataset", "torchtune", "trl", "datasets", "transformers", "datatrove", "simplejpeg"),
 )
-"""Those whose versions a result names."""
+"""The packages whose versions a result records."""
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process and of its living children (those to 10 ms)."""
+    """CPU seconds of this process and of its living children (for children to 10 ms)."""
     times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
-    return time.process_time() + sum(one.user + one.system for one in times)
+    return time.process_time() + sum(child.user + child.system for child in times)
 
 
 def memory_bytes(what: str) -> int:
-    """``VmRSS`` or its high-water mark ``VmHWM`` of this process; ``ru_maxrss`` would begin with that of its parent."""
+    """``VmRSS`` of this process, or its high-water mark ``VmHWM``; ``ru_maxrss`` would include that of the parent."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(what + ":"))
 
 
 def run_apart(script: str, *arguments: str) -> dict[str, Any]:
-    """One measurement in a fresh process: the script prints one JSON object as its last line."""
+    """Run one measurement in a fresh process. The last line that the script prints is a JSON object."""
     command = [sys.executable, "-W", "ignore", script, "--one", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
     if done.returncode:
@@ -46,7 +46,7 @@ def run_apart(script: str, *arguments: str) -> dict[str, Any]:
 
 
 def medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The median of every number of several measurements of one engine."""
+    """The median of every number over several measurements of one engine."""
     return {
         name: statistics.median(row[name] for row in rows) if isinstance(value, (int, float)) else value
         for name, value in rows[0].items()
@@ -54,7 +54,7 @@ def medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Rows with equal names as an aligned table."""
+    """Format rows with the same names as an aligned table."""
     names = list(rows[0])
     cells = [names] + [[cell(row[name]) for name in names] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
@@ -68,21 +68,21 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value as it stands in a table."""
+    """Format a value for a table."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def save(name: str, result: dict[str, Any]) -> None:
-    """Write the result beside those of the other benchmarks."""
+    """Write the result into the folder of all results."""
     RESULTS.mkdir(exist_ok=True)
     content = {"command": " ".join(["python", *sys.argv]), "machine": machine(), **result}
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory, and the versions of what is measured."""
+    """Processor, cores, memory, and the versions of the measured packages."""
     cpu = next(
         (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ""
     )
@@ -104,6 +104,6 @@ def _lines(path: str) -> list[str]:
 
 
 def verdict(what: str, value: float, bar: float, *, at_most: bool = False) -> str:
-    """One line: the claim, what was measured, whether it holds."""
+    """One line: whether the claim holds, the claim, the measured value and the bar."""
     holds = value <= bar if at_most else value >= bar
     return f"{'holds' if holds else 'FAILS'}  {what}: {value:,.3g} ({'at most' if at_most else 'at least'} {bar:,.3g})"

@@ -1,8 +1,8 @@
-"""Real text for the benchmarks, gathered on the spot: sources, headers and documentation of what is installed here.
+"""Gathers real text for the benchmarks: sources, headers and documentation of the packages installed here.
 
-No paragraph comes twice: the same package in two versions, or one licence in a thousand headers, would flatter
-whatever remembers words. Documents are 600 to 12,000 characters long (log-uniform), and shuffled. Which machine it is
-decides the texts, so only ratios carry over.
+Every paragraph appears only once. The same package in two versions, or the same licence in a thousand headers, would
+favour tokenisers that cache words. Documents are 600 to 12,000 characters long (log-uniform), and shuffled. The texts
+depend on the machine, so only ratios carry over to other machines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import xxhash
 
-# No .json: most of it is data.
+# Not .json, since most .json files are data.
 KINDS = {".py", ".pyi", ".pyx", ".c", ".cpp", ".h", ".hpp", ".cuh", ".js", ".ts", ".md", ".rst", ".txt", ".html", ".pm"}
 MAX_FILE_BYTES = 2_000_000
 END = "<|endoftext|>"
@@ -24,7 +24,7 @@ VOCAB_SIZE = 50_257
 
 
 def gather(megabytes: float, folders: Iterable[str] = ()) -> list[str]:
-    """Documents of so many megabytes of UTF-8, or of all that there is; ``folders`` are searched too."""
+    """Gather documents of ``megabytes`` of UTF-8, or all that there are; ``folders`` are searched too."""
     rng = random.Random(0)
     files = list(_files(folders))
     rng.shuffle(files)
@@ -41,7 +41,7 @@ def gather(megabytes: float, folders: Iterable[str] = ()) -> list[str]:
         while at < len(text) and left > 0:
             document = text[at : at + int(600 * 20 ** rng.random())]
             at += len(document)
-            # A document that holds a special token's text is encoded differently by each tool's defaults.
+            # Tools differ in how they encode a document that contains the text of a special token.
             if END not in document:
                 documents.append(document)
                 left -= len(document.encode())
@@ -72,7 +72,7 @@ def _files(folders: Iterable[str]) -> Iterator[Path]:
 
 
 def write_jsonl(path: Path, documents: Iterable[str], *, padding: str = "") -> None:
-    """One record a line; the padding goes into a field that nobody asks for."""
+    """Write one record a line; the padding goes into a field that is not read."""
     with path.open("w", encoding="utf-8") as file:
         for number, document in enumerate(documents):
             record = {"text": document, "id": f"{number}{padding}"}
@@ -84,7 +84,7 @@ def text_bytes(documents: Iterable[str]) -> int:
 
 
 def train_tokenizer(path: Path, documents: list[str], megabytes: float = 20) -> None:
-    """Byte-level BPE with GPT-2's pattern, trained on so much of the documents, spread over all of them."""
+    """Train byte-level BPE with GPT-2's pattern on a part of the documents, spread over all of them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

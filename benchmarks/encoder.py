@@ -1,17 +1,17 @@
-"""Texts packed while they are encoded: Headrace beside Energon's packing loader, in CPU seconds.
+"""Texts packed while they are encoded: Headrace compared with Energon's packing loader, in CPU seconds.
 
     python benchmarks/encoder.py [--quick] [--samples 20000] [--rounds 3] [--seconds 4] [--only "rates;resume"]
 
-Batches of 4 packs of 4,096 tokens, from tar shards in the page cache, shuffled in slices of 100 neighbours, with
-``packing_buffer_size=1000``; the same task encoder in both, by ``get_train_dataset`` and ``get_savable_loader`` of
-either. It selects packs by a greedy knapsack. Texts are as long as the length sets of benchmarks/packing.py say, in
-tokens, cut to a pack. ``bytes`` takes a byte as a token, so that what is measured is the loader; ``tokens`` encodes by
-byte-level BPE. ``best fit`` packs by ``sample_length`` and ``BestFit``; ``measured`` over facts that `measure` kept
-before, not counted; ``singles`` are batches of 4 texts without packing, in both.
+Both make batches of 4 packs of 4,096 tokens, from tar shards in the page cache, shuffled in slices of 100 neighbours,
+with ``packing_buffer_size=1000``. Both use the same task encoder, with their own ``get_train_dataset`` and
+``get_savable_loader``. The encoder selects packs by a greedy knapsack. Texts have the lengths of benchmarks/packing.py,
+in tokens, cut to a pack. ``bytes`` uses a byte as a token, so that the loader is measured; ``tokens`` encodes by
+byte-level BPE. ``best fit`` packs by ``sample_length`` and ``BestFit``. ``measured`` packs by facts that `measure`
+stored before, which is not counted. ``singles`` are batches of 4 texts without packing, in both.
 
-Counted are texts, in CPU seconds of all processes, after the first batches. ``fill`` is the share of packs that is
-tokens. ``resume`` is a run that is stopped after ``--batches``: the time from a state to the first batch, with the data
-opened anew and imports not counted, and the size of the state as JSON, of Energon's as a pickle.
+Rates are texts by CPU seconds of all processes, after the first batches. ``fill`` is the share of the packs that holds
+tokens. ``resume`` stops a run after ``--batches``. It measures the time from a state to the first batch, with the data
+opened again and without imports, and the size of the state, as JSON for Headrace and as a pickle for Energon.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ BATCH = 4
 SLICE = 100
 BUFFER = 1_000
 LANES = 2 * BATCH
-"""Ours are steps of two batches, so that two workers make whole ones."""
+"""The steps of Headrace have two batches, so that two workers make whole batches."""
 WORKERS = (0, 2)
 SETS = ("sft", "web", "bimodal", "long")
 BYTES_A_TOKEN = {"bytes": 1, "tokens": 4}
 
 
 def write_texts(root: Path, kind: str, name: str, num_samples: int, text: str) -> Path:
-    """An Energon dataset of texts whose lengths are those of a set."""
+    """Write an Energon dataset of texts with the lengths of a set."""
     from headrace.prepare.energon import DatasetChoice, EnergonOptions, SplitChoice, prepare_energon
 
     root.mkdir(parents=True)
@@ -65,7 +65,7 @@ def write_texts(root: Path, kind: str, name: str, num_samples: int, text: str) -
 
 
 def ours(folder: Path, kind: str, form: str, workers: int) -> Any:
-    """A loader of Headrace's, with `save_state_rank` and `restore_state_rank`."""
+    """Make a loader of Headrace, with `save_state_rank` and `restore_state_rank`."""
     import headrace.encoders
     from headrace.compat.energon import WorkerConfig, get_savable_loader, get_train_dataset
     from headrace.plan.framed import BestFit
@@ -97,7 +97,7 @@ def ours(folder: Path, kind: str, form: str, workers: int) -> Any:
 
 
 def theirs(folder: Path, kind: str, form: str, workers: int) -> Any:
-    """A loader of Energon's."""
+    """Make a loader of Energon."""
     import warnings
 
     warnings.simplefilter("ignore")
@@ -124,17 +124,17 @@ def _tokenizer(folder: Path) -> str:
 
 
 def counted(batch: Any) -> tuple[int, int]:
-    """Texts and tokens of a batch."""
+    """The number of texts and tokens in a batch."""
     if batch["bounds"][0] is None:
         return len(batch["bounds"]), 0
     return sum(len(bounds) - 1 for bounds in batch["bounds"]), sum(int(bounds[-1]) for bounds in batch["bounds"])
 
 
 def measure_rate(system: str, folder: Path, kind: str, form: str, workers: int, seconds: float) -> dict[str, Any]:
-    """Texts a CPU second, from a buffer or a frame of each lane on; and the fill of all packs."""
+    """Measure texts a CPU second, after the first buffer or the first frame of each lane, and the fill of packs."""
     _warm(folder)
     batches = iter(SYSTEMS[system](folder, kind, form, workers))
-    # As many texts as all lanes or workers hold, so that what is counted is the steady state.
+    # First as many texts as all lanes or workers hold, so that the steady state is measured.
     texts = 0
     while texts < 2 * BUFFER * LANES:
         texts += counted(next(batches))[0]
@@ -157,7 +157,7 @@ def measure_rate(system: str, folder: Path, kind: str, form: str, workers: int, 
 
 
 def measure_resume(system: str, folder: Path, kind: str, form: str, workers: int, num_batches: int) -> dict[str, Any]:
-    """Seconds from a state to the first batch; bytes of the state."""
+    """Measure the seconds from a state to the first batch, and the bytes of the state."""
     _warm(folder)
     make = SYSTEMS[system]
     stopped = make(folder, kind, form, workers)
@@ -182,7 +182,7 @@ def measure_resume(system: str, folder: Path, kind: str, form: str, workers: int
 
 
 def _warm(folder: Path) -> None:
-    """The shards into the page cache; one thread for torch."""
+    """Read the shards into the page cache, and let torch use one thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -191,7 +191,7 @@ def _warm(folder: Path) -> None:
 
 
 def end(found: dict[str, Any]) -> None:
-    """Print what was found, and end at once: Energon's workers would be waited for."""
+    """Print the result, and end at once, since a normal exit would wait for Energon's workers."""
     print("\n" + json.dumps(found), flush=True)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for process in psutil.Process().children(recursive=True):
@@ -200,7 +200,7 @@ def end(found: dict[str, Any]) -> None:
 
 
 def medians(measured: list[dict[str, Any]]) -> dict[str, Any]:
-    """Those of `common`; the number of workers is none."""
+    """The medians of `common`, but the number of workers stays an integer."""
     return common.medians(measured) | {"workers": measured[0]["workers"]}
 
 
@@ -219,7 +219,7 @@ def rates(folder: Path, kind: str, forms: list[tuple[str, str]], options: argpar
 
 
 def ratios(rows: list[dict[str, Any]], where: str) -> list[str]:
-    """How many times Energon's texts a CPU second, for each row of ours."""
+    """The ratio of texts a CPU second to Energon's, for each row of Headrace."""
     theirs = {
         (row["form"] == "singles", row["workers"]): row["texts_per_cpu_s"] for row in rows if row["system"] == "Energon"
     }
@@ -228,7 +228,7 @@ def ratios(rows: list[dict[str, Any]], where: str) -> list[str]:
         if row["system"] != "Energon":
             times = row["texts_per_cpu_s"] / theirs[row["form"] == "singles", row["workers"]]
             what = f"{where}, {row['encode']}, {row['form']}, {row['workers']} workers, times Energon"
-            # With a real tokeniser nearly all of the time is its own; and of single texts, that of torch's queues.
+            # A real tokeniser takes nearly all of the time itself; with single texts, torch's queues do.
             if row["encode"] == "bytes" and row["form"] != "singles":
                 lines.append(common.verdict(what, times, 2))
             else:

@@ -1,4 +1,4 @@
-"""The task encoders of `encoder.py`, the same source under the names of either library."""
+"""The task encoders of `encoder.py`: the same source code, with the names of either library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ END = 0
 
 
 def knapsack(lengths: list[int], room: int) -> list[list[int]]:
-    """Greedy: each pack takes the longest item that still fits, until none does. The numbers of the items in each."""
+    """The numbers of the items in each pack. Greedy: a pack takes the longest item that fits, until none fits."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     sizes = [lengths[number] for number in order]
     packs = []
@@ -27,10 +27,10 @@ def knapsack(lengths: list[int], room: int) -> list[list[int]]:
 
 
 def encoder(library: Any, kind: str, tokenizer: str, form: str) -> Any:
-    """A task encoder; ``library`` has the names, as ``headrace.encoders`` or ``megatron.energon``.
+    """Make a task encoder. ``library`` has the names, such as ``headrace.encoders`` or ``megatron.energon``.
 
-    ``bytes`` takes each byte of a text as a token, which costs next to nothing; ``tokens`` encodes it by byte-level
-    BPE. Packs are of ``ROOM`` tokens, with the borders of their documents. ``form`` is as of `encoder.py`.
+    ``bytes`` uses each byte of a text as a token, which costs almost nothing; ``tokens`` encodes the text by byte-level
+    BPE. Packs have ``ROOM`` tokens, and the borders of their documents. ``form`` is as in `encoder.py`.
     """
     if kind == "tokens":
         from tokenizers import Tokenizer
@@ -53,7 +53,7 @@ def encoder(library: Any, kind: str, tokenizer: str, form: str) -> Any:
 
     class Encoder(library.DefaultTaskEncoder):
         cookers = [library.Cooker(cook)]  # noqa: RUF012 -- as users write it
-        # A text is decoded to be tokenised alone.
+        # A text is decoded only to be tokenised.
         decoder = None
 
         @stateless
@@ -107,16 +107,16 @@ def encoder(library: Any, kind: str, tokenizer: str, form: str) -> Any:
 
 
 def document_text(corpus: str, length: int, number: int) -> str:
-    """So many characters of a text, from a place that differs from one number to the next."""
+    """A part of the text with this many characters, from a place that depends on the number."""
     begin = number * 7919 % max(1, len(corpus) - length)
     return corpus[begin : begin + length]
 
 
 def tokenizer_and_text(folder: Path) -> tuple[str, str]:
-    """A tokenizer file trained on the spot, and text to cut documents from."""
+    """Train a tokenizer, and return its file and text to cut documents from."""
     import corpus
 
     documents = corpus.gather(8)
     corpus.train_tokenizer(folder / "tokenizer.json", documents, megabytes=2)
-    # One byte a character, so that lengths in both agree.
+    # One byte a character, so that lengths in bytes and in characters agree.
     return str(folder / "tokenizer.json"), "\n".join(documents).encode("ascii", "ignore").decode()

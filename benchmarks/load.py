@@ -1,12 +1,12 @@
-"""Shuffled token windows into training batches: Headrace beside its peers and the limit, in CPU seconds.
+"""Shuffled token windows into training batches: Headrace compared with its peers and the limit, in CPU seconds.
 
     python benchmarks/load.py [--tokens 256_000_000] [--window 2048] [--batch 8] [--rounds 5] [--engines a,b]
 
-Every engine reads the same Megatron .bin/.idx from the page cache in a process of its own, in turns. `limit` is the
-cast of slices of the memory map into fresh [batch, window + 1] int64 arrays: what a loop that does nothing else costs.
-`memmap` is a map-style Dataset over np.memmap under torch's DataLoader(num_workers=0), one tensor a sample;
-`megatron` is megatron-core's GPTDataset under the same. Headrace gives input_ids, labels and position_ids, each with
-memory of its own, and the position of every sample.
+Every engine reads the same Megatron .bin/.idx from the page cache in a separate process, and engines take turns.
+`limit` casts slices of the memory map into fresh [batch, window + 1] int64 arrays, which is the cost of a loop that
+does nothing else. `memmap` is a map-style Dataset over np.memmap in torch's DataLoader(num_workers=0), with one tensor
+a sample. `megatron` is megatron-core's GPTDataset in the same DataLoader. Headrace returns input_ids, labels and
+position_ids, each in its own memory, and the position of every sample.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DTYPE = np.dtype(np.uint16)
 
 
 def write_tokens(prefix: Path, num_tokens: int) -> None:
-    """Random tokens in documents of lognormal lengths, the same every time."""
+    """Write random tokens in documents of lognormal lengths, the same every time."""
     rng = np.random.default_rng(0)
     with IndexedWriter(str(prefix), dtype=DTYPE) as writer:
         left = num_tokens
@@ -66,7 +66,7 @@ def ours(reading: headrace.loader.Reading) -> Batches:
 
 
 class MemmapDataset(torch.utils.data.Dataset[torch.Tensor]):
-    """The usual map-style dataset over a memory map."""
+    """The common map-style dataset over a memory map."""
 
     def __init__(self, prefix: Path, window: int) -> None:
         self.tokens = np.memmap(f"{prefix}.bin", dtype=DTYPE, mode="r")
@@ -119,7 +119,7 @@ ENGINES: dict[str, Batches] = {
 
 def measure(engine: str, prefix: Path, window: int, batch: int, seconds: float) -> dict[str, Any]:
     np.fromfile(f"{prefix}.bin", dtype=np.uint8)  # into the page cache
-    # One epoch after another; the first batches, and with them the start, are not measured.
+    # Epochs follow one another. The first batches, which include the start-up, are not measured.
     batches = chain.from_iterable(ENGINES[engine](prefix, window, batch) for _ in count())
     deque(islice(batches, 50), maxlen=0)
     num_samples, begin, cpu = 0, time.perf_counter(), common.cpu_s()

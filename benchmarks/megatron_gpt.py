@@ -1,17 +1,17 @@
-"""Megatron's order and files: Headrace beside megatron-core, in CPU seconds and peak memory.
+"""Megatron's order and files: Headrace compared with megatron-core, in CPU seconds and peak memory.
 
     python benchmarks/megatron_gpt.py [--documents 1_000_000,20_000_000] [--write 20_000_000] [--rounds 3]
 
-``first``: from nothing open to the first shuffled sample of 2,048 tokens, of one and of about three epochs; Megatron
-builds its indices in a new folder, as at a run's first start. ``native`` is Headrace's own order over the same files,
-with the manifest that ``headrace prepare``, ``merge`` and ``convert`` write; ``unvouched`` the same without it: then
-every pointer is looked at once.
-``samples``: shuffled samples a CPU second, tokens, labels, masks and positions, without attention mask, in
-micro-batches of 8 from each one's loader: torch's, which Megatron takes, and Headrace's. ``blend``: which dataset each
-of a million samples is of. ``write``: documents of 100 tokens added and finalised, the same calls of the same names.
+``first``: the time from opening the data to the first shuffled sample of 2,048 tokens, for one and for about three
+epochs. Megatron builds its indices in a new folder, as when a run starts for the first time. ``native`` is Headrace's
+own order over the same files, with the manifest that ``headrace prepare``, ``merge`` and ``convert`` write.
+``unvouched`` is the same without a manifest, so that every pointer must be checked once. ``samples``: shuffled samples
+a CPU second, with tokens, labels, masks and positions but without attention masks, in micro-batches of 8. Megatron uses
+torch's loader, and Headrace its own. ``blend``: computing the dataset of each of a million samples. ``write``: adding
+documents of 100 tokens and finalising the files, with the same calls in both.
 
-Documents are lognormal(6, 1.2) tokens; the ``.bin`` is sparse, so that no time goes into reading zeros from a disk.
-Each measurement is a process of its own, in turns; medians.
+Documents have lognormal(6, 1.2) tokens. The ``.bin`` is sparse, so that no time is spent on reading zeros from a disk.
+Each measurement is a separate process, and engines take turns. The figures are medians.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 import common
 import numpy as np
 
-# This file has the name of the package that it measures.
+# Files of this folder must not hide installed packages of the same name.
 sys.path.remove(str(Path(__file__).resolve().parent))
 
 FIRST = ("megatron", "headrace", "native", "unvouched")
@@ -39,7 +39,7 @@ BLENDS = (10, 100, 1000)
 
 
 class Tokenizer:
-    """As much of one as megatron-core's GPTDataset asks for."""
+    """The attributes of a tokenizer that megatron-core's GPTDataset needs."""
 
     vocab_size = 50_000
     eod = 0
@@ -48,7 +48,7 @@ class Tokenizer:
 
 
 def write_corpus(prefix: Path, num_documents: int) -> int:
-    """A sparse ``.bin`` and its ``.idx``, in chunks; returns the tokens."""
+    """Write a sparse ``.bin`` and its ``.idx`` in chunks; return the number of tokens."""
     rng = np.random.default_rng(0)
     sizes = np.empty(num_documents, dtype="<i4")
     for begin in range(0, num_documents, 1 << 20):
@@ -66,7 +66,7 @@ def write_corpus(prefix: Path, num_documents: int) -> int:
 
 
 def vouch(prefix: Path, num_documents: int) -> None:
-    """The same files in a folder named ``<prefix>-vouched``, with the manifest of a store that was written by us."""
+    """The same files in a folder named ``<prefix>-vouched``, with the manifest of a store that Headrace wrote."""
     from headrace.io import FileSum
     from headrace.stores import DocumentLedger, Ledger, Manifest, OutputShard, TokenLedger, save_manifest
     from headrace.stores.written import KeyInfo
@@ -77,7 +77,7 @@ def vouch(prefix: Path, num_documents: int) -> None:
     for suffix in (".bin", ".idx"):
         os.link(f"{prefix}{suffix}", folder / f"text{suffix}")
         size = Path(f"{prefix}{suffix}").stat().st_size
-        # Only a check reads the hashes, and there is none here.
+        # Only a check reads the hashes, and none is made here.
         files.append(FileSum(name=f"text{suffix}", size=size, xxh3_128="0" * 32, block_bytes=size, xxh3_64=("0" * 16,)))
     tokens = files[0].size // 2
     shard = OutputShard(
@@ -116,7 +116,7 @@ def megatron_dataset(prefix: str, size: int, wanted: int | None, cache: str) -> 
 def first(engine: str, prefix: str, epochs: int, folder: str) -> dict[str, Any]:
     import headrace
 
-    # What is imported is not measured.
+    # Imports are not measured.
     if engine == "megatron":
         import megatron.core.datasets.gpt_dataset  # noqa: F401
     for name in headrace.__all__:
@@ -139,7 +139,7 @@ def first(engine: str, prefix: str, epochs: int, folder: str) -> dict[str, Any]:
 
 
 def samples(engine: str, prefix: str, size: int, folder: str, seconds: float = 3.0) -> dict[str, Any]:
-    """Micro-batches of 8 from each one's loader, in this process."""
+    """Read micro-batches of 8 from the loader of each engine, in this process."""
     import headrace
 
     batches: Any
@@ -235,7 +235,7 @@ def main() -> None:
             vouch(Path(prefix), documents)
             for epochs in EPOCHS:
                 compare("first", FIRST, prefix, epochs, folder, of=f"{documents:,} documents, {epochs} epochs")
-            # Of more documents the .bin is more than the page cache holds.
+            # With more documents, the .bin does not fit into the page cache.
             for size in LENGTHS if documents <= 1_000_000 else ():
                 compare("samples", both, prefix, size, folder, of=f"{size:,} tokens")
         for num_datasets in BLENDS:

@@ -1,15 +1,15 @@
-"""Images and captions from tar shards into training batches: Headrace beside Energon, in CPU seconds.
+"""Images and captions from tar shards into training batches: Headrace compared with Energon, in CPU seconds.
 
     python benchmarks/multimodal.py [--quick] [--samples 20000] [--rounds 3] [--seconds 3] [--only "rates;resume"]
 
-Batches of 16, shuffled, slices of 100 neighbours, by `get_train_dataset` and `get_savable_loader` of either, each in a
-process of its own and in turns; the shards are those of `tar.py`, in the page cache. `raw` hands out the bytes of both
-parts, `floats` decodes as `torchrgb`, `uint8` as `rgb8`. `codec alone` decodes images that lie in memory: "uint8" is
-what it is compared with. With workers the CPU time is that of all processes; memory is the share of one worker, and by
-themselves the pages of files that it has mapped, which the system can take back.
+Both use batches of 16, shuffled in slices of 100 neighbours, from their own `get_train_dataset` and
+`get_savable_loader`. Each runs in a separate process, and engines take turns. The shards are those of `tar.py`, in the
+page cache. `raw` returns the bytes of both parts, `floats` decodes as `torchrgb`, and `uint8` as `rgb8`. `codec alone`
+decodes images in memory, and is compared with `uint8`. With workers, the CPU time is that of all processes. Memory is
+the share of one worker; the pages of files that it has mapped, which the system can reclaim, are listed separately.
 
-`resume` is a run that is stopped in the middle of its first epoch; counted is the time from a saved state to the first
-batch, with the data opened anew and imports not counted, and the size of the state as JSON, of Energon's as a pickle.
+`resume` stops a run in the middle of its first epoch. It measures the time from a saved state to the first batch, with
+the data opened again and without imports, and the size of the state, as JSON for Headrace and as a pickle for Energon.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WORKERS = (0, 2)
 
 
 def ours(folder: Path, kind: str, workers: int) -> Any:
-    """A loader of Headrace's."""
+    """Make a loader of Headrace."""
     from headrace.compat.energon import WorkerConfig, get_savable_loader, get_train_dataset
     from headrace.samples.media import SampleDecoder
 
@@ -56,7 +56,7 @@ def ours(folder: Path, kind: str, workers: int) -> Any:
 
 
 def theirs(folder: Path, kind: str, workers: int) -> Any:
-    """A loader of Energon's, with no more hooks than it needs."""
+    """Make a loader of Energon, with only the hooks that it needs."""
     import warnings
 
     warnings.simplefilter("ignore")
@@ -98,7 +98,7 @@ SYSTEMS = {"headrace": ours, "Energon": theirs}
 
 
 def warm(folder: Path) -> None:
-    """The shards into the page cache; one thread for torch."""
+    """Read the shards into the page cache, and let torch use one thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -107,14 +107,14 @@ def warm(folder: Path) -> None:
 
 
 def shares(process: int) -> tuple[float, float]:
-    """Megabytes of a process, what several share divided among them: its memory, and pages of files, which can go."""
+    """Megabytes of a process: its memory, and its pages of files. Memory that processes share is divided among them."""
     lines = [line.split() for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:]]
     kib = {words[0].rstrip(":"): int(words[1]) for words in lines}
     return (kib["Pss"] - kib["Pss_File"]) * 1024 / 1e6, kib["Pss_File"] * 1024 / 1e6
 
 
 def measure_rate(system: str, folder: Path, kind: str, workers: int, seconds: float) -> dict[str, Any]:
-    """Samples a CPU second and a second, after the first batches; memory of a worker."""
+    """Measure samples a CPU second and a second, after the first batches, and the memory of a worker."""
     warm(folder)
     if system == "codec alone":
         from tar_peers import codec
@@ -140,7 +140,7 @@ def measure_rate(system: str, folder: Path, kind: str, workers: int, seconds: fl
 
 
 def measure_resume(system: str, folder: Path, workers: int) -> dict[str, Any]:
-    """Seconds from a state to the first batch; bytes of the state."""
+    """Measure the seconds from a state to the first batch, and the bytes of the state."""
     warm(folder)
     make = SYSTEMS[system]
     stopped = make(folder, "floats", workers)
@@ -158,7 +158,7 @@ def measure_resume(system: str, folder: Path, workers: int) -> dict[str, Any]:
 
 
 def end(found: dict[str, Any]) -> None:
-    """Print what was found, and end at once: Energon's workers would be waited for."""
+    """Print the result, and end at once, since a normal exit would wait for Energon's workers."""
     print(json.dumps(found), flush=True)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for process in psutil.Process().children(recursive=True):
@@ -167,7 +167,7 @@ def end(found: dict[str, Any]) -> None:
 
 
 def medians(measured: list[dict[str, Any]]) -> dict[str, Any]:
-    """Those of `common`; the number of workers is none."""
+    """The medians of `common`, but the number of workers stays an integer."""
     return common.medians(measured) | {"workers": measured[0]["workers"]}
 
 
@@ -196,7 +196,7 @@ def rate_claims(shape: str, rows: list[dict[str, Any]]) -> list[str]:
             lines.append(common.verdict(what, times, bar) if small else f"       {what}: {times:,.3g}")
         share = rate["headrace", "uint8", workers] / rate["codec alone", "uint8", 0]
         what = f"{shape}, uint8, {workers} workers, share of the codec alone"
-        # Of workers the bar is not said: their batches go from process to process.
+        # With workers there is no bar, since batches are passed between processes.
         lines.append(f"       {what}: {share:.3g}" if small or workers else common.verdict(what, share, 0.9))
     return lines
 

@@ -1,19 +1,22 @@
-"""Packing: plans over lengths, and packs into batches, Headrace beside its peers, in CPU seconds.
+"""Packing: plans over lengths, and packs into batches, Headrace compared with its peers, in CPU seconds.
 
     python benchmarks/packing.py [--quick] [--documents 100_000,1_000_000,100_000_000] [--rounds 3] [--batch 32]
 
-Plans are made from lengths in memory, (documents,) int32, to the arrays of the plan; Headrace's are ``best_fit``. Every
-plan is read back: all documents are packed, and no pack holds more than it may. ``peak`` is the resident high-water
-mark while planning, less what was resident before (the lengths among it), in bytes a document: what is computed and the
-plan itself. The claim adds 8 for lengths that are held as int64. ``stored`` are the plan's arrays.
+Plans are made from lengths in memory, (documents,) int32, and measured until the arrays of the plan are complete;
+Headrace uses ``best_fit``. Every plan is read back, to check that all documents are packed and no pack is too full.
+``peak`` is the resident high-water mark while planning, minus the memory that was resident before (including the
+lengths), in bytes a document. So it covers the computation and the plan itself. The claim adds 8 for lengths that are
+kept as int64. ``stored`` is the size of the plan's arrays.
 
-Samples are made of the tokens of 100,000 documents in memory, a Megatron store in the page cache for Headrace; rates
-count tokens without pads. The peers' take all of it from tokens to samples. Headrace has two rows: ``packs`` and
-``windows`` (plain contiguous ones, the limit) through the same loader, all fields, in steady state; ``an epoch`` is
-from opening the store to the last batch, the plan included. Each measurement is a process of its own, in turns.
+Samples are made from the tokens of 100,000 documents in memory; for Headrace, these are a Megatron store in the page
+cache. Rates count tokens without pads. The rates of the peers cover the whole way from tokens to samples. Headrace has
+two rows, ``packs`` and ``windows`` (plain contiguous windows, the limit), through the same loader, with all fields, in
+steady state. ``an epoch`` is the time from opening the store to the last batch, including the plan. Each measurement is
+a separate process, and engines take turns.
 
-The lengths are those of the table it is held against, long documents cut to a pack. Its bimodal ones are not described:
-here four fifths are lognormal(4.5, 0.5), one fifth lognormal(7, 0.5), which next-fit packs as it is said there.
+The lengths are those of the reference table that the fill is compared with; long documents are cut to a pack. The table
+does not describe its bimodal lengths. Here four fifths are lognormal(4.5, 0.5) and one fifth lognormal(7, 0.5), which
+next-fit packs as well as the table says.
 """
 
 from __future__ import annotations
@@ -46,14 +49,14 @@ FILL = {
     "bimodal": {2_048: 0.9997, 4_096: 0.9999, 8_192: 0.9999},
     "long": {2_048: 0.9975, 4_096: 0.9993, 8_192: 0.9997},
 }
-"""Of the table: global best-fit decreasing, 100,000 documents."""
+"""The fill in the table: global best-fit decreasing, 100,000 documents."""
 ASSEMBLED = ("sft", "web", "long")
 CONSTRUCTORS = ("torchtune", "trl bfd", "trl bfd all", "trl bfd_split", "trl bfd_split all")
 PLANNERS = ("first-fit", "lpfhp")
 
 
 def draw(name: str, num_documents: int) -> NDArray[np.int32]:
-    """(num_documents,) lengths before they are cut, the same every time; drawn in parts, to save memory."""
+    """(num_documents,) lengths before they are cut, the same every time. They are drawn in parts, to save memory."""
     rng = np.random.default_rng(0)
     lengths = np.empty(num_documents, dtype=np.int32)
     for begin in range(0, num_documents, 1 << 20):
@@ -80,7 +83,7 @@ def measure_plan(path: str, seq_len: int, seconds: float = 0.5) -> dict[str, Any
     lengths = np.load(path)
     np.clip(lengths, 1, seq_len, out=lengths)
     packing = Packing(seq_len=seq_len)
-    # What the first plan ever loads and allocates is no memory of this plan.
+    # Memory that the first plan in a process loads and allocates once does not count for this plan.
     plan_packs(lengths[:1000], packing)
     before, cpu = common.memory_bytes("VmRSS"), time.process_time()
     plan = plan_packs(lengths, packing)
@@ -118,7 +121,7 @@ def measure_batches(engine: str, prefix: str, batch: int, seconds: float) -> dic
         deque(loader(epochs=1), maxlen=0)
         num_samples, spent = len(dataset), time.process_time() - cpu
     else:
-        # The first batches, and with them the start, are not measured.
+        # The first batches, which include the start-up, are not measured.
         batches = chain.from_iterable(iter(loader()) for _ in count())
         deque(islice(batches, 50), maxlen=0)
         num_samples, cpu = 0, time.process_time()
@@ -133,21 +136,21 @@ def measure_batches(engine: str, prefix: str, batch: int, seconds: float) -> dic
 
 
 class Bench:
-    """Engines in processes of their own, over lengths and stores that are made once."""
+    """Runs engines in separate processes, over lengths and stores that are made once."""
 
     def __init__(self, root: Path, rounds: int) -> None:
         self._root = root
         self._rounds = rounds
 
     def lengths(self, name: str, num_documents: int) -> str:
-        """The file with these lengths."""
+        """The file with these lengths, which is written on the first call."""
         path = self._root / f"{name}-{num_documents}.npy"
         if not path.exists():
             np.save(path, draw(name, num_documents))
         return str(path)
 
     def plans(self, num_documents: int) -> list[dict[str, Any]]:
-        """Headrace's plans of so many documents, and up to a million the peers' at one size."""
+        """Measure Headrace's plans of so many documents, and up to a million documents the peers' plans at one size."""
         jobs = []
         for name in FILL:
             path = self.lengths(name, num_documents)
@@ -168,7 +171,7 @@ class Bench:
         ]
 
     def samples(self, batch: int) -> list[dict[str, Any]]:
-        """Tokens to samples, Headrace's and the peers'."""
+        """Measure the way from tokens to samples, of Headrace and of the peers."""
         rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for name in ASSEMBLED:
             lengths, prefix = self.lengths(name, FEW), str(self._root / name)
@@ -185,7 +188,7 @@ class Bench:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Aligned, with four decimals of the fill."""
+    """Format an aligned table with four decimals of the fill."""
     names = dict.fromkeys(name for row in rows for name in row)
     return common.table([{name: row.get(name, "") for name in names} | {"fill": f"{row['fill']:.4f}"} for row in rows])
 

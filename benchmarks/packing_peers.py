@@ -1,12 +1,12 @@
-"""What `packing.py` measures beside Headrace, each in a process of its own.
+"""The peers that `packing.py` measures, each in a separate process.
 
     python benchmarks/packing_peers.py --one ENGINE lengths.npy MAX_SEQ_LEN
 
-``torchtune``, ``trl bfd``, ``trl bfd_split`` and the two over ``all`` are the packages' own code, from tokens in memory
+``torchtune``, ``trl bfd``, ``trl bfd_split`` and the two over ``all`` run the packages' own code, from tokens in memory
 (torchtune: Python lists; TRL: an Arrow table) to packed samples in memory. ``first-fit`` and ``lpfhp`` are plans from
-lengths alone, written here from what is published of the methods: first-fit in the order of arrival, as axolotl's
-sampler packs, and Graphcore's longest-pack-first over a histogram (arXiv 2107.02027). Both are in NumPy and Python
-here; axolotl compiles its loop with numba, to about the same speed.
+lengths only, written here after the published methods: first-fit in the order of arrival, as axolotl's sampler packs,
+and Graphcore's longest-pack-first over a histogram (arXiv 2107.02027). Both are in NumPy and Python; axolotl compiles
+its loop with numba, to about the same speed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from numpy.typing import NDArray
 Lengths = NDArray[np.int64]
 
 GROUP_DOCUMENTS = 100_000
-"""axolotl packs so many documents for themselves."""
+"""The number of documents that axolotl packs together, as one group."""
 
 MOST_DOCUMENTS = 200
-"""In one pack: axolotl's default, and what LPFHP is given."""
+"""The most documents in one pack: axolotl's default, also used for LPFHP."""
 
 VOCAB_SIZE = 50_000
 
 
 def first_fit(lengths: Lengths, max_seq_len: int) -> tuple[Lengths, Lengths]:
-    """Each document, in order, into the first pack of its group with room; the packs as (flat lengths, bounds)."""
+    """Put each document, in order, into the first pack of its group with room; return packs as (lengths, bounds)."""
     parts, bounds, num_documents = [], [np.zeros(1, dtype=np.int64)], 0
     for begin in range(0, len(lengths), GROUP_DOCUMENTS):
         group = lengths[begin : begin + GROUP_DOCUMENTS]
@@ -53,7 +53,7 @@ def _first_fit(lengths: Lengths, max_seq_len: int) -> Lengths:
     chosen = np.empty(len(lengths), dtype=np.int64)
     num_packs = 1
     for document, length in enumerate(lengths.tolist()):
-        # One pack more than there are: an empty one always has room.
+        # One more pack than needed, since an empty pack always has room.
         pack = int(np.argmax(room[: num_packs + 1] >= length))
         num_packs = max(num_packs, pack + 1)
         room[pack] -= length
@@ -65,19 +65,19 @@ def _first_fit(lengths: Lengths, max_seq_len: int) -> Lengths:
 
 
 def lpfhp(lengths: Lengths, max_seq_len: int) -> tuple[Lengths, Lengths]:
-    """Longest-pack-first over the histogram; the packs as (flat lengths, bounds)."""
+    """Pack by longest-pack-first over the histogram; return packs as (lengths, bounds)."""
     counts = np.bincount(lengths, minlength=max_seq_len + 1)
-    # Room left -> packs of the same lengths: how many, and which lengths.
+    # Maps the room left to kinds of packs: their number, and the lengths in each.
     kinds: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
     for length in range(max_seq_len, 0, -1):
         left = int(counts[length])
         room = length
         while left:
-            # The fullest of the packs that have room, else new ones; packs with as many documents as may be are closed.
+            # Take the fullest packs that have room, or new ones. Packs with the most documents allowed are closed.
             while room < max_seq_len and not kinds[room]:
                 room += 1
             number, held = kinds[room].pop() if room < max_seq_len else (left, [])
-            # As many of this length as one pack takes, or as are left for the last one.
+            # As many documents of this length as fit into a pack, or as are left for the last pack.
             each = min(room // length, MOST_DOCUMENTS - len(held), left)
             taken = min(number, left // each)
             if taken < number and held:
@@ -85,7 +85,7 @@ def lpfhp(lengths: Lengths, max_seq_len: int) -> tuple[Lengths, Lengths]:
             grown = held + [length] * each
             kinds[room - each * length if len(grown) < MOST_DOCUMENTS else 0].append((taken, grown))
             left -= taken * each
-            # What they have left may be enough for the rest of this length.
+            # The room that remains may be enough for more documents of this length.
             room = max(length, room - each * length)
     every = [kind for same_room in kinds.values() for kind in same_room]
     flat = np.concatenate([np.tile(held, number) for number, held in every])
@@ -94,8 +94,8 @@ def lpfhp(lengths: Lengths, max_seq_len: int) -> tuple[Lengths, Lengths]:
 
 
 def torchtune(lengths: Lengths, max_seq_len: int) -> dict[str, Any]:
-    """The real ``PackedDataset`` over lists of tokens."""
-    # A progress bar that moves at every document is none of the packing; read when tqdm is imported.
+    """Run torchtune's ``PackedDataset`` over lists of tokens."""
+    # A progress bar that moves at every document is not part of packing. tqdm reads this when it is imported.
     os.environ["TQDM_DISABLE"] = "1"
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "interop"))
     import oracles
@@ -112,7 +112,7 @@ def torchtune(lengths: Lengths, max_seq_len: int) -> dict[str, Any]:
 
 
 def trl(lengths: Lengths, max_seq_len: int, strategy: str, batch_size: int) -> dict[str, Any]:
-    """The real ``pack_dataset`` over a column of tokens."""
+    """Run TRL's ``pack_dataset`` over a column of tokens."""
     import pyarrow
     from trl.data_utils import pack_dataset
 
@@ -128,7 +128,7 @@ def trl(lengths: Lengths, max_seq_len: int, strategy: str, batch_size: int) -> d
 
 
 def _constructed(lengths: Lengths, max_seq_len: int, construct: Callable[[], int]) -> dict[str, Any]:
-    """What it takes from tokens to samples; ``construct`` returns the number of packs."""
+    """Measure the way from tokens to samples; ``construct`` returns the number of packs."""
     cpu = time.process_time()
     num_packs = construct()
     cpu = time.process_time() - cpu
@@ -137,7 +137,7 @@ def _constructed(lengths: Lengths, max_seq_len: int, construct: Callable[[], int
 
 
 def planned(lengths: Lengths, max_seq_len: int, plan: Callable[[Lengths, int], tuple[Lengths, Lengths]]) -> Any:
-    """What it takes from lengths to packs."""
+    """Measure the way from lengths to packs."""
     cpu = time.process_time()
     flat, bounds = plan(lengths, max_seq_len)
     cpu = time.process_time() - cpu
@@ -149,12 +149,14 @@ def planned(lengths: Lengths, max_seq_len: int, plan: Callable[[Lengths, int], t
 
 
 def checked_fill(lengths: NDArray[Any], flat: NDArray[Any], bounds: NDArray[Any], max_seq_len: int) -> float:
-    """The fill of packs, (documents,) lengths and (packs + 1,) bounds, that hold all documents and are not too full."""
+    """The fill of packs, given as (documents,) lengths and (packs + 1,) bounds. Checks that they are complete."""
     sums = np.add.reduceat(flat, bounds[:-1].astype(np.int64), dtype=np.int64)
     if int(sums.max()) > max_seq_len or int(bounds[-1]) != len(lengths):
-        raise SystemExit(f"a pack of {sums.max()} tokens, {bounds[-1]} of {len(lengths)} documents are packed")
+        raise SystemExit(
+            f"the largest pack has {sums.max()} tokens, and {bounds[-1]} of {len(lengths)} documents are packed"
+        )
     if not np.array_equal(np.bincount(flat), np.bincount(lengths)):
-        raise SystemExit("the packs hold other documents than there are")
+        raise SystemExit("the packs do not hold the documents of the input")
     return int(sums.sum()) / (len(sums) * max_seq_len)
 
 

@@ -1,9 +1,9 @@
-"""Writes docs/benchmarks.md from the results of the benchmarks that have run on this machine: ``make bench``.
+"""Writes docs/benchmarks.md from the results of the benchmarks that were run on this machine: ``make bench``.
 
     python benchmarks/page.py [--output docs/benchmarks.md]
 
-What each benchmark measures, and what it leaves out, is the text at the head of its script. A benchmark that has no
-result here is named as missing.
+The docstring of each script says what the benchmark measures, and what it leaves out. A benchmark without a result is
+named as missing.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SCRIPTS = {
     "encoder": "Task encoders that pack",
     "balance": "Balanced steps",
 }
-"""The name of each result, in the order of the page, and its heading."""
+"""The name and the heading of each result, in the order of the page."""
 FILES = {"megatron": "megatron_gpt"}
 INTRODUCTION = """# Benchmarks
 
-`make bench` runs these and writes this page. Each engine runs in a process of its own, and engines take turns; the
-figures are medians of CPU seconds, over all processes of an engine, unless a table says otherwise. The ratios between
-engines carry over to other machines better than the rates do. Each section says what it leaves out.
+`make bench` runs the benchmarks and writes this page. Each engine runs in a separate process, and engines take turns.
+The figures are medians of CPU seconds, over all processes of an engine, unless a table says otherwise. The ratios
+between engines carry over to other machines better than the rates do. Each section says what it leaves out.
 
 A line that begins with `holds` or `FAILS` is a bar that we set before we measured. We leave bars that fail in place.
 """
@@ -66,7 +66,7 @@ def _page(results: dict[str, dict[str, Any] | None]) -> Iterator[str]:
         yield f"{' '.join(title.split())}\n"
         yield from _paragraphs(method)
         if result is None:
-            yield f"No figures here: run `python benchmarks/{script}.py`.\n"
+            yield f"There are no figures yet; run `python benchmarks/{script}.py`.\n"
             continue
         if result["machine"] != before:
             before = result["machine"]
@@ -85,7 +85,7 @@ def _tree(script: str) -> ast.Module:
 
 
 def _paragraphs(method: str) -> Iterator[str]:
-    """The text of a script without its usage line, which the command stands for."""
+    """The text of a script without its usage line, since the page shows the command."""
     for paragraph in method.split("\n\n"):
         if not paragraph.startswith("    python"):
             yield paragraph.replace("``", "`") + "\n"
@@ -100,7 +100,7 @@ def _machine(machine: dict[str, Any]) -> str:
 
 
 def _tables(key: str, rows: list[dict[str, Any]]) -> Iterator[str]:
-    """A table for each set of columns among the rows."""
+    """A separate table for each set of columns."""
     if key != "rows":
         yield f"{key.replace('_', ' ').capitalize()}:\n"
     kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}

@@ -1,22 +1,24 @@
-"""JSONL to a store of tokens: Headrace beside its peers and the limit, in CPU seconds of all processes.
+"""JSONL to a store of tokens: Headrace compared with its peers and the limit, in CPU seconds of all processes.
 
     python benchmarks/prepare.py [--megabytes 600] [--slow-megabytes 24] [--small-megabytes 100] [--processes 2]
                                  [--rounds 3] [--engines "a;b"] [--folder FOLDER]...
 
-The text is gathered on the spot (`corpus.py`), the tokeniser trained on it: byte-level BPE, GPT-2's pattern, 50,257
-entries. The limit is what gigatoken and fastokens take to encode texts that are in memory already, without reading or
-writing anything, in as many processes as the pipelines have (two processes share a core's caches; one alone is shown
-too). Every run is a fresh process, so that all caches are cold; engines take turns. The slow ones get the first
-part of the same texts. Megabytes are of text in UTF-8, and each document ends with the end-of-document token.
+`corpus.py` gathers the text on this machine. The tokeniser is trained on it: byte-level BPE with GPT-2's pattern and
+50,257 entries. The limit is the time in which gigatoken and fastokens encode texts in memory, without reading or
+writing anything, in as many processes as the pipelines have (two processes share a core's caches, so one process is
+shown, too). Every run is a fresh process, so that all caches are cold, and engines take turns. Slow engines get the
+first part of the same texts. Megabytes are those of the text in UTF-8, and each document ends with the end-of-document
+token.
 
-Start-up is not counted: of the limits because time is taken within, of the pipelines by taking off what a run over a
-few short texts takes with the same options. For Headrace that is the interpreter, the libraries, the vocabulary and the
-fixed probe text; what it proves of the corpus counts as work. As the first 1,000 documents take the same whatever
-follows in a large run, what they take and the rate from then on are printed as well: the more text, the less it
-matters, and ``--folder`` gives more text. The limits hold all texts, so their memory is not shown.
+Start-up is not counted. The limits measure their time after it. For the pipelines, the time of a run over a few short
+texts with the same options is subtracted. For Headrace this covers the interpreter, the libraries, the vocabulary and
+the fixed probe text, while the proof over the corpus counts as work. In a large run the first 1,000 documents always
+cost the same, so their time and the rate after them are printed, too. The more text there is, the less they matter;
+``--folder`` adds more text. The limits keep all texts in memory, so their memory is not shown.
 
-What a user sees of a small run is shown by the rows "whole command": all CPU seconds of all processes, from the start
-of the interpreter on, over ``--small-megabytes``. The first run finds an empty cache folder, the second what it kept.
+The rows "whole command" show what a user sees in a small run: all CPU seconds of all processes, from the start of the
+interpreter on, over ``--small-megabytes``. The first run has an empty cache folder, and the second run uses what the
+first one stored.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from watch import Usage, watch
 
 PEERS = str(Path(__file__).parent / "prepare_peers.py")
 NUM_PROVED = 1_000
-"""Documents at the beginning of a large run that Headrace encodes twice."""
+"""The number of documents at the beginning of a large run that Headrace encodes twice."""
 WHOLE = "headrace, whole command"
 ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
@@ -49,7 +51,7 @@ class Engine:
 
     name: str
     options: tuple[str, ...] = ()
-    """Of ``headrace prepare``."""
+    """Options of ``headrace prepare``."""
     peer: str = ""
     is_limit: bool = False
     is_slow: bool = False
@@ -71,7 +73,7 @@ ENGINES = [
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Texts to prepare: as one file, and as a folder with a file for each process."""
+    """Texts to prepare, as one file, and as a folder with a file for each process."""
 
     file: Path
     folder: Path
@@ -89,7 +91,7 @@ def make_part(root: Path, name: str, documents: list[str], processes: int, *, pa
 
 
 class Bench:
-    """Runs engines, each in a folder of its own."""
+    """Runs engines, each in its own folder."""
 
     def __init__(self, root: Path, tokenizer: Path, tiny: Part, processes: int) -> None:
         self._root = root
@@ -113,7 +115,7 @@ class Bench:
         return _row(engine, part, usage, tokens)
 
     def whole(self, part: Part) -> list[dict[str, Any]]:
-        """Two runs of the whole command, start-up included: with an empty cache folder, and with what that run kept."""
+        """Measure two whole commands with start-up: with an empty cache folder, and with what the first run stored."""
         engine = next(engine for engine in ENGINES if engine.name == "headrace")
         shutil.rmtree(self._root / "cache-whole", ignore_errors=True)
         rows = []
@@ -124,13 +126,13 @@ class Bench:
         return rows
 
     def first_documents(self, engine: Engine, first: Part, row: dict[str, Any]) -> str:
-        """What of a row the first documents took, all of which are proved, and how fast the others went."""
+        """The time of the first documents, all of which are proved, and the rate of the others."""
         cpu_s = statistics.median(self.measure(engine, first)["cpu_s"] for _ in range(3))
         rate = (row["text_mb"] - first.megabytes) / (row["cpu_s"] - cpu_s)
         return f"{engine.name}: {cpu_s:.2f} CPU s for the first {NUM_PROVED:,} documents, {rate:,.1f} MB/CPU s beyond"
 
     def outputs(self, engine: Engine) -> list[Path]:
-        """Its files of tokens, in order."""
+        """The token files that the engine wrote, in order."""
         return sorted(file for file in self._folder(engine).rglob("*") if file.suffix in (".bin", ".ds"))
 
     def _start(self, engine: Engine, processes: int) -> Usage:
@@ -207,7 +209,7 @@ def claims(rows: dict[str, dict[str, Any]], equal: Callable[[], float]) -> list[
 
 
 def count_different(bench: Bench, engines: list[Engine], scratch: Path) -> int:
-    """Pipelines whose tokens differ from those of the first: all of them, or the part that both have."""
+    """The pipelines whose tokens differ from those of the first, compared as far as both have tokens."""
     contents = []
     for number, engine in enumerate(engines):
         path = scratch / f"{number}.tokens"
@@ -243,7 +245,7 @@ def main() -> None:
         count = max(1, round(len(documents) * options.slow_megabytes * 1e6 / corpus.text_bytes(documents)))
         whole = make_part(root, "whole", documents, options.processes)
         slow = make_part(root, "slow", documents[:count], options.processes)
-        # Long enough for every process to get a record, and to start.
+        # Large enough for every process to get a record, and to start.
         padding = "x" * (2 << 20)
         tiny = make_part(root, "tiny", documents[: 2 * options.processes], options.processes, padding=padding)
         first = make_part(root, "first", documents[:NUM_PROVED], options.processes)
@@ -259,7 +261,7 @@ def main() -> None:
                 found[engine.name].append(bench.measure(engine, slow if engine.is_slow else whole))
         rows = {name: common.medians(measured) for name, measured in found.items()}
         print(common.table(list(rows.values())))
-        # Those whose tokens follow the order of the input.
+        # The engines whose tokens follow the order of the input.
         ordered = [engine for engine in engines if not engine.is_limit and "--shuffle" not in engine.options]
         lines = claims(rows, lambda: count_different(bench, ordered, root) if ordered else 0)
         notes = [

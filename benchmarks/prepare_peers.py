@@ -1,12 +1,12 @@
-"""What `prepare.py` measures beside Headrace, each in a process of its own.
+"""The peers that `prepare.py` measures, each in a separate process.
 
     python benchmarks/prepare_peers.py --one gigatoken  texts.jsonl tokenizer.json - PROCESSES
     python benchmarks/prepare_peers.py --one megatron   texts.jsonl tokenizer.json OUTPUT PROCESSES
     python benchmarks/prepare_peers.py --one datatrove  FOLDER      tokenizer.json OUTPUT PROCESSES
 
-`gigatoken` and `fastokens` encode texts that are in memory already, in batches of a megabyte, at which they are
-fastest, and throw the ids away; what it took, with neither start nor reading, is printed as JSON. The other two are
-whole pipelines from files to a store, and are measured from outside.
+`gigatoken` and `fastokens` encode texts that are already in memory, in batches of a megabyte, with which they are
+fastest, and discard the ids. The time without start-up and reading is printed as JSON. The other two are whole
+pipelines from files to a store, and are measured from outside.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import numpy as np
 
 BATCH_CHARACTERS = 1_000_000
 CHUNK_LINES = 32
-"""Lines that Megatron's tool hands to a process at once."""
+"""The number of lines that Megatron's tool passes to a process at once."""
 
 
 def from_memory(name: str, source: Path, tokenizer: Path, num_processes: int) -> dict[str, Any]:
-    """The same number of processes as the pipelines have, each with caches of its own and a share of the texts."""
+    """Run as many processes as the pipelines have, each with its own caches and a share of the texts."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(num_processes)
     with context.Pool(num_processes, initializer=_hold, initargs=(barrier,)) as pool:
@@ -47,7 +47,7 @@ def _hold(barrier: Any) -> None:
 
 
 def _encode_share(name: str, source: Path, tokenizer: Path, number: int, count: int) -> tuple[float, float, int]:
-    """CPU and wall seconds, and the tokens, the end of each document among them."""
+    """CPU and wall seconds, and the number of tokens, including the end of each document."""
     with source.open(encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in list(file)[number::count]]
     batches = list(_batches(texts))
@@ -88,7 +88,7 @@ ENCODERS = {"gigatoken": _gigatoken, "fastokens": _fastokens}
 
 
 def megatron(source: Path, tokenizer: Path, output: Path, num_processes: int) -> None:
-    """`tokenizers` fed line by line by a pool, into megatron-core's builder: the manner of Megatron-LM's tool."""
+    """Encode line by line with `tokenizers` in a pool, into megatron-core's builder, as Megatron-LM's tool does."""
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
     output.mkdir()
@@ -115,7 +115,7 @@ def _encode_line(line: str) -> list[int]:
 
 
 def datatrove(source: Path, tokenizer: Path, output: Path, num_processes: int) -> None:
-    """A file of the folder for each of datatrove's tasks."""
+    """Run datatrove with one file of the folder for each task."""
     from datatrove.executor import LocalPipelineExecutor
     from datatrove.pipeline.readers import JsonlReader
     from datatrove.pipeline.tokens import DocumentTokenizer
@@ -128,7 +128,7 @@ def datatrove(source: Path, tokenizer: Path, output: Path, num_processes: int) -
         tasks=num_processes,
         workers=num_processes,
         logging_dir=str(output / "logs"),
-        start_method="fork",  # its default leaves processes that nobody waits for, whose time would not be counted
+        start_method="fork",  # the default leaves processes that are not waited for, so their time would not be counted
     ).run()
 
 

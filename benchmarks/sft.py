@@ -1,20 +1,20 @@
-"""Conversations in JSONL to a store of ids and loss masks: Headrace beside TRL and `datasets`, in CPU seconds.
+"""Conversations in JSONL to a store of ids and loss masks: Headrace, TRL and `datasets`, in CPU seconds.
 
     python benchmarks/sft.py [--conversations 60000] [--slow-conversations 600] [--whole-conversations 20000]
                              [--rounds 3] [--models "a;b"] [--folder FOLDER]...
 
-Conversations are shaped on the spot out of real text (`sft_chats.py`): long ones of one to five exchanges, and short
-ones of one. The tokenisers are trained on the same text; the templates are those of our suite, with generation blocks,
-which Hugging Face's mask needs. Before anything is timed, ids and masks of all are compared, conversation by
-conversation. The recipe says ``straddle: train``, which is what Hugging Face does.
+`sft_chats.py` makes conversations from real text: long ones with one to five exchanges, and short ones with one
+exchange. The tokenisers are trained on the same text. The templates are those of our suite, with generation blocks,
+which Hugging Face's mask needs. Before anything is timed, the ids and masks of all engines are compared, conversation
+by conversation. The recipe says ``straddle: train``, which is what Hugging Face does.
 
-Everything runs in one process. Start-up is not counted: of the peers because time is taken within, of Headrace by
-taking off what a run over a few conversations takes. What Headrace proves of the data counts as work; most of that are
-the first 1,000 conversations, whatever follows. Every run is a fresh process; the engines take turns. The slow ones get
-the first part of the same conversations.
+Everything runs in one process. Start-up is not counted. The peers measure their time after it; for Headrace, the time
+of a run over a few conversations is subtracted. The proof over the data counts as work; most of it are the first 1,000
+conversations, however many follow. Every run is a fresh process, and the engines take turns. Slow engines get the first
+part of the same conversations.
 
-What a user sees is shown for the first model by the rows "whole command": all CPU seconds of all processes, imports and
-loading included, over ``--whole-conversations``. Headrace has probed the tokeniser in an earlier run.
+The rows "whole command" show what a user sees, for the first model: all CPU seconds of all processes, including imports
+and loading, over ``--whole-conversations``. Headrace has probed the tokeniser in an earlier run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Engine:
 
     name: str
     options: tuple[str, ...] = ()
-    """Of ``headrace prepare``."""
+    """Options of ``headrace prepare``."""
     peer: str = ""
     is_slow: bool = True
 
@@ -77,7 +77,7 @@ class Bench:
         self._starts: dict[tuple[str, Path], float] = {}
 
     def cpu_s(self, engine: Engine, part: Part, few: Part) -> float:
-        """CPU seconds of one run, start-up taken off."""
+        """CPU seconds of one run, without start-up."""
         if engine.peer:
             found = common.run_apart(PEERS, engine.peer, str(part.file), str(self._folder), str(self._output(engine)))
             return float(found["cpu_s"])
@@ -94,7 +94,7 @@ class Bench:
         return self._run(engine, part)
 
     def made(self, engine: Engine, part: Part) -> dict[str, np.ndarray[Any, Any]]:
-        """What the last run of an engine made: ids, mask, lengths."""
+        """The ids, masks and lengths that the last run of an engine made."""
         if engine.peer:
             return dict(np.load(f"{self._output(engine)}.npz"))
         from headrace.stores import open_keys
@@ -127,7 +127,7 @@ class Bench:
 
 
 def different(bench: Bench, part: Part, few: Part) -> int:
-    """Conversations of which some engine makes other ids, or another mask, than the first."""
+    """The conversations for which some engine makes other ids, or another mask, than the first engine."""
     odd: set[int] = set()
     first: dict[str, np.ndarray[Any, Any]] | None = None
     for engine in ENGINES:
@@ -157,7 +157,7 @@ def claims(rows: list[dict[str, Any]], num_different: int) -> list[str]:
 
 
 def whole_claims(rows: list[dict[str, Any]]) -> list[str]:
-    """Of the rows of whole commands."""
+    """The claims from the rows of whole commands."""
     took = {(row["shape"], row["engine"]): row["cpu_s"] for row in rows}
     bars = {"TRL": 8, "datasets, batched": 6}
     lines = []
@@ -165,7 +165,7 @@ def whole_claims(rows: list[dict[str, Any]]) -> list[str]:
         for peer, bar in bars.items():
             what = f"whole command, {shape}: times {peer}, start-up included"
             ratio = took[shape, peer] / took[shape, "headrace"]
-            # Of short ones there are 14 MB, of which start-up is the most.
+            # There are only 14 MB of short ones, so that start-up dominates.
             lines.append(common.verdict(what, ratio, bar) if shape == "chat" else f"       {what}: {ratio:,.3g}")
     return lines
 
@@ -204,8 +204,8 @@ def main() -> None:
 
 
 def _parts(root: Path, documents: list[str], shape: str, options: argparse.Namespace) -> tuple[Part, Part, Part]:
-    """All conversations; the first ones for the slow; a few to start with."""
-    # Of the short ones the slow engines get more, or there would be little to measure.
+    """Write all conversations, the first ones for slow engines, and a few to measure start-up."""
+    # Slow engines get more of the short ones, or there would be too little to measure.
     slow = options.slow_conversations * (1 if shape == "chat" else 5)
     whole, slow_part, few = (_part(root, documents, shape, count) for count in (options.conversations, slow, NUM_FEW))
     return whole, slow_part, few
@@ -218,7 +218,7 @@ def _part(root: Path, documents: list[str], shape: str, count: int) -> Part:
 
 
 def _whole(bench: Bench, shape: str, part: Part, rounds: int) -> list[dict[str, Any]]:
-    """Rows of whole commands, of all engines but the one that shows the truth alone."""
+    """The rows of whole commands, for all engines except the one that only provides the reference."""
     found: dict[str, list[dict[str, Any]]] = {}
     for _ in range(rounds):
         for engine in (engine for engine in ENGINES if not engine.options):

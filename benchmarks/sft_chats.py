@@ -1,7 +1,7 @@
-"""Conversations for the benchmark of chat data, and tokenisers trained on them with a chat template in their folder.
+"""Conversations for the benchmark of chat data, and tokenisers trained on them, with a chat template in their folder.
 
-The words are those of `corpus.py`: sources and documentation that are installed here. What is shaped is what decides
-the cost: how many messages, and how long they are.
+The text is that of `corpus.py`: sources and documentation that are installed here. The number of messages and their
+lengths, which decide the cost, follow given shapes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VOCAB_SIZE = 32_000
 
 @dataclasses.dataclass(frozen=True)
 class Talk:
-    """The shape of conversations; lengths in characters, log-uniform."""
+    """The shape of conversations. Lengths are in characters, log-uniform."""
 
     name: str
     most_exchanges: int
@@ -29,16 +29,16 @@ class Talk:
 SHAPES = {
     talk.name: talk
     for talk in (
-        # A thousand tokens or so, as those of UltraChat and ShareGPT.
+        # About a thousand tokens, like the conversations of UltraChat and ShareGPT.
         Talk("chat", 5, (40, 800), (200, 3200)),
-        # One question and a paragraph, as those of Alpaca: hardly anything to encode.
+        # One question and a paragraph, like those of Alpaca, with very little to encode.
         Talk("short", 1, (40, 300), (80, 1200)),
     )
 }
 
 
 def conversations(documents: list[str], talk: Talk, count: int) -> Iterator[list[dict[str, str]]]:
-    """So many lists of messages. No text comes twice before all of it has been used once."""
+    """Make lists of messages. No text is used twice before all texts have been used once."""
     rng = random.Random(talk.name)
     text, at = "\n".join(documents), 0
 
@@ -60,7 +60,7 @@ def conversations(documents: list[str], talk: Talk, count: int) -> Iterator[list
 
 
 def write_jsonl(path: Path, talks: Iterator[list[dict[str, str]]]) -> tuple[int, int]:
-    """One record a line; the number of messages and of bytes of their text."""
+    """Write one record a line; return the number of messages, and of the bytes of their text."""
     messages = size = 0
     with path.open("w", encoding="utf-8") as file:
         for number, talk in enumerate(talks):
@@ -72,12 +72,12 @@ def write_jsonl(path: Path, talks: Iterator[list[dict[str, str]]]) -> tuple[int,
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A tokeniser and the template that belongs to it."""
+    """A tokeniser and its chat template."""
 
     name: str
     kind: str
     template: str
-    """Of our suite, with generation blocks."""
+    """The name of a template of our suite that has generation blocks."""
 
 
 MODELS = (
@@ -89,7 +89,7 @@ MODELS = (
 
 
 def make_tokenizer(folder: Path, model: Model, documents: list[str], megabytes: float = 8) -> Path:
-    """A folder with ``tokenizer.json``, special tokens and the chat template, as Hugging Face reads it."""
+    """Write a folder with ``tokenizer.json``, special tokens and the chat template, as Hugging Face reads it."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     from headrace.samples.templates import ChatTemplate
@@ -106,7 +106,7 @@ def make_tokenizer(folder: Path, model: Model, documents: list[str], megabytes: 
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet, **common)
     elif model.kind == "metaspace":
-        # As Llama 2: no pre-tokeniser, the space becomes a character, unknown ones bytes.
+        # As in Llama 2: no pre-tokeniser; spaces become a character, and unknown characters become bytes.
         bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
         special = ["<unk>", *special]
         tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
@@ -124,7 +124,7 @@ def make_tokenizer(folder: Path, model: Model, documents: list[str], megabytes: 
     tokenizer.train_from_iterator(documents[::step], trainer)
     folder.mkdir(parents=True, exist_ok=True)
     content = json.loads(tokenizer.to_str())
-    # Bytes are pieces of the model, as in the files of SentencePiece, and not looked for in the text.
+    # Bytes are pieces of the model, as in files of SentencePiece; they are not searched in the text.
     content["added_tokens"] = [token for token in content["added_tokens"] if not token["content"].startswith("<0x")]
     (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template.setup.text}
@@ -133,7 +133,7 @@ def make_tokenizer(folder: Path, model: Model, documents: list[str], megabytes: 
 
 
 def _markers(template: str) -> list[str]:
-    """What the template writes that looks like a special token, such as ``<|im_start|>``."""
+    """The strings in the template that look like special tokens, such as ``<|im_start|>``."""
     import re
 
     return re.findall(r"<\|[a-z_]+\|>", template)

@@ -1,11 +1,11 @@
-"""What `sft.py` measures beside Headrace, each in a process of its own.
+"""The peers that `sft.py` measures, each in a separate process.
 
     python benchmarks/sft_peers.py --one trl|datasets talks.jsonl TOKENIZER_FOLDER OUTPUT
 
-Both read the JSONL with `datasets`, render with the template of the folder and keep ids and assistants' masks as Arrow
-files. `trl` is the preparation of TRL's ``SFTTrainer`` itself, with ``assistant_only_loss``; `datasets` hands whole
-batches to ``apply_chat_template``, which TRL does not. What it took, without imports and without loading the tokeniser,
-is printed as JSON; what was made is then written to ``OUTPUT.npz``, unless ``OUTPUT`` is ``-``.
+Both read the JSONL with `datasets`, render with the template of the folder, and keep ids and assistants' masks as Arrow
+files. `trl` is the data preparation of TRL's ``SFTTrainer``, with ``assistant_only_loss``. `datasets` passes whole
+batches to ``apply_chat_template``, which TRL does not do. The time without imports and without loading the tokeniser is
+printed as JSON. The results are then written to ``OUTPUT.npz``, unless ``OUTPUT`` is ``-``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import datasets
 
 
 def trl(data: Any, tokenizer: Any) -> Any:
-    """The columns ``input_ids`` and ``labels``."""
+    """Return a dataset with the columns ``input_ids`` and ``labels``."""
     from trl.trainer.sft_trainer import SFTTrainer
 
     arguments = types.SimpleNamespace(
@@ -45,7 +45,7 @@ def trl(data: Any, tokenizer: Any) -> Any:
 
 
 def batched(data: Any, tokenizer: Any) -> Any:
-    """The columns ``input_ids`` and ``assistant_masks``."""
+    """Return a dataset with the columns ``input_ids`` and ``assistant_masks``."""
 
     def encode(batch: dict[str, Any]) -> dict[str, Any]:
         made = tokenizer.apply_chat_template(
@@ -57,7 +57,7 @@ def batched(data: Any, tokenizer: Any) -> Any:
 
 
 def write(made: Any, output: str) -> None:
-    """Ids, masks and lengths, for the comparison."""
+    """Write ids, masks and lengths, for the comparison."""
     rows = made["input_ids"]
     if "labels" in made.column_names:
         masks = [np.array(row) != -100 for row in made["labels"]]
@@ -83,7 +83,7 @@ def main() -> None:
             return make(data, tokenizer)
 
         if output != "-":
-            # What is imported and looked up on the first use is no work a conversation.
+            # Imports and look-ups on the first use do not count as work for a conversation.
             first = Path(cache, "first.jsonl")
             with Path(source).open("rb") as file:
                 first.write_bytes(b"".join(file.readline() for _ in range(8)))

@@ -2,11 +2,11 @@
 
     python benchmarks/start.py [--rounds 7]
 
-The stores are sparse files: their sizes are real, their blocks are not. Two shapes: windows of 64 tokens in one file of
-1.3 TB (10^10 samples), and windows of 2,048 tokens over 64 shards. Documents are of 2^24 tokens. Measured are the wall
-time from opening the store to the first batch, by what resident memory has grown then, and by what the process's own
-(anonymous) memory has grown 100 batches later; resident memory counts the pages of the files that were read as well.
-The rows with 1,000 sources are a blend of as many datasets over the same store.
+The stores are sparse files, which have their real size but no blocks on disk. There are two shapes: windows of 64
+tokens in one file of 1.3 TB (10^10 samples), and windows of 2,048 tokens over 64 shards. Documents have 2^24 tokens.
+The benchmark measures the wall time from opening the store to the first batch, the growth of resident memory until
+then, and the growth of the process's own (anonymous) memory 100 batches later. Resident memory includes the pages of
+the files that were read. The rows with 1,000 sources are a blend of 1,000 datasets over the same store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CASES = [(samples, window, shards) for window, shards in ((64, 1), (2048, 64)) f
 
 
 def sparse_store(prefix: Path, num_tokens: int) -> None:
-    """A .bin of zeros without blocks, and the .idx that goes with it."""
+    """Write a sparse .bin of zeros, and its .idx."""
     sizes = np.full(-(-num_tokens // DOCUMENT_TOKENS), DOCUMENT_TOKENS, dtype=np.int32)
     sizes[-1] = num_tokens - (len(sizes) - 1) * DOCUMENT_TOKENS
     pointers = np.concatenate([[0], np.cumsum(sizes[:-1], dtype=np.int64)]) * 2

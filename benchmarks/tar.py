@@ -1,15 +1,16 @@
-"""Samples in tar shards: read, decoded, prepared and opened, Headrace beside Energon and webdataset, in CPU seconds.
+"""Samples in tar shards, read, decoded, prepared and opened: Headrace, Energon and webdataset, in CPU seconds.
 
     python benchmarks/tar.py [--quick] [--samples 20000] [--rounds 3] [--seconds 3] [--shapes "1.5 KB;55 KB"]
 
-A sample is a JPEG and a caption: 64 by 64 pixels, or as many as make 55 KB. Every engine reads the same shards from the
-page cache, in a process of its own and in turns, on one core without workers; `tar_peers.py` says how the peers are
-asked. Headrace reads 64 samples a call, in order or fully shuffled. `pread` is the system call for the bytes of as many
-samples: what a reader in order cannot be much quicker than. `codec alone` decodes images that lie in memory; "to uint8"
-is what it is compared with, since the others make floats of it.
+A sample is a JPEG and a caption. The JPEG has 64 by 64 pixels, or as many as make 55 KB. Every engine reads the same
+shards from the page cache, on one core without workers. Each runs in a separate process, and engines take turns;
+`tar_peers.py` says how the peers are called. Headrace reads 64 samples a call, in order or fully shuffled. `pread` is
+the system call for the bytes of 64 samples, which a reader in order can hardly beat. `codec alone` decodes images in
+memory. It is compared with "to uint8", since the others convert to floats.
 
-`prepare` is the commands' CPU time with one worker, less that of eight samples: start-up is not counted. `open` is
-10,000 shards of 10,000 samples each, hard links of one: until the first sample of a shuffled order is there.
+`prepare` is the CPU time of the commands with one worker, minus that for eight samples, so start-up is not counted.
+`open` opens 10,000 shards of 10,000 samples each, which are hard links of one shard, and ends with the first sample of
+a shuffled order.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ import tar_prepare
 from tar_peers import BATCH
 
 SHAPES = {"1.5 KB": (64, 75), "55 KB": (384, 75)}
-"""Pixels of a side, and quality."""
+"""The pixels of a side, and the JPEG quality."""
 
 NUM_IMAGES = 200
 WIDE_SHARDS = 10_000
 
 
 def image(pixels: int, quality: int, number: int) -> bytes:
-    """Shapes with some noise, as a JPEG."""
+    """Draw shapes with some noise, as a JPEG."""
     import simplejpeg
 
     rng = np.random.default_rng(number)
@@ -50,13 +51,13 @@ def image(pixels: int, quality: int, number: int) -> bytes:
     for _ in range(6):
         middle, size = rng.uniform(0, 64, 2), rng.uniform(4, 16)
         found[(y - middle[0]) ** 2 + (x - middle[1]) ** 2 < size**2] = rng.uniform(0, 255, 3)
-    # Noise makes the bytes: large images have more of it, to be as heavy as photographs.
+    # Noise needs bytes: large images have more noise, so that they are as large as photographs.
     found += rng.normal(0, 5 if pixels < 100 else 17, found.shape)
     return bytes(simplejpeg.encode_jpeg(found.clip(0, 255).astype(np.uint8), quality=quality))
 
 
 def write_shards(root: Path, shape: str, num_samples: int, a_shard: int) -> list[str]:
-    """Tars as webdataset writes them; the names."""
+    """Write tars as webdataset does, and return their names."""
     images = [image(*SHAPES[shape], number) for number in range(NUM_IMAGES)]
     words = np.random.default_rng(0).choice(["river", "mill", "stone", "wheel", "light", "a", "of", "the"], (64, 40))
     captions = [" ".join(row)[:200].encode() for row in words]
@@ -74,7 +75,7 @@ def write_shards(root: Path, shape: str, num_samples: int, a_shard: int) -> list
 
 
 def make_dataset(root: Path, shape: str, num_samples: int, a_shard: int = 1000) -> Path:
-    """Shards with all of ``.nv-meta``, and two descriptions of the samples: crude, and with captions."""
+    """Write shards with a complete ``.nv-meta``, and two descriptions of the samples: crude, and with captions."""
     from headrace.stores.energon import SqliteWriter, write_info, write_splits
     from headrace.stores.tar.index import index_path, write_index
     from headrace.stores.tar.scan import scan_shard
@@ -131,7 +132,7 @@ OURS = {
 
 
 def measure(engine: str, folder: Path, seconds: float) -> dict[str, Any]:
-    """CPU microseconds a sample, after the first hundred."""
+    """Measure the CPU microseconds a sample, after the first hundred."""
     if engine in OURS:
         samples = OURS[engine](folder)
     else:
@@ -154,7 +155,7 @@ def measure(engine: str, folder: Path, seconds: float) -> dict[str, Any]:
 
 
 def make_wide(root: Path) -> Path:
-    """10,000 shards that are one and the same file on disk."""
+    """Make 10,000 shards that are the same file on disk."""
     made = make_dataset(root / "one", "1.5 KB", 10_000, a_shard=10_000)
     wide = root / "wide"
     (wide / ".nv-meta").mkdir(parents=True)
@@ -170,7 +171,7 @@ def make_wide(root: Path) -> Path:
 
 
 def measure_open(engine: str, folder: Path) -> dict[str, Any]:
-    """Seconds and memory from nothing opened to the first sample, imports not counted."""
+    """Measure the seconds and the memory from opening the data to the first sample, without imports."""
     if engine == "headrace":
         from headrace.stores import EnergonStore
 

@@ -1,10 +1,10 @@
-"""What `tar.py` measures beside Headrace: Energon's and webdataset's own readers, and the codec alone.
+"""The peers that `tar.py` measures: the readers of Energon and webdataset, and the codec alone.
 
-Each engine takes the folder of a dataset and yields samples without an end, epoch after epoch. Energon and webdataset
-run in this process, without workers and batches: their cheapest way. Energon's in order is its validation
-dataset; its order of training is as random as it can be, which is a slice for each sample; `by name` is its random
-access, which needs no loader. webdataset shuffles shards, and samples in a buffer of 1,000: the nearest to a shuffled
-order that it has.
+Each engine reads the folder of a dataset and yields samples without end, epoch after epoch. Energon and webdataset run
+in this process, without workers and batches, which is their cheapest way. Energon in order is its validation dataset.
+Energon shuffled is its training order with a slice for each sample, which is as random as it can be. `by name` is
+Energon's random access, which needs no loader. webdataset shuffles shards, and samples in a buffer of 1,000, which is
+the closest it has to a shuffled order.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ warnings.simplefilter("ignore")
 
 
 BATCH = 64
-"""Samples that Headrace reads in a call."""
+"""The number of samples that Headrace reads in one call."""
 
 
 def import_energon() -> None:
-    """What every engine of Energon's begins with."""
+    """The set-up of every engine of Energon."""
     import megatron.energon  # noqa: F401
 
 
@@ -64,7 +64,7 @@ def energon_by_name(folder: Path) -> Iterator[Any]:
 
     store = EnergonStore(folder)
     keys = [store.key(number) for number in range(len(store))]
-    # As many files are kept open as there are.
+    # All files are kept open.
     reader = SqliteITarEntryReader(EPath(folder), itar_cache_size=len(store.shards))
     rng = np.random.default_rng(2)
     while True:
@@ -108,7 +108,7 @@ def webdataset_decoded(folder: Path) -> Iterator[Any]:
 
 
 def pread_in_order(folder: Path) -> Iterator[Any]:
-    """The bytes of each sample, headers and padding included: as many at a time as Headrace reads, into such memory."""
+    """Read the bytes of each sample with headers and padding, in calls and memory of the same size as Headrace's."""
     keep_freed_memory()
     spans = []
     for tar in _tars(folder):
@@ -123,7 +123,7 @@ def pread_in_order(folder: Path) -> Iterator[Any]:
 
 
 def codec(folder: Path) -> Iterator[Any]:
-    """Images that lie in memory, decoded one after another into arrays: what reading and mapping come on top of."""
+    """Decode images in memory one after another into arrays; a reader adds the cost of reading and mapping."""
     import simplejpeg
 
     images = [sample.parts["jpg"] for sample in EnergonStore(folder).read(np.arange(200), ["jpg"])]
@@ -156,7 +156,7 @@ def _workers() -> Any:
 
 
 def _raw_encoder() -> Any:
-    """Samples as they are: nothing is decoded, and the cooker hands on what it gets."""
+    """Samples as they are: nothing is decoded, and the cooker returns its input."""
     from megatron.energon import Cooker, DefaultTaskEncoder, TextSample, basic_sample_keys, stateless
 
     @stateless

@@ -1,4 +1,4 @@
-"""The part of `tar.py` that makes a dataset of a folder of tars: Headrace's command beside Energon's."""
+"""The part of `tar.py` that measures the commands which turn a folder of tars into a dataset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENGINES = {
 
 
 def rows(folder: Path, root: Path, rounds: int) -> list[dict[str, Any]]:
-    """One an engine: medians of CPU seconds, with and without start-up."""
+    """One row for each engine: medians of CPU seconds, with and without start-up."""
     tars = sorted(folder.glob("*.tar"))
     num_samples = sum(tar.with_suffix(".tar.idx").stat().st_size // 8 - 1 for tar in tars)
     few = root / "few"
@@ -61,13 +61,13 @@ def _first_samples(tar: Path, target: Path) -> None:
 
 
 def _cpu_s(engine: str, tars: list[Path], root: Path) -> float:
-    """Of the command on a folder of these shards, which nobody prepared yet."""
+    """CPU seconds of the command on a fresh folder with these shards."""
     folder = root / "fresh"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for tar in tars:
         os.link(tar, folder / tar.name)
-    if engine == "Energon, index only":  # which begins with what is known of the shards
+    if engine == "Energon, index only":  # needs a dataset that was prepared before
         watch(_command("Energon", folder), folder, {})
     return watch(_command(engine, folder), folder, {}).cpu_s
 

@@ -1,4 +1,4 @@
-"""A command and all its processes: CPU seconds, wall time, peaks of memory and disk."""
+"""Measures a command and all its processes: CPU seconds, wall time, peaks of memory and disk."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ INTERVAL_S = 0.1
 
 @dataclasses.dataclass(kw_only=True)
 class Usage:
-    """What a command took. Peaks are sampled ten times a second."""
+    """The resources that a command used. Peaks are sampled ten times a second."""
 
     cpu_s: float
-    """Of the command and of all descendants that were waited for, as the system counts them."""
+    """CPU seconds of the command and of all descendants that were waited for, as the system counts them."""
     wall_s: float
     peak_mb: float = 0
-    """Resident memory of all its processes together; pages that they share count in each."""
+    """Resident memory of all processes together; shared pages count in each of them."""
     worst_mb: float = 0
     """Resident memory of the largest process."""
     peak_disk_mb: float = 0
-    """Blocks of all files in the folder."""
+    """Peak size of the blocks of all files in the folder."""
     disk_mb: float = 0
-    """The same at the end."""
+    """Size of these blocks at the end."""
 
 
 def watch(command: Sequence[str], folder: Path, environment: dict[str, str]) -> Usage:
-    """Run a command that writes into this folder alone."""
+    """Run a command that writes only into this folder, and measure it."""
     with tempfile.TemporaryFile() as said:
         begin = time.perf_counter()
         process = subprocess.Popen(
@@ -59,7 +59,7 @@ def watch(command: Sequence[str], folder: Path, environment: dict[str, str]) -> 
 
 
 def disk_mb(folder: Path) -> float:
-    """What the files in a folder take on disk; those that vanish meanwhile count as nothing."""
+    """The space that the files in a folder take on disk; files that vanish meanwhile count as 0."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:

@@ -1,4 +1,4 @@
-"""A tiny captioner on pictures in tars: trained with two workers, stopped in the middle, and resumed on two ranks."""
+"""Trains a tiny captioner on pictures in tars with two workers, stops in the middle, and resumes on two ranks."""
 
 from __future__ import annotations
 
@@ -55,4 +55,4 @@ if __name__ == "__main__":  # worker processes may import this file
     for rank in range(2):
         resumed = opened(folder, WorkerConfig(rank, 2, num_workers=0), batch_size=8)
         resumed.restore_state_rank(json.loads(state))
-        print(f"rank {rank} of 2 goes on with the samples {next(iter(resumed))['sample_positions'].tolist()}")
+        print(f"rank {rank} of 2 continues with the samples {next(iter(resumed))['sample_positions'].tolist()}")

@@ -1,4 +1,4 @@
-"""Pictures and captions in tar shards: made on the spot, opened, shuffled, decoded, and stopped and resumed exactly."""
+"""Writes pictures and captions to tar shards, feeds them shuffled and decoded, and resumes exactly after a stop."""
 
 from __future__ import annotations
 

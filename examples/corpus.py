@@ -1,8 +1,8 @@
 """A tiny corpus for the other examples: some files of Python's standard library, tokenised and prepared.
 
-    headrace prepare FOLDER/text/small --output FOLDER/small --tokenizer FOLDER/tokenizer.json --append-eod
+`make` does in Python what this command does:
 
-is what `make` does, from Python.
+    headrace prepare FOLDER/text/small --output FOLDER/small --tokenizer FOLDER/tokenizer.json --append-eod
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SOURCES = {"small": "[a-b]*.py", "large": "[c-f]*.py"}
 
 
 def make(folder: Path | None = None) -> Path:
-    """A folder with the stores ``small`` and ``large`` and their ``tokenizer.json``; a new one unless given."""
+    """Make the stores ``small`` and ``large`` and their ``tokenizer.json`` in a folder, by default a new one."""
     folder = folder or Path(tempfile.mkdtemp(prefix="headrace-example-"))
     library = Path(sysconfig.get_path("stdlib"))
     for name, pattern in SOURCES.items():
@@ -36,7 +36,7 @@ def make(folder: Path | None = None) -> Path:
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
-    """A byte-level BPE tokeniser of 1,000 ids."""
+    """Train a byte-level BPE tokeniser of 1,000 ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""Preference pairs to a model that prefers: a recipe, pairs that stay pairs, and the loss of DPO."""
+"""Trains a model on preference pairs: a recipe, batches in which pairs stay together, and the loss of DPO."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ type: dpo
 inputs: {folder}/pairs.jsonl
 tokenizer: {folder}
 template: chatml
-strings: chat  # prompt and answers are strings: rendered as turns
+strings: chat  # prompt and answers are strings; they are rendered as turns
 """)
 prepare_recipe(recipe, folder / "store", options=RecipeOptions(workers=1), on_notice=print)
 dataset = headrace.PreferenceDataset(headrace.open(folder / "store"))
@@ -29,7 +29,7 @@ run = headrace.Run(dataset, global_batch_size=16, order=headrace.Order(seed=1), 
 
 
 def log_probability(model: torch.nn.Module, batch: dict[str, Tensor], side: str) -> Tensor:
-    """(B,) of the answers alone: labels of the prompt and of pads are -100."""
+    """(B,) log probabilities of the answers only, since the labels of the prompt and of pads are -100."""
     logits = model(batch[f"{side}_input_ids"])
     return -cross_entropy(logits.transpose(1, 2), batch[f"{side}_labels"], reduction="none").sum(1)
 

@@ -1,4 +1,4 @@
-"""An Energon task encoder that packs, its import line changed: trained on one rank, and resumed on two."""
+"""Runs an Energon task encoder that packs, with its import line changed: trains on one rank, and resumes on two."""
 
 import tempfile
 from itertools import islice
@@ -55,4 +55,4 @@ print(f"loss {loss.item():.3f}, {(tokens > 0).float().mean():.0%} of the last ba
 for rank in range(2):
     resumed = opened(folder, rank, 2)
     resumed.restore_state_rank(loader.save_state_rank())
-    print(f"rank {rank} of 2 goes on with the packs {next(iter(resumed))['unit_numbers'].tolist()}")
+    print(f"rank {rank} of 2 continues with the packs {next(iter(resumed))['unit_numbers'].tolist()}")

@@ -1,4 +1,4 @@
-"""Prompts with columns to rewards: a model answers each prompt many times, and a function of the columns judges."""
+"""Trains a model on rewards: it answers each prompt many times, and a function judges the answers by the columns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 means = []
 for batch in headrace.Loader(run, micro_batch_size=PROMPTS):
-    # Padded on the left, so that the last token is the prompt's end. A response is one token here.
+    # Prompts are padded on the left, so the last token is the end of the prompt. Here a response is one token.
     logits = model(batch["input_ids"])[:, -1].repeat_interleave(GROUP, 0)
     ids = torch.multinomial(logits.softmax(-1), 1)
     responses = tokenizer.decode_batch(ids.tolist())

@@ -1,7 +1,7 @@
-"""A drop-in for Megatron's ``train_valid_test_datasets_provider``: its samples, without its start-up build and caches.
+"""Replaces Megatron's ``train_valid_test_datasets_provider``: the same samples, without building indices or caches.
 
-In ``pretrain_gpt.py``: ``train_valid_test_datasets_provider = provider(get_args(), get_tokenizer())``. All ranks build
-the same by themselves: none waits for another, and nothing is written.
+In ``pretrain_gpt.py``: ``train_valid_test_datasets_provider = provider(get_args(), get_tokenizer())``. Every rank
+builds the same datasets itself; no rank waits for another, and nothing is written.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import corpus
 import headrace
 from headrace.datasets import Dataset
 
-WHOLE = {"train": "1,0,0", "valid": "0,1,0", "test": "0,0,1"}  # of parts with data of their own
+WHOLE = {"train": "1,0,0", "valid": "0,1,0", "test": "0,0,1"}  # the splits of parts that have their own data
 
 
 def provider(args: Any, tokenizer: Any) -> Callable[[Sequence[int]], tuple[Dataset | None, ...]]:
-    """The provider for Megatron's arguments and tokeniser."""
+    """Make the provider for Megatron's arguments and tokeniser."""
     masks = headrace.compat.megatron.GPTMasks.of(
         tokenizer,
         allow_ambiguous_pad_tokens=getattr(args, "allow_ambiguous_pad_tokens", False),

@@ -1,4 +1,4 @@
-"""A tiny attention model trained on packs: SDPA with the block-causal mask, and the loss of a step as it should be."""
+"""Trains a tiny attention model on packs: SDPA with a block-causal mask, and the correct loss of each step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ losses = [0.0]
 for batch in loader:
     mask = block_causal_mask(batch["position_ids"], batch["document_ids"])
     logits = model(batch["input_ids"], batch["position_ids"], mask).flatten(0, 1)
-    # The sum over this micro-batch, by the labels of the whole step: equal for any micro-batches and ranks.
+    # The sum over this micro-batch, divided by the labels of the whole step: the same for any micro-batches and ranks.
     loss = cross_entropy(logits, batch["labels"].flatten(), reduction="sum") / batch["step_supervised_tokens"]
     loss.backward()
     losses[-1] += loss.item()

@@ -1,4 +1,4 @@
-"""A corpus prepared with care: filtered, without duplicates, shuffled; and documents led back to their lines."""
+"""Prepares a corpus: filters, removes duplicates, shuffles, and finds the input lines that documents come from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.stores import Provenance
 
 
 def has_classes(record: dict[str, str]) -> bool | str:
-    """Keep it, or say why not: the reasons are counted. Workers import it as ``prepare_corpus:has_classes``."""
+    """Return True to keep a record, or the reason to drop it. Workers import it as ``prepare_corpus:has_classes``."""
     return "class " in record["text"] or "functions only"
 
 
@@ -23,7 +23,9 @@ def main() -> None:
     tokenizer = folder / "tokenizer.json"
     source = folder / "text" / "large" / "part-0.jsonl"
     rows = [json.loads(line) for line in source.read_text().splitlines()]
-    rows = [{"name": f"file-{number}", **row} for number, row in enumerate(rows + rows[:3])]  # three come twice
+    rows = [
+        {"name": f"file-{number}", **row} for number, row in enumerate(rows + rows[:3])
+    ]  # three records appear twice
     source.write_text("".join(json.dumps(row) + "\n" for row in rows) + "this is no JSON\n")
 
     options = prepare.TextOptions(
@@ -53,5 +55,5 @@ def main() -> None:
             print(f"document {document} is line {line + 1}, {name}: {begin!r}")
 
 
-if __name__ == "__main__":  # what workers import must not run again
+if __name__ == "__main__":  # workers import this file, and must not run it again
     main()

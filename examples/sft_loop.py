@@ -1,4 +1,4 @@
-"""Conversations to a trained model in a plain loop: recipe, store, batches, and the loss of a step as it should be."""
+"""Trains a model on conversations in a plain loop: recipe, store, batches, and the correct loss of each step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 losses = [0.0]
 for batch in loader:
     logits = model(batch["input_ids"]).flatten(0, 1)
-    # The sum over this micro-batch, by the labels of the whole step: equal for any micro-batches and ranks.
+    # The sum over this micro-batch, divided by the labels of the whole step: the same for any micro-batches and ranks.
     loss = cross_entropy(logits, batch["labels"].flatten(), reduction="sum") / batch["step_supervised_tokens"]
     loss.backward()
     losses[-1] += loss.item()

@@ -1,4 +1,4 @@
-"""Conversations to the `Trainer` of Hugging Face: it brings order, ranks and resume, the dataset brings labels.
+"""Trains on conversations with Hugging Face's `Trainer`, which handles order, ranks and resume; the dataset has labels.
 
 Needs the packages transformers and accelerate.
 """
@@ -25,14 +25,14 @@ template: chatml
 """)
 prepare_recipe(recipe, folder / "store", options=RecipeOptions(workers=1), on_notice=print)
 
-# labels="same": models of Hugging Face shift by themselves.
+# labels="same", since models of Hugging Face shift the labels themselves.
 collation = headrace.datasets.Collation(max_length=128, over_long="truncate_right", multiple_of=8)
 dataset = headrace.SFTDataset(headrace.open(folder / "store"), collation, labels="same")
 collate = collate_fn(dataset)
 
 
 def batch_of(samples: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """What the model takes of a batch."""
+    """Make a batch of the fields that the model accepts."""
     batch = collate(samples)
     return {name: batch[name] for name in ("input_ids", "labels", "attention_mask")}
 

@@ -1,4 +1,4 @@
-"""Texts and captioned pictures in one mix: a metadataset, and a cooker for each kind, into samples of one type."""
+"""Mixes texts and captioned pictures: a metadataset, and a cooker for each kind that makes samples of one type."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ splits:
 
 
 def cook_text(crude: dict[str, Any]) -> CaptioningSample:
-    """A text is a sample without a picture: of no pixels, which a batch pads."""
+    """Make a sample whose picture has no pixels; a batch pads it."""
     return CaptioningSample(**basic_sample_keys(crude), image=NO_PICTURE, caption=crude["json"]["text"])
 
 

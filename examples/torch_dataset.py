@@ -1,7 +1,7 @@
-"""A store as a plain torch dataset, for a trainer that brings its own loader.
+"""Uses a store as a plain torch dataset, for a trainer that has its own loader.
 
-`WindowDataset` is map-style: it has a length, and items that are dicts of NumPy arrays, read in whole batches where
-the loader asks for them. Order, ranks and resume are then the trainer's; `headrace.Loader` brings its own.
+`WindowDataset` is map-style: it has a length, its items are dicts of NumPy arrays, and a loader can read whole batches
+at once. The trainer then handles order, ranks and resume, which `headrace.Loader` would do otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ for batch in loader:
     num_tokens += batch["labels"].numel()
 print(f"{len(loader)} batches, {num_tokens:,} tokens")
 
-# Single items and documents, as they are.
+# Single items and documents can be read, too.
 item = dataset[0]
 assert item["input_ids"].tolist() == store.document(0)[:64].tolist()
 print({name: (values.shape, str(values.dtype)) for name, values in item.items()})

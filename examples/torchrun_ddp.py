@@ -1,7 +1,7 @@
 """Data-parallel training: torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py
 
-Each rank gets its part of every global batch. Neither the number of ranks nor the micro-batch is part of the run:
-another number of ranks trains on the same samples in the same steps.
+Each rank gets its part of every global batch. Neither the number of ranks nor the micro-batch size is part of the run,
+so another number of ranks trains on the same samples in the same steps.
 """
 
 from __future__ import annotations
@@ -56,4 +56,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # threads of torch's have been seen to abort a rank while the interpreter takes itself down
+    os._exit(0)  # torch's threads have been seen to abort a rank while the interpreter shuts down

@@ -1,7 +1,7 @@
-"""A training loop with checkpoints, stopped in the middle and resumed.
+"""Runs a training loop with checkpoints, stops in the middle, and resumes.
 
-The loader's state is a position of some hundred bytes. It goes into the checkpoint beside model and optimiser, and
-what comes next does not depend on how far the loader had read ahead.
+The loader's state is a position of some hundred bytes. It goes into the checkpoint with the model and the optimiser.
+The next samples do not depend on how far the loader had read ahead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STEPS, CHECKPOINT_EVERY = 30, 10
 
 
 def train(folder: Path, *, stop_at: int) -> list[float]:
-    """The losses of the steps from the last checkpoint on, up to ``stop_at``."""
+    """Train from the last checkpoint up to step ``stop_at``, and return the losses."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(1000, 32), torch.nn.Linear(32, 1000))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -44,7 +44,7 @@ def train(folder: Path, *, stop_at: int) -> list[float]:
         if loader.step % CHECKPOINT_EVERY == 0:
             parts = {"model": model, "optimizer": optimizer, "loader": loader}
             torch.save({name: part.state_dict() for name, part in parts.items()}, folder / "checkpoint.tmp")
-            (folder / "checkpoint.tmp").replace(checkpoint)  # whole, or the one before
+            (folder / "checkpoint.tmp").replace(checkpoint)  # the checkpoint is complete, or the previous one
         if loader.step == stop_at:
             break
     return losses

@@ -1,4 +1,4 @@
-"""What did the model see at step 340, and where did it come from? A question to the run, not a replay."""
+"""Shows what the model saw at step 340, and where it came from. The run computes it without a replay."""
 
 from __future__ import annotations
 

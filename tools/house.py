@@ -1,9 +1,9 @@
-"""Figures of the house: how many files, names and layers a reader of the code meets.
+"""Measures the size and structure of the code: files, folders, imports and public names.
 
     python tools/house.py [--root CHECKOUT] [--json]
 
-Counts the package below ``CHECKOUT/src/headrace`` (by default of this checkout) and runs it, in processes of their own,
-to see what it loads. The figures serve to compare two commits.
+The tool counts in the package at ``CHECKOUT/src/headrace``, by default in this checkout. It also imports the package in
+separate processes, to see which modules are loaded. The figures serve to compare two commits.
 """
 
 from __future__ import annotations
@@ -47,17 +47,20 @@ class Module(NamedTuple):
 
     @property
     def is_package(self) -> bool:
-        """Whether it is the ``__init__`` of a folder."""
+        """Whether the file is the ``__init__.py`` of a folder."""
         return self.path.name == "__init__.py"
 
     @property
     def package(self) -> str:
-        """The package that its relative names start from."""
+        """The package that relative imports of the file start from."""
         return self.name if self.is_package else self.name.rpartition(".")[0]
 
 
 class Import(NamedTuple):
-    """A module of ours that another one imports; ``inside`` a function, or only for types."""
+    """An import of one module of the package by another.
+
+    ``inside`` says whether it stands inside a function, and ``for_types`` whether it is for type checkers only.
+    """
 
     target: str
     inside: bool
@@ -78,7 +81,7 @@ def modules_of(root: Path) -> dict[str, Module]:
 
 
 def _code_lines(text: str, tree: ast.Module) -> int:
-    """Lines that hold more than white space, comments and docstrings."""
+    """The number of lines with more than white space, comments and docstrings."""
     lines: set[int] = set()
     nothing = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -91,15 +94,15 @@ def _code_lines(text: str, tree: ast.Module) -> int:
 
 
 def imports_of(module: Module, modules: dict[str, Module]) -> Iterator[Import]:
-    """What a file imports of the package: modules, or the package that a name is taken from."""
+    """Yield the imports of a file within the package: modules, or the package that a name is imported from."""
 
     def walk(node: ast.AST, inside: bool, for_types: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
-                for one in child.body:
-                    yield from walk(ast.Module([one], []), inside, True)
-                for one in child.orelse:
-                    yield from walk(ast.Module([one], []), inside, for_types)
+                for statement in child.body:
+                    yield from walk(ast.Module([statement], []), inside, True)
+                for statement in child.orelse:
+                    yield from walk(ast.Module([statement], []), inside, for_types)
                 continue
             if isinstance(child, ast.Import | ast.ImportFrom):
                 for target in _targets(child, module, modules):
@@ -126,7 +129,7 @@ def _targets(node: ast.Import | ast.ImportFrom, module: Module, modules: dict[st
 
 
 def circles(edges: dict[str, set[str]]) -> list[list[str]]:
-    """The groups of files that import each other, directly or through others: strongly connected components."""
+    """The groups of files that import each other, directly or through others (strongly connected components)."""
     order: list[str] = []
     seen: set[str] = set()
     backwards: dict[str, set[str]] = collections.defaultdict(set)
@@ -139,7 +142,7 @@ def circles(edges: dict[str, set[str]]) -> list[list[str]]:
         done.add(start)
         while stack:
             name, rest = stack[-1]
-            following = next((one for one in rest if one not in done), None)
+            following = next((candidate for candidate in rest if candidate not in done), None)
             if following is None:
                 out.append(name)
                 stack.pop()
@@ -161,7 +164,7 @@ def circles(edges: dict[str, set[str]]) -> list[list[str]]:
 
 
 def class_figures(modules: dict[str, Module]) -> tuple[dict[str, list[str]], list[str]]:
-    """Public class names that stand in several files; classes called ``...Dataset`` that are not a ``Dataset``."""
+    """Public class names that exist in several files, and classes called ``...Dataset`` that are not a ``Dataset``."""
     where: dict[str, list[str]] = collections.defaultdict(list)
     bases: dict[str, set[str]] = collections.defaultdict(set)
     for module in modules.values():
@@ -172,7 +175,7 @@ def class_figures(modules: dict[str, Module]) -> tuple[dict[str, list[str]], lis
                     where[node.name].append(module.name)
 
     def is_dataset(name: str, seen: frozenset[str] = frozenset()) -> bool:
-        return name == "Dataset" or any(is_dataset(one, seen | {name}) for one in bases[name] if one not in seen)
+        return name == "Dataset" or any(is_dataset(base, seen | {name}) for base in bases[name] if base not in seen)
 
     several = {name: places for name, places in sorted(where.items()) if len(places) > 1}
     named = sorted(name for name in where if name.endswith("Dataset") and not is_dataset(name))
@@ -180,18 +183,18 @@ def class_figures(modules: dict[str, Module]) -> tuple[dict[str, list[str]], lis
 
 
 def run_apart(root: Path, program: str) -> str:
-    """What a program prints that runs in a process of its own with the package of this checkout."""
+    """Run a program in a separate process with the package of this checkout, and return what it prints."""
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program], env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise SystemExit(f"the package cannot be measured:\n{done.stderr}")
+        raise SystemExit(f"the package cannot be measured; the program failed:\n{done.stderr}")
     return done.stdout
 
 
 def num_complex(modules: dict[str, Module]) -> int:
-    """Functions above a complexity of 15: the ways through them, counted as 1 and one for each decision."""
+    """The number of functions with a complexity above 15, which is 1 plus the number of decisions."""
     functions = ast.FunctionDef | ast.AsyncFunctionDef
     return sum(
         isinstance(node, functions) and _complexity(node) > MAX_COMPLEXITY
@@ -216,7 +219,7 @@ def _complexity(function: ast.AST) -> int:
 
 
 def prepare_options(root: Path) -> int:
-    """The most options of one subcommand that prepares."""
+    """The largest number of options of a ``headrace prepare`` subcommand."""
     program = (
         "from headrace.cli import main\nimport click, json\n"
         "def count(c, ctx):\n"
@@ -229,14 +232,14 @@ def prepare_options(root: Path) -> int:
 
 
 def figures(root: Path) -> dict[str, Any]:
-    """All of them."""
+    """All figures, by name."""
     modules = modules_of(root)
     imported = {name: list(imports_of(module, modules)) for name, module in modules.items()}
     importers: dict[str, set[str]] = collections.defaultdict(set)
     for name, found in imported.items():
-        for one in found:
-            if one.target != name:
-                importers[one.target].add(name)
+        for imported_module in found:
+            if imported_module.target != name:
+                importers[imported_module.target].add(name)
     folders = collections.Counter(module.path.parent for module in modules.values())
     one_sibling = [
         name
@@ -246,8 +249,8 @@ def figures(root: Path) -> dict[str, Any]:
         and all(not modules[by].is_package and modules[by].path.parent == module.path.parent for by in importers[name])
     ]
     edges = {
-        # Also what is imported within functions or for types alone: a circle is a circle.
-        name: {one.target for one in found if one.target != name}
+        # Imports inside functions and for types count too: they hide a circle but do not remove it.
+        name: {imported_module.target for imported_module in found if imported_module.target != name}
         for name, found in imported.items()
     }
     several, not_datasets = class_figures(modules)
@@ -266,7 +269,9 @@ def figures(root: Path) -> dict[str, Any]:
             module.lines < SMALL_LINES and not module.is_package for module in modules.values()
         ),
         "circles_among_files": len(circles(edges)),
-        "own_names_imported_inside_functions": sum(one.inside for found in imported.values() for one in found),
+        "own_names_imported_inside_functions": sum(
+            imported_module.inside for found in imported.values() for imported_module in found
+        ),
         "modules_loaded_by_run": int(run_modules),
         "lines_loaded_by_run": int(run_lines),
         "modules_loaded_by_windows_run_loader": int(batch_modules),
@@ -280,10 +285,10 @@ def figures(root: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print them."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1])
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     found = figures(options.root.resolve())
     if options.json:

@@ -1,11 +1,11 @@
-"""Headrace from text to batches, killed and resumed on another number of ranks, with proof: ``make demo``.
+"""Trains on text, kills all ranks, resumes on another number, and proves that no sample differs: ``make demo``.
 
     gather      Python's own standard library as documents, and a small tokeniser trained on it
     prepare     headrace prepare, info, check
     launch      train on 2 ranks, kill them all, resume on 3       (train, model, settings)
     proof       the samples of every step equal those of an uninterrupted run
 
-Nothing is downloaded, no server is needed. The folder ``demo`` is made anew every time.
+Nothing is downloaded, and no server is needed. The folder ``demo`` is made again each time.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def main() -> None:
     prepare(settings)
     resumed_at = train()
     prove(settings, resumed_at)
-    print(f"\nAll of it holds. {time.monotonic() - started:.0f} s; the files are in {FOLDER}/")
+    print(f"\nEverything was proved, in {time.monotonic() - started:.0f} s. The files are in {FOLDER}/")
 
 
 def clean(folder: Path) -> None:
-    """An empty folder, which the next run knows to be one of ours."""
+    """Make an empty folder, with a mark by which the next run knows that the demo made it."""
     if folder.exists() and any(folder.iterdir()) and not (folder / MARK).exists():
-        raise DemoError(f"the folder {folder.absolute()} is not of an earlier demo: move it away")
+        raise DemoError(f"an earlier demo did not make the folder {folder.absolute()}; move it away")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     (folder / MARK).touch()
@@ -71,25 +71,25 @@ def prepare(settings: Settings) -> None:
             says = headrace_command("info", output)
             headrace_command("check", output)
         tokens = next(line.split()[1] for line in says.splitlines() if line.split()[:1] == ["tokens"])
-        timer.say(f"headrace prepare, info, check: {output} has {tokens} tokens and is whole")
+        timer.say(f"headrace prepare, info, check: {output} has {tokens} tokens and no faults")
 
 
 def train() -> int:
-    """Two lives of one job; the step at which the second began."""
+    """Run a job that is killed and one that resumes it; return the step at which the second began."""
     title("Trained, killed and resumed")
     with Timer() as timer, Job(FOLDER, "killed", KILLED_RANKS) as job:
         job.kill_after(KILL_AFTER_STEP)
     resumed_at: int = torch.load(FOLDER / CHECKPOINT, weights_only=True)["loader"]["step"]
     last = max(Log.read(FOLDER, "killed").samples)
-    timer.say(f"{KILLED_RANKS} ranks: SIGKILL to all in step {last}; the last checkpoint is of step {resumed_at}")
+    timer.say(f"{KILLED_RANKS} ranks: SIGKILL to all in step {last}; the last checkpoint is from step {resumed_at}")
     with Timer() as timer, Job(FOLDER, "resumed", RESUMED_RANKS) as job:
         job.wait()
-    timer.say(f"{RESUMED_RANKS} ranks: went on from step {resumed_at}, to the end")
+    timer.say(f"{RESUMED_RANKS} ranks: continued from step {resumed_at} to the end")
     return resumed_at
 
 
 def prove(settings: Settings, resumed_at: int) -> None:
-    """Raise DemoError unless both lives together are the uninterrupted run, and the model learnt something."""
+    """Raise DemoError unless both jobs together equal the uninterrupted run, and the model has learnt something."""
     title("Compared with an uninterrupted run on 1 rank")
     run = make_run(FOLDER, settings)
     first, second = Log.read(FOLDER, "killed"), Log.read(FOLDER, "resumed")
@@ -97,17 +97,21 @@ def prove(settings: Settings, resumed_at: int) -> None:
         expected = uninterrupted(run)
         if found := differences(expected, first, second, resumed_at):
             raise DemoError("the samples differ from those of the uninterrupted run:\n  " + "\n  ".join(found[:20]))
-    timer.say(f"all {len(expected)} steps have the same {run.length:,} samples, byte for byte, none lost, none twice")
+    timer.say(
+        f"all {len(expected)} steps have the same {run.length:,} samples, byte for byte; none is lost or repeated"
+    )
 
     again = sorted(first.losses.keys() & second.losses.keys())
     if again:
         apart = max(abs(first.losses[step] - second.losses[step]) for step in again)
-        say(f"steps {again[0]} to {again[-1]} ran before and after the kill: their losses are {apart:.0e} apart")
+        say(
+            f"steps {again[0]} to {again[-1]} ran before and after the kill; their losses differ by at most {apart:.0e}"
+        )
     losses = [loss for _, loss in sorted((first.losses | second.losses).items())]
     before, after = mean(losses[:5]), mean(losses[-5:])
     if len(losses) != settings.steps or not after < before - 0.5:
         raise DemoError(
-            f"the model has not learnt: {len(losses)} steps, loss {before:.2f} at first, {after:.2f} at last"
+            f"the model has not learnt: {len(losses)} steps, the loss went from {before:.2f} to {after:.2f}"
         )
     say(f"the loss went from {before:.2f} to {after:.2f} (means of 5 steps)")
 
@@ -119,7 +123,7 @@ def prove(settings: Settings, resumed_at: int) -> None:
 
 
 def headrace_command(*arguments: str) -> str:
-    """What the command printed."""
+    """Run a command, and return what it printed; raises DemoError if it failed."""
     command = Path(sysconfig.get_path("scripts")) / "headrace"
     done = subprocess.run([str(command), *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -128,7 +132,7 @@ def headrace_command(*arguments: str) -> str:
 
 
 class Timer:
-    """Seconds of a block, for the line that reports it."""
+    """Measures the seconds of a block, for the line that reports it."""
 
     def __enter__(self) -> Timer:
         self._begin = time.monotonic()
@@ -138,7 +142,7 @@ class Timer:
         self.elapsed_s = time.monotonic() - self._begin
 
     def say(self, text: str) -> None:
-        """A line of the report that begins with the seconds."""
+        """Print a line of the report that begins with the seconds."""
         say(text, f"{self.elapsed_s:5.1f} s")
 
 

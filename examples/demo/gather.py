@@ -1,4 +1,4 @@
-"""The installed Python's own standard library as JSON Lines, and a tokeniser trained on a part of it."""
+"""Writes the standard library of the installed Python as JSON Lines, and trains a tokeniser on a part of it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ FILES_EACH = 3
 
 
 def gather(folder: Path, *, max_bytes: int) -> dict[str, list[Path]]:
-    """Write ``folder/modules/*.jsonl`` (files at the top) and ``folder/packages/*.jsonl`` (all others); their paths.
+    """Write ``folder/modules/*.jsonl`` (top-level files) and ``folder/packages/*.jsonl`` (others); return the paths.
 
-    Each source takes at most half of ``max_bytes``, in the order of the names, so the result is the same every time.
+    Each source has at most half of ``max_bytes``. Files are read in the order of their names, so the result is always
+    the same.
     """
     library = Path(sysconfig.get_path("stdlib"))
     written = {}
@@ -48,7 +49,7 @@ def _read(library: Path, paths: Iterator[Path], max_bytes: int) -> Iterator[dict
 
 
 def train_tokenizer(files: list[Path], output: Path, *, vocab_size: int, sample_bytes: int) -> None:
-    """A byte-level BPE tokeniser from the beginning of each file, ``sample_bytes`` in all."""
+    """Train a byte-level BPE tokeniser on the beginnings of all files, ``sample_bytes`` in total."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

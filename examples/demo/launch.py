@@ -14,11 +14,11 @@ LIMIT_S = 900
 
 
 class DemoError(Exception):
-    """The demo cannot go on, or its proof failed."""
+    """Raised if the demo cannot continue, or its proof failed."""
 
 
 class Job:
-    """Training on ``world_size`` ranks; use as a context, which leaves no process behind."""
+    """A training job on ``world_size`` ranks. Use it as a context manager, which leaves no process behind."""
 
     def __init__(self, folder: Path, life: str, world_size: int) -> None:
         self.world_size = world_size
@@ -39,11 +39,11 @@ class Job:
 
     @property
     def pid(self) -> int:
-        """Of the first rank, and of the group."""
+        """The id of the first rank's process, and of the process group."""
         return self._processes[0].pid
 
     def kill_after(self, step: int) -> None:
-        """SIGKILL to all ranks at once, as soon as rank 0 has ended a step."""
+        """Send SIGKILL to all ranks at once, as soon as rank 0 has ended a step."""
         wanted = f'{{"step": {step}, "loss"'
         end = time.monotonic() + LIMIT_S
         while not (self._log.exists() and wanted in self._log.read_text()):
@@ -54,7 +54,7 @@ class Job:
         self.close()
 
     def wait(self) -> None:
-        """Until all ranks have ended well."""
+        """Wait until all ranks have ended without an error."""
         end = time.monotonic() + LIMIT_S
         while any(process.poll() is None for process in self._processes):
             self._look(end)
@@ -70,7 +70,7 @@ class Job:
             raise DemoError(f"the training on {self.world_size} ranks took more than {LIMIT_S} s")
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kill the processes that still run."""
         if any(process.poll() is None for process in self._processes):
             os.killpg(self.pid, signal.SIGKILL)
         for process in self._processes:

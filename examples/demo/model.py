@@ -1,4 +1,4 @@
-"""A language model small enough for two slow cores: a transformer of two layers."""
+"""A language model that is small enough for two slow cores: a transformer with two layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 class Layer(nn.Module):
-    """Causal attention and a feed-forward part, each behind a norm and beside a shortcut."""
+    """Causal attention and a feed-forward part, each after a norm and with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -18,7 +18,7 @@ class Layer(nn.Module):
         self.forward_part = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, window, width) -> the same."""
+        """(batch, window, width) -> the same shape."""
         batch, window, width = x.shape
         qkv = self.to_qkv(self.norm_1(x)).view(batch, window, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
@@ -28,7 +28,7 @@ class Layer(nn.Module):
 
 
 class TinyModel(nn.Module):
-    """Token ids and their positions in, the summed loss over all labels out."""
+    """Computes the summed loss over all labels from token ids and their positions."""
 
     def __init__(self, vocab_size: int, seq_len: int, width: int) -> None:
         super().__init__()
@@ -47,17 +47,18 @@ class TinyModel(nn.Module):
 
 
 def flat_gradients(model: nn.Module) -> Tensor:
-    """All gradients one after another."""
+    """All gradients, concatenated into one vector."""
     return torch.cat([_gradient(parameter).flatten() for parameter in model.parameters()])
 
 
 def set_flat_gradients(model: nn.Module, flat: Tensor) -> None:
-    """The reverse."""
+    """Set the gradients from one vector."""
     parameters = list(model.parameters())
-    for parameter, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
+    sizes = [parameter.numel() for parameter in parameters]
+    for parameter, part in zip(parameters, flat.split(sizes), strict=True):
         parameter.grad = part.view_as(parameter)
 
 
 def _gradient(parameter: Tensor) -> Tensor:
-    # A rank without samples in a step takes part with zeros.
+    # A rank without samples in a step contributes zeros.
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

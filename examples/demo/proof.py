@@ -17,7 +17,7 @@ Hashes = dict[int, str]
 
 
 def sample_hashes(input_ids: NDArray[Any], labels: NDArray[Any]) -> list[str]:
-    """For each sample a hash over the bytes of its tokens and labels, (n, window) int64 each."""
+    """Hash the bytes of the tokens and labels of each sample; both arrays are (n, window) int64."""
     return [
         xxhash.xxh3_128_hexdigest(tokens.tobytes() + following.tobytes())
         for tokens, following in zip(input_ids, labels, strict=True)
@@ -26,14 +26,14 @@ def sample_hashes(input_ids: NDArray[Any], labels: NDArray[Any]) -> list[str]:
 
 @dataclass
 class Log:
-    """What the ranks of one life of the job wrote: the samples of each step, rank by rank, and the losses."""
+    """What the ranks of one job logged: the samples of each step, rank by rank, and the losses."""
 
     samples: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path, life: str) -> Log:
-        """All that the ranks of this life wrote before they ended."""
+        """Read everything that the ranks of a job logged before they ended."""
         log = cls()
         for path in sorted((folder / "logs").glob(f"{life}-rank-*.jsonl")):
             for line in path.read_text().splitlines(keepends=True):
@@ -49,7 +49,7 @@ class Log:
 
 
 def uninterrupted(run: headrace.Run) -> dict[int, Hashes]:
-    """The samples of every step, from a plain loader on one rank, step by step in one batch."""
+    """The samples of every step, from a loader on one rank that returns each step as one batch."""
     size = max(size for _, size in run.schedule.pieces)
     loader = headrace.Loader(run, micro_batch_size=size, ranks=headrace.loader.Ranks(0, 1))
     steps: dict[int, Hashes] = {}
@@ -60,10 +60,10 @@ def uninterrupted(run: headrace.Run) -> dict[int, Hashes]:
 
 
 def differences(expected: dict[int, Hashes], first: Log, second: Log, resumed_at: int) -> list[str]:
-    """Every way in which the two lives together are not the uninterrupted run; empty when they are.
+    """All differences between the two jobs together and the uninterrupted run; empty if there are none.
 
-    Steps before ``resumed_at`` come whole from the first life, the others from the second. What the first life did
-    after its last checkpoint is lost to the model, may be incomplete, and must be right all the same.
+    Steps before ``resumed_at`` must be complete in the first job, and the others in the second. Steps of the first job
+    after its last checkpoint are lost to the model and may be incomplete, but their samples must be right.
     """
     found = []
     for step in sorted(expected.keys() | first.samples.keys() | second.samples.keys()):
@@ -74,7 +74,7 @@ def differences(expected: dict[int, Hashes], first: Log, second: Log, resumed_at
                 found += [f"step {step}: not in the uninterrupted run, but in the {life} one"] * bool(got)
                 continue
             if life == "resumed" and not is_counted and got:
-                found.append(f"step {step}: trained on again, though its checkpoint was saved")
+                found.append(f"step {step}: trained again, although a checkpoint after it was saved")
             found += _compare(f"step {step} of the {life} run", expected[step], got, must_be_whole=is_counted)
     return found
 
@@ -82,7 +82,7 @@ def differences(expected: dict[int, Hashes], first: Log, second: Log, resumed_at
 def _compare(where: str, expected: Hashes, got: list[tuple[int, str]], *, must_be_whole: bool) -> list[str]:
     found = []
     positions = [position for position, _ in got]
-    if repeated := sorted({one for one in positions if positions.count(one) > 1}):
+    if repeated := sorted({position for position in positions if positions.count(position) > 1}):
         found.append(f"{where}: the positions {repeated} came more than once")
     if foreign := sorted(set(positions) - expected.keys()):
         found.append(f"{where}: the positions {foreign} do not belong to it")

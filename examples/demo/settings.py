@@ -1,4 +1,4 @@
-"""What the demo trains on, and how long: read by the training processes and by the proof alike."""
+"""The settings and the run of the demo, which the training processes and the proof share."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Settings:
 
     @classmethod
     def load(cls, folder: Path) -> Settings:
-        """Read it."""
+        """Read ``settings.json``."""
         return cls(**json.loads((folder / "settings.json").read_text()))
 
 
 def make_run(folder: Path, settings: Settings) -> headrace.Run:
-    """Two stores blended 2 to 1 by tokens, shuffled; nothing here knows of ranks."""
+    """A shuffled run over two stores, blended 2 to 1 by tokens. It does not depend on the number of ranks."""
     sources = {name: headrace.WindowDataset(headrace.open(folder / name), seq_len=settings.seq_len) for name in WEIGHTS}
     blend = headrace.Blend(sources, weights=WEIGHTS, unit="tokens")
     return headrace.Run(

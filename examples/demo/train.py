@@ -2,8 +2,8 @@
 
     RANK=0 WORLD_SIZE=2 python examples/demo/train.py demo first
 
-Goes on from the last checkpoint, if there is one. ``first`` names the log: one line a micro-batch, written before the
-gradients are computed, with the position and a hash of the token bytes of each sample.
+Continues from the last checkpoint, if there is one. ``first`` is the name of the log. The log has one line for each
+micro-batch, written before the gradients are computed, with the position and a hash of the token bytes of each sample.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def env_ranks() -> dict[str, int]:
 
 
 def take_step(model: TinyModel, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> float:
-    """Sum gradients and loss over the ranks, and change the model; the loss of the whole step."""
+    """Sum gradients and loss over the ranks, update the model, and return the loss of the whole step."""
     flat = torch.cat([flat_gradients(model), loss.view(1)])
     dist.all_reduce(flat)
     set_flat_gradients(model, flat[:-1])
@@ -82,7 +82,7 @@ def take_step(model: TinyModel, optimizer: torch.optim.Optimizer, loss: torch.Te
 
 
 def save(path: Path, **parts: Any) -> None:
-    """Under another name first: the checkpoint is there whole, or it is the one before."""
+    """Write the checkpoint under another name first, so that the file is always a complete checkpoint."""
     temporary = path.with_suffix(".tmp")
     torch.save({name: part.state_dict() for name, part in parts.items()}, temporary)
     temporary.replace(path)
@@ -90,5 +90,5 @@ def save(path: Path, **parts: Any) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2])
-    # All is written. Libraries' threads have been seen to abort a process while the interpreter takes itself down.
+    # Everything is written. Threads of libraries have been seen to abort a process while the interpreter shuts down.
     os._exit(0)

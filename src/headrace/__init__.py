@@ -1,14 +1,14 @@
-"""Headrace feeds training runs: raw text and media in, model-ready batches out, shuffled, blended, exactly resumable.
+"""Headrace feeds training runs: raw text and media in; shuffled, blended batches out, exactly resumable.
 
-    headrace.prepare_text, prepare_recipe      text and records -> a store; headrace.prepare has the rest
-    headrace.open                              a store that is there, ours or another system's
-    headrace.WindowDataset, SFTDataset, ...    its samples; headrace.datasets has the rest
-    headrace.Blend, Order, Run                 several sources, their order, and which samples make step N
-    headrace.Loader                            the part of this rank, as torch tensors, resumable
+    headrace.prepare_text, prepare_recipe      turn text and records into a store; more in headrace.prepare
+    headrace.open                              opens an existing store, ours or another system's
+    headrace.WindowDataset, SFTDataset, ...    make samples from a store; more in headrace.datasets
+    headrace.Blend, Order, Run                 mix sources, order their samples, and say which make step N
+    headrace.Loader                            yields the batches of this rank as torch tensors, resumable
     headrace.compat                            the names of Megatron, Energon, torchtune and AstrAI
 
-Names and rooms are loaded when they are first used: ``import headrace`` imports neither torch nor any other heavy
-package.
+Names and sub-packages are loaded when they are first used: ``import headrace`` imports neither torch nor any other
+heavy package.
 """
 
 from __future__ import annotations

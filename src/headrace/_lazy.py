@@ -1,4 +1,4 @@
-"""The names of a package, imported when they are first used: who needs one of them does not pay for the others."""
+"""Lazy public names of a package: each module is imported when one of its names is first used."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 def lazily(
     package: str, homes: Mapping[str, str], rooms: Collection[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The ``__getattr__`` and ``__dir__`` of a package whose public names live in the modules ``homes[name]``.
+    """Return the ``__getattr__`` and ``__dir__`` of a package whose public names live in the modules ``homes[name]``.
 
-    ``rooms`` are packages within it, which are imported when they are first named, too.
+    ``rooms`` are packages within it, which are also imported when they are first named.
 
-    The package names the same imports under ``TYPE_CHECKING``, and takes these two only where no type checker looks:
-    it would take a ``__getattr__`` for any name. No module in the package may be called like one of the names.
+    The package repeats the imports under ``TYPE_CHECKING`` and assigns these two functions only outside of it: to a
+    type checker, a ``__getattr__`` would mean that any name exists. No module in the package may have the name of one
+    of the public names, since the import system would put the module in its place.
     """
 
     def get(name: str) -> Any:

@@ -1,15 +1,15 @@
 """Every error that Headrace raises on purpose, with the exit code of the command line.
 
     HeadraceError             1   also: `headrace check` found a fault
-    +-- ConfigError           2   what was asked for is unknown, contradictory or impossible
-    |   +-- RenderLimitError      a chat template takes more time or memory than it may
+    +-- ConfigError           2   the request is unknown, contradictory or impossible
+    |   +-- RenderLimitError      a chat template needs more time or memory than it is allowed
     +-- InputError            3   an input record or file cannot be read
     |   +-- SampleError           one sample of a store cannot be made; names shard, key and part
-    |       +-- DecodeError       ... its bytes are not what the name of the part says, or too large
-    |       +-- FieldAccessError  ... it lacks what its field map asks for
-    +-- StoreError            4   a store is missing, malformed, truncated or not what its manifest says
-    |   +-- StaleCacheError       a cache was made of other data or with other options
-    +-- StateError            5   a saved state and this run do not belong together
+    |       +-- DecodeError       ... the bytes of a part do not match its name, or are too large
+    |       +-- FieldAccessError  ... the sample lacks a field that its field map asks for
+    +-- StoreError            4   a store is missing, malformed or truncated, or does not match its manifest
+    |   +-- StaleCacheError       a cache was made from other data or with other options
+    +-- StateError            5   a saved state does not belong to this run
     +-- OutputError           6   the output cannot be written
     +-- WorkerError           7   a worker process ended before its work was done
     +-- MissingExtraError     8   an optional package is not installed
@@ -27,16 +27,18 @@ class HeadraceError(Exception):
 
 
 class ConfigError(HeadraceError, ValueError):
-    """What was asked for is unknown, contradictory or impossible."""
+    """The request is unknown, contradictory or impossible: an argument, an option, or a key of a recipe."""
 
     exit_code = 2
 
 
 class RenderLimitError(ConfigError):
-    """A chat template takes more time or memory than it may, which depends on the machine, so that the run ends.
+    """A chat template needs more time or memory than it is allowed.
+
+    The limit depends on the machine, so the run ends: the record is not skipped, as other machines might render it.
 
     Attributes:
-        record: the number of the record, where it is known.
+        record: the number of the record, or 0 if it is not known.
     """
 
     def __init__(self, message: str, record: int = 0) -> None:
@@ -44,7 +46,7 @@ class RenderLimitError(ConfigError):
         self.record = record
 
     def at(self, record: int) -> "RenderLimitError":
-        """The same error, of the record with this number."""
+        """Return the same error for the record with this number."""
         return RenderLimitError(str(self), record)
 
 
@@ -57,13 +59,14 @@ class InputError(HeadraceError, ValueError):
 class SampleError(InputError):
     """One sample of a store cannot be made: ``SHARD: key 'K': part 'jpg' at byte N: REASON``.
 
-    Who finds the fault knows part and reason; who read the sample adds the place with ``at``.
+    The code that finds the fault knows the part and the reason; the code that read the sample adds the place with
+    ``at``.
 
     Attributes:
-        part: name of the part, None where no single one is at fault.
+        part: the name of the part, or None if no single part is at fault.
         reason: what is wrong, and what to do.
         shard: the file that holds the sample, or None.
-        key: its key, or None.
+        key: the key of the sample, or None.
         offset: where the part begins in that file, in bytes, or None.
     """
 
@@ -92,7 +95,7 @@ class SampleError(InputError):
         super().__init__(": ".join([*where, reason]))
 
     def at(self, *, shard: str | None = None, key: str | None = None, offset: int | None = None) -> "SampleError":
-        """The same error, of the same class and with the same cause, at a place; what is known already stays."""
+        """Return the same error, with its class and cause, at a place. A place that is already known stays."""
         place = {
             "shard": self.shard if self.shard is not None else shard,
             "key": self.key if self.key is not None else key,
@@ -115,21 +118,26 @@ def _sample_error(
 
 
 class DecodeError(SampleError):
-    """The bytes of a part are not what its name says, larger than allowed, or of a kind that is not trusted."""
+    """The bytes of a part do not match its name, are larger than allowed, or are of a kind that is not trusted."""
 
 
 class FieldAccessError(SampleError):
-    """A sample lacks what its field map asks for: a part, a key of a JSON object, an element of a list."""
+    """A sample lacks something that its field map asks for: a part, a key of a JSON object, or an element of a list."""
 
 
 class StoreError(HeadraceError):
-    """A store is missing, malformed, truncated or not what its manifest says."""
+    """A store is missing, malformed or truncated, or does not match its manifest."""
 
     exit_code = 4
 
 
 class StaleCacheError(StoreError):
-    """A cache was made of other data or with other options: all ``problems``, file by file, and a likely ``cause``."""
+    """A cache was made from other data or with other options.
+
+    Attributes:
+        problems: what differs, one entry for each problem.
+        cause: the likely cause in words, or an empty string.
+    """
 
     def __init__(self, message: str, problems: tuple[object, ...] = (), cause: str = "") -> None:
         super().__init__(message)
@@ -138,13 +146,13 @@ class StaleCacheError(StoreError):
 
 
 class StateError(HeadraceError):
-    """A saved state and this run do not belong together; the message names what differs."""
+    """A saved state does not belong to this run; the message names what differs."""
 
     exit_code = 5
 
 
 class OutputError(HeadraceError):
-    """The output cannot be written: no space, no permission, or it exists already."""
+    """The output cannot be written: there is no space or no permission, or it already exists."""
 
     exit_code = 6
 
@@ -162,4 +170,4 @@ class MissingExtraError(HeadraceError, ImportError):
 
 
 class SkipSample(HeadraceError):  # noqa: N818 -- the name that users of Energon know
-    """Raised by a user's own code to leave a sample out: counted, not a fault."""
+    """Raised by a user's own code to leave a sample out. The sample is counted as skipped, not as a fault."""

@@ -97,7 +97,7 @@ def test_another_cache_gives_way_only_on_purpose(run: Any) -> None:
     before = files("cache")
     done = run("export-cache", "data/web", *options, "--no-extra-token")
     assert done.exit_code == 6
-    assert "another cache of this name is there" in done.stderr
+    assert "another cache of this name exists" in done.stderr
     assert files("cache") == before
     assert run("export-cache", "data/web", *options, "--no-extra-token", "--replace").exit_code == 0
     assert files("cache") != before
@@ -125,7 +125,7 @@ def test_older_names_and_counts(run: Any, options: list[str], wanted: list[int])
 def test_check_names_what_is_stale(run: Any) -> None:
     done = run("check-cache", "cache")
     assert done.exit_code == 1
-    assert done.stdout.splitlines()[-1] == "cache: 9 caches, 1 faulty: remove these, and Megatron builds them anew"
+    assert done.stdout.splitlines()[-1] == "cache: 9 caches, 1 faulty: remove these, and Megatron rebuilds them"
     assert "  it fits add_extra_token_to_sequence=True and drop_last_partial_validation_sequence=False" in done.stdout
     assert run("check-cache", "cache", "--keep-partial-validation").exit_code == 0
     assert run("check-cache", "cache", "--keep-partial-validation", "--quiet").stdout == ""
@@ -145,9 +145,9 @@ def test_check_names_what_is_stale(run: Any) -> None:
     assert stale["problems"][0] == {
         "path": f"cache/{TRAIN}-document_index.npy",
         "place": "",
-        "message": "14 entries, 4 epochs of 4 sequences are due",
+        "message": "14 entries; expected 4 epochs of 4 sequences",
     }
-    assert "not of these data" in stale["cause"]
+    assert "does not belong to these data" in stale["cause"]
 
 
 def test_data_that_moved(run: Any, place: Path) -> None:
@@ -188,13 +188,13 @@ def test_numbers_that_are_none(text: str, data_of: str | None) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--tokenizer-identifiers", "tokenizer.json"], "how long is a sample?"),
-        (["--sequence-length", 8], "the tokenizer is in the names"),
+        (["--tokenizer-identifiers", "tokenizer.json"], "the length of a sample is missing"),
+        (["--sequence-length", 8], "the names of the caches depend on the tokenizer"),
         (["--sequence-length", 8, "--tokenizer-identifiers", "no.json"], "no.json: cannot be read as JSON"),
-        (["--sequence-length", 8, "--tokenizer-identifiers", "list.json"], "holds [1]; it is a JSON object"),
-        (["--like", "BLEND"], "of a blend; take the description of one of its datasets"),
-        (["--like", "PART"], "of data of one part alone; say which with --data-of"),
-        (["--like", "GOOD", "--data-of", "train", "--split", "1"], "data of one part have no split"),
+        (["--sequence-length", 8, "--tokenizer-identifiers", "list.json"], "holds [1]; expected the JSON object"),
+        (["--like", "BLEND"], "describes a blend: use the description of one of its datasets"),
+        (["--like", "PART"], "describes data for one part only: name the part with --data-of"),
+        (["--like", "GOOD", "--data-of", "train", "--split", "1"], "data for one part have no split"),
         (["--like", "GOOD", "--era", "v9"], "the era is 'v9'"),
     ],
 )

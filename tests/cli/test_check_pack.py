@@ -62,7 +62,7 @@ Change = Callable[[Sample], None]
 CHANGES: dict[str, tuple[Change, str]] = {
     "a token": (lambda sample: add(sample, "input_ids", 1, 1), "input_ids are not the tokens"),
     "a label": (lambda sample: add(sample, "labels", 1, 1), "labels is"),
-    "a label at a border": (lambda sample: sample["labels"][1].__setitem__(63, 5), "behind the last token"),
+    "a label at a border": (lambda sample: sample["labels"][1].__setitem__(63, 5), "at the last token"),
     "a document": (lambda sample: add(sample, "document_ids", 1, 1000), "document_ids are not those"),
     "a position": (lambda sample: add(sample, "position_ids", 1, 1), "position_ids is"),
     "a mask": (lambda sample: sample["loss_mask"][1].__setitem__(2, False), "loss_mask is False"),
@@ -135,7 +135,10 @@ def none(items: PackItems) -> PackItems:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [(too_many, "pack 0: its pieces take 128 places, it has 64"), (none, "a piece of 0 tokens; each has at least 1")],
+    [
+        (too_many, "pack 0: its pieces take 128 places, but it has only 64"),
+        (none, "a piece has 0 tokens; each must have"),
+    ],
 )
 def test_packs_that_cannot_be(
     run: Any, whole: Path, change: Callable[[PackItems], PackItems], said: str, monkeypatch: pytest.MonkeyPatch
@@ -219,7 +222,7 @@ def test_kept_plans(run: Any, whole: Path, tmp_path: Path) -> None:
             found = json.loads(result.stdout)
             assert (result.exit_code, found["ok"], found["packs"]["packs"]) == (1, False, 0), change[:200]
             assert str(place) in found["problems"][0]["path"]
-            assert f"remove {place}, it is made anew" in found["problems"][0]["message"]
+            assert f"remove {place}: the plan is then made anew" in found["problems"][0]["message"]
         file.write_bytes(content)
     assert run("check", whole, *asked).exit_code == 0
 
@@ -246,7 +249,7 @@ def test_a_store_that_is_not_whole_is_not_packed(run: Any, store: Path) -> None:
         file.write(b"\0\0")
     result = run("check", store, "--pack", 64)
     assert result.exit_code == 1
-    assert result.stdout.splitlines()[-1] == f"{store}: its packs were not checked: first it has to be whole"
+    assert result.stdout.splitlines()[-1] == f"{store}: its packs were not checked, because the store has faults"
     assert json.loads(run("check", store, "--pack", 64, "--json").stdout)["packs"] is None
 
 
@@ -262,10 +265,10 @@ def test_what_is_refused(run: Any, whole: Path, tmp_path: Path) -> None:
         (("--pack", 64), "documents are longer than seq_len=64"),
         (("--pack", 0), "seq_len is 0"),
         (("--pack", 64, "--pack-strategy", "best"), "allowed are 'greedy', 'best_fit'"),
-        (("--pack-strategy", "greedy"), "say --pack N too"),
-        (("--pack-repack",), "say --pack N too"),
-        (("--key", "text"), "say --pack N too"),
-        (("--plan-folder", tmp_path), "say --pack N too"),
+        (("--pack-strategy", "greedy"), "add --pack N"),
+        (("--pack-repack",), "add --pack N"),
+        (("--key", "text"), "add --pack N"),
+        (("--plan-folder", tmp_path), "add --pack N"),
         (("--pack", 64, "--key", "none"), "no key 'none'"),
     ):
         result = run("check", whole, *arguments)

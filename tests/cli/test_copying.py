@@ -35,7 +35,7 @@ def test_json_says_all(run: Any, tmp_path: Path) -> None:
     found = json.loads(result.stdout)
     assert (found["tool"], found["format"], found["keys"]) == ("convert", "keyed", {"sequence": "uint16"})
     assert (found["documents"], found["tokens"], found["is_dry_run"]) == (2, 3, False)
-    assert "1 inner borders are not in the result" in found["warnings"][0]
+    assert "the result lacks 1 inner borders" in found["warnings"][0]
     assert f"note: {found['warnings'][0]}" in result.stderr
     [store] = found["stores"]
     assert store["shards"][0]["prefix"] == "shard_0000"
@@ -88,18 +88,18 @@ def test_errors_and_exit_codes(run: Any, tmp_path: Path) -> None:
             3,
             "document 1: the value 700 does not fit",
         ),
-        (("convert", source, out, "--format", "keyed", "--single", "--shard-tokens", "5"), 2, "say one of them"),
+        (("convert", source, out, "--format", "keyed", "--single", "--shard-tokens", "5"), 2, "use only one of them"),
         (("convert", source, out, "--format", "keyed", "--shard-tokens", "0"), 2, "at least 1"),
         (
             ("convert", source, out, "--format", "keyed", "--dtype", "a=int8", "--dtype", "int8"),
             2,
             "or KEY=NAME for each",
         ),
-        (("convert", source, out, "--format", "keyed", "--dtype", "int8", "--dtype", "int8"), 2, "twice for one key"),
+        (("convert", source, out, "--format", "keyed", "--dtype", "int8", "--dtype", "int8"), 2, "for the same key"),
         (("convert", source, out, "--format", "keyed", "--dialect", "mega"), 2, "dialect='mega' is unknown"),
-        (("split", source, out), 2, "say either --split"),
-        (("split", source, out, "--split", "1,1", "--parts", "2"), 2, "say either --split"),
-        (("split", source, out, "--parts", "2", "--names", "a"), 2, "1 names for 2 parts"),
+        (("split", source, out), 2, "give either --split"),
+        (("split", source, out, "--split", "1,1", "--parts", "2"), 2, "give either --split"),
+        (("split", source, out, "--parts", "2", "--names", "a"), 2, "1 names are given for 2 parts"),
         (("split", source, f"{source}.bin", "--parts", "2"), 6, "is a file"),
     ]:
         result = run(*arguments, "--json")

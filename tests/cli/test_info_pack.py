@@ -67,7 +67,7 @@ def test_json_equals_the_plans(run: Any, store: Path) -> None:
 def test_first_fit_looks_at_the_first_documents(run: Any, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(description, "FIRST_FIT_DOCUMENTS", 3)
     lines = run("info", store, "--pack", 4).stdout.splitlines()
-    assert lines[-1] == "  (first_fit: of the first 3 documents alone)"
+    assert lines[-1] == "  (first_fit: only of the first 3 documents)"
     assert "       first_fit      3  66.667%               1.0          0.00%        0.00%" in lines
 
 
@@ -86,7 +86,7 @@ def test_what_is_refused(run: Any, store: Path) -> None:
     for arguments, said in (
         (("--pack", 0), "seq_len is 0; allowed are 1 to"),
         (("--pack", 8, "--pack", 1 << 30), "seq_len is 1073741824"),
-        (("--key", "tokens"), "give --pack N too"),
+        (("--key", "tokens"), "needs --pack N: add it"),
     ):
         result = run("info", store, *arguments)
         assert result.exit_code == 2

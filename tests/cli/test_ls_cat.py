@@ -140,7 +140,7 @@ def test_to_a_file(run: Any, folder: Path, tmp_path: Path) -> None:
     assert run("cat", folder / "mixed", "ocr/1.jpg", "-o", out).stdout == ""
     assert out.read_bytes() == stores.jpeg()
     result = run("cat", folder / "mixed", "ocr/1.json", "-o", out)
-    assert (result.exit_code, "exists already" in result.stderr) == (6, True)
+    assert (result.exit_code, "the file exists" in result.stderr) == (6, True)
     assert out.read_bytes() == stores.jpeg()
     assert run("cat", folder / "mixed", "b/1.cls", "-o", out, "--force").exit_code == 0
     assert out.read_bytes() == b"17"

@@ -64,7 +64,7 @@ def test_check_reads_every_byte(run: Any, flawed: Path, tmp_path: Path) -> None:
     broken = run("check", facts.path)
     assert (broken.exit_code, broken.stdout) == (
         1,
-        f"{groups}: damaged: the xxh3_128 is not the one that was written\n",
+        f"{groups}: damaged: its xxh3_128 differs from that of the file that was written\n",
     )
     assert json.loads(run("check", facts.path, "--json").stdout)["problems"] == [broken.stdout.strip()]
     assert run("info", facts.path).exit_code == 4
@@ -99,7 +99,7 @@ def test_check_of_facts_finds_a_flipped_bit_of_the_header(run: Any, flawed: Path
         (["--encoder", "measured_made:Packed", "--set", "draw"], "write --set NAME=VALUE"),
         (["--encoder", "measured_made:Packed", "--set", "colour=1"], "cannot be made with the arguments {'colour': 1}"),
         (["--encoder", "measured_made:Refusing"], "measured_made:Refusing: cannot be made: ValueError: no tokenizer"),
-        (["--encoder", "builtins:dict"], "expected a class of headrace.encoders.TaskEncoder's"),
+        (["--encoder", "builtins:dict"], "expected a subclass of headrace.encoders.TaskEncoder"),
         (["--encoder", "measured_made:Packed", "--workers", "0"], "1 or more"),
         (["--encoder", "measured_made:Packed", "--split-part", "nowhere"], "nowhere"),
     ],

@@ -137,10 +137,10 @@ def test_joins_without_running_code(tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         (("no.yaml",), 4, "there is no such file"),
-        (("mix.yaml", "--steps", "3"), 2, "--steps 3: is 0 or more, and needs --global-batch-size"),
+        (("mix.yaml", "--steps", "3"), 2, "--steps 3: must be 0 or more, and needs --global-batch-size"),
         (("mix.yaml", "--steps", "-1", "--global-batch-size", "3"), 2, "--steps -1"),
-        (("mix.yaml", "--global-batch-size", "0"), 2, "--global-batch-size is at least 1, found 0"),
-        (("a", "--steps", "3"), 2, "--steps and --global-batch-size are of metadatasets"),
+        (("mix.yaml", "--global-batch-size", "0"), 2, "--global-batch-size must be at least 1, found 0"),
+        (("a", "--steps", "3"), 2, "--steps and --global-batch-size are for metadatasets"),
         (("wrong.yaml",), 2, "wrong.yaml: splits.train: unknown key 'split'; did you mean 'split_part'?"),
         (("gone.yaml",), 4, "gone.yaml: splits.train: "),
     ],

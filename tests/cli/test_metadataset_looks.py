@@ -99,7 +99,7 @@ def test_what_is_printed(root: Path) -> None:
     ]
     first = headrace("preview", root / "mix.yaml", "--num", "6").output
     assert "image = the image in jpg" in first, "by the field map of the dataset"
-    assert "6 samples of a mix without an end" in first
+    assert "6 samples of an endless mix" in first
     many = said("preview", root / "mix.yaml", "--split-part", "val", "--num", "500")
     assert len(many["samples"]) == COUNTS["books"]
 
@@ -109,7 +109,7 @@ def test_pages(root: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0
     page = (tmp_path / "mix.html").read_text()
     assert "position 11: " in page
-    assert "12 samples of a mix without an end" in page
+    assert "12 samples of an endless mix" in page
     assert page.count("<img") == sum(
         sample["parts"][0]["kind"] == "image" for sample in said("preview", root / "mix.yaml", "--num", "12")["samples"]
     )
@@ -119,7 +119,7 @@ def test_pages(root: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--key", "000"], "names a sample of one dataset, and this is a mix"),
-        (["--dataset-config", "x.yaml"], "--dataset-config is what a metadataset says itself"),
+        (["--dataset-config", "x.yaml"], "--dataset-config does not apply: the metadataset names"),
         (["--tokenizer", "x"], "--tokenizer is for stores of tokens"),
         (["--order", "some"], "order kind is 'some'; allowed are"),
         (["--num", "0"], "from 1 to 1,000 samples"),
@@ -137,7 +137,7 @@ def test_previews_that_are_refused(root: Path, arguments: list[str], message: st
 def test_a_preview_asks_which_split_and_for_the_global_batch(root: Path, tmp_path: Path) -> None:
     entry = {"path": str(root / "lines.jsonl")}
     two = write(tmp_path / "two.yaml", few=entry, all=entry)
-    assert "which split? --split-part takes few, all" in headrace("preview", two).output
+    assert "choose a split with --split-part; the splits are few, all" in headrace("preview", two).output
     assert headrace("preview", write(tmp_path / "one.yaml", few=entry)).exit_code == 0
     schedule = [{"until": "3 steps", "weights": [1, 0]}, {"weights": [0, 1]}]
     blend = [entry, {"path": str(root / "books")}]
@@ -192,8 +192,8 @@ def test_a_check_looks_at_every_dataset_once(root: Path) -> None:
     only = headrace("check", mix, "--split-part", "few")
     assert only.output.replace(str(root), "R").splitlines()[-1].startswith("R/many.yaml: whole: 1 dataset in 1 split, ")
     assert headrace("check", mix, "--split-part", "gone").exit_code == 2
-    assert "--split-config is what a metadataset says" in headrace("check", mix, "--split-config", "x").output
-    assert "an option for tokens was given" in headrace("check", mix, "--pack", "8").output
+    assert "--split-config: leave it out, the metadataset names" in headrace("check", mix, "--split-config", "x").output
+    assert "and the option seq_len is for tokens" in headrace("check", mix, "--pack", "8").output
 
 
 def test_a_check_names_every_fault(root: Path, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_summary_of_all_that_may_happen(run: Any, tokenizer: Path, tmp_path: Pat
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert "  documents  3 (bad 2, duplicate 1, min_tokens 1 dropped)" in lines
-    assert "  special    1 text with a special token's name: literal" in lines
+    assert "  special    1 text with the name of a special token: literal" in lines
     assert any(line.startswith("  files      text_document_00000.bin ") for line in lines)
     assert next(line for line in lines if "files" in line).endswith(" and 2 more")
     assert lines[-3] == "  2 bad records skipped, all listed in headrace.json:"
@@ -208,26 +208,26 @@ def test_errors_name_file_and_line(run: Any, tokenizer: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("-o out --tokenizer t", "no INPUT: name at least one file, folder or glob"),
-        ("in.jsonl --tokenizer t", "--output DIR is missing: the folder for the result"),
+        ("-o out --tokenizer t", "no INPUT is given: name at least one file, folder or glob"),
+        ("in.jsonl --tokenizer t", "--output DIR is missing: name the folder for the result"),
         ("in.jsonl -o out", "--tokenizer is missing. prepare has four forms"),
         ("in.jsonl -o out --workers many", "Invalid value for '--workers'"),
         ("in.jsonl -o out --shufle 3", "No such option '--shufle'"),
         ("in.jsonl -o out --format zip", "Invalid value for '--format'"),
         (
             "in.jsonl -o out --tokenizer t --single --shard-tokens 5",
-            "--single writes one shard, --shard-tokens cuts it",
+            "--single writes one shard and --shard-tokens cuts it into several",
         ),
         ("in.jsonl -o out --tokenizer t --max-errors 5", "--max-errors needs --on-error skip"),
-        ("in.jsonl -o out --tokenizer t --eod 5", "eod is 5, but nothing is appended: say --append-eod"),
-        ("in.jsonl -o out --tokenizer t --bos <s>", "bos is '<s>', but nothing is prepended: say --prepend-bos"),
-        ("in.jsonl -o out --tokenizer t --join ;", "--join needs several fields: say --field twice or more"),
+        ("in.jsonl -o out --tokenizer t --eod 5", "eod is 5, but nothing is appended: give --append-eod"),
+        ("in.jsonl -o out --tokenizer t --bos <s>", "bos is '<s>', but nothing is prepended: give --prepend-bos"),
+        ("in.jsonl -o out --tokenizer t --join ;", "--join needs several fields: give --field twice or more"),
         ("in.jsonl -o out --tokenizer t --field a --field a", "a field is named twice: a, a"),
         ("in.jsonl -o out --tokenizer t --shard-tokens 0", "shard_tokens is 0: at least 1 is needed, or --single"),
         ("in.jsonl -o out --tokenizer t --shuffle -1", "the seed of --shuffle is -1"),
         ("in.jsonl -o out --tokenizer t --min-tokens 9 --max-tokens 3", "min_tokens is 9, above max_tokens"),
-        ("in.jsonl -o out --tokenizer t --filter nowhere", "'nowhere' names no function: write module:function"),
-        ("in.jsonl -o out --tokenizer t --max-record-bytes 9", "max_record_bytes is 9: at least 1,048,576 are needed"),
+        ("in.jsonl -o out --tokenizer t --filter nowhere", "'nowhere' does not name a function: write module:function"),
+        ("in.jsonl -o out --tokenizer t --max-record-bytes 9", "max_record_bytes is 9: it must be at least 1,048,576"),
         ("in.jsonl -o out --tokenizer t --workers 0", "workers is 0: at least 1 is needed"),
         ("in.jsonl -o out --tokenizer t --append-eod --eod w999", "--eod 'w999': not in the vocabulary"),
         ("in.jsonl -o out --tokenizer t --append-eod --eod 100", "--eod 100: no token has this id"),
@@ -287,4 +287,4 @@ def test_notices(run: Any, monkeypatch: pytest.MonkeyPatch, prepared: Path, quie
         return
     assert result.stderr == "note: continuing the unfinished run in this folder\n"
     # Speeds of a run of which only the end was seen would be too good to be true.
-    assert re.fullmatch(r"  time       [\d.]+ s since it went on", result.stdout.splitlines()[-1])
+    assert re.fullmatch(r"  time       [\d.]+ s since the run continued", result.stdout.splitlines()[-1])

@@ -96,7 +96,7 @@ def test_skipped_samples_are_listed(table: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--format", "tar", "--append-eod"), "--append-eod is for texts"),
-        (("--format", "tar", "--tokenizer", "t"), "neither --recipe nor --tokenizer"),
+        (("--format", "tar", "--tokenizer", "t"), "leave out --recipe and --tokenizer"),
         (("--tokenizer", "t", "--root", "x"), "--root is for media"),
         (("--tokenizer", "t", "--part", "a=row"), "--part is for media"),
         (("--format", "tar", "--part", "a"), "--part 'a': the forms are"),
@@ -104,7 +104,7 @@ def test_skipped_samples_are_listed(table: Path, tmp_path: Path) -> None:
         (("--format", "tar", "--field-map", "{"), "--field-map"),
         (("--format", "tar", "--field-map", "[]"), "--field-map"),
         (("--format", "tar", "--max-errors", "3"), "--max-errors needs"),
-        (("--format", "tar", "--single", "--shard-size", "3"), "say one of them"),
+        (("--format", "tar", "--single", "--shard-size", "3"), "cut it into several: use one"),
         (("--format", "tar", "--shard-size", "big"), "--shard-size big"),
     ],
 )

@@ -38,13 +38,13 @@ def test_a_folder_of_tars(run: Any, tars: Path) -> None:
     result = run("prepare", tars, "--split-ratio", "2,1,1", "--media-metadata-by-glob", "*.png,*.jpg")
     assert result.exit_code == 0
     assert result.stdout.startswith(f"{tars}: 12 samples in 4 shards\n")
-    for line in ("train    2 shards, 6 samples", "parts    json, png, txt", "media    facts of 12"):
+    for line in ("train    2 shards, 6 samples", "parts    json, png, txt", "media    metadata of 12"):
         assert line in result.stdout
-    assert "note: dataset.yaml: crude samples" in result.stderr
+    assert "note: dataset.yaml: samples are crude" in result.stderr
     assert len(EnergonStore(tars, split_part="train")) == 6
     again = run("prepare", tars, "--split-ratio", "2,1,1")
-    assert "written  nothing, all is as it was" in again.stdout
-    assert "0 read, 4 as they were, 0 gone" in again.stdout
+    assert "written  nothing, all files are unchanged" in again.stdout
+    assert "0 read, 4 unchanged, 0 removed" in again.stdout
 
 
 def test_json(run: Any, tars: Path) -> None:
@@ -88,21 +88,21 @@ def test_other_kinds(run: Any, tars: Path, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files/a.png").write_bytes(PNG)
     result = run("prepare", tmp_path / "files", "--media-only", "--media-metadata-by-extension")
-    assert "facts of 1 media of 1 file" in result.stdout
+    assert "metadata of 1 media in 1 file" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "how are the shards assigned? Give --split-ratio 8,1,1"),
+        ((), "there is no split file yet: give --split-ratio 8,1,1"),
         (("--split-ratio", "a"), "--split-ratio a: write"),
         (("--split-parts", "a"), "write NAME:REGEX"),
         (
             ("--split-ratio", "1", "--min-chars", "5"),
-            "--min-chars does not go with a dataset that is prepared in place",
+            "--min-chars does not apply to a dataset that is prepared in place",
         ),
-        (("--split-ratio", "1", "--samples-per-shard", "5"), "--samples-per-shard does not go"),
-        (("--split-ratio", "1", "--dry-run"), "--dry-run does not go"),
+        (("--split-ratio", "1", "--samples-per-shard", "5"), "--samples-per-shard does not apply"),
+        (("--split-ratio", "1", "--dry-run"), "--dry-run does not apply"),
         (("--tar-index-only", "-o", "out"), "--tar-index-only is for a folder of .tar shards"),
         (("--exclude", "x", "--format", "tar", "-o", "out"), "--exclude is for a folder of .tar shards"),
         (("--max-errors", "5", "--split-ratio", "1"), "--max-errors needs --on-error skip"),
@@ -110,7 +110,7 @@ def test_other_kinds(run: Any, tars: Path, tmp_path: Path) -> None:
         (("--split-ratio", "1", "--sample-type", "Captioning", "--field-map", "{}"), "did you mean CaptioningSample?"),
         (("--split-ratio", "1", "--sample-type", "CaptioningSample"), "the field map has no 'image'"),
         (("--split-ratio", "1", "--field-map", "{"), "--field-map"),
-        (("--shuffle-tars", "."), "one folder or file is prepared in place at a time, found 2"),
+        (("--shuffle-tars", "."), "only one folder or file at a time is prepared in place; found 2"),
     ],
 )
 def test_refusals(run: Any, tars: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -127,10 +127,8 @@ def test_faults_are_listed(run: Any, tars: Path) -> None:
     write_tar(tars / "s3.tar", [("k00.txt", b"again")])
     result = run("prepare", tars, "--split-ratio", "1", "--on-error", "skip", "--on-duplicate", "drop")
     assert result.exit_code == 0
-    assert (
-        "malformed: 1 shard, of which the samples from there on are missing\n  s2.tar: sample 1, byte" in result.stdout
-    )
-    assert "keys that were there before: 1 sample\n  'k00': s3.tar, first in s0.tar" in result.stdout
+    assert "malformed: 1 shard; the samples from the fault on are missing\n  s2.tar: sample 1, byte" in result.stdout
+    assert "duplicate keys: 1 sample\n  'k00': s3.tar, first in s0.tar" in result.stdout
 
 
 def ask(tars: Path, answers: list[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
@@ -147,14 +145,14 @@ def test_questions(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = ask(tars, [*answers, "txt,json[caption]"], monkeypatch)
     for line in (
         f"{tars}: 4 tars, from s0.tar to s3.tar",
-        "Three numbers are needed",
+        "Write three numbers, each 0 or more",
         "--split-ratio x: write",
         "s0.tar: sample 'k00' has png, json, txt",
         '"caption": "a picture of number 0 of ..."',
         '    3,\n    "..."',
         "Parts of this shard: json, png, txt",
         "  0. CrudeWebdataset (parts as they are, for a cooker)",
-        "nothing: no such part in this shard; is it right?",
+        "nothing: no such part in this shard; use it anyway?",
     ):
         assert line in shown, line
     written = yaml.safe_load((tars / ".nv-meta/dataset.yaml").read_text())

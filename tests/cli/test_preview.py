@@ -221,7 +221,7 @@ def test_the_tokeniser_of_the_manifest(run: Any, prepared: Path, tokenizer: Path
     assert f"was made with another tokeniser: {tokenizer}" in other.stderr
     assert "--any-tokenizer" in other.stderr
     forced = run("preview", prepared, "--tokenizer", model, "--any-tokenizer")
-    assert "note: read with another tokeniser" in forced.stdout
+    assert "note: read with a tokeniser that the store was not made with" in forced.stdout
     assert run("preview", prepared, "--tokenizer", model / "none").exit_code == 2
     assert run("preview", prepared, "--any-tokenizer").exit_code == 2
 
@@ -233,7 +233,7 @@ def test_a_tokeniser_that_is_gone_or_changed(run: Any, tmp_path: Path, corpus: P
     own.write_text(tokenizer.read_text().replace("w97", "v97"))
     changed = run("preview", tmp_path / "store")
     assert changed.exit_code == 4
-    assert "it was changed since. Give the old one with --tokenizer PATH" in changed.stderr
+    assert "it has changed since. Give the old one with --tokenizer PATH" in changed.stderr
     own.unlink()
     gone = run("preview", tmp_path / "store")
     assert gone.exit_code == 4
@@ -244,7 +244,7 @@ def test_a_tokeniser_that_is_gone_or_changed(run: Any, tmp_path: Path, corpus: P
 
 def test_without_a_tokeniser(run: Any, stores: dict[str, Path]) -> None:
     found = lines(run, stores["seq"])
-    assert found[2] == "note: the store does not say its tokeniser, so that ids are shown: give --tokenizer"
+    assert found[2] == "note: the store does not name its tokeniser, so ids are shown: give --tokenizer"
 
 
 def test_borders_by_positions_and_labels(run: Any, tmp_path: Path, model: Path) -> None:
@@ -266,7 +266,7 @@ def test_borders_by_positions_and_labels(run: Any, tmp_path: Path, model: Path) 
     ("arguments", "said"),
     [
         (("--documents", "3"), "has no document 3; it has 3, counted from 0"),
-        (("--documents", "0,x"), "'x' is no number and no range; write them as 0,5,10-12"),
+        (("--documents", "0,x"), "'x' is neither a number nor a range; write them as 0,5,10-12"),
         (("--documents", "5-3"), "the range '5-3' is empty"),
         (("--documents", "0-1000"), "at most 1,000 are shown at once"),
         (("--num", "0"), "at least 1"),
@@ -275,8 +275,8 @@ def test_borders_by_positions_and_labels(run: Any, tmp_path: Path, model: Path) 
         (("--pack", "48", "--documents", "9"), "has no pack 9; it has 2, counted from 0"),
         (("--pack", "0"), "seq_len is 0"),
         (("--pack", "48", "--strategy", "best"), "strategy is 'best'"),
-        (("--strategy", "greedy"), "--strategy goes with --pack N"),
-        (("--html", "page.bin"), "the name of a page ends in .html"),
+        (("--strategy", "greedy"), "--strategy needs --pack N"),
+        (("--html", "page.bin"), "the name of the page must end in .html"),
     ],
 )
 def test_what_is_refused(run: Any, stores: dict[str, Path], arguments: tuple[str, ...], said: str) -> None:
@@ -290,22 +290,22 @@ def test_stores_that_do_not_fit(run: Any, stores: dict[str, Path], tmp_path: Pat
     assert run("preview", tmp_path / "nowhere").exit_code == 4
     packed = run("preview", stores["dpo"], "--pack", 48, "--ids")
     assert packed.exit_code == 2
-    assert "records of type dpo are not packed; say one key with --key chosen" in packed.stderr
+    assert "records of type dpo cannot be packed; choose one key, such as --key chosen" in packed.stderr
     assert run("preview", stores["dpo"], "--pack", 48, "--ids", "--key", "chosen").exit_code == 0
     short = {"tokens": ("uint16", [np.array([4, 5, 6])]), "loss_mask": ("uint8", [np.array([1, 0])])}
     write_keyed(tmp_path / "short", **short)
     result = run("preview", tmp_path / "short", "--ids")
     assert result.exit_code == 4
-    assert "document 0 has 3 tokens and 2 values of 'loss_mask'" in result.stderr
+    assert "document 0 has 3 tokens, but 2 values of 'loss_mask'" in result.stderr
     group = {
         "prompts": ("uint16", [np.array([4])]),
         "responses": ("uint16", [np.array([5, 6])]),
         "response_lengths": ("int32", [np.array([1])]),
     }
     write_keyed(tmp_path / "group", **group)
-    assert "1 responses of 1 tokens" in run("preview", tmp_path / "group", "--ids").stderr
+    assert "1 responses of 1 tokens together" in run("preview", tmp_path / "group", "--ids").stderr
     write_keyed(tmp_path / "columns", prompts=("uint16", [np.array([4])]), columns=("uint8", [np.array([91])]))
-    assert "its columns are no JSON object" in run("preview", tmp_path / "columns", "--ids").stderr
+    assert "its columns are not a JSON object" in run("preview", tmp_path / "columns", "--ids").stderr
 
 
 def test_an_empty_document(run: Any, tmp_path: Path) -> None:

@@ -159,5 +159,5 @@ def test_pages_of_records(run: Any, tmp_path: Path) -> None:
     assert run("render", recipe, "--record", 0, "--html", target).exit_code == 0
     checker = checked(target.read_text(encoding="utf-8"))
     assert "evidence" in checker.texts["summary"]
-    assert "behind the end of the turn" in checker.texts["td"]
+    assert "after the end of the turn" in checker.texts["td"]
     assert "<script>alert(1)</script>" in "".join(checker.texts["pre"])

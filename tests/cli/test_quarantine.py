@@ -79,7 +79,7 @@ def test_a_report_takes_bad_samples_out_of_the_next_run(tmp_path: Path, run: Any
 def test_a_check_finds_them_by_itself(tmp_path: Path, run: Any) -> None:
     root = tars(tmp_path / "tars")
     refused = run("check", root, "--quarantine")
-    assert (refused.exit_code, "goes with --decode" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "needs --decode" in refused.stderr) == (2, True)
     done = run("check", root, "--decode", "--workers", 1, "--quarantine")
     assert done.exit_code == 1
     assert done.stdout.splitlines()[-1] == f"{root}: 2 samples left out from now on"
@@ -87,7 +87,7 @@ def test_a_check_finds_them_by_itself(tmp_path: Path, run: Any) -> None:
     assert [(one["shard"], one["index"], one["key"]) for one in listed] == [("0.tar", 2, "02"), ("1.tar", 2, "12")]
     assert all("JSON" in one["reason"] for one in listed)
     done = run("check", root, "--decode", "--workers", 1, "--quarantine")
-    assert (done.exit_code, f"{root}: nothing to be left out" in done.stdout) == (0, True)
+    assert (done.exit_code, f"{root}: no sample has to be left out" in done.stdout) == (0, True)
     assert "6, 2 bad ones left out" in run("info", root).stdout
     assert json.loads(run("info", root, "--json").stdout)["left_out"] == 2
 
@@ -109,7 +109,7 @@ def test_by_key(tmp_path: Path, run: Any) -> None:
     refused = [
         (("--key", "03"), 2, "has no sample with the key '03', or it is left out already"),
         (("--key", "00", "--remove"), 2, "no sample with the key '00' is left out"),
-        (("--remove",), 2, "say which, by --key or --from"),
+        (("--remove",), 2, "puts samples back: name them with --key or --from"),
         (("--from", tmp_path / "none"), 3, "cannot be read"),
     ]
     for arguments, code, words in refused:
@@ -125,7 +125,7 @@ def test_a_report_of_something_else(tmp_path: Path, run: Any) -> None:
     fault |= {"hook": "read", "kind": "DecodeError", "reason": "x"}
     report.write_text(json.dumps(fault) + "\n")
     done = run("quarantine", root, "--from", report)
-    assert (done.exit_code, f"no fault is of {root}; they are of /other" in done.stderr) == (3, True)
+    assert (done.exit_code, f"no fault is in {root}; they are in /other" in done.stderr) == (3, True)
     report.write_text(json.dumps(fault | {"source": str(root)}) + "\n")
     done = run("quarantine", root, "--from", report)
-    assert (done.exit_code, "do not say which it is; take it out by --key" in done.stderr) == (3, True)
+    assert (done.exit_code, "do not identify it; name it with --key" in done.stderr) == (3, True)

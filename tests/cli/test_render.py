@@ -21,11 +21,11 @@ EVIDENCE = r"""
   0 to 3    0 to 14   0     user       header       no       text of the template, no turn of its own  <|start|>user\n
   3 to 5    14 to 16  0     user       content      no       by the role of its message                Hi
   5 to 6    16 to 23  0     user       end of turn  no       by the role of its message                <|end|>
-  6 to 7    23 to 24  0     user       after        no       behind the end of the turn                \n
+  6 to 7    23 to 24  0     user       after        no       after the end of the turn                 \n
   7 to 10   24 to 43  1     assistant  header       no       text of the template, no turn of its own  <|start|>assistant\n
   10 to 13  43 to 46  1     assistant  content      yes      by the role of its message                Yes
   13 to 14  46 to 53  1     assistant  end of turn  yes      by the role of its message                <|end|>
-  14 to 15  53 to 54  1     assistant  after        no       behind the end of the turn                \n
+  14 to 15  53 to 54  1     assistant  after        no       after the end of the turn                 \n
 """  # noqa: E501
 
 
@@ -57,7 +57,7 @@ def test_for_people(run: Any, tmp_path: Path) -> None:
         "                     Hi<|end|>⏎",
         "  assistant       7  <|start|>assistant⏎",
         "                     [[Yes<|end|>]]⏎",
-        "  put before it: <bos>",
+        "  added before it: <bos>",
         *EVIDENCE.splitlines(),
     ]
 
@@ -154,7 +154,7 @@ def test_added_ends_and_sections(run: Any, tmp_path: Path) -> None:
     sections = "sections: [{field: q, action: mask}, {field: a, action: train}]\n"
     recipe = previews_made.recipe(tmp_path, "sft", sections, [{"q": "Was? é", "a": "Ja"}])
     found = lines(run, recipe, "--record", 0)
-    assert "  layout    the recipe says sections, field by field" in found
+    assert "  layout    the recipe has sections, which are read field by field" in found
     assert "       0  Was? é[[Ja]]" in found
 
 
@@ -205,7 +205,7 @@ def test_a_record_that_is_refused_is_shown_as_far_as_it_comes(run: Any, tmp_path
     config = tmp_path / "model" / "tokenizer_config.json"
     for earlier, said in (
         ("''", "nothing of message 1 (assistant)"),
-        ("m.content ~ '!'", "message 1 (assistant) otherwise"),
+        ("m.content ~ '!'", "message 1 (assistant) differently"),
     ):
         changed = TEMPLATE.replace(
             "{{ m.content }}", f"{{{{ m.content if loop.last or m.role == 'user' else {earlier} }}}}"
@@ -218,7 +218,7 @@ def test_a_record_that_is_refused_is_shown_as_far_as_it_comes(run: Any, tmp_path
     wrong = previews_made.recipe(tmp_path, "sft", "", [{"messages": [USER, YES]}, {"messages": "Hi"}, [1]])
     wrong.write_text(wrong.read_text().replace("inputs: ", "inputs:\n  - layout: messages\n    paths: "))
     assert render_record(wrong, 0).outcome == "kept"
-    for number, said in ((1, "allowed is a list"), (2, "a record is an object")):
+    for number, said in ((1, "allowed is a list"), (2, "it must be an object")):
         assert render_record(wrong, number).outcome == "bad"
         assert said in render_record(wrong, number).message
 
@@ -247,7 +247,7 @@ def test_numbers_count_over_inputs_and_bad_lines(run: Any, tmp_path: Path) -> No
     assert "more.jsonl.gz, line 2: malformed JSON" in bad.stderr
     for number in (5, -1):
         assert run("render", recipe, "--record", number).exit_code == 2
-    assert "the inputs have 5 records, counted from 0" in run("render", recipe, "--record", 5).stderr
+    assert "the inputs have only 5 records, counted from 0" in run("render", recipe, "--record", 5).stderr
     assert "the recipe has 2 inputs" in run("render", recipe, "--record", 0, "--input", tmp_path / "input.jsonl").stderr
 
 
@@ -266,7 +266,7 @@ def test_recipes_that_cannot_be_used(run: Any, tmp_path: Path) -> None:
     recipe = previews_made.recipe(tmp_path, "sft")
     said = {
         recipe.read_text().replace("type: sft", "type: stf"): "type",
-        "\n".join(line for line in recipe.read_text().splitlines() if "tokenizer" not in line): "no tokeniser: say",
+        "\n".join(line for line in recipe.read_text().splitlines() if "tokenizer" not in line): "no tokeniser: write",
         recipe.read_text() + "template: chatlm\n": "Did you mean chatml",
     }
     for text, words in said.items():

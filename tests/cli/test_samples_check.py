@@ -53,7 +53,7 @@ def test_whole(run: Any, folder: Path, name: str, samples: int, shards: int) -> 
     assert (found["samples"], found["shards"], found["hashed"], found["decoded"]) == (samples, shards, False, None)
     said = run("check", folder / name).stdout
     assert said.startswith(f"{folder / name}: whole: {samples} samples in {shards} shard")
-    assert "(no headrace.json vouches for the bytes)" in said
+    assert "(no headrace.json has hashes of the bytes)" in said
     assert sorted(folder.rglob("*")) == before
 
 
@@ -146,18 +146,18 @@ def _edit(path: Path, old: str, new: str) -> None:
     [
         (_cut_tar, "c01.tar", "expected"),
         (_cut_index, "c01.tar", "4 samples were expected"),
-        (_wrong_index, "c01.tar", "byte 512 by the index"),
-        (_no_index, "c01.tar.idx", "makes it"),
+        (_wrong_index, "c01.tar", "byte 512 in the index"),
+        (_no_index, "c01.tar.idx", "make it with headrace prepare"),
         (_no_tar, "c01.tar", "cannot be opened"),
         (_flip_header, "c01.tar", "checksum"),
         (_wrong_count, "c01.tar", "5 samples were expected"),
         (_unknown_key, ".info.json", "did you mean 'shard_counts'"),
-        (_sqlite, "index.sqlite", "prepare it again"),
-        (_sqlite_less, "index.sqlite", "has 3 samples, the shard 4"),
+        (_sqlite, "index.sqlite", "prepare the dataset again"),
+        (_sqlite_less, "index.sqlite", "has 3 samples, but the shard has 4"),
         (_sqlite_part, "index.sqlite", "sample 2: its parts"),
         (_sqlite_more_parts, "index.sqlite", "part 'jpg' is not in the shard"),
         (_unknown_shard, "split.yaml", "shard 'c09.tar' is not in"),
-        (_nothing_excluded, "split.yaml", "excludes 1 samples, of which 1 are not there"),
+        (_nothing_excluded, "split.yaml", "excludes 1 samples, of which 1 do not exist"),
         (_bad_split, "split.yaml", "split_parts"),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_key_in_two_shards(run: Any, tmp_path: Path) -> None:
     shards = {"a.tar": [("x.txt", b"1"), ("y.txt", b"2")], "b.tar": [("y.txt", b"3"), ("z.txt", b"4")]}
     root = energon_made.write_shards(tmp_path / "plain", shards)
     code, _, (problem,) = checked(run, root)
-    assert (code, "key 'y' is there 2 times: a.tar sample 1, b.tar sample 0" in problem) == (1, True)
+    assert (code, "key 'y' occurs 2 times: a.tar sample 1, b.tar sample 0" in problem) == (1, True)
     # Energon refuses to prepare such shards; a dataset of before 7.3 may have them.
     (tmp_path / "old").mkdir()
     other = {**shards, "b.tar": [("w.txt", b"3"), ("z.txt", b"4")]}
@@ -185,7 +185,7 @@ def test_a_key_in_two_shards(run: Any, tmp_path: Path) -> None:
     energon_made.write_shards(old, {"b.tar": shards["b.tar"]})
     (old / ".nv-meta/index.sqlite").unlink()
     code, _, (problem,) = checked(run, old)
-    assert (code, "key 'y': is there 2 times: a.tar sample 1, b.tar sample 0" in problem) == (1, True)
+    assert (code, "key 'y': occurs 2 times: a.tar sample 1, b.tar sample 0" in problem) == (1, True)
 
 
 def test_a_damaged_tar_without_index_is_checked_as_far_as_it_goes(run: Any, folder: Path, tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_more_faults_than_anybody_reads(run: Any, tmp_path: Path, monkeypatch: p
     energon_made.write_tar(tmp_path / "x.tar", [(f"{number:02d}.json", b"{bad") for number in range(20)])
     _, _, problems = checked(run, tmp_path, "--decode", "--workers", 1)
     assert len(problems) == 6
-    assert problems[-1].endswith(": 15 more parts at fault")
+    assert problems[-1].endswith(": 15 more faulty parts")
 
 
 def test_bytes_that_a_manifest_vouches_for(run: Any, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_sample_loader_is_named_and_never_run(run: Any, folder: Path, tmp_path
 def test_wrong_options(run: Any, folder: Path, prepared: Path) -> None:
     for place in (folder / "plain", folder / "t.jsonl", prepared):
         result = run("info", place, "--split-config", "x.yaml")
-        assert (result.exit_code, "--split-config is for datasets of Energon" in result.stderr) == (2, True)
+        assert (result.exit_code, "--split-config is only for Energon datasets" in result.stderr) == (2, True)
     result = run("info", folder / "mixed", "--key", "x")
     assert (result.exit_code, result.stdout) == (2, "")
 

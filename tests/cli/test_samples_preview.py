@@ -284,15 +284,15 @@ def test_page_and_json_at_once(run: Any, folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--html", "x.txt"], "ends in .html"),
-        (["--images", "ascii"], "known are terminal"),
+        (["--html", "x.txt"], "must end in .html"),
+        (["--images", "ascii"], "allowed are terminal"),
         (["--samples", "7"], "has no sample 7; its 7 samples are counted from 0"),
         (["--samples", "x"], "write them as 0,5,10-12"),
         (["--key", "none"], "has no sample 'none'"),
         (["--key", "v/1", "--num", "2"], "leave out --samples and --num"),
         (["--num", "0"], "from 1 to 1,000 samples"),
         (["--num", "1001"], "from 1 to 1,000 samples"),
-        (["--max-chars", "0"], "at least 1 character"),
+        (["--max-chars", "0"], "--max-chars 0: must be at least 1"),
         (["--pack", "8"], "--pack is for stores of tokens"),
         (["--max-tokens", "8"], "--max-tokens is for stores of tokens"),
         (["--split-part", "vall"], "did you mean 'val'?"),

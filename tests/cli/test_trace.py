@@ -141,9 +141,9 @@ def test_media_by_key(run: Headrace, tmp_path: Path) -> None:
         (("cats/99",), "no sample with the key 'cats/99'"),
         (("007",), "no sample with the key '007'"),
         (("7", "--key"), "no sample with the key '7'"),
-        (("7", "--document"), "which samples hold a document is not known"),
+        (("7", "--document"), "it is not known which samples hold a document"),
         (("99",), "found 99"),
-        (("x", "--document"), "no number of a document"),
+        (("x", "--document"), "not the number of a document"),
         (("7", "--ranks", "2"), "go together"),
     ):
         done = run("trace", "sample", ".", *arguments, "--run", tmp_path / "run.json")
@@ -203,7 +203,7 @@ def test_data_that_is_gone_or_another(run: Headrace, prepared: Path, tmp_path: P
     records_made.store(tmp_path / "store", records_made.sft(0, 20), "keyed")
     other = run("trace", "step", 2, "--run", tmp_path / "run.json").stdout
     assert "  note: .: " in other
-    assert "holds something else than the run was fed from" in other
+    assert "does not hold the data that the run was fed from" in other
 
 
 def test_files_that_cannot_be_used(run: Headrace, prepared: Path, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_files_that_cannot_be_used(run: Headrace, prepared: Path, tmp_path: Path
     for text in ("{", "[1]"):
         (tmp_path / "state.json").write_text(text)
         done = run("trace", "step", 1, "--run", tmp_path / "run.json", "--state", tmp_path / "state.json")
-        assert (done.exit_code, "no JSON of a loader's state_dict()" in done.stderr) == (5, True)
+        assert (done.exit_code, "this is not the state_dict() of a loader as JSON" in done.stderr) == (5, True)
     done = run("trace", "step", 1, "--run", tmp_path / "run.json", "--state", tmp_path / "missing.json")
     assert (done.exit_code, "cannot be read" in done.stderr) == (5, True)
     done = run("trace", "step", -1, "--run", tmp_path / "run.json")

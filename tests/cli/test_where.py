@@ -180,7 +180,10 @@ def test_show(run: Any, jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert run("where", store, 9, "--show").stdout.endswith(f"\n\ntext:\n{TEXTS[9]}\n")
     monkeypatch.setattr(origins, "FREE_BYTES", 10)
     [found] = ask(run, store, 9)
-    assert (found["texts"], found["note"]) == (None, "the input is large; --show reads it up to the record")
+    assert (found["texts"], found["note"]) == (
+        None,
+        "the input is large, and was not read; with --show it is read up to the record",
+    )
     assert run("where", store, 9, "--show").stdout.endswith(f"\n\ntext:\n{TEXTS[9]}\n")
 
 
@@ -254,10 +257,10 @@ def test_the_input_has_changed(run: Any, jsonl: Path, tmp_path: Path) -> None:
     size = jsonl.stat().st_size
     with jsonl.open("a") as file:
         file.write("{}\n")
-    line = f"  text   the input was changed: it had {size:,} bytes, it has {size + 3:,}"
+    line = f"  text   the input has changed: it had {size:,} bytes, and has {size + 3:,}"
     assert line in run("where", store, 0).stdout.splitlines()
     jsonl.write_bytes(b" " * size)
-    assert ask(run, store, 5)[0]["note"] == "the record cannot be read; the input was changed since"
+    assert ask(run, store, 5)[0]["note"] == "the record cannot be found; the input has changed"
     jsonl.unlink()
     assert "  text   the input cannot be read: No such file or directory" in run("where", store, 0).stdout.splitlines()
 
@@ -276,9 +279,9 @@ def test_not_a_prepared_store(run: Any, jsonl: Path, tmp_path: Path) -> None:
     store = prepare(tmp_path, jsonl)
     shutil.copy(store / "text_document_00000.bin", tmp_path / "bare.bin")
     for path, message in (
-        (tmp_path / "nowhere", "nothing is there; expected a folder that headrace prepare wrote"),
-        (tmp_path / "bare.bin", "no headrace.json tells of it"),
-        (store / "provenance", "no headrace.json tells of it"),
+        (tmp_path / "nowhere", "does not exist; expected a folder that headrace prepare wrote"),
+        (tmp_path / "bare.bin", "no headrace.json lists it"),
+        (store / "provenance", "no headrace.json lists it"),
     ):
         result = run("where", path, 0)
         assert result.exit_code == 4
@@ -296,8 +299,8 @@ def test_a_store_without_provenance(run: Any, jsonl: Path, tmp_path: Path) -> No
 def test_provenance_of_another_store(run: Any, jsonl: Path, tmp_path: Path) -> None:
     store = prepare(tmp_path, jsonl)
     for documents, file, message in (
-        (9, 0, "tells of 9 documents, headrace.json of 10"),
-        (10, 1, "tells of input 1, headrace.json has 1 of them"),
+        (9, 0, "holds the origins of 9 documents, but headrace.json lists 10"),
+        (10, 1, "names input 1, but headrace.json lists 1 inputs"),
     ):
         writer = ProvenanceWriter(store / "provenance", with_order=False, with_ids=False)
         writer.add_span(0, documents, file, 0, documents, np.zeros(0, np.int64), [])

@@ -70,7 +70,7 @@ def test_a_shard_of_the_source(run: Any, prepared: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "note"),
     [
-        (shutil.rmtree, "is not there any more, so the way ends there"),
+        (shutil.rmtree, "no longer exists, so the origin is not known further"),
         (lambda store: (store / "headrace.json").unlink(), "has no headrace.json"),
         (lambda store: (store / "headrace.json").write_text("{}"), "not a Headrace manifest"),
     ],
@@ -90,7 +90,7 @@ def test_a_source_that_was_written_anew_is_not_trusted(run: Any, tmp_path: Path,
     shutil.rmtree(store)
     headrace.merge([other], store)
     [found] = ask(run, tmp_path / "out", 3)
-    assert "was written anew since" in found["note"]
+    assert "has been written anew" in found["note"]
 
 
 def test_bare_pairs_and_stores_without_lines(run: Any, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_bare_pairs_and_stores_without_lines(run: Any, tmp_path: Path) -> None:
     assert "has no headrace.json" in last["note"]
     headrace.merge([bare], tmp_path / "sequences", options=CopyOptions(documents="sequences"))
     [found] = ask(run, tmp_path / "sequences", 3)
-    assert "each sequence was taken as a document" in found["note"]
+    assert "each sequence was read as a document" in found["note"]
     folder = made.two_keys(tmp_path / "two", "indexed")
     headrace.merge([folder], tmp_path / "of_two")
     [found] = ask(run, tmp_path / "of_two", 2)

@@ -151,12 +151,12 @@ def test_dtypes_by_key(tmp_path: Path) -> None:
     for dtype, message in [
         (
             {"labels": "int32"},
-            "dtype for the key 'labels', which is not there; the keys are sequence, loss_mask, score",
+            "a dtype is given for the key 'labels', which does not exist; the keys are sequence, loss_mask, score",
         ),
         ({"score": "int32"}, "key 'score': .*in has float64, which cannot become int32"),
         ({"sequence": "float32"}, "has uint32, which cannot become float32"),
-        ("int33", "dtype='int33' is no dtype"),
-        ("str", "is not one of numbers"),
+        ("int33", "dtype='int33' is not a dtype"),
+        ("str", "is not a dtype of numbers"),
     ]:
         with pytest.raises(ConfigError, match=message):
             headrace.convert(source, tmp_path / "c", format="keyed", options=CopyOptions(dtype=dtype))
@@ -175,7 +175,7 @@ def test_sequences_that_a_format_has_not_are_counted(tmp_path: Path) -> None:
     """Three sequences in one document, and one empty sequence: two inner borders and a sequence are lost, no token."""
     source = pair(tmp_path / "a", [[[1], [2], [3]], [[]], [], [[4]]])
     report = headrace.convert(source, tmp_path / "keyed", format="keyed")
-    assert "3 inner borders are not in the result" in report.warnings[0]
+    assert "the result lacks 3 inner borders" in report.warnings[0]
     assert documents(tmp_path / "keyed") == [[1, 2, 3], [], [], [4]]
     report = headrace.convert(source, tmp_path / "indexed", format="indexed")
     assert report.warnings == ()
@@ -186,7 +186,7 @@ def test_modes_are_kept_or_refused(tmp_path: Path) -> None:
     source = GOLDEN / "indexed" / "multimodal"
     headrace.convert(source, tmp_path / "same", format="indexed")
     assert pair_bytes(tmp_path / "same" / "text_document") == pair_bytes(source)
-    with pytest.raises(ConfigError, match="has sequences with modes, and the keyed format has none; --drop-modes"):
+    with pytest.raises(ConfigError, match="has sequences with modes, but the keyed format has none; --drop-modes"):
         headrace.convert(source, tmp_path / "keyed", format="keyed")
     report = headrace.convert(source, tmp_path / "keyed", format="keyed", options=CopyOptions(drop_modes=True))
     assert any("are left out" in warning for warning in report.warnings)

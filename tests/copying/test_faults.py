@@ -75,16 +75,16 @@ def test_killed_behind_the_rename_that_completes_it(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "out")
         assert faults.run_killed(action, moment) == (moment == len(kinds))
         assert files(tmp_path / "out") == wanted
-        with pytest.raises(OutputError, match="is there already"):
+        with pytest.raises(OutputError, match="the folder exists and holds"):
             action("7,3")
         report = action()
         assert isinstance(report, CopyReport)
-        assert "the output is complete already" in report.warnings[-1]
+        assert "the output is already complete" in report.warnings[-1]
         assert files(tmp_path / "out") == wanted
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx", "out"]
     with (tmp_path / "a.bin").open("r+b") as file:
         file.write(b"\7")
-    with pytest.raises(OutputError, match="is there already"):
+    with pytest.raises(OutputError, match="the folder exists and holds"):
         action()
 
 
@@ -104,7 +104,7 @@ def test_killed_while_it_replaces(tmp_path: Path) -> None:
         if not (tmp_path / "out").exists():
             num_hidden += 1
             # Any next copy puts it back first, also one that is refused.
-            with pytest.raises(OutputError, match="is there already"):
+            with pytest.raises(OutputError, match="the folder exists and holds"):
                 headrace.merge([tmp_path / "a"], tmp_path / "out")
             assert files(tmp_path / "out") == before
         assert files(tmp_path / "out") in (before, after)
@@ -162,7 +162,7 @@ def test_nothing_is_lost_where_not_even_the_old_output_can_be_put_back(
         with pytest.raises(OutputError, match="out: cannot move the output to: Input/output error"):
             headrace.merge([source, source], tmp_path / "out", options=replace)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(OutputError, match="is there already"):
+    with pytest.raises(OutputError, match="the folder exists and holds"):
         headrace.merge([source, source], tmp_path / "out")
     assert documents(tmp_path / "out") == [[1]]
     headrace.merge([source, source], tmp_path / "out", options=replace)
@@ -172,7 +172,7 @@ def test_nothing_is_lost_where_not_even_the_old_output_can_be_put_back(
 def test_two_copies_to_one_place(tmp_path: Path) -> None:
     source = pair(tmp_path / "a", [[[1]]])
     first = Destination(tmp_path / "out", overwrite=False, sources=[])
-    with first, pytest.raises(OutputError, match="another copy is being written there"):
+    with first, pytest.raises(OutputError, match="another copy is writing to this destination"):
         headrace.merge([source], tmp_path / "out")
     headrace.merge([source], tmp_path / "out")
     assert documents(tmp_path / "out") == [[1]]

@@ -53,13 +53,13 @@ def test_to_pairs_with_another_dtype(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"a": ["text"]}', "no store of tokens, which is a JSON object with a list of lists of numbers"),
-        ('{"a": [[1], 2]}', "no store of tokens"),
-        ('{"a": [[1], [true]]}', "document 1: key 'a' holds both true or false and numbers"),
-        ('{"a": [[1], [2]], "b": [[3]]}', "keys of different numbers of documents"),
-        ("{}", "names no key"),
-        ('{"a": [[1]', "no store of tokens.*truncated"),
-        ('{"a": [[9223372036854775808]]}', "no store of tokens|beyond|out of"),
+        ('{"a": ["text"]}', "not a store of tokens: .*; expected a JSON object with a list of lists of numbers"),
+        ('{"a": [[1], 2]}', "not a store of tokens"),
+        ('{"a": [[1], [true]]}', "document 1: key 'a' holds both truth values \\(true, false\\) and numbers"),
+        ('{"a": [[1], [2]], "b": [[3]]}', "the keys have different numbers of documents"),
+        ("{}", "has no key"),
+        ('{"a": [[1]', "not a store of tokens.*truncated"),
+        ('{"a": [[9223372036854775808]]}', "not a store of tokens|beyond|out of"),
     ],
 )
 def test_what_is_no_such_object_leaves_nothing(tmp_path: Path, content: str, message: str) -> None:

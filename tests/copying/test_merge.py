@@ -84,7 +84,7 @@ def test_the_manifest_leads_back(tmp_path: Path) -> None:
     assert manifest.ledger.documents.empty == out.count([])
     for document, found in enumerate(copied_documents(manifest, range(21))):
         assert out[document] == documents(Path(found.source.path))[found.document]
-    with pytest.raises(StoreError, match="do not lead to document 21"):
+    with pytest.raises(StoreError, match="do not hold document 21"):
         copied_documents(manifest, [21])
 
 
@@ -127,7 +127,7 @@ def test_tokenisers_must_be_one(tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
     report = headrace.merge([one, other], tmp_path / "b", options=CopyOptions(allow_different_tokenizers=True))
     assert load_manifest(tmp_path / "b").tokenizer is None
-    assert "the result names none" in report.warnings[0]
+    assert "the result names no tokeniser" in report.warnings[0]
     report = headrace.merge([one, no_eod], tmp_path / "c")
     tokenizer = load_manifest(tmp_path / "c").tokenizer
     assert tokenizer is not None
@@ -142,16 +142,16 @@ def test_what_does_not_go_together(tmp_path: Path) -> None:
     small, large = pair(tmp_path / "small", [[[1]]]), pair(tmp_path / "large", [[[2], [70_000]]], "int32")
     two = made.two_keys(tmp_path / "two", "keyed")
     for sources, message in [
-        ([small, large], "key 'text': .*small has uint16, .*large has int32: say which to write with --dtype"),
-        ([small, two], "small is indexed, .*two is keyed: say which to write with --format"),
+        ([small, large], "key 'text': .*small has uint16, .*large has int32: choose one with --dtype"),
+        ([small, two], "small is indexed, .*two is keyed: choose the format of the result with --format"),
         ([made.two_keys(tmp_path / "pairs", "indexed"), small], "has the keys 'title', 'body', .*small has 'tokens'"),
         ([small, GOLDEN / "indexed" / "multimodal"], "uint16, .*multimodal has int32"),
         (
             [large, GOLDEN / "indexed" / "multimodal"],
-            "multimodal: has sequences with modes, and .*large has none; --drop",
+            "multimodal has sequences with modes, but .*large has none; --drop",
         ),
         ([], "at least one"),
-        ("x", "a list of stores"),
+        ("x", "a list of at least one store"),
     ]:
         with pytest.raises(ConfigError, match=message):
             headrace.merge(sources, tmp_path / "out")
@@ -180,11 +180,11 @@ def test_options_that_cannot_be(options: dict[str, object]) -> None:
 
 def test_a_flipped_bit_in_a_source_is_noticed(tmp_path: Path) -> None:
     folder = made.one_key(tmp_path / "a")
-    changed_bytes = r"bytes 0 to .* bytes were changed.*nothing was written: the source is not what its headrace.json"
+    changed_bytes = r"bytes 0 to .* bytes were changed.*nothing was written, because the source does not match"
     for name, at, message in [
         ("text_document.bin", 200, changed_bytes),
         ("text_document.idx", -480, changed_bytes),  # a document ends a sequence later
-        ("text_document.idx", 200, ".* tokens by their sizes and .* by their pointers; the index was changed"),
+        ("text_document.idx", 200, ".* tokens by their sizes but .* by their pointers; the index is damaged"),
     ]:
         whole = (folder / name).read_bytes()
         changed = bytearray(whole)
@@ -212,14 +212,14 @@ def test_where_the_output_goes(tmp_path: Path) -> None:
     headrace.merge([source], out)
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     other = pair(tmp_path / "b", [[[2]]])
-    with pytest.raises(OutputError, match=r"is there already and holds 'headrace.json'; --overwrite replaces it"):
+    with pytest.raises(OutputError, match=r"the folder exists and holds 'headrace.json'; --overwrite replaces it"):
         headrace.merge([other], out)
     headrace.merge([other], out, options=CopyOptions(overwrite=True))
     assert documents(out) == [[2]]
-    with pytest.raises(OutputError, match=r"holds .*text_document.bin, which is to be copied"):
+    with pytest.raises(OutputError, match=r"holds .*text_document.bin, which is a source"):
         headrace.merge([out], out, options=CopyOptions(overwrite=True))
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match=r"holds notes.txt, which no headrace.json lists, so it is not replaced"):
+    with pytest.raises(OutputError, match=r"holds notes.txt, which no headrace.json lists, so the folder is not"):
         headrace.merge([source], out, options=CopyOptions(overwrite=True))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
@@ -237,7 +237,7 @@ def test_a_damaged_manifest_is_not_replaced(tmp_path: Path) -> None:
     source = pair(tmp_path / "a", [[[1]]])
     headrace.merge([source], tmp_path / "out")
     (tmp_path / "out" / "headrace.json").write_text("{}")
-    with pytest.raises(OutputError, match="remove it yourself"):
+    with pytest.raises(OutputError, match="remove them yourself"):
         headrace.merge([source], tmp_path / "out", options=CopyOptions(overwrite=True))
 
 
@@ -297,7 +297,7 @@ def test_a_wrong_write_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             os.pwrite(file._fd, b"\7", 0)
 
     monkeypatch.setattr(AtomicFile, "write", flipped)
-    with pytest.raises(OutputError, match=rf"not what was read back: .*{name}"):
+    with pytest.raises(OutputError, match=rf"what is read back differs from what was written: .*{name}"):
         headrace.merge([source], tmp_path / "new" / "folder" / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -311,7 +311,7 @@ def test_documents_that_get_lost_are_noticed(tmp_path: Path, monkeypatch: pytest
         real(self, tokens, lengths[::-1], *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(headrace.copying.formats.SequenceFiles, "add", shifted)
-    with pytest.raises(OutputError, match="are not those of the sources"):
+    with pytest.raises(OutputError, match="differ from those of the sources"):
         headrace.merge([source], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -323,6 +323,6 @@ def test_keys_of_different_numbers_of_documents(tmp_path: Path) -> None:
         writer.finish()
     meta = tmp_path / "k" / "meta.json"
     meta.write_text(meta.read_text().replace(', "offsets": [0, 1, 2]', ""))
-    with pytest.raises(StoreError, match="cannot stay side by side: 'a' has 2, 'b' has 1"):
+    with pytest.raises(StoreError, match="they cannot be copied together: 'a' has 2, 'b' has 1"):
         headrace.merge([tmp_path / "k"], tmp_path / "out")
     shutil.rmtree(tmp_path / "k")

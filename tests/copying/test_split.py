@@ -86,12 +86,12 @@ def test_what_cannot_be(tmp_path: Path) -> None:
     source = pair(tmp_path / "a", [[[1]]])
     for into, names, message in [
         (0, None, "0 parts: at least one"),
-        (2, ["a"], "1 names for 2 parts"),
-        (2, ["a", "a"], "two parts have one name"),
+        (2, ["a"], "1 names are given for 2 parts"),
+        (2, ["a", "a"], "two parts have the same name"),
         (2, ["a", "../b"], "'../b' cannot name a folder"),
         (2, ["a", ".b"], "'.b' cannot name a folder"),
         (2, ["a", "b/c"], "'b/c' cannot name a folder"),
-        ("8,1,1", ["a", "b"], "name each of its 3 parts"),
+        ("8,1,1", ["a", "b"], "give one for each of its 3 parts"),
         ("x", None, "the split is 'x'"),
         ("0,0", None, "at least one share must be above 0"),
     ]:

@@ -122,7 +122,7 @@ def test_describe_prints_the_tree(sources: dict[str, WindowDataset]) -> None:
         ({"weights": {"a": 1, "b": 1, "c": 1}, "end": "never"}, "end is 'never'"),
         ({"weights": {"a": 1, "b": 1, "c": 1}, "end": "samples"}, "num_samples goes with"),
         ({"weights": {"a": 1, "b": 1, "c": 1}, "num_samples": 4}, "num_samples goes with"),
-        ({"repeats": {"a": 1, "b": 1, "c": 1}, "end": "samples", "num_samples": 3}, "ends by itself"),
+        ({"repeats": {"a": 1, "b": 1, "c": 1}, "end": "samples", "num_samples": 3}, "has an end of its own"),
     ],
 )
 def test_contradictions_are_refused(sources: dict[str, WindowDataset], options: dict[str, Any], message: str) -> None:
@@ -138,9 +138,9 @@ def test_what_needs_a_length_refuses_endless_blends(sources: dict[str, WindowDat
         Run(endless, global_batch_size=1, epochs=2)
     with pytest.raises(ConfigError, match="order is 'full'; expected an Order"):
         Run(sources["a"], global_batch_size=1, order="full")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="not in both"):
+    with pytest.raises(ConfigError, match="epochs and samples are both given"):
         Run(sources["a"], global_batch_size=1, epochs=2, samples=3)
-    with pytest.raises(ConfigError, match="nothing to feed"):
+    with pytest.raises(ConfigError, match="no samples to feed"):
         Run(sources["a"], global_batch_size=8, samples=3, drop_last=True)
 
 

@@ -36,7 +36,7 @@ def test_rows_and_pads_by_plain_lists(lengths: list[int], more: int, side: Any) 
 def test_lists_and_other_dtypes_are_taken() -> None:
     grid = Grid.of([2, 1], 2, "right")
     assert grid.filled([[0.5, 1], [2]], 0, np.float32).tolist() == [[0.5, 1], [2, 0]]
-    with pytest.raises(ConfigError, match="sample 1 has 3 tokens, and 2 have room"):
+    with pytest.raises(ConfigError, match="sample 1 has 3 tokens, and the batch is 2 wide"):
         Grid.of([2, 3], 2, "right")
 
 
@@ -67,7 +67,7 @@ def test_what_is_kept() -> None:
         ({"multiple_of": 0}, "at least 1, found None and 0"),
         ({"pad_to": "max_length"}, "need max_length"),
         ({"over_long": "truncate_left"}, "need max_length"),
-        ({"max_length": 10, "multiple_of": 8, "pad_to": "max_length"}, "10 is no multiple of 8"),
+        ({"max_length": 10, "multiple_of": 8, "pad_to": "max_length"}, "10 is not a multiple of 8"),
     ],
 )
 def test_contradictions_are_refused(options: dict[str, Any], message: str) -> None:

@@ -166,13 +166,13 @@ def test_recipe_tells_every_option_apart(prefix: Path, dataset: GPTDataset) -> N
 
 def test_what_is_refused(dataset: GPTDataset) -> None:
     cyclic = CyclicDataset(dataset, micro_batch_size=2, data_parallel_size=2)
-    with pytest.raises(ConfigError, match=r"CyclicDataset has an order of its own.*found kind='full'"):
+    with pytest.raises(ConfigError, match=r"CyclicDataset has an order of its own.*order kind 'full'"):
         Run(cyclic, global_batch_size=4)
-    with pytest.raises(ConfigError, match="give samples instead of epochs"):
+    with pytest.raises(ConfigError, match="pass samples instead of epochs"):
         Run(cyclic, global_batch_size=4, order=NONE, epochs=1)
     with pytest.raises(ConfigError, match="an order of its own"):
         Run(Blend({"a": cyclic, "b": dataset}, weights={"a": 1, "b": 1}), global_batch_size=4)
-    with pytest.raises(ConfigError, match="fewer than one micro-batch of all ranks, 20 times 2"):
+    with pytest.raises(ConfigError, match="fewer than one micro-batch of all ranks, which has 20 times 2"):
         CyclicDataset(dataset, micro_batch_size=2, data_parallel_size=20)
     with pytest.raises(TypeError):
         CyclicDataset(dataset, micro_batch_size=2.0, data_parallel_size=2)  # type: ignore[arg-type]
@@ -181,6 +181,6 @@ def test_what_is_refused(dataset: GPTDataset) -> None:
 def test_it_says_what_it_is(dataset: GPTDataset) -> None:
     cyclic = CyclicDataset(dataset, micro_batch_size=2, data_parallel_size=4)
     described = Run(cyclic, global_batch_size=8, order=NONE).describe()
-    assert described.startswith("run: endless, Megatron's cyclic order for 4 ranks, each a part of its own, ")
+    assert described.startswith("run: endless, Megatron's cyclic order for 4 ranks, each with its own part, ")
     assert f"32 of {len(dataset)} samples an epoch" in described
     assert "length: endless" in described

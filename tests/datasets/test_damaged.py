@@ -237,11 +237,11 @@ def test_what_outside_fuzzers_met(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="file: the saved run is damaged: "):
         read_run_file(path)
     path.write_bytes(b'{"source": "\xff"}\n')
-    with pytest.raises(InputError, match="file: line 1: no fault of a report: "):
+    with pytest.raises(InputError, match="file: line 1: this is not a fault of a report: "):
         read_fault_report([path])
-    with pytest.raises(StoreError, match=r"xxx\.\.\.: 5,000 characters are too long for the name of a file"):
+    with pytest.raises(StoreError, match=r"xxx\.\.\.: 5,000 characters are too many for a file name"):
         headrace.open("x" * 5000)
-    with pytest.raises(StoreError, match=r"'a.x00b': no name of a file: "):
+    with pytest.raises(StoreError, match=r"'a.x00b': not a valid file name: "):
         headrace.open("a\0b")
 
 

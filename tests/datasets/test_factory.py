@@ -66,7 +66,7 @@ def test_case_11_fields(tmp_path: Path) -> None:
 def test_case_12_storage_types(tmp_path: Path) -> None:
     path = flat(tmp_path / "flat", 100)
     assert len(load_dataset("seq", path, 8, storage_type="bin")) == len(load_dataset("seq", path, 8))
-    with pytest.raises(ConfigError, match="storage_type is 'h5', and what lies there is of the format 'keyed'"):
+    with pytest.raises(ConfigError, match="storage_type is 'h5', but the data there have the format 'keyed'"):
         load_dataset("seq", path, 8, storage_type="h5")
     with pytest.raises(ValueError, match="Unknown component: 'parquet'"):
         load_dataset("seq", path, 8, storage_type="parquet")

@@ -84,12 +84,14 @@ def test_a_blend_is_filled_up_too(dataset: GPTDataset) -> None:
 
 
 def test_what_cannot_be_filled_up(corpus: corpora.Corpus, dataset: GPTDataset) -> None:
-    with pytest.raises(ConfigError, match="told by a field loss_mask alone; WindowDataset has input_ids, labels"):
+    with pytest.raises(
+        ConfigError, match="marked only by a field loss_mask alone; WindowDataset has input_ids, labels"
+    ):
         FilledDataset(WindowDataset(corpus.store, seq_len=8), multiple_of=4)
     packed = PackedSequenceDataset(corpus.store, Packing(seq_len=64, strategy="best_fit"))
     with pytest.raises(ConfigError, match="PackedSequenceDataset has"):
         FilledDataset(packed, multiple_of=4)
-    with pytest.raises(ConfigError, match="CyclicDataset has no last step"):
+    with pytest.raises(ConfigError, match="CyclicDataset has no end, and so no last step"):
         FilledDataset(CyclicDataset(dataset, micro_batch_size=2, data_parallel_size=2), multiple_of=4)
     with pytest.raises(ConfigError, match="at least 1, found 0"):
         FilledDataset(dataset, multiple_of=0)

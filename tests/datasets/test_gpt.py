@@ -225,8 +225,8 @@ def test_aleph_alpha_has_no_index_arrays(prefix: Path) -> None:
     [
         ({"split_part": "dev"}, "split_part is 'dev'; allowed are 'train', 'valid', 'test'"),
         ({"split_part": "test"}, "gives nothing to 'test'"),
-        ({"split": "9999,1", "split_part": "valid"}, "not one sample of 6 tokens"),
-        ({"sequence_length": 80}, "with 80 tokens: not one sample of 80 tokens"),
+        ({"split": "9999,1", "split_part": "valid"}, "not enough for a sample of 6 tokens"),
+        ({"sequence_length": 80}, "with 80 tokens: not enough for a sample of 80 tokens"),
         ({"sequence_length": 0}, "sequence_length is 0"),
     ],
 )
@@ -240,7 +240,7 @@ def test_what_cannot_be_fed_is_refused(prefix: Path, wrong: dict[str, Any], mess
     [
         ({"eod_mask_loss": True}, "need the id of eod"),
         ({"eod": 1, "reset_attention_mask": True}, "create_attention_mask=True"),
-        ({"eod": 1, "inter_document_masking": True, "reset_position_ids": True}, "borders and positions of its own"),
+        ({"eod": 1, "inter_document_masking": True, "reset_position_ids": True}, "its own borders and positions"),
     ],
 )
 def test_masks_that_do_not_go_together(wrong: dict[str, Any], message: str) -> None:

@@ -93,7 +93,7 @@ def test_all_are_right_with_the_options_of_the_run() -> None:
     [wrong] = [verdict for verdict in check().values() if not verdict.ok]
     assert (wrong.part, wrong.of) == ("valid", "data/web")
     assert [str(problem).partition("sample_index")[2] for problem in wrong.problems][:1] == [
-        ".npy: 7 rows, 6 are due: one a sample, and the end"
+        ".npy: 7 rows; expected 6: one for each sample, and the end"
     ]
     assert wrong.cause.startswith(
         "it fits add_extra_token_to_sequence=True and drop_last_partial_validation_sequence=F"
@@ -107,8 +107,8 @@ def test_b6_data_replaced_at_the_same_path(place: Path) -> None:
         later = (place / "cache" / f"{TRAIN}-GPTDataset-train-document_index.npy").stat().st_mtime + 5
         os.utime(f"data/web{suffix}", (later, later))
     assert refused(description(TRAIN)) == (
-        f"cache/{TRAIN}-GPTDataset-train-document_index.npy: 14 entries, 4 epochs of 4 sequences are due; it fits no"
-        " other options either: it is not of these data (data/web, written after it), or it is damaged"
+        f"cache/{TRAIN}-GPTDataset-train-document_index.npy: 14 entries; expected 4 epochs of 4 sequences; it fits no"
+        " other options either: it does not belong to these data (data/web, written after it), or it is damaged"
     )
     assert not any(verdict.ok for verdict in check(**KEEP).values() if verdict.of == "data/web")
     assert all(verdict.ok for verdict in check(**KEEP).values() if verdict.of == "data/code")
@@ -125,7 +125,7 @@ def test_b6_one_sequence_got_longer() -> None:
         builder.add_document(tokens, [len(tokens)])
     builder.finalize("data/web.idx")
     said = refused(description(TRAIN))
-    assert re.search(r"sample_index.npy: row \d+: entry \d+ at token \d+, entry \d+ at token", said)
+    assert re.search(r"sample_index.npy: row \d+: entry \d+ at token \d+; expected entry \d+ at token", said)
 
 
 @pytest.mark.usefixtures("place")
@@ -135,7 +135,7 @@ def test_b6_another_extra_token_has_the_same_name() -> None:
     assert Path(made.description).name == description(TRAIN).name
     assert "it fits add_extra_token_to_sequence=False and drop_last" in refused(made.description)
     assert verdict(made.description, add_extra_token_to_sequence=False).samples == len(without)
-    with pytest.raises(OutputError, match="another cache of this name is there"):
+    with pytest.raises(OutputError, match="another cache of this name exists"):
         export_cache(without, tokenizer=TOKENIZER, path_to_cache="cache")
     assert verdict(description(TRAIN)).is_own_order
     assert export_cache(without, tokenizer=TOKENIZER, path_to_cache="cache", replace=True)[0].written
@@ -171,7 +171,7 @@ def test_blends_that_do_not_fit() -> None:
     chosen = np.load(member.path("dataset_index.npy"))
     chosen[3] = 7
     np.save(member.path("dataset_index.npy"), chosen)
-    assert "dataset_index.npy: entry 3: dataset 7, of 2 datasets" in refused(weighted)
+    assert "dataset_index.npy: entry 3: dataset 7; there are 2 datasets" in refused(weighted)
     # As many samples in another dataset: its own cache is refused first.
     shutil.copy("data/code.bin", "data/web.bin")
     shutil.copy("data/code.idx", "data/web.idx")
@@ -194,7 +194,7 @@ def test_a_blend_of_datasets_whose_caches_were_made_anew() -> None:
         shutil.copy(f"data/code{suffix}", f"data/web{suffix}")
     anew = dataset(num_samples=None, split="1,0,0")
     export_cache(anew, tokenizer=TOKENIZER, path_to_cache="cache", one_part=True, replace=True)
-    assert "the blend of datasets of [27, 12] samples; they have [12, 12]" in refused(blends()[1])
+    assert "the blend is of datasets with [27, 12] samples; they have [12, 12]" in refused(blends()[1])
 
 
 @pytest.mark.usefixtures("place")
@@ -233,7 +233,7 @@ def test_beside_the_data() -> None:
     assert [each.of for each in export_cache(blend, tokenizer=TOKENIZER)] == ["data/web", "data/code"]
     old = export_cache(dataset(), tokenizer=None, era="core_v0.4", class_name="Mine", path_to_cache="old")[0]
     assert verdict(old.description).samples == 33
-    with pytest.raises(StoreError, match="nothing: no caches; these are"):
+    with pytest.raises(StoreError, match="nothing: no caches found; looked for"):
         find_descriptions(Path("nothing"))
 
 
@@ -243,21 +243,21 @@ def test_what_megatron_has_no_cache_of() -> None:
         export_cache(dataset(dialect="neox"), tokenizer=TOKENIZER)
     with pytest.raises(ConfigError, match="last_epoch='together'"):
         export_cache(dataset(last_epoch="together"), tokenizer=TOKENIZER)
-    with pytest.raises(ConfigError, match="only GPTDataset and blends of it"):
+    with pytest.raises(ConfigError, match="Megatron has caches only for GPTDataset and blends of it"):
         export_cache(headrace.WindowDataset(headrace.open("data/web"), seq_len=8), tokenizer=TOKENIZER)
     store = headrace.open("data/web")
-    with pytest.raises(ConfigError, match="Megatron takes sequences"):
+    with pytest.raises(ConfigError, match="Megatron reads sequences"):
         export_cache(dataset(store), tokenizer=TOKENIZER)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="Megatron reads single pairs"):
         export_cache(dataset(headrace.open("data/", documents="sequences")), tokenizer=TOKENIZER)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="the tokenizer is None and the era 'core'"):
         export_cache(dataset(), tokenizer=None)
-    with pytest.raises(ConfigError, match="are no JSON: "):
+    with pytest.raises(ConfigError, match="cannot be written as JSON: "):
         export_cache(dataset(), tokenizer={"x": object()})
-    with pytest.raises(ConfigError, match="data of one part alone have split='1,0,0', found '60,30,10'"):
+    with pytest.raises(ConfigError, match="data of one part only have split='1,0,0', found '60,30,10'"):
         export_cache(dataset(), tokenizer=TOKENIZER, one_part=True)
     parts = GPTBlend([dataset(), dataset(split_part="valid", num_samples=4)])
-    with pytest.raises(ConfigError, match="a blend of Megatron's is of one part, found train, valid"):
+    with pytest.raises(ConfigError, match="all datasets of a Megatron blend belong to one part, found train, valid"):
         export_cache(parts, tokenizer=TOKENIZER, path_to_cache="x")
     assert not Path("x").exists()
     assert not Path("data/web/cache").exists()

@@ -180,7 +180,7 @@ def test_recipe_tells_every_option_apart(prefix: Path) -> None:
 
 
 def test_what_does_not_go_together(prefix: Path) -> None:
-    with pytest.raises(ConfigError, match="inter_document_masking keeps documents apart where they were"):
+    with pytest.raises(ConfigError, match="inter_document_masking separates documents where they were"):
         GPTFIMDataset(samples(prefix, masks=GPTMasks(inter_document_masking=True)), FIM)
     with pytest.raises(ConfigError, match="expected a GPTDataset"):
         GPTFIMDataset(str(prefix), FIM)  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ def test_fingerprint_and_pickling() -> None:
     with store:
         assert store.files == ()
     assert store.fetch(0, 5).tolist() == again.fetch(0, 5).tolist(), "closing it changes nothing"
-    with pytest.raises(ConfigError, match="another version of NumPy"):
+    with pytest.raises(ConfigError, match="use different versions of NumPy"):
         pickle.loads(data.replace(store.fingerprint.encode(), b"0" * 32))
 
 

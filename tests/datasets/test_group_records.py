@@ -88,7 +88,7 @@ def test_fixed_shapes(stores: dict[str, Any]) -> None:
     assert batch["responses"].shape[2] == 32
     with pytest.raises(ConfigError, match="needs max_response_length"):
         GroupDataset(stores["combined"], collation)
-    with pytest.raises(ConfigError, match="max_response_length 30 is no multiple of 8"):
+    with pytest.raises(ConfigError, match="max_response_length 30 is not a multiple of 8"):
         GroupDataset(stores["combined"], collation, max_response_length=30)
     with pytest.raises(ConfigError, match="at least 1, found 0"):
         GroupDataset(stores["combined"], max_response_length=0)
@@ -126,5 +126,5 @@ def test_astrais_groups_of_one_are_read_and_others_refused(tmp_path: Path) -> No
     two = {key: RECORDS[next(i for i, r in enumerate(RECORDS) if len(r["rewards"]) == 2)][key] for key in keys}
     dataset = GroupDataset(records_made.store(tmp_path / "old", [one, two], "keyed"))
     assert [ids.tolist() for ids in dataset[0]["responses"]] == [[2, 3]]
-    with pytest.raises(InputError, match="record 1 has 2 rewards, and no key 'response_lengths'"):
+    with pytest.raises(InputError, match="record 1 has 2 rewards, and there is no key 'response_lengths'"):
         dataset[1]

@@ -120,7 +120,7 @@ def test_none_trains_everything_and_says_so(tmp_path: Path) -> None:
         DocumentDataset(store, loss_mask_key=None),
         SFTDataset(store, loss_mask_key=None),
     ):
-        assert "the store's 'loss_mask' is not used: what it masks is trained on too" in dataset.describe()
+        assert "the store's 'loss_mask' is not used: masked tokens are trained on too" in dataset.describe()
 
 
 def test_the_mask_of_the_main_key_is_meant(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_blend_of_masked_and_other_windows_counts_both(tmp_path: Path) -> None
     cyclic = CyclicDataset(masked, micro_batch_size=2, data_parallel_size=1)
     batch = next(iter(Loader(Run(cyclic, global_batch_size=2, order=IN_ORDER, samples=4), micro_batch_size=2)))
     assert batch["num_supervised_tokens"] == int((batch["labels"] != -100).sum()) < 32
-    with pytest.raises(ConfigError, match="samples that do not count are told by a field loss_mask"):
+    with pytest.raises(ConfigError, match="added samples can be marked only by a field loss_mask"):
         FilledDataset(masked, multiple_of=4)
 
 

@@ -83,7 +83,7 @@ def test_b8_sequences_are_counted_in_64_bits() -> None:
     assert sorted(set(last.locate(np.arange(2)).sequences.tolist())) == [2**31 - 2, 2**31 - 1]
     for dialect in ("core", "aleph_alpha"):
         many = GPTSampling(sequence_length=4, num_samples=None, seed=0, dialect=dialect)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match=r"fewer than 2\^31 sequences, found 2,147,483,648; split the data"):
+        with pytest.raises(ConfigError, match=r"fewer than 2\^31 sequences, found 2,147,483,648; divide the data"):
             order_samples(np.broadcast_to(np.int8(1), 1 << 31), many)
 
 

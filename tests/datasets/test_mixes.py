@@ -85,7 +85,7 @@ def test_a_part() -> None:
     assert repr(part) == "<Subset of <Numbers: 30 samples, numbers>: 12 samples>"
     with pytest.raises(ConfigError, match="from 3 to 3 has no samples"):
         Subset(C, [3, 3])
-    with pytest.raises(ConfigError, match="a subset is of a dataset, found <Blend"):
+    with pytest.raises(ConfigError, match="a subset needs a dataset, found <Blend"):
         Subset(Blend({"a": A}, weights={"a": 1}), [0, 1])  # type: ignore[arg-type]
 
 
@@ -121,9 +121,9 @@ def test_repeats(repeats: float | Fraction, count: int) -> None:
     times = Counter(taken(mix, count))
     assert set(times.values()) <= {int(repeats), int(repeats) + 1}
     assert Counter(taken(mix, 7 * count)).keys() == {("", i) for i in range(7)}
-    with pytest.raises(ConfigError, match="passes through 7 samples are none"):
+    with pytest.raises(ConfigError, match="passes through 7 samples make no sample"):
         Repeat(B, 0.01)
-    with pytest.raises(ConfigError, match="it is positive and finite"):
+    with pytest.raises(ConfigError, match="it must be positive and finite"):
         Repeat(B, -1)
     with pytest.raises(ConfigError, match="has no end, so that its passes cannot be counted"):
         Repeat(Blend({"a": A}, weights={"a": 1}), 2)
@@ -148,9 +148,9 @@ def test_ends_in_blocks() -> None:
     whole = BlendDataset(children, repeats={"a": 1, "c": 2}, block_samples=5)
     assert (whole.num_samples, whole.shares) == (70, (2, 12))
     assert Counter(taken(whole)) == {("a", i): 1 for i in range(10)} | {("c", i): 2 for i in range(30)}
-    with pytest.raises(ConfigError, match="'a' by its repeats has 10 samples, and blocks of 4 make 8 or 12"):
+    with pytest.raises(ConfigError, match="'a' by its repeats has 10 samples, and whole blocks of 4 make 8 or 12"):
         BlendDataset(children, repeats={"a": 1, "c": 2}, block_samples=4).shares  # noqa: B018
-    with pytest.raises(ConfigError, match="num_samples has 10 samples, and blocks of 4 make 8 or 12"):
+    with pytest.raises(ConfigError, match="num_samples has 10 samples, and whole blocks of 4 make 8 or 12"):
         BlendDataset(children, weights={"a": 1, "c": 2}, end="samples", num_samples=10, block_samples=4).shares  # noqa: B018
     weights = {"a": 1, "c": 1}
     first = BlendDataset(children, weights=weights, end="first_exhausted", block_samples=4)
@@ -202,11 +202,11 @@ def test_micro_batches_divide_the_blocks() -> None:
         with pytest.raises(ConfigError, match=f"micro-batches of {size} would lie .*allowed are 1, 2, 3, 4, 6, 12"):
             loader(run, size)
     with pytest.raises(
-        ConfigError, match=r"of \[24\] samples .* no multiples of 5 ranks times micro-batches of 4 = 20"
+        ConfigError, match=r"have \[24\] samples, .* not multiples of 5 ranks times micro-batches of 4 = 20"
     ):
         loader(run, 4, ranks=5)
     short = Run(mix, global_batch_size=24, samples=50)
-    with pytest.raises(ConfigError, match=r"of \[2, 24\] samples .*drop_last=True"):
+    with pytest.raises(ConfigError, match=r"have \[2, 24\] samples, .*drop_last=True"):
         loader(short, 4)
     assert len(list(loader(Run(mix, global_batch_size=24, samples=50, drop_last=True), 4))) == 12
 
@@ -221,13 +221,16 @@ def test_a_resume_keeps_micro_batches_whole() -> None:
     other = loader(run, 4)
     with pytest.raises(
         ConfigError,
-        match=r"at sample 3, in a step that is cut at 3, which is no multiple of micro-batches of 4, .*blocks of 12",
+        match=r"at sample 3, in a step that is cut at 3, which is not a multiple of the micro-batch size 4, "
+        r".*blocks of 12",
     ):
         other.load_state_dict(state)
     assert other.position == 0
     with pytest.raises(ConfigError, match="at sample 2, in a step that is cut at 2"):
         other.start_at(2)
-    with pytest.raises(ConfigError, match=r"of \[20, 24\] samples from sample 4 on are no multiples of 2 ranks times"):
+    with pytest.raises(
+        ConfigError, match=r"sample 4 on.* have \[20, 24\] samples, which are not multiples of 2 ranks times"
+    ):
         loader(run, 4, ranks=2).start_at(4)
     with pytest.raises(ConfigError, match=r"position 28 is within step 1, .*slots of a blend are drawn"):
         other.start_at(28)
@@ -296,20 +299,23 @@ def test_sources_in_the_order_in_which_they_come() -> None:
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ([], "has at least one stage"),
-        ([Stage(until=5, weights={"a": 1})], r"the last one has none; found \[5\]"),
+        ([], "needs at least one stage"),
+        ([Stage(until=5, weights={"a": 1})], r"the last one has no end; found \[5\]"),
         (
             [Stage(weights={"a": 1}), Stage(weights={"a": 1})],
-            r"rise, and the last one has none; found \[None, None",
+            r"rising samples, and the last one has no end; found \[None, None",
         ),
-        ([Stage(until=0, weights={"a": 1}), Stage(weights={"a": 1})], "end at samples that rise"),
-        ([Stage(until=4, weights={"a": 1}), Stage(until=4, weights={"a": 1}), Stage(weights={"a": 1})], "rise"),
+        ([Stage(until=0, weights={"a": 1}), Stage(weights={"a": 1})], "end at rising samples"),
+        (
+            [Stage(until=4, weights={"a": 1}), Stage(until=4, weights={"a": 1}), Stage(weights={"a": 1})],
+            "end at rising samples",
+        ),
         ([Stage(until=5, weights={"a": 1}, ramp=True), Stage(weights={"a": 1})], "first and the last .* constant"),
         ([Stage(until=5, weights={"a": 1}), Stage(weights={"a": 1}, ramp=True)], "first and the last .* constant"),
         ([Stage(weights={"x": 1})], r"has weights of \['x'\]; the sources are \['a', 'b'\]"),
         ([Stage(weights={"a": -1})], "finite and not below 0"),
-        ([Stage(weights={"a": 0})], "finite and not below 0, and one is above"),
-        ([Stage(weights={"a": 1})], r"\['b'\] come in no stage"),
+        ([Stage(weights={"a": 0})], "finite and not below 0, and at least one above 0"),
+        ([Stage(weights={"a": 1})], r"\['b'\] have no weight in any stage"),
     ],
 )
 def test_schedules_that_are_refused(stages: list[Stage], message: str) -> None:
@@ -327,9 +333,11 @@ def test_what_a_schedule_cannot_weigh() -> None:
         Blend({"a": A}, repeats={"a": 1}),
         Blend({"y": Limit(A, 5)}, weights={"y": 1}),
     ):
-        with pytest.raises(ConfigError, match="a dataset or an endless blend, since a pass of several would be cut"):
+        with pytest.raises(
+            ConfigError, match="datasets and endless blends, since a pass of several datasets would be cut"
+        ):
             ScheduledBlend({"x": wrong}, ever)
-    with pytest.raises(ConfigError, match=r"every stage is whole blocks; stages end at \[6, None\]"):
+    with pytest.raises(ConfigError, match=r"every stage must be whole blocks; stages end at \[6, None\]"):
         ScheduledBlend({"x": A}, [Stage(until=6, weights={"x": 1}), *ever], block_samples=4)
 
 
@@ -353,12 +361,12 @@ def test_samples_changed_one_by_one() -> None:
     halved = MapDataset(A, half, fields={"half": ((), np.float32)})
     assert halved[3]["half"] == np.float32(1.5)
     for wrong, message in (
-        (MapDataset(A, half), r"gave the fields \['half'\], expected \['number'\]: say fields="),
+        (MapDataset(A, half), r"returned the fields \['half'\], expected \['number'\]: pass fields="),
         (
             MapDataset(A, half, fields={"half": ((2,), np.float32)}),
-            r"gave 'half' of \(\) float64, expected \(2,\) float32",
+            r"returned 'half' of \(\) float64, expected \(2,\) float32",
         ),
-        (MapDataset(A, half, fields={"half": ((), np.int64)}), r"gave 'half' of \(\) float64, expected \(\) int64"),
+        (MapDataset(A, half, fields={"half": ((), np.int64)}), r"returned 'half' of \(\) float64, expected \(\) int64"),
     ):
         with pytest.raises(ConfigError, match=message):
             wrong[3]
@@ -370,7 +378,7 @@ def test_children_that_cannot_be_mixed(corpus: list[corpora.Corpus]) -> None:
     windows = WindowDataset(corpus[0].store, seq_len=5)
     with pytest.raises(ConfigError, match="must have the same fields"):
         Concat({"a": A, "w": windows})
-    with pytest.raises(ConfigError, match="has no '/'"):
+    with pytest.raises(ConfigError, match="must not be empty or hold '/'"):
         Concat({"a/b": A})
     with pytest.raises(ConfigError, match="at least one dataset"):
         Concat({})
@@ -471,5 +479,5 @@ def test_steps_of_other_sizes_keep_blocks() -> None:
     mix = BlendDataset({"a": A, "b": B}, weights={"a": 1, "b": 2}, block_samples=8)
     ramp = BatchSchedule(((0, 8), (3, 16)))
     assert next(iter(loader(Run(mix, global_batch_size=ramp), 4)))["sample_positions"].tolist() == [0, 1, 2, 3]
-    with pytest.raises(ConfigError, match=r"of \[12, 16\] samples"):
+    with pytest.raises(ConfigError, match=r"have \[12, 16\] samples"):
         loader(Run(mix, global_batch_size=[(0, 16), (3, 12)]), 8)

@@ -223,7 +223,7 @@ def test_a_torn_plan_is_made_anew_with_a_warning(
             (record,) = caplog.records
             assert record.levelname == "WARNING"
             assert record.getMessage().startswith(f"{path}: ")
-            assert record.getMessage().endswith("it is made anew")
+            assert record.getMessage().endswith("it is made again")
             assert path.read_bytes() == content
     planned.clear()
     assert same(wanted, PackedSequenceDataset(store, PACKINGS[1], **folder))  # type: ignore[arg-type]
@@ -243,11 +243,13 @@ def test_a_plan_that_says_something_else(cached: Path, store: Store) -> None:
     say(meta)
     assert len(PackedSequenceDataset(store, PACKINGS[0]))
     say({**meta, "num_documents": 41})
-    with pytest.raises(StoreError, match=r"41 documents .* has 40 of .*; remove it, it is made anew"):
+    with pytest.raises(
+        StoreError, match=r"41 documents .* has 40 documents of .*; remove it, and it will be made again"
+    ):
         PackedSequenceDataset(store, PACKINGS[0])
     for other in ({}, {**meta, "unknown": 1}, {**meta, "packing": {"seq_len": 0}}):
         say(other)
-        with pytest.raises(StoreError, match=rf"{cached / name}: .*remove it, it is made anew"):
+        with pytest.raises(StoreError, match=rf"{cached / name}: .*remove it, and it will be made again"):
             PackedSequenceDataset(store, PACKINGS[0])
 
 

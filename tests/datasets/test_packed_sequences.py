@@ -223,9 +223,9 @@ def test_one_line_and_repr(corpus: list[corpora.Corpus]) -> None:
 
 def test_refused_arguments(corpus: list[corpora.Corpus], tmp_path: Path) -> None:
     store = corpus[0].store
-    with pytest.raises(ConfigError, match=r"store is 'data/web'; expected an open store, as headrace.open"):
+    with pytest.raises(ConfigError, match=r"store is 'data/web'; expected an open store, such as headrace.open"):
         PackedSequenceDataset("data/web", PACKING)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"packing is 4096; expected a Packing, as headrace.Packing"):
+    with pytest.raises(ConfigError, match=r"packing is 4096; expected a Packing, such as headrace.Packing"):
         PackedSequenceDataset(store, 4096)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"border_labels is 'drop'; allowed are 'mask', 'keep'"):
         PackedSequenceDataset(store, PACKING, border_labels="drop")  # type: ignore[arg-type]

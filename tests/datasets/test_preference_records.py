@@ -79,7 +79,7 @@ def test_cutting_and_counting(store: Any) -> None:
 def test_an_over_long_rejected_one_is_found_when_it_is_read(tmp_path: Path) -> None:
     record = {"chosen": [1, 2], "chosen_mask": [0, 1], "rejected": [1, 2, 3], "rejected_mask": [0, 1, 1]}
     dataset = PreferenceDataset(records_made.store(tmp_path / "long", [record]), Collation(max_length=2))
-    with pytest.raises(InputError, match="record 0: the rejected one has 3 tokens, max_length is 2"):
+    with pytest.raises(InputError, match="record 0: the rejected answer has 3 tokens, max_length is 2"):
         dataset[0]
 
 

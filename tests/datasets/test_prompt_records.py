@@ -43,7 +43,7 @@ def test_bad_columns_name_the_record(tmp_path: Path) -> None:
     records = [RECORDS[0], {**RECORDS[1], "columns": list(b"[1]")}]
     dataset = PromptDataset(records_made.store(tmp_path / "bad", records))
     assert dataset[0]["columns"]["index"] == 0
-    with pytest.raises(InputError, match="record 1: its columns are no JSON object"):
+    with pytest.raises(InputError, match="record 1: its columns are not a JSON object"):
         dataset[1]
     with pytest.raises(ConfigError, match="expected an open store"):
         PromptDataset([])  # type: ignore[arg-type]

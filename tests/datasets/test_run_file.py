@@ -86,7 +86,7 @@ def test_another_run_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     made().save(path)
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match="tells of another run: say from which position"):
+    with pytest.raises(ConfigError, match="describes another run: pass the position from which"):
         made(1).save(path)
     for wrong in (-1, 1_001):
         with pytest.raises(ConfigError, match="outside this run of 1000 samples"):
@@ -114,24 +114,24 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(StateError, match=message):
             [run.trace() for run in read_run_file(path).runs]
 
-    refused("no saved run", "kind", value="other")
+    refused("not a saved run", "kind", value="other")
     refused("has version 2", "version", value=2)
     refused("damaged", "runs", 0, "length", value="long")
     refused("damaged", "runs", value=[])
     refused("damaged", "runs", value=[good["runs"][0]] * 2)
     refused("damaged", "runs", 0, "order", "kind", value="wild")
     refused("use the version that wrote it", "runs", 0, "format", value={"order": 0})
-    refused("blend are not what their hashes say", "runs", 0, "plan", "shares", value=[1, 4])
-    refused("order are not", "runs", 0, "order", "seed", value=1)
-    refused("batch are not", "runs", 0, "batch", "pieces", value=[[0, 9]])
-    refused("dataset are not", "runs", 0, "sources", 0, "recipe", value={})
+    refused("blend do not match their hashes", "runs", 0, "plan", "shares", value=[1, 4])
+    refused("order do not match", "runs", 0, "order", "seed", value=1)
+    refused("batch do not match", "runs", 0, "batch", "pieces", value=[[0, 9]])
+    refused("dataset do not match", "runs", 0, "sources", 0, "recipe", value={})
     refused("damaged: .*pieces", "runs", 0, "batch", value={})
     refused("names source 7", "runs", 0, "plan", "children", 0, value={"node": "source", "source": 7})
-    refused("no size of shards", "runs", 0, "sources", 1, "shards", value="10xx")
+    refused("not a size of shards", "runs", 0, "sources", 1, "shards", value="10xx")
     refused("damaged: .*shards", "runs", 0, "sources", 1, "shards", value="19")
     for text in ("{", "[]", "\xff"):
         path.write_text(text, encoding="latin-1")
-        with pytest.raises(StateError, match=r"damaged|no saved run"):
+        with pytest.raises(StateError, match=r"damaged|not a saved run"):
             read_run_file(path)
     with pytest.raises(StateError, match="cannot be read"):
         read_run_file(tmp_path / "missing.json")

@@ -133,8 +133,8 @@ def test_an_iterator_that_is_left_begins_anew() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"start_batch": 3}, "say of which batch_size"),
-        ({"drop_last_batch": True}, "say of which batch_size"),
+        ({"start_batch": 3}, "give their batch_size"),
+        ({"drop_last_batch": True}, "give their batch_size"),
         ({"start_iter": 3, "batch_size": 2}, "by samples or by batches"),
         ({"start_epoch": -1}, "at least 0"),
         ({"batch_size": 0}, "batch_size is at least 1"),

@@ -133,7 +133,7 @@ def test_all_tokens_without_a_mask(stores: dict[str, Any]) -> None:
 def test_over_long_records_are_refused_at_once(stores: dict[str, Any]) -> None:
     count = sum(len(record["tokens"]) > 30 for record in RECORDS)
     assert count
-    with pytest.raises(ConfigError, match=f"{count} of 60 records are longer than max_length 30, the longest has 40"):
+    with pytest.raises(ConfigError, match=f"{count} of 60 records are longer than max_length 30; the longest has 40"):
         SFTDataset(stores["combined"], Collation(max_length=30))
     dataset = SFTDataset(stores["combined"], Collation(max_length=40, pad_to="max_length"))
     assert dataset.read(np.array([0]))["input_ids"].shape == (1, 40)

@@ -108,5 +108,5 @@ def test_nothing_is_counted_where_nothing_is_masked(tmp_path: Path) -> None:
     run.check_supervised()
     assert not run.is_counted
     assert "step_supervised_tokens" not in next(iter(Loader(run, micro_batch_size=2)))
-    with pytest.raises(ConfigError, match="PromptDataset: only packed samples and records are counted"):
+    with pytest.raises(ConfigError, match="PromptDataset: only packs, records and masked windows are counted"):
         run.counts(0)

@@ -228,7 +228,7 @@ def test_lengths_unknown_leave_a_window() -> None:
     for index in (0, 50, 99):
         pairs = zip(vague.sample("web", index).shown, run.trace_sample("web", index).shown, strict=True)
         assert all(one.step <= exact.step <= one.last_step for one, exact in pairs)
-    with pytest.raises(ConfigError, match="lengths decide who takes what"):
+    with pytest.raises(ConfigError, match="lengths decide which rank takes what"):
         vague.step(3, topology=Topology(ranks=2, micro_batch_size=1))
 
 
@@ -243,7 +243,7 @@ def test_many_epochs_of_which_samples_are_left_out(monkeypatch: pytest.MonkeyPat
     assert 3 < some.count < whole.count
     assert some.count == run.trace_sample("few", 4, until_step=some.until_step).count
     assert some.notes == (
-        f"counted before step {some.until_step:,} alone: there are many epochs, to be looked into one by one",
+        f"counted before step {some.until_step:,} only: there are many epochs, which must be searched one by one",
     )
 
 
@@ -257,7 +257,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
         history.sample("wed", 1)
     with pytest.raises(ConfigError, match="samples 0 to 99; found 100"):
         history.sample("web", 100)
-    with pytest.raises(ConfigError, match="give one"):
+    with pytest.raises(ConfigError, match="pass one of them"):
         history.sample("web")
     with pytest.raises(ConfigError, match="limit is at least 1"):
         history.sample("web", 1, limit=0)
@@ -265,7 +265,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
         history.step(1, topology=Topology(ranks=2, micro_batch_size=1), rank=2)
     with pytest.raises(ConfigError, match="at least 1"):
         Topology(ranks=0, micro_batch_size=1)
-    with pytest.raises(ConfigError, match="Numbers: which samples hold a document"):
+    with pytest.raises(ConfigError, match="Numbers: it is not known which samples hold a document"):
         history.sample("web", document=1)
     with pytest.raises(ConfigError, match="samples have no keys"):
         history.sample("web", key="cat")

@@ -104,7 +104,7 @@ def test_megatron_samples(corpus: list[corpora.Corpus]) -> None:
         ]
         sample = dataset[index]
         assert np.concatenate(tokens).tolist() == [*sample["tokens"].tolist(), int(sample["labels"][-1])]
-    with pytest.raises(ConfigError, match="GPTDataset: which samples hold a document is not known"):
+    with pytest.raises(ConfigError, match="GPTDataset: it is not known which samples hold a document"):
         dataset.holders(3)
     filled = FilledDataset(dataset, multiple_of=len(dataset) + 2)
     told = filled.origins(filled.locate(np.arange(len(filled))))

@@ -1,12 +1,6 @@
 """What README and docs show is true: their Python and `headrace` commands run, and print what is written there.
 
-The blocks of a file run in order, in one namespace and in a folder of its own, which holds
-
-    data/part-0.jsonl, data/part-1.jsonl     text
-    data/web.bin, data/web.idx               the same, as a bare pair
-    tokenizer.json                           one id a word
-    my_filters.py                            the function of docs/prepare.md
-    stores/web, stores/code                  prepared
+The blocks of a file run in order, in one namespace and in a folder of its own, see `template`.
 
 In ``python`` blocks the lines that begin with ``# >`` are what the block prints, wherever it is wrapped. In ``sh``
 blocks the lines that begin with ``headrace`` run. Blocks marked ``no-run`` need what a test has not got, such as eight
@@ -15,7 +9,6 @@ processes.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -26,18 +19,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
-from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from headrace.cli import main
-from headrace.prepare import TextOptions, TokenOptions, prepare_text
 
 ROOT = Path(__file__).parents[2]
 HEADRACE = str(Path(sysconfig.get_path("scripts")) / "headrace")
-WORDS = ["<|endoftext|>", "[UNK]", *(f"word{number}" for number in range(998))]
 FILES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
 SEPARATE = {"docs/prepare.md"}
 """Files whose blocks show ways to do the same thing: each has a folder of its own."""
@@ -63,39 +51,6 @@ def blocks(file: str) -> list[Block]:
         for match in FENCE.finditer(text)
     ]
     return [block for block in found if block.kind in ("python", "sh")]
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder as a reader has it before the first block."""
-    folder = tmp_path_factory.mktemp("docs") / "template"
-    draw = np.random.default_rng(0)
-    words = np.array(WORDS[2:])
-    for name, num_documents in (("data", 400), ("more", 160)):
-        (folder / name).mkdir(parents=True)
-        texts = [" ".join(words[draw.integers(0, len(words), draw.integers(1, 500))]) for _ in range(num_documents)]
-        for part in range(2):
-            rows = list(enumerate(texts))[part::2]
-            lines = [json.dumps({"id": number, "text": text}) + "\n" for number, text in rows]
-            (folder / name / f"part-{part}.jsonl").write_text("".join(lines))
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    for name, output in (("data", "web"), ("more", "code")):
-        options = TextOptions(tokens=TokenOptions(append_eod=True), workers=1)
-        prepare_text([folder / name], folder / "stores" / output, tokenizer=folder / "tokenizer.json", options=options)
-    page = (ROOT / "docs/prepare.md").read_text(encoding="utf-8")
-    [code] = [match[2] for match in FENCE.finditer(page) if match[2].startswith("# my_filters.py")]
-    (folder / "my_filters.py").write_text(code)
-    for suffix in (".bin", ".idx"):
-        shutil.copy(folder / "stores" / "web" / f"text_document{suffix}", folder / "data" / f"web{suffix}")
-    shutil.rmtree(folder / "more")
-    (folder / "images").mkdir()
-    for number in range(20):
-        pixels = draw.integers(0, 256, (24 + number, 32, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "images" / f"{number:03}.jpg")
-        (folder / "images" / f"{number:03}.txt").write_text(f"a picture of {WORDS[number + 2]}")
-    return folder
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ WRONG = {
     "no_supervised": Wrong(recipes_made.TEMPLATE, "on_no_supervised", [USER, YES], [USER], "none of its"),
     "all_supervised": Wrong(TAGGED, "generation_tags: exact, on_all_supervised", [], [USER, YES], "though"),
     "unstable_template": Wrong(
-        recipe_runs.THINKING, "unstable", [USER, YES], THOUGHTS, "otherwise when more messages follow"
+        recipe_runs.THINKING, "unstable", [USER, YES], THOUGHTS, "differently when more messages follow"
     ),
     "doubled_bos": Wrong(TWICE, "on_doubled_bos", [USER, YES], [{**USER, "content": "again"}, YES], "two BOS"),
     "untrained_end": Wrong(ENDLESS, "on_untrained_end", [], [USER, YES], "ends without a special token"),
@@ -149,7 +149,7 @@ def test_ids_beyond_the_vocabulary_are_found_in_every_key_of_ids(store_format: s
     problems = json.loads(result.stdout)["problems"]
     assert result.exit_code == 1
     assert len(problems) == 2 * len(records)  # prompts and responses, and neither masks, lengths nor rewards
-    assert all("is outside of the vocabulary, 0 to 99" in problem["message"] for problem in problems)
+    assert all("is outside the vocabulary, 0 to 99" in problem["message"] for problem in problems)
 
 
 def datasets(stores: dict[str, headrace.stores.Store]) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def test_code_with_state_is_not_restored(crude: Path) -> None:
 
 
 def test_hooks_that_draw_are_refused_in_threads(run: Run, crude: Path) -> None:
-    with pytest.raises(ConfigError, match=r"encode_sample says that it draws.*Reading\(num_workers=2\)"):
+    with pytest.raises(ConfigError, match=r"encode_sample is marked as drawing.*Reading\(num_workers=2\)"):
         batches(run, Reading(num_threads=1), 1)
     plain = Run(EncodedDataset.open(crude, NumberEncoder()), global_batch_size=4)
     found = [batches(plain, reading) for reading in (WHEN_ASKED, Reading(num_threads=2))]
@@ -218,7 +218,7 @@ def test_encoders_that_are_not_fixed_are_refused(crude: Path) -> None:
     for kind, why in ((Yielding, "encode_sample is a generator"), (Grouped, "batch_group_criterion groups samples")):
         with pytest.raises(ConfigError, match=f"{why}.*a measured one.*a framed one"):
             EncodedDataset.open(crude, kind())
-    with pytest.raises(ConfigError, match="gave 2 outputs for sample 1 of"):
+    with pytest.raises(ConfigError, match="returned 2 outputs for sample 1 of"):
         EncodedDataset.open(crude, Hidden())[1]
 
 
@@ -442,7 +442,7 @@ def test_batches_that_fail(crude: Path) -> None:
 def test_a_source_without_a_whole_sample_ends(make_crude: Any, tmp_path: Path) -> None:
     root = make_crude(tmp_path / "bad", 6, range(6))
     policy = ErrorPolicy(on_error="substitute", tolerance=20)
-    with pytest.raises(SampleError, match=r"20 failed in a row \(20 in read\), the last one by DecodeError"):
+    with pytest.raises(SampleError, match=r"20 failed in a row \(20 in read\), the last one with DecodeError"):
         EncodedDataset.open(root, NumberEncoder(), errors=policy)[0]
 
 
@@ -459,10 +459,10 @@ class NoFields(TaskEncoder[Any, Any, Any, Any]):
 
 
 def test_outputs_that_a_loader_cannot_take(crude_samples: MediaDataset) -> None:
-    with pytest.raises(ConfigError, match="NoKey gave a ndarray without __restore_key__"):
+    with pytest.raises(ConfigError, match="NoKey returned a ndarray without __restore_key__"):
         EncodedDataset(crude_samples, NoKey())[0]
     dataset = EncodedDataset(crude_samples, NoFields())
-    with pytest.raises(ConfigError, match=r"the batch that NoFields gave .* int has no fields"):
+    with pytest.raises(ConfigError, match=r"the batch that NoFields returned has no fields, .* int has no fields"):
         dataset.collate([dataset[0]])
     with pytest.raises(ConfigError, match="has no restore key of EncodedDataset"):
         dataset.collate([{}])

@@ -181,9 +181,9 @@ class Grouping(TaskEncoder[Any, Any, Any, Any]):
         (("a", None), None, "exactly one of the two"),
         (("a", 0), None, "at least 1"),
         (("a", 2.5), None, "at least 1"),
-        (([], 1), None, "the key hashable"),
-        ("ab", None, "gave 'ab'"),
-        (("a", 1, 2), None, "it gives"),
+        (([], 1), None, "with a hashable key"),
+        ("ab", None, "returned 'ab'"),
+        (("a", 1, 2), None, "it must return"),
     ],
 )
 def test_groups(given: Any, batch_size: int | None, found: Any) -> None:
@@ -246,7 +246,7 @@ def test_hooks_that_draw_are_refused_in_threads() -> None:
         def encode_sample(self, sample: Any) -> Any:
             return float(np.random.default_rng(self.current_seed).random())
 
-    assert " says that it draws" in str(in_thread(EncoderPipeline(Drawing()).check_thread))
+    assert " is marked as drawing" in str(in_thread(EncoderPipeline(Drawing()).check_thread))
     assert "is not marked @stateless" in str(in_thread(EncoderPipeline(Unmarked()).check_thread))
     pipeline = EncoderPipeline(Own())
     assert in_thread(pipeline.check_thread) is None

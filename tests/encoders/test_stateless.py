@@ -55,7 +55,7 @@ def test_marks() -> None:
 
 
 def test_wrong_marks() -> None:
-    with pytest.raises(ConfigError, match=r"names \['nmpy'\]; there are numpy, random, torch"):
+    with pytest.raises(ConfigError, match=r"names \['nmpy'\]; allowed are numpy, random, torch"):
         stateless(restore_seeds=("nmpy",))(lambda: None)
     with pytest.raises(ConfigError, match="failure_tolerance is -1"):
         stateless(failure_tolerance=-1)(lambda: None)

@@ -82,18 +82,18 @@ def test_default_batches_pad() -> None:
     assert DefaultTaskEncoder().batch(told) == {"__subflavors__": [{"of": 1}, {"of": 2}], "a": {"of": [1, 2]}}
     assert batch_list((1, 2)) == [1, 2]
     assert batch_stack([np.ones(2), np.zeros(2)]).shape == (2, 2)
-    with pytest.raises(ConfigError, match=r"\(1,\), \(2,\) cannot be stacked; take batch_pad_stack"):
+    with pytest.raises(ConfigError, match=r"\(1,\), \(2,\) cannot be stacked; use batch_pad_stack"):
         batch_stack([np.ones(1), np.ones(2)])
 
 
 def test_default_says_what_does_not_fit() -> None:
-    with pytest.raises(ConfigError, match="Pair needs text; there are caption: name the fields alike"):
+    with pytest.raises(ConfigError, match="Pair needs text; there are caption: give the fields the same names"):
         DefaultTaskEncoder(encoded_sample_type=Pair).encode_sample({"caption": "x"})
     with pytest.raises(ConfigError, match="int has no fields"):
         DefaultTaskEncoder(encoded_sample_type=Pair).encode_sample(3)
     with pytest.raises(ConfigError, match="int is neither a dataclass"):
         DefaultTaskEncoder(encoded_sample_type=int).encode_sample({"a": 1})
-    with pytest.raises(ConfigError, match="samples '1' and 'without a key' of one batch differ in __key__"):
+    with pytest.raises(ConfigError, match="samples '1' and 'without a key' of one batch differ in the fields __key__"):
         DefaultTaskEncoder().batch([{"__key__": "1"}, {}])
     with pytest.raises(ConfigError, match="field 'a': arrays of one batch differ"):
         DefaultTaskEncoder().batch([{"a": np.ones(1)}, {"a": np.ones((1, 1))}])
@@ -169,7 +169,7 @@ class ManyAfter(TaskEncoder[Any, Any, Any, Any]):
 @pytest.mark.parametrize(
     ("encoder", "message"),
     [
-        (Both(), "overrides encode_sample and preencode_sample"),
+        (Both(), "overrides both encode_sample and preencode_sample"),
         (Half(), "overrides select_samples_to_pack alone"),
         (ManyAfter(), "postencode_sample is a generator"),
         (TaskEncoder, "expected a TaskEncoder"),
@@ -181,7 +181,7 @@ def test_impossible_encoders_are_refused_at_once(encoder: Any, message: str) -> 
 
 
 def test_impossible_options_are_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match="packing takes select_samples_to_pack"):
+    with pytest.raises(ConfigError, match="packing needs select_samples_to_pack"):
         EncoderPipeline(TaskEncoder(), packing=True)
     with pytest.raises(ConfigError, match="batch_size is 0"):
         EncoderPipeline(TaskEncoder(), batch_size=0)
@@ -202,7 +202,7 @@ def test_preencode_beside_the_default_mapping() -> None:
 def test_what_is_known_within_hooks_only() -> None:
     encoder = TaskEncoder[Any, Any, Any, Any]()
     for name in ("current_sample_index", "current_batch_index", "current_seed"):
-        with pytest.raises(ConfigError, match=f"{name} is known within a hook"):
+        with pytest.raises(ConfigError, match=f"{name} is known only within a hook"):
             getattr(encoder, name)
 
     class Asking(TaskEncoder[Any, Any, Any, Any]):

@@ -56,7 +56,7 @@ def test_equal_lives_have_no_differences() -> None:
         (1, 3, [*EXPECTED[3].items(), (12, "hash-12")], r"the positions \[12\] came more than once"),
         (1, 3, [*EXPECTED[3].items(), (3, "hash-3")], r"the positions \[3\] do not belong"),
         (1, 2, [], r"step 2 of the resumed run: the positions \[8, 9, 10, 11\] are missing"),
-        (1, 1, [(4, "hash-4")], "step 1: trained on again"),
+        (1, 1, [(4, "hash-4")], "step 1: trained again"),
         (1, 4, [(16, "hash-16")], "step 4: not in the uninterrupted run"),
     ],
 )
@@ -107,7 +107,7 @@ def test_only_its_own_folder_is_made_anew(demo: ModuleType, tmp_path: Path) -> N
     assert [file.name for file in (tmp_path / "new").iterdir()] == [demo.MARK]
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "thesis.txt").touch()
-    with pytest.raises(DemoError, match="is not of an earlier demo"):
+    with pytest.raises(DemoError, match="an earlier demo did not make"):
         demo.clean(tmp_path / "theirs")
 
 

@@ -21,13 +21,13 @@ SAYS = {
     "blend.py": ["90.000 % code: blend, endless", "code/small: 360 of the first 1,600", "counts over the whole run: ["],
     "caption_pretraining.py": [
         "loss after 320 samples 0.",
-        "rank 1 of 2 goes on with the samples [328, 329",
+        "rank 1 of 2 continues with the samples [328, 329",
     ],
     "caption_tars.py": ["0000, (3, 24, 32), a red picture", "40 samples were seen, 40 different ones"],
     "chats.py": ["headrace-example-"],
     "corpus.py": ["headrace-example-"],
     "dpo.py": ["of the layout preference", "loss at first 0.693", "margin of the chosen answer at first 0.0"],
-    "energon_encoder.py": ["of the last batch filled", "rank 1 of 2 goes on with the packs [162, 163]"],
+    "energon_encoder.py": ["of the last batch filled", "rank 1 of 2 continues with the packs [162, 163]"],
     "grpo_prompts.py": ["of the layout prompt", "'data_source': 'sums', 'ground_truth': '", "mean reward of the first"],
     "prepare_corpus.py": [
         "'bad': 1, 'duplicate': 3, 'filter:functions only': ",

@@ -227,7 +227,9 @@ def test_b6_replaced_data_and_another_flag(peer: Peer, tmp_path: Path) -> None:
     [stale, _, _] = build(peer, [100] * 3, tmp_path / "cache", **options)
     assert np.array_equal(stale.sample_index, theirs.sample_index)
     write(peer, tmp_path / "x", rng)
-    assert "it is not of these data" in check_cache(path, CacheReading(add_extra_token_to_sequence=False)).cause
+    assert (
+        "it does not belong to these data" in check_cache(path, CacheReading(add_extra_token_to_sequence=False)).cause
+    )
 
 
 def test_golden_files_are_made_anew(peer: Peer, tmp_path: Path) -> None:

@@ -136,7 +136,9 @@ class TestResumable:
         with AtomicFile(tmp_path / "f", resumable=True) as file:
             file.write(b"0123")
             os.truncate(file.temporary, 2)
-            with pytest.raises(OutputError, match=r"f: the temporary file .*\.f\.partial was cut short while in use"):
+            with pytest.raises(
+                OutputError, match=r"f: the temporary file .*\.f\.partial was cut short while it was in use"
+            ):
                 list(file.pieces(3))
 
     @pytest.mark.parametrize("call", ["ftruncate", "lseek"])

@@ -60,5 +60,7 @@ def test_a_hasher_goes_on_behind_the_first_bytes_of_a_file(data: bytes, size: in
         assert hasher.size == size
         hasher.update(data[size:])
         assert hasher.sum("x") == plain_sum(data, block_bytes)
-        with pytest.raises(StoreError, match=rf"f: wanted the first {len(data) + 1} bytes, the file has {len(data)}$"):
+        with pytest.raises(
+            StoreError, match=rf"f: the first {len(data) + 1} bytes are needed, but the file has only {len(data)}$"
+        ):
             hash_file(path, size=len(data) + 1)

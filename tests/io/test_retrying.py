@@ -98,7 +98,7 @@ def test_a_file_that_changed_in_between_is_no_mixture(path: str, monkeypatch: py
         raise OSError(errno.EIO, "faulty")
 
     monkeypatch.setattr(os, "preadv", changed)
-    with pytest.raises(StoreError, match="changed while it was in use: 100 bytes at first, now 101"):
+    with pytest.raises(StoreError, match="changed while it was in use: it had 100 bytes at first and now has 101"):
         read(reader, path)
 
 
@@ -129,5 +129,5 @@ def test_policy_is_checked() -> None:
     with pytest.raises(ConfigError, match="attempts is 0"):
         RetryPolicy(attempts=0)
     for name in ("first_delay_s", "most_delay_s"):
-        with pytest.raises(ConfigError, match=f"{name} is a number of seconds, at least 0; found -1"):
+        with pytest.raises(ConfigError, match=f"{name} is -1.0; it must be a number of seconds, at least 0"):
             RetryPolicy(**{name: -1.0})

@@ -27,7 +27,7 @@ from headrace.prepare.energon import prepare_energon
 from headrace.prepare.tokenizer import load_tokenizer
 
 REMOTE = "s3://bucket/data"
-REFUSED = r"s3://bucket/data: the scheme s3:// is not supported; allowed are local paths"
+REFUSED = r"s3://bucket/data: the scheme s3:// is not supported; paths must be local"
 
 
 @pytest.fixture(autouse=True)
@@ -41,12 +41,12 @@ def nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     "path", ["s3://b/x", "gs://b", "GS://b/x", "msc://p/x", "https://a.org/x.jsonl", "a+b.c-d://x"]
 )
 def test_any_scheme(path: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not supported; allowed are local paths; object stores"):
+    with pytest.raises(ConfigError, match=r"is not supported; paths must be local; object stores"):
         check_local("fine", [None, path])
 
 
 def test_a_file_scheme_is_said_plainly() -> None:
-    with pytest.raises(ConfigError, match="leave file:// out and give the path itself"):
+    with pytest.raises(ConfigError, match="leave out file:// and write the path itself"):
         check_local("file:///data/x")
 
 

@@ -107,7 +107,7 @@ def test_pads_at_the_end_by_option() -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="pads is 'none'; allowed are 'identity', 'causal'"):
         attention.block_causal_mask(torch.zeros(1, 3), pads="none")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"seq_lens sum to \[3, 4\]"):
+    with pytest.raises(ConfigError, match=r"seq_lens of the rows sum to \[3, 4\]"):
         attention.mask_from_seq_lens([torch.tensor([3]), torch.tensor([4])])
     with pytest.raises(ConfigError, match="names is 'te'; allowed are 'flash_attn', 'transformers', 'megatron'"):
         attention.varlen_arguments({}, "te")  # type: ignore[arg-type]

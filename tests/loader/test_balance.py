@@ -269,11 +269,11 @@ def test_lengths_that_are_given_are_by_source_and_sample(datasets: dict[str, Dat
     expected = assignment.order.reshape(4, 2, 3)[:, 0].tolist()
     batches = iter(loader)
     assert [next(batches)["sample_positions"].tolist() for _ in range(4)] == expected
-    with pytest.raises(ConfigError, match=r"lengths are given of \['c'\]; the sources are \['a', 'b'\]"):
+    with pytest.raises(ConfigError, match=r"lengths has the paths \['c'\]; the sources of the run are \['a', 'b'\]"):
         loaders(run, 1, 1, balance=Balance(lengths={"c": given["a"]}))
-    with pytest.raises(ConfigError, match="lengths of source 'b' are"):
+    with pytest.raises(ConfigError, match="249 lengths for source 'b'"):
         loaders(run, 1, 1, balance=Balance(lengths={"a": given["a"], "b": given["b"][1:]}))
-    with pytest.raises(ConfigError, match="source 'b': samples of WindowDataset are all equally long"):
+    with pytest.raises(ConfigError, match="source 'b': all samples of WindowDataset are equally long"):
         loaders(run, 1, 1, balance=Balance(lengths={"a": given["a"]}))
 
 
@@ -293,12 +293,12 @@ def test_what_a_state_within_a_step_needs(datasets: dict[str, Dataset]) -> None:
     _, state = life(loaders(run, 2, 3), 2)
     assert state["position"] == 12
     assert state["dealt"]["taken"] == [[24, 2, 3, 12]]
-    with pytest.raises(StateError, match="was balanced: give the loader the same balance"):
+    with pytest.raises(StateError, match="was balanced: pass the loader the same balance"):
         loaders(run, 2, 3, state, balance=None)
     with pytest.raises(StateError, match="balanced by other costs than here"):
         loaders(run, 2, 3, state, balance=Balance(cost=attention))
     shorter = Run(datasets["sft"], global_batch_size=24, order=Order(seed=1), samples=20)
-    with pytest.raises(StateError, match="at least the length"):
+    with pytest.raises(StateError, match="at least the run length"):
         loaders(shorter, 2, 3, state)
     for taken in ([], [[24, 2, 3, 13]], [[24, 2, 0, 12]], [[8, 2, 3, 12]], [[24, 1, 1, 6], [23, 1, 1, 6]]):
         with pytest.raises(StateError, match="damaged"):
@@ -306,7 +306,7 @@ def test_what_a_state_within_a_step_needs(datasets: dict[str, Dataset]) -> None:
     with pytest.raises(StateError, match="damaged"):
         loaders(run, 2, 3, {**state, "dealt": {"taken": "all"}})
     loader = loaders(run, 2, 3)[0]
-    with pytest.raises(ConfigError, match=r"position 12 is within step 0.* begin where a step does, as 0"):
+    with pytest.raises(ConfigError, match=r"position 12 is within step 0.* start where a step begins, such as 0"):
         loader.start_at(12)
     loader.start_at(24)
     assert loader.step == 1
@@ -349,17 +349,20 @@ def test_what_is_refused(datasets: dict[str, Dataset]) -> None:
         with pytest.raises(ConfigError, match=says):
             loaders(Run(data, global_batch_size=8, **options), 2, 2, balance=balance)
 
-    refused(datasets["windows"], "samples of WindowDataset are all equally long, there is nothing to balance")
+    refused(datasets["windows"], "all samples of WindowDataset are equally long, so there is nothing to balance")
     refused(datasets["dpo"], "expected a Balance", balance="tokens")
-    refused(datasets["sft"], "leave out one of them", bucketing=Bucketing(group_samples=4))
+    refused(datasets["sft"], "leave one of the two out", bucketing=Bucketing(group_samples=4))
     refused(datasets["sft"], "expected a number for each", balance=Balance(cost=lambda lengths: 1))
     refused(datasets["sft"], "expected a number for each", balance=Balance(cost=lambda lengths: lengths > 3))
-    refused(Pictures(9), r"Pictures have no lengths that are known before; give them as Balance\(lengths={'': an array")
+    unknown = (
+        r"lengths of samples of Pictures are not known before they are read; pass them as Balance\(lengths={'': an"
+    )
+    refused(Pictures(9), unknown)
     blocks = BlendDataset({"a": datasets["sft"], "b": datasets["more"]}, weights={"a": 1, "b": 1}, block_samples=4)
-    refused(blocks, "4 consecutive samples are of one source, and balance would mix them")
+    refused(blocks, "block_samples=4 keeps consecutive samples of one source together, and balance would mix them")
     with pytest.raises(ConfigError, match="cost is 'words'"):
         Balance(cost="words")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="lengths say nothing"):
+    with pytest.raises(ConfigError, match="lengths do not say what cost='supervised_tokens' needs"):
         Balance(cost="supervised_tokens", lengths={"": np.arange(3)})
     with pytest.raises(ConfigError, match="lengths of source 'a' are"):
         Balance(lengths={"a": np.ones(3)})

@@ -248,7 +248,9 @@ def test_a_state_says_how_a_short_last_step_was_drawn(corpus: list[corpora.Corpu
 
 def test_a_number_of_samples_within_a_step_says_not_which(corpus: list[corpora.Corpus]) -> None:
     loader = Loader(windows(corpus, samples=13), micro_batch_size=1, ranks=Ranks(), reading=PLAIN)
-    with pytest.raises(ConfigError, match=r"within step 0.*slots of a blend are drawn: begin where a step does, as 0"):
+    with pytest.raises(
+        ConfigError, match=r"within step 0.*slots of a blend are drawn: start where a step begins, such as 0"
+    ):
         loader.start_at(5)
     loader.start_at(13)
     loader.start_at(8)
@@ -271,7 +273,7 @@ def test_blocks_stay_together(corpus: list[corpora.Corpus]) -> None:
     # A step that goes on within a block is not gone on with by micro-batches that would lie across.
     loader = Loader(run, micro_batch_size=1, ranks=Ranks(), reading=PLAIN)
     list(islice(loader, 7))
-    with pytest.raises(ConfigError, match=r"goes on at sample 7.*no multiple of micro-batches of 2"):
+    with pytest.raises(ConfigError, match=r"goes on at sample 7.*not a multiple of the micro-batch size 2"):
         Loader(run, micro_batch_size=2, ranks=Ranks(), reading=PLAIN).load_state_dict(loader.state_dict())
 
 

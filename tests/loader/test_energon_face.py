@@ -297,7 +297,7 @@ def test_a_metadataset_is_a_path_too(root: Path, tmp_path: Path) -> None:
         assert counts == {number: 3 if number < 10 else 1 for number in range(40)}
         val = get_loader(get_val_dataset(file, worker_config=alone(), batch_size=10))
         assert [int(text) for batch in val for text in batch["text"]] == list(range(40, 61))
-        with pytest.raises(ConfigError, match="field_map: of a metadataset its file says it"):
+        with pytest.raises(ConfigError, match="field_map: cannot be set for a metadataset, whose file says it"):
             get_train_dataset(file, worker_config=alone(), batch_size=1, field_map={})
     finally:
         (root / ".nv-meta" / "dataset.yaml").unlink()
@@ -386,7 +386,7 @@ def test_a_state_of_another_run_is_refused_by_part(root: Path, sources: dict[str
         with pytest.raises(StateError, match=f"another run: {part} differ"):
             other.restore_state_rank(state)
         assert other.position == 0
-    with pytest.raises(StateError, match="no saved loader state"):
+    with pytest.raises(StateError, match="not a saved loader state"):
         loader.load_state_dict({"worker_states": []})
     loader.restore_state_global(loader.save_state_global(0), src_rank=0)
     assert loader.position == 2
@@ -544,7 +544,7 @@ def test_what_does_not_go_with_data(sources: dict[str, MediaDataset]) -> None:
     blend = Blend(sources, weights={"one": 1, "two": 1})
     for make, match in [
         (lambda: get_train_dataset(blend, worker_config=alone(), batch_size=1, repeat=False), "has no end"),
-        (lambda: get_train_dataset(blend, worker_config=alone(), batch_size=1, decoder=None), "is open already"),
+        (lambda: get_train_dataset(blend, worker_config=alone(), batch_size=1, decoder=None), "are open already"),
         (lambda: get_val_dataset(blend, worker_config=alone(), batch_size=1), "has no end"),
         (lambda: get_val_dataset(blend, worker_config=alone(), batch_size=1, order="energon"), "no order for"),
         (lambda: get_val_dataset(sources["one"], worker_config=alone(), batch_size=1, limit=0), "at least one batch"),

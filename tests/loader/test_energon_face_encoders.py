@@ -262,5 +262,5 @@ def test_what_is_refused(root: Path, make: Any) -> None:
 
 def test_what_is_encoded_is_not_encoded_again(root: Path) -> None:
     data = EncodedDataset.open(root, Noisy(), **media_texts.TEXT)
-    with pytest.raises(ConfigError, match="is encoded by a task encoder already"):
+    with pytest.raises(ConfigError, match="is already encoded by a task encoder"):
         train(data, alone())

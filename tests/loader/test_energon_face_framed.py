@@ -111,12 +111,12 @@ def test_without_lanes_a_state_is_for_as_many_ranks(root: Path) -> None:
         again.restore_state_rank(loader.save_state_rank())
         assert units_of("", itertools.islice(again, 3)) == units_of("", whole[rank][5:])
         again.close()
-    with pytest.raises(StateError, match="rank 0 of 2 has to go on with lane"):
+    with pytest.raises(StateError, match="rank 0 of 2 also needs lane"):
         loaders[0].load_state_dict(loaders[1].state_dict())
     merged = merge_state_dicts([loader.state_dict() for loader in loaders])
     alone = train(root, config(), batch_size=1)
     with pytest.raises(
-        StateError, match=r"batch differ(.|\n)*saved with 4 lanes, and here are 1: .* num_lanes=4, which"
+        StateError, match=r"batch differ(.|\n)*saved with 4 lanes, and this run has 1: .* num_lanes=4, which"
     ):
         alone.load_state_dict(merged)
     alone = train(root, config(), batch_size=1, num_lanes=4)
@@ -184,7 +184,7 @@ def test_iterations_of_a_pass_a_limit_and_virtual_epochs(root: Path) -> None:
     assert len(training) == 4
     epochs = [units_of("", training) for _ in range(2)]
     assert sorted(itertools.chain(*epochs)) == list(range(16))
-    with pytest.raises(TypeError, match="shows while it runs"):
+    with pytest.raises(TypeError, match="is known only after the pass"):
         len(one_pass)
     assert len(one_pass.dataset) == COUNT
 
@@ -276,14 +276,14 @@ def test_datasets_of_a_metadataset(root: Path, tmp_path: Path) -> None:
     [
         ("singles", {"batch_size": None}, "batch_size is None, and nothing else says"),
         ("singles", {"num_lanes": 3}, "num_lanes is 3, and 1 ranks take 2 at a time each"),
-        ("singles", {"num_lanes": 4, "global_batch_size": 6}, "there are 4 lanes, and global batches of"),
+        ("singles", {"num_lanes": 4, "global_batch_size": 6}, "num_lanes is 4, and the global batches are"),
         ("singles", {"order": "energon"}, "order='energon' is for one output of each sample"),
-        ("singles", {"repeat": False, "batch_drop_last": True}, "which batch is the last shows after"),
+        ("singles", {"repeat": False, "batch_drop_last": True}, "only after a batch was delivered is it known"),
         ("singles", {"packing_buffer_size": 9}, "does not override select_samples_to_pack and pack_selected_samples"),
         (
             "fitted",
             {"task_encoder": DefaultTaskEncoder(), "num_lanes": 4, "packing_buffer_size": None},
-            "takes no lanes",
+            "only framed sources have lanes",
         ),
         ("fitted", {"task_encoder": None, "batch_size": None, "packing_buffer_size": None}, "batch_size is None"),
     ],
@@ -296,8 +296,8 @@ def test_what_does_not_go(root: Path, kind: str, more: dict[str, Any], match: st
 @pytest.mark.parametrize(
     ("more", "match"),
     [
-        ({"tail": "pad"}, "tail is 'pad', and how many units"),
-        ({"batch_drop_last": True}, "tail is 'drop', and how many units"),
+        ({"tail": "pad"}, "tail is 'pad', but the number of units"),
+        ({"batch_drop_last": True}, "tail is 'drop', but the number of units"),
         ({"order": "energon"}, "order='energon' is for one output of each sample"),
     ],
 )
@@ -344,5 +344,5 @@ def test_reports_and_journals(root: Path, tmp_path: Path) -> None:
     dataset = get_val_dataset(root, framed=True, **given)
     list(get_savable_loader(dataset, journal=tmp_path / "journal.bin"))
     assert (tmp_path / "journal.bin").stat().st_size > 0
-    with pytest.raises(ConfigError, match="a journal is of the frames of a framed source"):
+    with pytest.raises(ConfigError, match="a journal records the frames of a framed source"):
         get_savable_loader(get_val_dataset(root, **given), journal=tmp_path / "other.bin")

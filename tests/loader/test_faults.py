@@ -187,11 +187,13 @@ def test_reports_are_looked_at(place: Path, tmp_path: Path) -> None:
     list(Loader(run_of(place), micro_batch_size=2, reading=HERE, fault_report=path))
     assert path.read_bytes() == wanted
     path.write_text('{"a": 1}\n')
-    with pytest.raises(InputError, match=r"faults\.jsonl: line 1: no fault of a report"):
+    with pytest.raises(InputError, match=r"faults\.jsonl: line 1: this is not a fault of a report"):
         Loader(run_of(place), micro_batch_size=2, fault_report=path)
     with pytest.raises(InputError, match="cannot be read: No such file"):
         read_fault_report([tmp_path / "none"])
-    with pytest.raises(ConfigError, match=r"2 ranks would write one fault_report: give 'faults-\{rank\}\.jsonl'"):
+    with pytest.raises(
+        ConfigError, match=r"2 ranks would write the same fault_report: name it like 'faults-\{rank\}\.jsonl'"
+    ):
         Loader(run_of(place), micro_batch_size=2, ranks=Ranks(0, 2), fault_report=path)
     loader = Loader(run_of(place), micro_batch_size=2, reading=HERE, fault_report=tmp_path / "no" / "folder")
     with pytest.raises(OutputError, match="cannot be written: No such file"):

@@ -177,7 +177,7 @@ def test_the_book_keeps_what_is_needed() -> None:
     assert book.states(5, [0]) == (LaneState(0, 2, 3, 3, ((4, 0),)),)
     book.add([LaneState(0, 4, 5, 5)])
     assert book.states(5, [0]) == (LaneState(0, 2, 3, 3, ((4, 0),)),)
-    with pytest.raises(StateError, match="no state is known at its unit 2"):
+    with pytest.raises(StateError, match="at its unit 2 is not known"):
         book.states(4, [0])
     with pytest.raises(StateError, match="lane 3"):
         book.states(8, [3])

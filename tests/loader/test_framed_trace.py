@@ -115,28 +115,28 @@ def test_what_is_not_known_is_said(places: list[Path], tmp_path: Path) -> None:
     journals = fed(run, tmp_path)
     with pytest.raises(StateError, match="ends before its unit"):
         run.trace_step(5_000, journals=journals)
-    with pytest.raises(StateError, match="nothing of lane"):
+    with pytest.raises(StateError, match="no record of lane"):
         run.trace_step(0, journals=journals[:1])
     with pytest.raises(StateError, match="cannot be read"):
         run.trace_step(0, journals=[tmp_path / "none.bin"])
     (tmp_path / "text.bin").write_text("a text that is longer than a head")
-    with pytest.raises(StateError, match="is no journal"):
+    with pytest.raises(StateError, match="is not a journal"):
         run.trace_step(0, journals=[tmp_path / "text.bin"])
-    with pytest.raises(ConfigError, match="the journal of another run, or none"):
+    with pytest.raises(ConfigError, match="the journal of another run, or not a journal"):
         Loader(run, micro_batch_size=1, journal=tmp_path / "text.bin")
     other = framed_made.framed_run("packs", places)
     with pytest.raises(StateError, match="of another run than the one"):
         other.trace_step(0, journals=journals)
     with pytest.raises(ConfigError, match="the journal of another run"):
         Loader(other, micro_batch_size=1, journal=journals[0])
-    with pytest.raises(ConfigError, match="2 ranks would write one journal"):
+    with pytest.raises(ConfigError, match="2 ranks would write the same journal"):
         Loader(run, micro_batch_size=1, ranks=Ranks(0, 2), journal=tmp_path / "one.bin")
     with pytest.raises(ConfigError, match="no step -1"):
         run.trace_step(-1, journals=journals)
     with pytest.raises(ConfigError, match="rank 2"):
         run.history(journals).step(0, topology=Topology(ranks=2, micro_batch_size=1), rank=2)
     plain = Run(run.data.data, global_batch_size=4)
-    with pytest.raises(ConfigError, match="a journal is of the frames of a FramedRun"):
+    with pytest.raises(ConfigError, match="a journal records the frames of a FramedRun"):
         Loader(plain, micro_batch_size=1, journal=tmp_path / "plain.bin")
     (tmp_path / "short.bin").write_bytes(journals[0].read_bytes()[:9])
     next(iter(Loader(run, micro_batch_size=4, journal=tmp_path / "short.bin")))
@@ -184,7 +184,7 @@ def test_command(places: list[Path], tmp_path: Path) -> None:
     assert "time" in headrace("trace", "sample", "d0", 6, *given, "--no-data")
     for arguments, message in [
         (("step", 3, "--run", tmp_path / "run.json"), "this run is framed"),
-        (("sample", "d0", 6, *given, "--until-step", 4), "framed, which"),
+        (("sample", "d0", 6, *given, "--until-step", 4), "is framed: --document, --until-step"),
         (("step", 3, *given), "no step 3"),
     ]:
         done = CliRunner().invoke(main, ["trace", *map(str, arguments)])

@@ -179,7 +179,7 @@ def test_threads_end_with_their_iterator(run: Run) -> None:
 
 def test_uneven_steps_can_be_refused(run: Run) -> None:
     Loader(run, micro_batch_size=2, ranks=Ranks(0, 3), uneven="refuse")
-    with pytest.raises(ConfigError, match=r"steps of \[12\] samples are not divided by 5 ranks times .* 1 = 5"):
+    with pytest.raises(ConfigError, match=r"steps of \[12\] samples, which 5 ranks times .* 1 = 5 do not divide"):
         Loader(run, micro_batch_size=1, ranks=Ranks(0, 5), uneven="refuse")
     short = Run(run.data, global_batch_size=12, samples=30)
     with pytest.raises(ConfigError, match=r"steps of \[6\]"):

@@ -274,13 +274,13 @@ def test_what_is_not_for_records(datasets: dict[str, RecordDataset], tmp_path: P
         Run(windows, global_batch_size=2, bucketing=Bucketing())
     with pytest.raises(ConfigError, match="expected a Bucketing"):
         Run(datasets["sft"], global_batch_size=2, bucketing=16)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="expected the dataset that the DataLoader is of"):
+    with pytest.raises(ConfigError, match="expected the dataset that the DataLoader reads"):
         collate_fn(windows.store)  # type: ignore[arg-type]
     cyclic = CyclicDataset(datasets["sft"], micro_batch_size=2, data_parallel_size=1)
     with pytest.raises(ConfigError, match="CyclicDataset is for samples of one shape"):
         Run(cyclic, global_batch_size=2, order=Order(kind="none"), samples=4)
     for call in (lambda: windows.samples(np.array([0])), lambda: windows.collate([])):
-        with pytest.raises(ConfigError, match="samples are all of one shape"):
+        with pytest.raises(ConfigError, match="all samples have one shape"):
             call()
-    with pytest.raises(ConfigError, match="all equally long"):
+    with pytest.raises(ConfigError, match="all samples are equally long"):
         windows.sample_lengths(np.array([0]))

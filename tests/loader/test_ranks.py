@@ -52,7 +52,7 @@ def test_peers_of_a_data_parallel_rank_get_the_same_bytes(tmp_path: Path, warm_t
     assert said[2]["rows"] == said[3]["rows"]
     assert said[0]["rows"] != said[2]["rows"]
     assert said[0]["flat"] == [0, 4]
-    assert "say which are data-parallel" in said[0]["unnamed"]
+    assert "name the data-parallel ones" in said[0]["unnamed"]
     assert "no dimension" in said[0]["unknown"]
 
 
@@ -63,7 +63,7 @@ def test_peers_of_a_data_parallel_rank_get_the_same_bytes(tmp_path: Path, warm_t
         ("position", "disagree on the position of the run: [1] differ"),
         ("micro-batch", "disagree on the micro-batch size of the run: [1] differ"),
         ("world size", "disagree on the world size of the run: [1] differ"),
-        ("same rank", "hold the data-parallel ranks [0, 0] of 2"),
+        ("same rank", "have the data-parallel ranks [0, 0] of 2"),
     ],
 )
 def test_a_mismatch_between_processes_is_refused(
@@ -79,5 +79,5 @@ def test_the_process_group_gives_the_rank(tmp_path: Path, warm_torch: warm.Warm)
     assert [code for code, _, _ in ended] == [0] * 2, ended
     said = [json.loads(output) for _, output, _ in ended]
     assert [one["detected"] for one in said] == [[0, 2], [1, 2]]
-    assert ["another rank than the process group" in one["contradiction"] for one in said] == [True, True]
+    assert ["contradict the process group" in one["contradiction"] for one in said] == [True, True]
     assert said[0]["rows"] != said[1]["rows"]

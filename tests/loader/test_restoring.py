@@ -129,7 +129,9 @@ def test_in_a_mix_a_position_tells_what_a_key_does_not(media: MediaDataset, othe
             sample = loader.restore_sample(int(batch["sample_positions"][2]))
             key = sample["__key__"] if isinstance(sample, dict) else sample.__key__
             assert key == batch["__key__"][2]
-        with pytest.raises(ConfigError, match=r"may be of 'a', 'b', whose keys look alike: give the position"):
+        with pytest.raises(
+            ConfigError, match=r"may belong to any of 'a', 'b', whose keys have the same form: pass the position"
+        ):
             loader.restore_sample((["Webdataset", "Encoded"][pair[0] is one], 7))
     twice = loader_of(run_of(Blend({"a": media, "b": media}, weights={"a": 1, "b": 1})), 4)
     assert_restored(twice, 2)
@@ -142,7 +144,7 @@ def test_what_cannot_be_made_again(media: MediaDataset) -> None:
         (("Webdataset", 31), "is not a restore key of any dataset"),
         (("Encoded", 1), "is not a restore key of any dataset"),
         ((), "is not a restore key of any dataset"),
-        ("Webdataset", "neither a restore key, which is a tuple, nor a position"),
+        ("Webdataset", r"neither a restore key \(a tuple\), nor a position \(an integer\)"),
         ([1, ("Webdataset", 1)], "neither a restore key"),
         ([3, 9], "position 9 is outside"),
         (-1, "position -1 is outside"),

@@ -250,7 +250,7 @@ def test_a_whole_run_ends_exactly(corpus: list[corpora.Corpus]) -> None:
     assert np.bincount(sources).tolist() == counts
     for loader in loaders:
         assert loader.position == run.length
-        with pytest.raises(StateError, match=r"come to the end of its run.*epochs=.*restart=True"):
+        with pytest.raises(StateError, match=r"reached the end of its run.*epochs=.*restart=True"):
             iter(loader)
         again = Loader(run, micro_batch_size=2, ranks=Ranks())
         again.load_state_dict(loader.state_dict())

@@ -24,7 +24,7 @@ def windows(tmp_path: Path) -> WindowDataset:
 
 def test_the_wrong_thing_is_said_in_a_line(windows: WindowDataset) -> None:
     store: Any = windows.store
-    cut = r"expected a dataset, or a mix of them: cut the store into samples, as headrace.WindowDataset"
+    cut = r"expected a dataset, or a mix of them: cut the store into samples, for example headrace.WindowDataset"
     with pytest.raises(ConfigError, match=rf"^data is .*; {cut}"):
         Run(store, global_batch_size=4)
     with pytest.raises(ConfigError, match=r"^data is 'stores/web'; .*headrace.open\(path\)"):
@@ -37,7 +37,9 @@ def test_the_wrong_thing_is_said_in_a_line(windows: WindowDataset) -> None:
     for make in (lambda: Blend(some), lambda: Blend(some, weights=[1, 2]), lambda: Concat(some)):
         with pytest.raises(ConfigError, match=r"the sources of a mix are .*; expected a dict of names and datasets"):
             make()  # type: ignore[no-untyped-call]
-    with pytest.raises(ConfigError, match=r"weights or repeats are .*; expected a number for each name, as {'a': 0.5}"):
+    with pytest.raises(
+        ConfigError, match=r"weights or repeats are .*; expected a number for each name, such as {'a': 0.5}"
+    ):
         Blend({"a": windows}, weights=[1])  # type: ignore[arg-type]
 
 
@@ -73,7 +75,7 @@ def test_an_ended_loader_does_not_give_empty_epochs(windows: WindowDataset) -> N
     run = Run(windows, global_batch_size=4, epochs=1)
     loader = Loader(run, micro_batch_size=4)
     first = [batch["input_ids"] for batch in loader]
-    with pytest.raises(StateError, match=r"come to the end of its run.*epochs=.*restart=True.*start_at\(0\)"):
+    with pytest.raises(StateError, match=r"reached the end of its run.*epochs=.*restart=True.*start_at\(0\)"):
         iter(loader)
     end = loader.state_dict()
     loader.start_at(0)

@@ -79,7 +79,7 @@ def test_a_lost_worker_is_replaced_and_nothing_changes(
     once = media_texts.Once(tmp_path / "done", action)
     assert texts_of(loader_of(media_texts.loaded(texts, once), timeout_s=0.4)) == EXPECTED
     [warning] = warnings_in(caplog)
-    assert "killed by SIGKILL" in warning if action is media_texts.dies else "gave nothing for 0.4 s" in warning
+    assert "killed by SIGKILL" in warning if action is media_texts.dies else "sent nothing for 0.4 s" in warning
     assert "sample '0013' of 00.tar (position 13, step 3)" in warning
     # The worker itself says in which line it hangs, even where its interpreter is held; one that is stopped does not.
     if action in (media_texts.hangs, media_texts.holds_the_interpreter):
@@ -116,7 +116,7 @@ def test_a_lost_worker_may_be_an_error(texts: Path, monkeypatch: pytest.MonkeyPa
     data = media_texts.loaded(texts, media_texts.hangs)
     loader = loader_of(data, num_workers=1, timeout_s=0.3, on_lost_worker="raise")
     with pytest.raises(
-        WorkerError, match=rf"worker 0 \(process \d+\) gave nothing for 0.3 s: .* {NAME}(.|\n)*in hangs"
+        WorkerError, match=rf"worker 0 \(process \d+\) sent nothing for 0.3 s: .* {NAME}(.|\n)*in hangs"
     ):
         list(loader)
     assert 6 <= loader.position < media_texts.BAD

@@ -63,10 +63,10 @@ def test_a_segment_that_does_not_divide_is_named() -> None:
 
 @pytest.mark.parametrize(("size", "rank"), [(0, 0), (2, 2), (2, -1)])
 def test_no_such_rank(size: int, rank: int) -> None:
-    with pytest.raises(ConfigError, match=f"rank {rank} of {size}"):
+    with pytest.raises(ConfigError, match=f"rank is {rank} of {size}"):
         context_parallel_indices(np.array([0, 8], dtype=np.int32), size, rank)
     if rank == 0:
-        with pytest.raises(ConfigError, match="rank 0 of 0"):
+        with pytest.raises(ConfigError, match="rank is 0 of 0"):
             context_parallel_order(np.array([0, 8], dtype=np.int32), size)
 
 

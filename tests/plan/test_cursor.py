@@ -42,9 +42,9 @@ def test_recipe_round_trip_and_digest() -> None:
     assert RunRecipe.from_json(recipe().to_json()) == recipe()
     assert len(recipe().digest()) == 32
     assert recipe().digest() != recipe(order={"kind": "full", "seed": 8}).digest()
-    with pytest.raises(StateError, match="no saved recipe"):
+    with pytest.raises(StateError, match="not a saved recipe"):
         RunRecipe.from_json(b"{}")
-    with pytest.raises(StateError, match="no saved recipe"):
+    with pytest.raises(StateError, match="not a saved recipe"):
         RunRecipe.from_json(b"\xff\xfe")
 
 
@@ -69,23 +69,23 @@ def test_a_mismatch_names_the_field(part: str, value: dict[str, Any], line: str)
 
 
 def test_a_recipe_of_another_state_is_refused() -> None:
-    with pytest.raises(StateError, match="not the one that the saved state"):
+    with pytest.raises(StateError, match="does not belong to the saved state"):
         cursor().verified(recipe(), SCHEDULE, None, saved=recipe(order={}))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "other"}, "no saved loader state"),
+        ({"kind": "other"}, "not a saved loader state"),
         ({"version": 2}, "version 2; this Headrace reads version 1"),
         ({"version": None}, "version None"),
         ({"position": "7"}, "damaged.*position"),
         ({"surplus": 1}, "damaged.*surplus"),
         ({"\ud800": 1}, "damaged.*surrogates"),
-        ({"recipe": {}}, "hashes the parts"),
+        ({"recipe": {}}, "it has hashes for the parts"),
         ({"lanes": [7]}, "damaged.*lanes"),
         ({"step": 3}, "step 3 at position 10, which is in step 2"),
-        ({"position": 99, "step": 24}, "outside this run of 50 positions"),
+        ({"position": 99, "step": 24}, "outside this run of 50 samples"),
         ({"position": -1}, "outside this run"),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_length_out_of_range_is_named(wrong: int) -> None:
     lengths = np.zeros(40_000, dtype=np.int64)
     lengths[30_001] = wrong
     lengths[0] = 8
-    with pytest.raises(ConfigError, match=rf"document 30001 has {wrong} tokens, allowed are 0 to 8"):
+    with pytest.raises(ConfigError, match=rf"document 30001 has {wrong} tokens; allowed are 0 to 8"):
         next_fit(lengths, 8)
     with pytest.raises(ConfigError, match="seq_len is at least 1, found 0"):
         next_fit(lengths, 0)

@@ -248,7 +248,7 @@ def test_a_ramp_keeps_to_its_weights_in_every_segment(
 ) -> None:
     first, last = zip(*weights, strict=True)
     if not any(first) or not any(last):
-        with pytest.raises(ConfigError, match="one is above"):
+        with pytest.raises(ConfigError, match="not all are 0"):
             linear_ramp(first, last, begin=0, end=length, num_segments=segments)
         return
     sources = tuple(Leaf(f"s{i}", 7 + i) for i in range(len(weights)))
@@ -280,7 +280,7 @@ def test_a_ramp_by_hand() -> None:
             linear_ramp((1,), (1,), begin=0, **wrong)
     with pytest.raises(ConfigError, match="at both ends"):
         linear_ramp((1,), (1, 2), begin=0, end=5)
-    with pytest.raises(ConfigError, match="not below 0"):
+    with pytest.raises(ConfigError, match="at least 0"):
         linear_ramp((1, -1), (1, 2), begin=0, end=5)
 
 
@@ -408,11 +408,11 @@ def test_what_cannot_be_mixed_is_refused() -> None:
     web, mix = Leaf("web", 10), Branch("mix", (Leaf("a", 3),), (1 << 31,), None)
     with pytest.raises(ConfigError, match="block_samples is at least 1"):
         Branch("", (web,), (1,), None, 0)
-    with pytest.raises(ConfigError, match="5 samples a pass, and its shares are 2 blocks of 2"):
+    with pytest.raises(ConfigError, match="5 samples a pass, but its shares are 2 blocks of 2"):
         Branch("", (web,), (2,), 5, 2)
-    with pytest.raises(ConfigError, match=r"endless are \['mix'\]"):
+    with pytest.raises(ConfigError, match=r"of which \['mix'\] are endless"):
         ConcatNode("", (web, mix))
-    with pytest.raises(ConfigError, match="of 0 endless"):
+    with pytest.raises(ConfigError, match="concatenates 0 children"):
         ConcatNode("", ())
     for limit in (0, 11):
         with pytest.raises(ConfigError, match="1 to its 10 samples"):
@@ -422,7 +422,7 @@ def test_what_cannot_be_mixed_is_refused() -> None:
     with pytest.raises(ConfigError, match="a pass has at least one"):
         RepeatNode("", web, 0)
     for segments in ((), ((1, web),), ((0, web), (0, web))):
-        with pytest.raises(ConfigError, match="begin at 0 and rise"):
+        with pytest.raises(ConfigError, match="must begin at 0 and rise"):
             Schedule("", segments)
     with pytest.raises(ConfigError, match="not the same in all segments"):
         Schedule("", ((0, web), (5, Leaf("web", 11))))

@@ -133,7 +133,7 @@ def test_another_padding() -> None:
         ("loss_mask", (0, 3), False, "row 0, column 3: loss_mask is False; whether there is a label is True"),
         ("position_ids", (0, 2), 5, "row 0, column 2: position_ids is 5; it is 0, or one more than the one before"),
         ("position_ids", (1, 0), 1, "row 1, column 0: position_ids is 1; the first of a row is 0"),
-        ("document_ids", (0, 1), 3, "row 0, column 1: document_ids is 3; within a segment the document is one"),
+        ("document_ids", (0, 1), 3, "row 0, column 1: document_ids is 3; a segment has only one document"),
         ("document_ids", (0, 3), -1, "row 0, column 5: document_ids is -1; nothing follows the segment of pads"),
         ("document_ids", (0, 0), -2, "row 0, column 0: document_ids is -2; a document's number, or -1 at pads"),
         ("input_ids", (0, 0), -5, "row 0, column 0: input_ids is -5; a token's id is not negative"),
@@ -173,7 +173,7 @@ def test_findings_name_what_was_expected(name: str, value: object, finding: str)
 
 def test_what_is_no_packed_batch() -> None:
     (finding,) = check_packed({"labels": np.zeros(3)})
-    assert finding.startswith("input_ids, position_ids, document_ids missing: a packed batch has input_ids, labels,")
+    assert finding.startswith("input_ids, position_ids, document_ids missing: a packed batch needs input_ids, labels,")
 
 
 def test_segments_of_one_document_side_by_side() -> None:
@@ -182,7 +182,7 @@ def test_segments_of_one_document_side_by_side() -> None:
     assert check_packed(item) == []
     bare = {name: item[name] for name in ("input_ids", "labels", "position_ids", "document_ids")}
     assert check_packed(bare) == [
-        "column 2: document_ids is 1; the segment before is of the same document, and no other field says so"
+        "column 2: document_ids is 1; the segment before has the same document, but no other field has a border here"
     ]
 
 
@@ -197,5 +197,7 @@ def test_the_counts_of_a_step() -> None:
     parts = [packs_made.make([[Piece(1, (5, 6, 7), (True,) * 3)]], 4, step_tokens=4) for _ in range(2)]
     assert check_step(parts) == []
     parts[1]["step_supervised_tokens"] = 5
-    assert check_step(parts) == ["micro-batch 1: step_supervised_tokens is 5; those of its step have 4 together"]
+    assert check_step(parts) == [
+        "micro-batch 1: step_supervised_tokens is 5; the micro-batches of its step have 4 in all"
+    ]
     assert len(check_step(parts[:1])) == 1

@@ -69,9 +69,9 @@ def test_nothing_to_ramp_up() -> None:
         ({"increment": 0}, "increment=0"),
         ({"samples": -1}, "samples=-1"),
         ({"multiple_of": 0}, "multiple_of=0"),
-        ({"start": 20}, "from 20 by increments of 4 there is no way to a global_batch_size of 16"),
+        ({"start": 20}, "a ramp-up from 20 by increments of 4 never reaches a global_batch_size of 16"),
         ({"increment": 5}, "from 4 by increments of 5"),
-        ({"multiple_of": 6}, "a global batch of 4 samples rounded down to a multiple of 6 is empty"),
+        ({"multiple_of": 6}, "a global batch of 4 samples is empty when rounded down to a multiple of 6"),
     ],
 )
 def test_what_is_refused(wrong: dict[str, int], message: str) -> None:

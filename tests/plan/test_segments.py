@@ -91,7 +91,7 @@ def test_megatron_repeats_the_last_border() -> None:
     folded = segments.megatron_cu_seqlens(POSITIONS, DOCUMENTS)
     assert folded["cu_seqlens"].tolist() == [[0, 3, 5, 6, 6, 6, 6], [0, 6, 6, 6, 6, 6, 6]]
     assert folded["max_seqlen"].tolist() == [3, 6]
-    with pytest.raises(ConfigError, match="3 segments, 4 borders; num_entries is 3: allow 4"):
+    with pytest.raises(ConfigError, match="3 segments and so 4 borders, but num_entries is 3: raise it to 4"):
         segments.megatron_cu_seqlens(POSITIONS, num_entries=3)
 
 
@@ -128,17 +128,17 @@ def test_fixed_forms_hold_each_rows_borders(batch: packs_made.Batch) -> None:
 
 def test_what_is_no_segment_is_refused() -> None:
     # A pack that goes on with a document's positions, as torchtune has it.
-    with pytest.raises(ConfigError, match="row 1 begins with position 3; every row begins a segment"):
+    with pytest.raises(ConfigError, match="row 1 begins with position 3; every row must begin a segment"):
         segments.cu_seqlens(np.array([[0, 1, 2], [3, 0, 1]]))
     with pytest.raises(ConfigError, match="row 0 begins with position 4"):
         segments.seq_idx(np.array([4, 5]))
     with pytest.raises(ConfigError, match=r"shape \(1, 1, 1\)"):
         segments.seq_lens(np.zeros((1, 1, 1), dtype=np.int64))
-    with pytest.raises(ConfigError, match="does not run from 0 to the 12 tokens"):
+    with pytest.raises(ConfigError, match="it must run from 0 to 12, the tokens"):
         segments.real_cu_seqlens(np.array([0, 6], dtype=np.int32), DOCUMENTS)
 
 
 def test_more_tokens_than_int32_are_refused() -> None:
     many = np.broadcast_to(np.zeros(1, dtype=np.int64), (2, 1 << 30))
-    with pytest.raises(ConfigError, match="2,147,483,648 tokens in one batch"):
+    with pytest.raises(ConfigError, match="the batch has 2,147,483,648 tokens"):
         segments.cu_seqlens(many)

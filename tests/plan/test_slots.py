@@ -128,10 +128,10 @@ def test_a_run_that_is_made_longer_keeps_what_was_given(lengths: tuple[int | Non
 def test_a_run_that_is_made_shorter_within_a_step() -> None:
     long, short = Draw(3, BatchSchedule.of(8), 16), Draw(3, BatchSchedule.of(8), 12)
     assert short.resumed(8, long.saved_ends(8)).ends == ()
-    with pytest.raises(StateError, match="within step 1, when the run had at least 16 samples; this one has 12"):
+    with pytest.raises(StateError, match="within step 1, when the run had at least 16 samples; this run has 12"):
         short.resumed(9, long.saved_ends(9))
     assert short.saved_ends(9) == short.saved_ends(12) == (12,)
-    with pytest.raises(StateError, match="at least 12 samples; this one has 11"):
+    with pytest.raises(StateError, match="at least 12 samples; this run has 11"):
         Draw(3, BatchSchedule.of(8), 11).resumed(9, (12,))
     for damaged in ((8,), (16,), (12, 10), (12, 12)):
         with pytest.raises(StateError, match="damaged"):

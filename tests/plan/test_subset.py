@@ -49,8 +49,8 @@ def test_parts_lie_within(low: int, high: int, num_samples: int) -> None:
     [
         ([1], "two ends"),
         ("10%", "two ends"),
-        ([3, 2], "from 0 on and rise"),
-        ([-1, 2], "from 0 on and rise"),
+        ([3, 2], "both must be at least 0, and they must rise"),
+        ([-1, 2], "both must be at least 0, and they must rise"),
         ([1, "50%"], "the end 1"),
         (["10%", 50], "the end 50"),
         (["101%", "end"], "'101%'"),

@@ -243,9 +243,9 @@ def test_what_is_no_shards_is_refused() -> None:
             Shards(bad)
     with pytest.raises(ConfigError, match="no samples"):
         Shards([0, 0])
-    with pytest.raises(ConfigError, match="has 8 samples, and its shards 7"):
+    with pytest.raises(ConfigError, match="has 8 samples, but its shards hold 7"):
         Leaf("a", 8, Shards([0, 7]))
-    with pytest.raises(ConfigError, match="has none or goes beyond"):
+    with pytest.raises(ConfigError, match="is empty or goes beyond them"):
         Leaf("a", 8).subset(3, 9)
     for wrong in ({"max_samples_per_sequence": 0}, {"parallel_shard_iters": 0}, {"max_samples_per_sequence": 1 << 30}):
         with pytest.raises(ConfigError, match="parallel_shard_iters"):

@@ -77,7 +77,7 @@ def test_a_state_says_when_it_is_damaged(tmp_path: Path) -> None:
     content = path.read_bytes()
     for damage in (content.replace(b"\x07", b"\x08", 1), content[:-1], b"", b"\x91" * 200_000, content[:-8]):
         path.write_bytes(damage)
-        with pytest.raises(OutputError, match=r"state: damaged, or of another version .*; --restart begins anew"):
+        with pytest.raises(OutputError, match=r"state: damaged, or of another version .*; --restart starts over"):
             load_state(tmp_path)
     path.write_bytes(msgspec.msgpack.encode(state))  # as before there was a hash
     with pytest.raises(OutputError, match="damaged, or of another version"):

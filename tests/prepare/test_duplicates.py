@@ -148,7 +148,7 @@ def test_load_what_is_not_whole(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the hashes cannot be read: No such file"):
         SeenHashes.load(path, 1)
     path.write_bytes(array([(1, 2), (3, 4)]).tobytes()[:-1])
-    with pytest.raises(StoreError, match=r"2 hashes of 16 bytes should be there, found 1; it was cut short"):
+    with pytest.raises(StoreError, match=r"2 hashes of 16 bytes should be there, found 1; the file was cut short"):
         SeenHashes.load(path, 2)
     with pytest.raises(StoreError, match=r"2 hashes of 16 bytes should be there, found 1"):
         SeenHashes.load(path)

@@ -194,7 +194,7 @@ def test_bad_records_are_counted(kit: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "\n \n"])
 def test_no_records(kit: Any, tmp_path: Path, content: str) -> None:
     (tmp_path / "in.jsonl").write_text(content)
-    with pytest.raises(InputError, match="no records in a sample of 1 files: is this the right data"):
+    with pytest.raises(InputError, match="a sample of 1 files holds no records: is this the right data"):
         estimate_text([tmp_path / "in.jsonl"], tokenizer=kit.tokenizer)
 
 

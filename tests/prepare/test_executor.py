@@ -220,7 +220,7 @@ def test_workers_that_die_before_they_have_anything_to_do() -> None:
 def test_a_result_that_no_task_gives_is_a_defect_and_no_endless_wait() -> None:
     workers: Any = FakeWorkers(2, 0)
     orders = [SortTask(task_index, 0) for task_index in (0, 1, 9)]
-    with pytest.raises(HeadraceError, match="no task gives result 2"):
+    with pytest.raises(HeadraceError, match="no task returns result 2"):
         list(
             run_tasks(
                 workers,

@@ -146,7 +146,7 @@ def test_workers_that_cannot_start(
     kit: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("headrace.prepare.executor._COMMAND", "print('a word'); import nonsense_module")
-    with pytest.raises(WorkerError, match="ended with exit status 1; its last words are above"):
+    with pytest.raises(WorkerError, match="ended with exit status 1; its last output is above"):
         prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
     captured = capfd.readouterr()
     assert "nonsense_module" in captured.err

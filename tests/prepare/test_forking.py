@@ -143,7 +143,7 @@ assert repr(raised(MemoryError())) == "MemoryError()"
 try:
     apart(lambda say: os.kill(os.getpid(), signal.SIGSEGV), print)
 except WorkerError as error:
-    assert str(error) == "a process that tries a library ended with exit status -11", error
+    assert str(error) == "the process that tests a library ended with exit status -11", error
 else:
     raise AssertionError
 def stops(said):

@@ -121,8 +121,8 @@ def test_files_of_another_program_are_not_overwritten(kit: Any, output: Path, tm
 
 
 COMPLETE = (
-    "the output is complete already: the same inputs and options made it, and nothing is done (--overwrite makes it "
-    "anew)"
+    "the output is complete already: the same inputs and options made it, so there is nothing to do (--overwrite makes "
+    "it again)"
 )
 
 
@@ -238,7 +238,7 @@ def test_old_and_new_never_mix(
                 headrace.open(output)
     notices: list[str] = []
     prepare_text([tmp_path / "new.jsonl"], output, tokenizer=kit.tokenizer, options=OVERWRITE, on_notice=notices.append)
-    assert notices == ["the run was complete, but for the move of its files, which is done now"]
+    assert notices == ["the run was complete, except for the move of its files, which is done now"]
     assert faults.content(output) == new
 
 

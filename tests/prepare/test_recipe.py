@@ -388,7 +388,7 @@ def test_a_library_that_is_wrong_later_is_caught(folder: Path, kind: str, monkey
     found = prepare_recipe(parse_recipe(text), folder / "out", options=options, on_notice=notes.append)
     assert found.backend is not None
     assert found.backend.from_task_by.startswith("task ")
-    assert any("gigatoken is not equal to tokenizers on this text" in note for note in notes)
+    assert any("gigatoken differs from tokenizers on this text" in note for note in notes)
     assert found.ledger == right.ledger
     for shard in right.outputs:
         for file in shard.files:
@@ -430,13 +430,21 @@ def test_a_bad_record_stops_the_run_or_is_listed(folder: Path) -> None:
         (runs.SFT, ["--append-eod"], "--append-eod is for texts, and r.yaml is a recipe: `ends: {append_eos: true}`"),
         (runs.SFT, ["--field", "text"], "--field is for texts"),
         (runs.SFT, ["--min-tokens", "3"], "`filters: {min_tokens: N}`"),
-        (runs.SFT, ["--tokenizer", "other"], "r.yaml says tokenizer: model, --tokenizer says other: say one of them"),
-        (runs.SFT + "output: {format: hdf5}\n", ["--format", "keyed"], "r.yaml says output.format: hdf5, the command"),
-        (runs.SFT + "output: {format: jsonl, dtypes: {tokens: uint64}}\n", [], "jsonl: uint64 cannot be JSON"),
+        (runs.SFT, ["--tokenizer", "other"], "r.yaml says tokenizer: model, but --tokenizer says other: name only one"),
+        (
+            runs.SFT + "output: {format: hdf5}\n",
+            ["--format", "keyed"],
+            "r.yaml says output.format: hdf5, but the command",
+        ),
+        (
+            runs.SFT + "output: {format: jsonl, dtypes: {tokens: uint64}}\n",
+            [],
+            "jsonl: uint64 cannot be written as JSON",
+        ),
         (runs.SFT + "output: {dtypes: {loss_mask: bool}}\n", [], "key 'loss_mask' cannot be stored as indexed"),
-        (runs.SFT + "template: nowhere\n", [], "'nowhere' is no folder, no file and no template of ours"),
+        (runs.SFT + "template: nowhere\n", [], "'nowhere' is not a folder, a file or the name of a template of ours"),
         (runs.SFT + "lenght: 3\n", [], "lenght is unknown; did you mean 'length'"),
-        ("type: sft\ninputs: data\n", [], "no tokeniser: say `tokenizer: FOLDER` in the recipe"),
+        ("type: sft\ninputs: data\n", [], "no tokeniser: write `tokenizer: FOLDER` in the recipe"),
         ("type: sft\ntokenizer: model\n", [], "no input: name files in the recipe"),
         (runs.SFT, ["--max-errors", "3"], "--max-errors needs --on-error skip"),
         (runs.SFT.replace("inputs: data", "inputs: [data, other]"), ["x.jsonl"], "the recipe has 2 inputs, each with"),
@@ -459,7 +467,7 @@ def test_what_cannot_be_is_refused_before_anything_is_made(
 def test_conversations_without_a_template_are_refused(folder: Path) -> None:
     (folder / "model/tokenizer_config.json").unlink()
     runs.write_lines(folder / "data" / "a.jsonl", TALKS)
-    with pytest.raises(ConfigError, match="the records are conversations, and there is no chat template: say"):
+    with pytest.raises(ConfigError, match="the records are conversations, but there is no chat template: set"):
         runs.prepare(runs.SFT, folder, folder / "out")
     manifest = runs.prepare(runs.SFT + "template: chatml\n", folder, folder / "out")
     assert manifest.options["template"]["source"] == "suite:chatml"
@@ -468,8 +476,8 @@ def test_conversations_without_a_template_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("sources", "message"),
     [
-        (["Web", "web"], "the domains 'web' and 'Web' differ by the case of letters alone"),
-        (["provenance"], "a domain is called 'provenance', which is the name of a part of the store"),
+        (["Web", "web"], "the domains 'web' and 'Web' differ only in the case of letters"),
+        (["provenance"], "a domain has the name 'provenance', which is reserved for a part of the store"),
         ([f"d{n}" for n in range(140)], "the records have more than 133 domains, the last one 'd133'"),
         (["../up"], "which cannot name a folder"),
     ],

@@ -65,9 +65,9 @@ def test_the_only_usual_token_of_the_vocabulary_is_taken_and_said(folder: Path) 
     assert {document[-1] for document in documents} == {EOS}
     [notice] = notices
     assert notice.startswith(
-        "'<eos>' ends a sequence: no chat template or tokenizer_config.json says eos_token, and it"
+        "'<eos>' ends a sequence: neither the chat template nor tokenizer_config.json names eos_token, and it"
     )
-    assert "`ends: {eos: TOKEN}` says another" in notice
+    assert "`ends: {eos: TOKEN}` chooses another" in notice
     documents, _, notices = prepare(runs.SFT + "ends: {prepend_bos: true, append_eos: false}\n", PAIRS)
     assert {document[0] for document in documents} == {BOS}
     assert [notice.partition(":")[0] for notice in notices] == ["'<bos>' begins a sequence"]
@@ -82,7 +82,7 @@ def test_what_the_configuration_says_comes_first(folder: Path) -> None:
     assert notices == []
     # That there is none is said, too.
     configure(eos_token=None)
-    with pytest.raises(ConfigError, match="which token is the end of a sequence is not known"):
+    with pytest.raises(ConfigError, match="the token for the end of a sequence is not known"):
         prepare(runs.SFT, PAIRS)
 
 
@@ -91,7 +91,7 @@ def test_of_several_usual_ones_none_is_taken(folder: Path) -> None:
     tokenizer = json.loads(Path("model/tokenizer.json").read_text())
     text = json.dumps(tokenizer).replace("<|start|>", "<|endoftext|>")
     Path("model/tokenizer.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"which token is the end.*Name it with `ends: \{eos: TOKEN\}`"):
+    with pytest.raises(ConfigError, match=r"the token for the end.*Name it with `ends: \{eos: TOKEN\}`"):
         prepare(runs.SFT, PAIRS)
     assert {document[-1] for document in prepare(runs.SFT + "ends: {eos: <eos>}\n", PAIRS)[0]} == {EOS}
 
@@ -114,7 +114,7 @@ def test_a_missing_bos_is_counted_and_said_once(folder: Path, way: str) -> None:
     assert documents == runs.made(runs.SFT, TALKS, "tokens")  # nothing is added
     assert notes["missing_bos"] == len(TALKS)
     [notice] = notices
-    assert notice.startswith("12 sequences of the first 12 records do not begin with BOS, with which the tokeniser")
+    assert notice.startswith("12 sequences of the first 12 records do not begin with BOS, although the tokeniser")
     assert "`ends: {prepend_bos: true}` adds it" in notice
     assert "missing_bos" not in prepare(runs.SFT, PAIRS)[1]  # text is as the recipe says
 
@@ -202,9 +202,9 @@ def test_the_time_is_said_on_the_command_line(folder: Path) -> None:
     assert json.loads(result.stdout)["sequences"][0]["text"].startswith("24.12.2025")
     (folder / "said.yaml").write_text(runs.SFT + "template: {now: 2020-01-01T00:00:00}\n")
     for command, message in (
-        ([*args, "--now", "tomorrow"], "--now tomorrow: write a time as 2026-03-01 or 2026-03-01T23:59"),
-        (["render", "said.yaml", "--record", "0", "--now", "2025-12-24"], "said.yaml says template.now: 2020-01-01"),
-        (["prepare", "data", "-o", "o", "--tokenizer", "model", "--now", "2025-12-24"], "it goes with --recipe"),
+        ([*args, "--now", "tomorrow"], "--now tomorrow: write a time such as 2026-03-01 or 2026-03-01T23:59"),
+        (["render", "said.yaml", "--record", "0", "--now", "2025-12-24"], "said.yaml sets template.now to 2020-01-01"),
+        (["prepare", "data", "-o", "o", "--tokenizer", "model", "--now", "2025-12-24"], "use it with --recipe"),
     ):
         result = CliRunner().invoke(main, command)
         assert (result.exit_code, message in result.stderr) == (2, True), result.stderr

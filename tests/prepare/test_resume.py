@@ -431,6 +431,6 @@ def test_two_runs_at_once(unfinished: Path) -> None:
 
 def test_a_checkpoint_of_another_version(unfinished: Path) -> None:
     (unfinished / "out" / WORK_NAME / "state").write_bytes(b"\x81\xa5other\x01")
-    with pytest.raises(OutputError, match=r"state: damaged, or of another version .*; --restart begins anew"):
+    with pytest.raises(OutputError, match=r"state: damaged, or of another version .*; --restart starts over"):
         continued(unfinished)
     continued(unfinished, restart=True)

@@ -360,13 +360,13 @@ def test_progress_reaches_the_whole(kit: Any, corpus: Path, tmp_path: Path, shuf
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (TextOptions(tokens=TokenOptions(eod="</s>")), "nothing is appended: say --append-eod"),
-        (TextOptions(tokens=TokenOptions(bos="<s>")), "nothing is prepended: say --prepend-bos"),
+        (TextOptions(tokens=TokenOptions(eod="</s>")), "nothing is appended: give --append-eod"),
+        (TextOptions(tokens=TokenOptions(bos="<s>")), "nothing is prepended: give --prepend-bos"),
         (TextOptions(tokens=TokenOptions(prepend_bos=True)), "cannot tell which begin-of-sequence token"),
         (TextOptions(workers=0), "workers is 0: at least 1"),
         (TextOptions(task_bytes=0), "task_bytes is 0"),
-        (TextOptions(records=RecordOptions(fields=("",))), "a field without a name"),
-        (TextOptions(records=RecordOptions(fields=())), "a field without a name"),
+        (TextOptions(records=RecordOptions(fields=("",))), "a field has no name"),
+        (TextOptions(records=RecordOptions(fields=())), "a field has no name"),
         (TextOptions(records=RecordOptions(fields=("a", "a"))), "a field is named twice"),
         (TextOptions(records=RecordOptions(join=" ")), "--join needs several fields"),
         (TextOptions(records=RecordOptions(fields=("a/b", "c"))), "'a/b' cannot name an output file"),

@@ -62,7 +62,7 @@ def test_named_ends_of_document(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("special", "wanted", "message"),
     [
-        (["<end>"], None, "none of the usual ones; its added tokens are: '<end>' (id 1). Name it with --eod"),
+        (["<end>"], None, "it has no usual one; its added tokens are: '<end>' (id 1). Name it with --eod"),
         ([], None, "its added tokens are: none"),
         (["</s>", "<eos>"], None, "several are usual: '</s>' (id 1), '<eos>' (id 2). Name it with --eod"),
         (["<end>"], "<stop>", "--eod '<stop>': not in the vocabulary"),

@@ -87,7 +87,7 @@ def test_nothing_from_the_task_on_is_of_the_wrong_tokeniser(
         [corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=PROOF, on_notice=notices.append
     )
     (notice,) = notices
-    assert notice.startswith(f"{NAME} is not equal to tokenizers on this text, so all that is not proved yet is encode")
+    assert notice.startswith(f"{NAME} differs from tokenizers on this text, so tokenizers encodes everything that is n")
     assert manifest.backend is not None
     assert manifest.backend.name == NAME
     found = re.fullmatch(rf"task (\d+): {NAME} differs from tokenizers: .*", manifest.backend.from_task_by)

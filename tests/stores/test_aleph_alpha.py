@@ -82,14 +82,17 @@ META = {"dtype": "int32", "index_dtype": "int64", "document_count": 4}
 @pytest.mark.parametrize(
     ("meta", "message"),
     [
-        ("", r"meta\.json: is not what Aleph Alpha's builder writes"),
-        ("[1]", r"is not what Aleph Alpha's builder writes .*expected dtype, index_dtype and document_count"),
+        ("", r"meta\.json: Aleph Alpha's builder does not write such a file"),
+        ("[1]", r"Aleph Alpha's builder does not write such a file .*expected dtype, index_dtype and document_count"),
         (json.dumps({"dtype": "int32"}), r"index_dtype"),
         (json.dumps({**META, "dtype": "object"}), r"dtype 'object' is unknown; allowed are uint8"),
         (json.dumps({**META, "index_dtype": "float64"}), r"index_dtype 'float64' is unknown; allowed are int32"),
         (json.dumps({**META, "document_count": -1}), r"document_count -1 is negative"),
         (json.dumps({**META, "document_count": 3}), r"3 documents take 48 bytes.*the file has 64"),
-        (json.dumps({**META, "index_dtype": "int32"}), r"4 documents take 32 bytes.*of int32 each; the file has 64"),
+        (
+            json.dumps({**META, "index_dtype": "int32"}),
+            r"4 documents take 32 bytes.*of int32 each, but the file has 64",
+        ),
         (json.dumps({**META, "dtype": "int64"}), r"ends at byte 48 of the \.bin, which has 24 bytes"),
     ],
 )

@@ -28,9 +28,9 @@ def test_arrays(tmp_path: Path) -> None:
     prefix = tmp_path / "x"
     write_raw(prefix, "uint16", [2, 2, -1, 2, 2], [0, -4, 8, 99, 8], [0, 2, 1, 9, 5], bytes(12))
     assert check(prefix) == [
-        "x.idx: document 1: goes from sequence 2 to 1; allowed is upwards within 0 to 5",
-        "x.idx: document 2: goes from sequence 1 to 9; allowed is upwards within 0 to 5",
-        "x.idx: document 3: goes from sequence 9 to 5; allowed is upwards within 0 to 5",
+        "x.idx: document 1: goes from sequence 2 to 1; document indices may not decrease and must be within 0 to 5",
+        "x.idx: document 2: goes from sequence 1 to 9; document indices may not decrease and must be within 0 to 5",
+        "x.idx: document 3: goes from sequence 9 to 5; document indices may not decrease and must be within 0 to 5",
         *[line for line in check(prefix) if "tokens from byte" in line],
     ]
     write_raw(prefix, "uint16", [2, 2, -1, 2, 2], [0, -4, 8, 99, 8], [0, 0, 1, 3, 5], bytes(12))
@@ -56,7 +56,7 @@ def test_bytes_that_belong_to_nothing(tmp_path: Path) -> None:
         with (tmp_path / f"x{suffix}").open("ab") as file:
             file.write(bytes(extra))
     assert check(prefix) == [
-        "x.idx: byte 62: 3 bytes after the document indices, which nothing refers to",
+        "x.idx: byte 62: 3 unused bytes after the document indices",
         "x.bin: bytes 6 to 11: 5 bytes outside of any document",
     ]
     # They are tolerated, as Megatron does.
@@ -81,11 +81,11 @@ def test_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prefix = tmp_path / "x"
     write_shard(prefix, [np.array([0, 1]), np.array([5, 9, 9, 9, -2]), np.zeros(0, int), np.array([10])], "int32")
     assert check(prefix, vocab_size=9) == [
-        "x.bin: document 1, token 3 of the stream: id 9 is outside of the vocabulary, 0 to 8",
-        "x.bin: document 3, token 7 of the stream: id 10 is outside of the vocabulary, 0 to 8",
+        "x.bin: document 1, token 3 of the stream: id 9 is outside the vocabulary, 0 to 8",
+        "x.bin: document 3, token 7 of the stream: id 10 is outside the vocabulary, 0 to 8",
     ]
     assert check(prefix, vocab_size=11) == [
-        "x.bin: document 1, token 6 of the stream: id -2 is outside of the vocabulary, 0 to 10"
+        "x.bin: document 1, token 6 of the stream: id -2 is outside the vocabulary, 0 to 10"
     ]
 
 

@@ -94,7 +94,7 @@ class TestMapped(StoreContract):
             lambda: store.stream_view("rewards"),
         ):
             with pytest.raises(
-                ConfigError, match="key 'rewards' has 12 values, the main key 'tokens' 338: the streams"
+                ConfigError, match="key 'rewards' has 12 values, but the main key 'tokens' has 338: the streams"
             ):
                 ask()
 
@@ -167,7 +167,9 @@ def test_what_is_sampled_of_the_borders(
 def test_keys_of_different_documents(tmp_path: Path) -> None:
     write_shard(tmp_path / "a", numbered_documents([2, 3], "uint16"))
     write_shard(tmp_path / "b", numbered_documents([2], "uint16"))
-    with pytest.raises(StoreError, match=r"p: the keys are not of the same documents: 'a' has 2, 'b' 1; open them one"):
+    with pytest.raises(
+        StoreError, match=r"p: the keys have different numbers of documents: 'a' has 2, 'b' has 1; open them one"
+    ):
         CombinedStore({"a": stores.open(tmp_path / "a"), "b": stores.open(tmp_path / "b")}, "p")
     with pytest.raises(StoreError, match="no keys"):
         CombinedStore({}, "p")
@@ -187,7 +189,7 @@ def test_ids_are_looked_for_only_where_there_are_ids(tmp_path: Path) -> None:
     assert listed == {"tokens": True, "response_lengths": False, "rewards": False}
     with pytest.raises(ConfigError, match="dtype float32 cannot hold tokens in the indexed format"):
         IndexedWriter(tmp_path / "x", dtype="float32")
-    with pytest.raises(ConfigError, match="dtype bool cannot hold values in the indexed format; it has uint8"):
+    with pytest.raises(ConfigError, match="dtype bool cannot hold values in the indexed format; allowed are uint8"):
         IndexedWriter(tmp_path / "x", dtype="bool", ids=False)
 
 

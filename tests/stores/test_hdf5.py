@@ -204,12 +204,14 @@ def test_keys_that_are_not_parallel(tmp_path: Path) -> None:
         "chosen": [0, 1],
         "rejected": [0, 1, 2],
     }
-    with pytest.raises(ConfigError, match="key 'rejected' has documents of other lengths, the main key 'chosen'"):
+    with pytest.raises(ConfigError, match="key 'rejected' has documents of other lengths than the main key 'chosen'"):
         store.fetch(0, 1, "rejected")
-    with pytest.raises(ConfigError, match="key 'one' has 1 values, the main key 'chosen' 5: the streams are not"):
+    with pytest.raises(
+        ConfigError, match="key 'one' has 1 values, but the main key 'chosen' has 5: the streams are not"
+    ):
         store.stream_view("one")
     with pytest.raises(
-        ConfigError, match="key 'one' has 1 documents, the main key 'chosen' 2; open the store with key="
+        ConfigError, match="key 'one' has 1 documents, but the main key 'chosen' has 2; open the store with key="
     ):
         store.document(0, "one")
     assert stores.open_keys(path)["rejected"].document(1).tolist() == [0, 1, 2]
@@ -290,13 +292,16 @@ def loose(file: Any) -> None:
     [
         (chunked, r"/tokens/data_2 is chunked, compressed, external or was never written; .* h5repack"),
         (never_written, r"/tokens/data_2 is chunked, compressed, external or was never written"),
-        (outside, r"/tokens/data_2 is a link; only what lies in the file itself is read"),
+        (outside, r"/tokens/data_2 is a link; only objects in the file itself are read"),
         (in_place, r"/tokens/data_2 is a link"),
-        (two_dimensional, r"/tokens/data_2 has the shape \(1, 2\); a document is one-dimensional"),
-        (another_dtype, r"/tokens/data_2 is of int32, the datasets before it are of int64; a key has one dtype"),
+        (two_dimensional, r"/tokens/data_2 has the shape \(1, 2\); a document must be one-dimensional"),
+        (
+            another_dtype,
+            r"/tokens/data_2 is of int32, but the datasets before it are of int64; a key must have one dtype",
+        ),
         (big_endian, r"/a/data_0 is of >i4; allowed are bool, .* little-endian"),
         (text, r"/a/data_0 is of \|O; allowed are bool"),
-        (nested, r"/tokens/data_2 is a group; a key holds datasets only"),
+        (nested, r"/tokens/data_2 is a group; a key may hold only datasets"),
         (loose, r"/a is a dataset; a key is a group, with its values in /a/data_0"),
     ],
 )
@@ -309,7 +314,7 @@ def test_what_is_not_in_this_layout(tmp_path: Path, spoil: Any, message: str) ->
 
 
 def test_no_key(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="names no key; a store has a group for each"):
+    with pytest.raises(StoreError, match="has no key; a store has a group for each key"):
         stores.open(plain(tmp_path / "x.h5"))
     store = stores.open(plain(tmp_path / "y.h5", tokens=[]))
     assert (store.num_documents, store.num_tokens, list(store.check())) == (0, 0, [])
@@ -320,10 +325,10 @@ def test_a_torn_file(tmp_path: Path) -> None:
     content = path.read_bytes()
     for size in (0, 7, 100, 2000, len(content) - 1):
         path.write_bytes(content[:size])
-        with pytest.raises(StoreError, match=r"x\.h5: not a whole HDF5 file: "):
+        with pytest.raises(StoreError, match=r"x\.h5: not a complete HDF5 file: "):
             stores.open(path)
     path.write_bytes(b"\0" * 4096)
-    with pytest.raises(StoreError, match=r"x\.h5: not a whole HDF5 file: .*signature"):
+    with pytest.raises(StoreError, match=r"x\.h5: not a complete HDF5 file: .*signature"):
         stores.open(path)
     with pytest.raises(StoreError, match=r"no\.h5: nothing is there"):
         stores.open(tmp_path / "no.h5")
@@ -362,7 +367,7 @@ def test_a_bool_that_is_none(tmp_path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: at + 1] + b"\2" + content[at + 2 :])
     (problem,) = stores.open(path).check()
-    assert str(problem) == f"{path}: document 1, value 4 of the stream: byte 2 is no bool, which is 0 or 1"
+    assert str(problem) == f"{path}: document 1, value 4 of the stream: byte 2 is not a bool, 0 or 1"
 
 
 def test_a_dataset_that_is_missing(tmp_path: Path) -> None:
@@ -372,7 +377,7 @@ def test_a_dataset_that_is_missing(tmp_path: Path) -> None:
     store = stores.open(path)
     assert store.fetch(0, 2).tolist() == [1, 3]
     (problem,) = store.check()
-    assert (problem.place, problem.message) == ("/tokens", "data_1 is missing among 2")
+    assert (problem.place, problem.message) == ("/tokens", "data_1 is missing among 2 datasets")
 
 
 def test_a_key_that_a_shard_lacks(tmp_path: Path) -> None:
@@ -398,7 +403,9 @@ def test_both_formats_below_a_folder(tmp_path: Path) -> None:
     plain(tmp_path / "x.h5", tokens=[[1]])
     with stores.KeyedWriter(tmp_path / "s", dtypes={"tokens": "int32"}) as writer:
         writer.finish()
-    with pytest.raises(StoreError, match=r"shards of two formats below: .*s/meta\.json and .*x\.h5; name a folder"):
+    with pytest.raises(
+        StoreError, match=r"the folder holds shards of two formats: .*s/meta\.json and .*x\.h5; name a folder"
+    ):
         stores.open(tmp_path)
     assert stores.open(tmp_path / "x.h5").num_tokens == 1
 

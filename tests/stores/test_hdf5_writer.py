@@ -63,11 +63,11 @@ def test_the_same_documents_make_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "dtypes", "values", "message"),
     [
-        ("x.bin", {"a": "int32"}, [], r"x\.bin: an HDF5 store ends in \.h5 or \.hdf5"),
+        ("x.bin", {"a": "int32"}, [], r"x\.bin: the name of an HDF5 store must end in \.h5 or \.hdf5"),
         ("x.h5", {}, [], "dtypes names no key"),
         ("x.h5", {"a/b": "int32"}, [], "'a/b' cannot be a key"),
         ("x.h5", {"a": "complex64"}, [], "dtype complex64 is not known"),
-        ("x.h5", {"a": "int32"}, ["b"], r"values names \['b'\]; the keys are a"),
+        ("x.h5", {"a": "int32"}, ["b"], r"values names the unknown keys \['b'\]; the keys are a"),
     ],
 )
 def test_what_it_is_not_for(tmp_path: Path, name: str, dtypes: Any, values: Any, message: str) -> None:
@@ -79,10 +79,10 @@ def test_what_it_is_not_for(tmp_path: Path, name: str, dtypes: Any, values: Any,
 @pytest.mark.parametrize(
     ("tokens", "lengths", "message"),
     [
-        ({"a": [1]}, {"a": [1], "b": [1]}, "tokens were given for the keys 'a', the writer has 'a', 'b'"),
-        ({"a": [1], "b": [1]}, {"a": [1], "c": [1]}, "lengths were given for the keys 'a', 'c'"),
+        ({"a": [1]}, {"a": [1], "b": [1]}, "tokens has the keys 'a', but the writer has 'a', 'b'"),
+        ({"a": [1], "b": [1]}, {"a": [1], "c": [1]}, "lengths has the keys 'a', 'c'"),
         ({"a": [1], "b": [1]}, {"a": [1], "b": [1, 0]}, "different numbers of documents: 1 for 'a', 2 for 'b'"),
-        ({"a": [1], "b": [1]}, {"a": [1], "b": [2]}, "the lengths add up to 2 tokens, 1 were given"),
+        ({"a": [1], "b": [1]}, {"a": [1], "b": [2]}, "the lengths add up to 2, but there are 1 tokens"),
         ({"a": [1], "b": [200]}, {"a": [1], "b": [1]}, "key 'b': token id 200 does not fit into int8"),
     ],
 )
@@ -98,7 +98,7 @@ def test_documents_that_do_not_fit(tmp_path: Path, tokens: Any, lengths: Any, me
 
 
 def test_arrays_of_different_dtypes(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="key 'a' has arrays of int32, int64; a key has one dtype"):
+    with pytest.raises(InputError, match="key 'a' has arrays of int32, int64; a key must have one dtype"):
         write_hdf5(tmp_path / "x.h5", {"a": [np.zeros(1, "i4"), np.zeros(1, "i8")]})
     with pytest.raises(InputError, match="one-dimensional"):
         write_hdf5(tmp_path / "x.h5", {"a": [np.zeros((1, 1), "i4")]})

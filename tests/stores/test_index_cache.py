@@ -43,7 +43,7 @@ def test_what_is_there_stays(tmp_path: Path) -> None:
     assert write_cache(tmp_path, "s", "text", arrays())
     before = {path: path.stat().st_ino for path in tmp_path.iterdir()}
     assert not write_cache(tmp_path, "s", "text", arrays())
-    with pytest.raises(OutputError, match=r"s-rows.npy: another cache of this name is there, and a run may be"):
+    with pytest.raises(OutputError, match=r"s-rows.npy: another cache of this name exists, and a run may be"):
         write_cache(tmp_path, "s", "text", arrays(4))
     assert {path: path.stat().st_ino for path in tmp_path.iterdir()} == before
     assert write_cache(tmp_path, "s", "text", arrays(4), replace=True)
@@ -62,7 +62,9 @@ def test_half_a_cache_is_replaced(tmp_path: Path, missing: str) -> None:
 
 def test_nothing_is_left_of_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = [*arrays(), ChunkedArray(suffix="x.npy", shape=(3,), dtype=np.int8, chunks=[np.zeros(2)])]
-    with pytest.raises(OutputError, match=r"x.npy: 130 bytes were made of an array of 131; nothing was written"):
+    with pytest.raises(
+        OutputError, match=r"x.npy: the chunks hold 130 bytes, the array needs 131; nothing was written"
+    ):
         write_cache(tmp_path, "s", "text", wrong)
     assert not files(tmp_path)
     (tmp_path / "file").write_text("")
@@ -80,7 +82,7 @@ def test_the_description_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_torn_arrays(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
-    with pytest.raises(StoreError, match=r"a.npy: missing; Megatron builds the cache anew"):
+    with pytest.raises(StoreError, match=r"a.npy: missing; without it Megatron builds the cache again"):
         map_array(path)
     np.save(path, np.arange(100))
     whole = path.read_bytes()

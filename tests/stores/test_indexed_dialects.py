@@ -103,7 +103,7 @@ def test_codes_6_and_7(tmp_path: Path, code: int, dialect: Any, name: str) -> No
     write_code(tmp_path / "x", code, name, tail=b"more")
     store = stores.open(tmp_path / "x", dialect=dialect)
     assert (store.dtypes["tokens"].name, store.document(0).tolist()) == (name, wanted)
-    with pytest.raises(StoreError, match=f"code {code} means different numbers.* 5 numbers in a .bin.*choose: .*neox"):
+    with pytest.raises(StoreError, match=f"code {code} means different dtypes.* 5 numbers in a .bin.*choose: .*neox"):
         stores.open(tmp_path / "x")
 
 
@@ -181,18 +181,18 @@ def test_a_bin_that_fairseqs_sequences_do_not_fill(tmp_path: Path) -> None:
     write_fairseq(tmp_path / "x", numbered_documents([3, 2], "uint16"), 8, "uint16")
     with (tmp_path / "x.bin").open("ab") as file:
         file.write(b"more")
-    with pytest.raises(StoreError, match=r"found bytes 0 to 10 of 14.*or the \.bin is another's"):
+    with pytest.raises(StoreError, match=r"fill bytes 0 to 10 of 14.*or the \.bin belongs to another"):
         stores.open(tmp_path / "x")
 
 
 @pytest.mark.parametrize("dialect", ["megatron", "deepspeed", "neox"])
 def test_a_dialect_with_the_other_layout(tmp_path: Path, dialect: Any) -> None:
     with pytest.raises(
-        StoreError, match=f"dialect='{dialect}' was asked for.*no documents; open it with dialect='fairs"
+        StoreError, match=f"dialect='{dialect}' was requested.*no documents; open it with dialect='fairs"
     ):
         stores.open(DIALECTS / "fairseq-uint32", dialect=dialect)
     with pytest.raises(
-        StoreError, match=r"dialect='fairseq' was asked for.*a layout with documents; open it with anoth"
+        StoreError, match=r"dialect='fairseq' was requested.*a layout with documents; open it with anoth"
     ):
         stores.open(GOLDEN / "indexed" / "uint16", dialect="fairseq")
 
@@ -200,7 +200,7 @@ def test_a_dialect_with_the_other_layout(tmp_path: Path, dialect: Any) -> None:
 def test_codes_of_fairseq_in_megatrons_layout(tmp_path: Path) -> None:
     for code in (9, 10):
         write_code(tmp_path / "x", code, "uint32")
-        with pytest.raises(StoreError, match=f"dtype code {code} is unknown; .* 9 and 10 are fairseq's"):
+        with pytest.raises(StoreError, match=f"dtype code {code} is unknown; .* 9 and 10 are codes of fairseq"):
             stores.open(tmp_path / "x")
 
 
@@ -209,7 +209,9 @@ def test_documents_that_a_merge_lost(using: str) -> None:
     path = DIALECTS / "neox-merged"
     with pytest.raises(StoreError, match=r"found 0 to 0 in 1 of them; .*GPT-NeoX.*documents='sequences'"):
         stores.open(path, reader=using)
-    with pytest.warns(UserWarning, match="the documents are lost .*each sequence is taken as a document"):
+    with pytest.warns(
+        UserWarning, match="the documents are lost .*each sequence is a document, because of documents='sequences'"
+    ):
         store = stores.open(path, reader=using, documents="sequences")
     assert documents_of(store) == SEQUENCES
     assert store.lengths.tolist() == [3, 2, 0, 1]
@@ -280,7 +282,7 @@ def test_bytes_behind_the_index_are_tolerated_and_reported(tmp_path: Path) -> No
     store = IndexedStore(tmp_path / "uint16")
     assert store.modes is None
     assert [str(problem) for problem in store.check()] == [
-        f"{tmp_path}/uint16.idx: byte 142: 3 bytes after the document indices, which nothing refers to"
+        f"{tmp_path}/uint16.idx: byte 142: 3 unused bytes after the document indices"
     ]
 
 
@@ -352,5 +354,5 @@ def test_a_pointer_that_overflows_when_scaled(tmp_path: Path) -> None:
     column = IntegerColumn(reader("mmap"), str(tmp_path / "x"), 0, "<i8", 3, scale=4)
     assert column.read(0, 1).tolist() == [0]
     for at in (1, 2):
-        with pytest.raises(StoreError, match="4611686018427387904 lies in no file"):
+        with pytest.raises(StoreError, match="4611686018427387904 is beyond any file"):
             column.take(np.array([at]))

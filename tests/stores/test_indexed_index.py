@@ -35,4 +35,4 @@ def test_what_bytes_hold() -> None:
     assert layout.describe(0, 142) == (
         "header, sizes of sequences 0 to 4, pointers of sequences 0 to 4, document indices 0 to 5"
     )
-    assert layout.describe(142, 150) == "nothing that is used"
+    assert layout.describe(142, 150) == "unused bytes"

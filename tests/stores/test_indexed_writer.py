@@ -110,9 +110,9 @@ def test_the_least_and_the_greatest_id(tmp_path: Path, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        ([2], "add up to 2 tokens, 3 were given"),
-        ([4, -1], "a document of -1 tokens"),
-        ([2**31], "a document of 2147483648 tokens; the format holds 0 to 2147483647"),
+        ([2], "add up to 2, but there are 3 tokens"),
+        ([4, -1], "a document has -1 tokens"),
+        ([2**31], "a document has 2147483648 tokens; 0 to 2147483647 are allowed in a document"),
         ([1.5, 1.5], "lengths must be one-dimensional integers"),
         ([[3]], "lengths must be one-dimensional integers"),
     ],

@@ -73,7 +73,7 @@ def test_keys_and_kinds(tmp_path: Path) -> None:
     assert store.fetch(1, 4).tolist() == [2, 2**63 - 1, -(2**63)]
     assert store.fetch(1, 3, "loss_mask").tolist() == [False, False]
     assert store.document(1, "rewards").tolist() == [0.5, 2.0]
-    with pytest.raises(ConfigError, match="key 'rewards' has 3 values, the main key 'tokens' 4"):
+    with pytest.raises(ConfigError, match="key 'rewards' has 3 values, but the main key 'tokens' has 4"):
         store.fetch(0, 1, "rewards")
     assert stores.open(path, key="rewards").lengths.tolist() == [1, 2]
     assert {key: one.num_tokens for key, one in stores.open_keys(path).items()} == {
@@ -114,23 +114,23 @@ def test_blank_lines_and_the_last_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"a": [1]', "line 3: no record of tokens, .*: Input data was truncated"),
-        (b'{"a": [1]} {"a": [2]}', "line 3: no record of tokens"),
-        (b"[1, 2]", r"line 3: no record of tokens, which is a JSON object .*Expected `object`, got `array`"),
+        (b'{"a": [1]', "line 3: not a record of tokens, .*: Input data was truncated"),
+        (b'{"a": [1]} {"a": [2]}', "line 3: not a record of tokens"),
+        (b"[1, 2]", r"line 3: not a record of tokens, which is a JSON object .*Expected `object`, got `array`"),
         (
             b'{"a": "text"}',
-            r"line 3: .*Expected `array`, got `str` .*; text and messages are made into tokens by headrace",
+            r"line 3: .*Expected `array`, got `str` .*; use headrace prepare to make tokens from text and messages",
         ),
-        (b'{"a": [[1]]}', r"line 3: no record of tokens"),
-        (b'{"a": [null]}', r"line 3: no record of tokens"),
-        (b'{"a": 1}', r"line 3: no record of tokens"),
-        (b'{"a": [9223372036854775808]}', r"line 3: no record of tokens"),
-        (b'{"a": [true]}', r"line 3: key 'a' holds both true or false and numbers"),
-        (b'{"a": [0.5, false]}', r"line 3: key 'a' holds both true or false and numbers"),
-        (b'{"b": [1]}', r"line 3: has the keys 'b', the first record has 'a'; all records have the same"),
-        (b'{"a": [1], "b": [1]}', r"line 3: has the keys 'a', 'b', the first record has 'a'"),
-        (b"{}", r"line 3: has the keys none, the first record has 'a'"),
-        (b'{"\xff": [1]}', r"line 3: no record of tokens"),
+        (b'{"a": [[1]]}', r"line 3: not a record of tokens"),
+        (b'{"a": [null]}', r"line 3: not a record of tokens"),
+        (b'{"a": 1}', r"line 3: not a record of tokens"),
+        (b'{"a": [9223372036854775808]}', r"line 3: not a record of tokens"),
+        (b'{"a": [true]}', r"line 3: key 'a' holds both truth values \(true, false\) and numbers"),
+        (b'{"a": [0.5, false]}', r"line 3: key 'a' holds both truth values \(true, false\) and numbers"),
+        (b'{"b": [1]}', r"line 3: has the keys 'b', but the first record has 'a'; all records must have the same"),
+        (b'{"a": [1], "b": [1]}', r"line 3: has the keys 'a', 'b', but the first record has 'a'"),
+        (b"{}", r"line 3: has the keys none, but the first record has 'a'"),
+        (b'{"\xff": [1]}', r"line 3: not a record of tokens"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
@@ -152,7 +152,7 @@ def test_an_object_of_lists_is_refused_with_what_converts_it(tmp_path: Path, nam
     (tmp_path / name).write_text(json.dumps({"sequence": [[1, 2], [], [3]], "rewards": [[0.5], [1], []]}))
     for path in (tmp_path / name, tmp_path):
         with pytest.raises(
-            StoreError, match=rf"{name}: one JSON object, .* `headrace convert .*{name} FOLDER --format"
+            StoreError, match=rf"{name}: the file is one JSON object, .* `headrace convert .*{name} FOLDER --format"
         ):
             stores.open(path)
 
@@ -173,9 +173,9 @@ def test_check(tmp_path: Path) -> None:
     (problem,) = store.check(vocab_size=900)
     assert problem.place == "document 1, value 2 of the stream"
     path.write_text('{"tokens": [1, 3]}\n{"tokens": [900]}\n')
-    assert [problem.message for problem in store.check()] == ["was changed since it was indexed; open it again"]
+    assert [problem.message for problem in store.check()] == ["the file changed since it was indexed; open it again"]
     path.write_text('{"tokens": [1, 3]}\n{"tokens": [900}\n')
-    assert [problem.message[:25] for problem in store.check()] == ["line 2: no record of toke"]
+    assert [problem.message[:25] for problem in store.check()] == ["line 2: not a record of t"]
 
 
 class TestIndex:
@@ -223,7 +223,10 @@ class TestIndex:
         assert isinstance(store, JsonlStore)
         store._index.bounds["tokens"] = store._index.bounds["tokens"] + np.arange(51)
         store._bounds = store._index.bounds
-        with pytest.raises(StoreError, match=r"document 3, byte \d+: other lists .*; the index is not of this file"):
+        with pytest.raises(
+            StoreError,
+            match=r"document 3, byte \d+: its lists have other lengths .*; the index belongs to another file",
+        ):
             store.document(3, "r")
 
     def test_chunks(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,12 +115,12 @@ def test_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "dtypes", "values", "message"),
     [
-        ("x.json", {"a": "int32"}, [], r"x\.json: JSON lines of tokens end in \.jsonl"),
+        ("x.json", {"a": "int32"}, [], r"x\.json: the name of a file of JSON lines must end in \.jsonl"),
         ("x.jsonl", {}, [], "dtypes names no key"),
         ("x.jsonl", {"a/b": "int32"}, [], "'a/b' cannot be a key"),
         ("x.jsonl", {"a": "complex64"}, [], "dtype complex64 is not known"),
-        ("x.jsonl", {"a": "uint64"}, [], r"x\.jsonl: key 'a': uint64 cannot be JSON lines.*choose int64"),
-        ("x.jsonl", {"a": "int32"}, ["b"], r"values names \['b'\]; the keys are a"),
+        ("x.jsonl", {"a": "uint64"}, [], r"x\.jsonl: key 'a': uint64 cannot be written as JSON lines.*choose int64"),
+        ("x.jsonl", {"a": "int32"}, ["b"], r"values names the unknown keys \['b'\]; the keys are a"),
     ],
 )
 def test_what_it_is_not_for(tmp_path: Path, name: str, dtypes: Any, values: Any, message: str) -> None:
@@ -132,12 +132,16 @@ def test_what_it_is_not_for(tmp_path: Path, name: str, dtypes: Any, values: Any,
 @pytest.mark.parametrize(
     ("tokens", "lengths", "message"),
     [
-        ({"a": [1]}, {"a": [1], "b": [1]}, "tokens were given for the keys 'a', the writer has 'a', 'b'"),
-        ({"a": [1], "b": [1]}, {"a": [1], "c": [1]}, "lengths were given for the keys 'a', 'c'"),
+        ({"a": [1]}, {"a": [1], "b": [1]}, "tokens has the keys 'a', but the writer has 'a', 'b'"),
+        ({"a": [1], "b": [1]}, {"a": [1], "c": [1]}, "lengths has the keys 'a', 'c'"),
         ({"a": [1], "b": [1]}, {"a": [1], "b": [1, 0]}, "different numbers of documents: 1 for 'a', 2 for 'b'"),
-        ({"a": [1], "b": [1]}, {"a": [1], "b": [2]}, "the lengths add up to 2 tokens, 1 were given"),
+        ({"a": [1], "b": [1]}, {"a": [1], "b": [2]}, "the lengths add up to 2, but there are 1 tokens"),
         ({"a": [200], "b": [1]}, {"a": [1], "b": [1]}, "key 'a': token id 200 does not fit into int8"),
-        ({"a": [1], "b": [np.nan]}, {"a": [1], "b": [1]}, "key 'b': value nan, which JSON has no number for"),
+        (
+            {"a": [1], "b": [np.nan]},
+            {"a": [1], "b": [1]},
+            "key 'b': the value nan cannot be written as JSON; it is not finite",
+        ),
     ],
 )
 def test_documents_that_do_not_fit(tmp_path: Path, tokens: Any, lengths: Any, message: str) -> None:
@@ -191,22 +195,28 @@ def test_a_file_that_is_not_what_the_manifest_lists(tmp_path: Path) -> None:
     listed("uint8")
     store = stores.open(tmp_path)
     assert store.document(0).dtype.name == "uint8"
-    with pytest.raises(StoreError, match=r"document 1, byte 17: .*300.*; not what its manifest lists"):
+    with pytest.raises(
+        StoreError, match=r"document 1, byte 17: .*300.*; the file differs from the one that its manifest lists"
+    ):
         store.document(1)
     (problem,) = store.check(vocab_size=1000)
     assert "300" in problem.message
     listed("bool")
-    with pytest.raises(StoreError, match="manifest lists: key 'tokens' holds int64 numbers, listed bool"):
+    with pytest.raises(
+        StoreError, match="manifest lists: key 'tokens' holds int64 numbers, but the manifest lists bool"
+    ):
         stores.open(tmp_path)
     listed("uint16")
     path.write_bytes(whole.replace(b"7,8", b"7,9"))
     (problem,) = stores.open(tmp_path).check()
     assert "xxh3" in problem.message
     path.write_bytes(whole.replace(b"7,8", b"7"))
-    with pytest.raises(StoreError, match=r"found 2 documents, {'tokens': 2}, listed 2 and {'tokens': 3}"):
+    with pytest.raises(
+        StoreError, match=r"found 2 documents with {'tokens': 2} tokens, but the manifest lists 2 with {'tokens': 3}"
+    ):
         stores.open(tmp_path)
     path.write_bytes(whole.replace(b"7,8", b"7, 8"))
-    with pytest.raises(StoreError, match="it has 35 bytes, listed 34"):
+    with pytest.raises(StoreError, match="the file has 35 bytes, but the manifest lists 34"):
         stores.open(tmp_path)
     path.unlink()
     with pytest.raises(StoreError, match=r"x\.jsonl: missing, but"):

@@ -82,8 +82,8 @@ def test_a_truncated_array(kept: Path, length: int) -> None:
     path = kept / "n" / "ends.npy"
     content = path.read_bytes()
     path.write_bytes(content[:length])
-    fault = f"{path}: damaged: {length} bytes, written were {len(content)}"
-    with pytest.raises(StoreError, match=rf"{fault}; remove {kept / 'n'}, it is made anew"):
+    fault = f"{path}: damaged: it has {length} bytes, but {len(content)} were written"
+    with pytest.raises(StoreError, match=rf"{fault}; remove {kept / 'n'}, and it is made again"):
         find_arrays(kept, "n")
     assert check_arrays(kept, "n") == [fault]
     path.write_bytes(content)
@@ -94,7 +94,7 @@ def test_an_array_that_is_too_long_or_another(kept: Path) -> None:
     path = kept / "n" / "ends.npy"
     for change in (path.read_bytes() + b"\0", (kept / "n" / "bounds.npy").read_bytes()):
         path.write_bytes(change)
-        with pytest.raises(StoreError, match=rf"{path}: damaged: .* bytes, written were 928; .*made anew"):
+        with pytest.raises(StoreError, match=rf"{path}: damaged: it has .* bytes, but 928 were written; .*made again"):
             find_arrays(kept, "n")
         assert len(check_arrays(kept, "n")) == 1
 
@@ -103,7 +103,7 @@ def test_an_array_that_is_too_long_or_another(kept: Path) -> None:
 def test_a_missing_array(kept: Path, name: str) -> None:
     path = kept / "n" / f"{name}.npy"
     path.unlink()
-    with pytest.raises(StoreError, match=rf"{path}: missing; remove {kept / 'n'}, it is made"):
+    with pytest.raises(StoreError, match=rf"{path}: missing; remove {kept / 'n'}, and it is made"):
         find_arrays(kept, "n")
     assert check_arrays(kept, "n") == [f"{path}: missing"]
 
@@ -112,7 +112,7 @@ def test_a_missing_array(kept: Path, name: str) -> None:
 def test_a_damaged_list(kept: Path, damage: bytes) -> None:
     path = kept / "n" / "kept.json"
     path.write_bytes(damage)
-    with pytest.raises(StoreError, match=rf"{path}: damaged: .*; remove {kept / 'n'}, it is made anew"):
+    with pytest.raises(StoreError, match=rf"{path}: damaged: .*; remove {kept / 'n'}, and it is made again"):
         find_arrays(kept, "n")
     (fault,) = check_arrays(kept, "n")
     assert fault.startswith(f"{path}: damaged: ")
@@ -136,8 +136,10 @@ def test_check_finds_every_flipped_bit_of_an_array(kept: Path, name: str) -> Non
     content = path.read_bytes()
     for at in range(0, len(content), cases(11, 1)):
         with other_byte(path, at, content[at] ^ (1 << at % 8)):
-            assert check_arrays(kept, "n") == [f"{path}: damaged: the xxh3_128 is not the one that was written"]
-            with pytest.raises(StoreError, match="the xxh3_128 is not the one that was written; remove"):
+            assert check_arrays(kept, "n") == [
+                f"{path}: damaged: its xxh3_128 differs from that of the file that was written"
+            ]
+            with pytest.raises(StoreError, match="its xxh3_128 differs from that of the file that was written; remove"):
                 find_arrays(kept, "n")
     assert is_whole(kept)
 
@@ -148,7 +150,7 @@ def test_a_flipped_bit_of_the_list_changes_nothing_unseen(kept: Path) -> None:
     content = path.read_bytes()
     for at in range(0, len(content), cases(7, 1)):
         with other_byte(path, at, content[at] ^ (1 << at % 8)):
-            with pytest.raises(StoreError, match=rf"kept\.json: .*; remove {kept / 'n'}, it is made anew"):
+            with pytest.raises(StoreError, match=rf"kept\.json: .*; remove {kept / 'n'}, and it is made again"):
                 find_arrays(kept, "n")
             assert len(check_arrays(kept, "n")) == 1
     assert is_whole(kept)
@@ -181,7 +183,7 @@ def test_a_damaged_cache_is_told_of_and_made_anew(kept: Path, name: str, caplog:
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage().startswith(f"{path}: damaged: ")
-    assert record.getMessage().endswith("; it is made anew")
+    assert record.getMessage().endswith("; it is made again")
     keep_arrays(kept, "n", ARRAYS, META)
     assert is_whole(kept)
     assert find_cache(kept, "n") is not None
@@ -201,7 +203,7 @@ def test_a_folder_without_its_list(kept: Path) -> None:
     try:
         keep_arrays(kept, "n", ARRAYS, META)
     except OutputError as error:
-        assert f"remove {kept / 'n'}" in str(error)  # noqa: PT017 - or it is made anew
+        assert f"remove {kept / 'n'}" in str(error)  # noqa: PT017 - or it is made again
     else:
         assert is_whole(kept)
 

@@ -152,7 +152,9 @@ class TestKeys:
         store = stores.open(folder)
         assert store.document(1, "answers").tolist() == [2, 3, 4, 5]
         assert store.fetch(1, 4, "mask").tolist() == [False, True, False]
-        with pytest.raises(ConfigError, match=r"key 'answers' has 7 values, the main key 'ids' 5: the streams are not"):
+        with pytest.raises(
+            ConfigError, match=r"key 'answers' has 7 values, but the main key 'ids' has 5: the streams are not"
+        ):
             store.fetch(0, 1, ["ids", "answers"])
 
     def test_a_key_that_is_called_tokens_is_the_main_one(self, tmp_path: Path) -> None:
@@ -167,7 +169,7 @@ class TestKeys:
         meta = b'{"a": {"shape": [3], "dtype": "uint8", "offsets": [0, 1, 3]}, "b": {"shape": [4], "dtype": "uint8"}}'
         write_raw_keyed(tmp_path / "s", meta, {"a": b"\1\2\3", "b": b"\4\5\6\7"})
         with pytest.raises(
-            ConfigError, match=r"key 'b' has 1 documents, the main key 'a' 2; open the store with key='b'"
+            ConfigError, match=r"key 'b' has 1 documents, but the main key 'a' has 2; open the store with key='b'"
         ):
             stores.open(tmp_path / "s").document(0, "b")
         assert stores.open(tmp_path / "s", key="b").document(0).tolist() == [4, 5, 6, 7]

@@ -99,16 +99,16 @@ def test_values_that_are_no_bool_and_no_ids(tmp_path: Path, monkeypatch: pytest.
     ids = [np.array([0, 1]), np.array([5, 9, 9, 9, -2]), np.zeros(0, int), np.array([10])]
     write_keyed(folder, ids=("int32", ids), mask=("bool", [np.zeros(len(part)) for part in ids]))
     assert check(folder, vocab_size=9) == [
-        "s/ids.bin: document 1, value 3 of the stream: id 9 is outside of the vocabulary, 0 to 8",
-        "s/ids.bin: document 3, value 7 of the stream: id 10 is outside of the vocabulary, 0 to 8",
+        "s/ids.bin: document 1, value 3 of the stream: id 9 is outside the vocabulary, 0 to 8",
+        "s/ids.bin: document 3, value 7 of the stream: id 10 is outside the vocabulary, 0 to 8",
     ]
     assert check(folder, vocab_size=11) == [
-        "s/ids.bin: document 1, value 6 of the stream: id -2 is outside of the vocabulary, 0 to 10"
+        "s/ids.bin: document 1, value 6 of the stream: id -2 is outside the vocabulary, 0 to 10"
     ]
     (folder / "mask.bin").write_bytes(bytes([1, 0, 2, 1, 1, 1, 3, 4]))
     assert check(folder) == [
-        "s/mask.bin: document 1, value 2 of the stream: byte 2 is no bool, which is 0 or 1",
-        "s/mask.bin: document 3, value 7 of the stream: byte 4 is no bool, which is 0 or 1",
+        "s/mask.bin: document 1, value 2 of the stream: byte 2 is not a bool, 0 or 1",
+        "s/mask.bin: document 3, value 7 of the stream: byte 4 is not a bool, 0 or 1",
     ]
 
 
@@ -123,7 +123,7 @@ def test_bytes_that_belong_to_nothing(tmp_path: Path) -> None:
     write_keyed(tmp_path / "s", tokens=("uint16", numbered_documents([3], "uint16")))
     with (tmp_path / "s" / "tokens.bin").open("ab") as file:
         file.write(b"12345")
-    assert check(tmp_path / "s") == ["s/tokens.bin: 3 values of uint16 take 6 bytes, the file has 11"]
+    assert check(tmp_path / "s") == ["s/tokens.bin: 3 values of uint16 take 6 bytes, but the file has 11"]
     assert stores.open(tmp_path / "s").fetch(0, 3).tolist() == [1, 2, 3]
 
 
@@ -133,7 +133,7 @@ def test_numbers_that_are_no_ids(tmp_path: Path) -> None:
     vouch_for_keyed(tmp_path, [KeyedStore(tmp_path / "s")])
     # The manifest says that all keys came from one tokeniser.
     assert check(tmp_path / "s", vocab_size=5)[1:] == [
-        "s/ids.bin: document 0, value 0 of the stream: id 99 is outside of the vocabulary, 0 to 4"
+        "s/ids.bin: document 0, value 0 of the stream: id 99 is outside the vocabulary, 0 to 4"
     ]
 
 
@@ -184,7 +184,8 @@ class TestVouched:
     def test_a_listed_shard_has_other_documents_of_the_same_tokens(self, folder: Path) -> None:
         write_keyed(folder / "a", ids=("uint16", [np.arange(3)]), mask=("bool", [np.ones(3)]))
         with pytest.raises(
-            StoreError, match=r"found 1 documents, 3 uint16 values .*listed 2 documents, 3 uint16 values"
+            StoreError,
+            match=r"found 1 documents, 3 uint16 values .*but the manifest lists 2 documents, 3 uint16 values",
         ):
             stores.open(folder)
 
@@ -192,7 +193,8 @@ class TestVouched:
         with (folder / "a" / "mask.bin").open("ab") as file:
             file.write(b"1")
         with pytest.raises(
-            StoreError, match=r"a: not the shard that the manifest lists: mask\.bin has 4 bytes, listed 3"
+            StoreError,
+            match=r"a: not the shard that the manifest lists: mask\.bin has 4 bytes, but the manifest lists 3",
         ):
             stores.open(folder)
 

@@ -66,11 +66,11 @@ def test_offsets_and_values_name_keys(tmp_path: Path) -> None:
         KeyedWriter(tmp_path / "s", dtypes={"a": "int8"}, offsets=["b"])
     with pytest.raises(ConfigError, match="s: values names 'b'; the keys are 'a'"):
         KeyedWriter(tmp_path / "s", dtypes={"a": "int8"}, values=["b"])
-    with pytest.raises(ConfigError, match="a writer with offsets= writes a shard at once; it is not resumable"):
+    with pytest.raises(ConfigError, match="a writer with offsets= is not resumable; leave out offsets= or resumable="):
         KeyedWriter(tmp_path / "s", dtypes={"a": "int8"}, offsets=["a"], resumable=True)
     one = np.array([1])
     with KeyedWriter(tmp_path / "s", dtypes={"a": "int8", "b": "int8"}, offsets=["a"]) as writer:
-        with pytest.raises(InputError, match="lengths were given for the keys 'a', 'b', the writer has 'a'"):
+        with pytest.raises(InputError, match="lengths has the keys 'a', 'b', but the writer needs 'a'"):
             writer.add_documents({"a": one, "b": one}, {"a": one, "b": one})
         writer.add_documents({"a": one, "b": one}, {"a": one})
     assert names(tmp_path) == []
@@ -94,7 +94,7 @@ def test_no_more_documents_than_a_json_can_list(tmp_path: Path, monkeypatch: pyt
     with KeyedWriter(tmp_path / "s", dtypes={"a": "uint16"}) as writer:
         writer.add_documents({"a": np.array([1, 2])}, {"a": np.array([1, 1])})
         with pytest.raises(
-            ConfigError, match=r"at most 3 documents, since its meta\.json lists them all; write more and"
+            ConfigError, match=r"at most 3 documents, since its meta\.json lists all of them; write more and"
         ):
             writer.add_documents({"a": np.array([1, 2])}, {"a": np.array([1, 1])})
         writer.add_documents({"a": np.array([3])}, {"a": np.array([1])})
@@ -187,14 +187,14 @@ def test_values_that_do_not_fit(tmp_path: Path, dtype: str, values: Any, message
 @pytest.mark.parametrize(
     ("tokens", "lengths", "message"),
     [
-        ({"a": [1]}, {"a": [1], "b": [1]}, "tokens were given for the keys 'a', the writer has 'a', 'b'"),
+        ({"a": [1]}, {"a": [1], "b": [1]}, "tokens has the keys 'a', but the writer needs 'a', 'b'"),
         (
             {"a": [1], "b": [1]},
             {"a": [1], "c": [1]},
-            "lengths were given for the keys 'a', 'c', the writer has 'a', 'b'",
+            "lengths has the keys 'a', 'c', but the writer needs 'a', 'b'",
         ),
         ({"a": [1], "b": [1]}, {"a": [1], "b": [1, 0]}, "different numbers of documents: 1 for 'a', 2 for 'b'"),
-        ({"a": [1], "b": [1]}, {"a": [1], "b": [2]}, "the lengths add up to 2 tokens, 1 were given"),
+        ({"a": [1], "b": [1]}, {"a": [1], "b": [2]}, "the lengths add up to 2, but there are 1 tokens"),
     ],
 )
 def test_keys_that_do_not_fit(tmp_path: Path, tokens: Any, lengths: Any, message: str) -> None:
@@ -215,8 +215,8 @@ def test_keys_that_do_not_fit(tmp_path: Path, tokens: Any, lengths: Any, message
         ({}, "names no key"),
         ({"a/b": "int32"}, "'a/b' cannot be a key"),
         ({"": "int32"}, "'' cannot be a key"),
-        ({"a": "complex64"}, "dtype complex64 is not known to the keyed format; it has bool, uint8"),
-        ({"a": "nonsense"}, "dtype='nonsense' is no dtype"),
+        ({"a": "complex64"}, "dtype complex64 is not known to the keyed format; known are bool, uint8"),
+        ({"a": "nonsense"}, "dtype='nonsense' is not a dtype"),
     ],
 )
 def test_keys_and_dtypes_that_the_format_does_not_have(tmp_path: Path, dtypes: dict[str, str], message: str) -> None:
@@ -231,10 +231,10 @@ def test_infinity_is_a_value(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"nothing/s: cannot make the folder: No such file"):
+    with pytest.raises(OutputError, match=r"nothing/s: cannot create the folder: No such file"):
         KeyedWriter(tmp_path / "nothing" / "s", dtypes={"a": "int32"})
     (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match="file: cannot make the folder: File exists"):
+    with pytest.raises(OutputError, match="file: cannot create the folder: File exists"):
         KeyedWriter(tmp_path / "file", dtypes={"a": "int32"})
 
 

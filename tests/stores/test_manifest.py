@@ -72,7 +72,7 @@ def test_the_bytes_are_canonical(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'"path": "in.jsonl"', b'"path": "on.jsonl"', "own hash .* is not that of its content"),
+        (b'"path": "in.jsonl"', b'"path": "on.jsonl"', "its content does not match its own hash"),
         (b'"size": 5', b'"size":  5', "not in the canonical form"),
         (b"}\n", b"}\n\n", "not in the canonical form"),
         (b'"seed": 1', b'"seed": 1.0', "own hash|canonical"),
@@ -141,8 +141,8 @@ TWO_KEYS = (shard("title", "title"), shard("body", "body"))
     ("manifest", "message"),
     [
         (with_ledger(read=5, dropped={"empty": 1}), "5 documents read, but 3 kept and 1 dropped"),
-        (with_ledger(read=4, kept=4), "the shards have 3 documents with the key 'text', the ledger kept 4"),
-        (with_ledger(tokens=9), "the shards have 10 tokens, the ledger kept 9"),
+        (with_ledger(read=4, kept=4), "the shards have 3 documents with the key 'text', but the ledger kept 4"),
+        (with_ledger(tokens=9), "the shards have 10 tokens, but the ledger kept 9"),
         (with_ledger(made=11), "11 tokens made, but 10 kept, 0 dropped and 0 truncated"),
         (with_ledger(made=12, dropped={}, truncated={"long": 1}), "12 tokens made, but 10 kept, 0 dropped and 1 trunc"),
         (with_ledger(eod=6, bos=5), "11 added tokens, more than the 10 made"),
@@ -173,8 +173,8 @@ TWO_KEYS = (shard("title", "title"), shard("body", "body"))
             manifest_of([keyed(files=keyed().files[::-1])]),
             r"must list the files body\.bin and title\.bin and meta\.json",
         ),
-        (manifest_of([*TWO_KEYS, shard("more", "body")]), "6 documents with the key 'body', the ledger kept 3"),
-        (Manifest(outputs=(), ledger=ledger(tokens=0)), "there are no shards, the ledger kept 3 documents"),
+        (manifest_of([*TWO_KEYS, shard("more", "body")]), "6 documents with the key 'body', but the ledger kept 3"),
+        (Manifest(outputs=(), ledger=ledger(tokens=0)), "there are no shards, but the ledger kept 3 documents"),
         (with_provenance("a", "a"), "a file of provenance is listed twice"),
         (with_provenance("a/b"), "provenance: 'a/b' is not the base name"),
         (with_provenance(".."), "may not leave"),
@@ -221,5 +221,5 @@ def test_the_entry_of_a_shard_is_relative(tmp_path: Path) -> None:
     assert OutputShard.of(shard_written, tmp_path, key="title") == shard("sub/x", "title", files=())
     two = OutputShard.of(written("keyed", tmp_path / "s", "b", "a"), tmp_path)
     assert (two.prefix, two.format, list(two.keys), two.tokens) == ("s", "keyed", ["b", "a"], 20)
-    with pytest.raises(ConfigError, match="key='c' names one key, the shard has b, a"):
+    with pytest.raises(ConfigError, match="key='c' names one key, but the shard has b, a"):
         OutputShard.of(written("keyed", tmp_path / "s", "b", "a"), tmp_path, key="c")

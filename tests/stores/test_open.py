@@ -61,7 +61,10 @@ def test_a_folder_in_natural_order(tmp_path: Path) -> None:
         (["x/"], r"x: a folder without shards"),
         (["x/a.bin"], r"a\.idx: missing beside .*a\.bin"),
         (["x/a.idx"], r"a\.bin: missing beside .*a\.idx"),
-        (["x/a.idx", "x.idx"], r"x: both a folder of shards and the prefix of .*x\.idx; write .*x/ for the folder"),
+        (
+            ["x/a.idx", "x.idx"],
+            r"x: this is both a folder of shards and the prefix of .*x\.idx; write .*x/ for the folder",
+        ),
     ],
 )
 def test_what_is_missing_is_said(tmp_path: Path, files: list[str], message: str) -> None:
@@ -187,7 +190,7 @@ class TestKeyed:
     def test_both_formats_in_one_folder(self, tmp_path: Path) -> None:
         write_keyed(tmp_path / "s", ids=("uint8", numbered_documents([3], "uint8")))
         make(tmp_path / "s" / "ids", 3)
-        with pytest.raises(StoreError, match=r"s: both a meta\.json and files named \.idx"):
+        with pytest.raises(StoreError, match=r"s: the folder holds both a meta\.json and \.idx files"):
             stores.open(tmp_path / "s")
 
     def test_a_folder_and_a_pair_of_the_same_name(self, tmp_path: Path) -> None:
@@ -218,7 +221,7 @@ class TestSeveralKeys:
         folder = made.one_key(tmp_path / "store")
         for key in (None, "text", "tokens"):
             assert stores.open(folder, key=key).num_documents == 100
-        with pytest.raises(ConfigError, match=r"store: no key 'title'; .* has one key, here 'text'"):
+        with pytest.raises(ConfigError, match=r"store: no key 'title'; .* has one key, which is 'text' here"):
             stores.open(folder, key="title")
         assert list(stores.open_keys(folder)) == ["text"]
 
@@ -226,7 +229,7 @@ class TestSeveralKeys:
         make(tmp_path / "x", 3)
         for path in (tmp_path, tmp_path / "x"):
             assert stores.open(path, key="tokens").num_tokens == 3
-            with pytest.raises(ConfigError, match=r"no key 'text'; .* has one key, here 'tokens'"):
+            with pytest.raises(ConfigError, match=r"no key 'text'; .* has one key, which is 'tokens' here"):
                 stores.open(path, key="text")
             assert list(stores.open_keys(path)) == ["tokens"]
 

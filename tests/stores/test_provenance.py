@@ -286,7 +286,7 @@ def test_less_than_the_checkpoint_is_refused(tmp_path: Path) -> None:
     writer.suspend()
     path = tmp_path / ".spans.npy.partial"
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(StoreError, match=r"has 167 bytes, the last checkpoint 168; it was cut short"):
+    with pytest.raises(StoreError, match=r"has 167 bytes, but the last checkpoint counted 168; it was cut short"):
         SMALL.open(tmp_path, state)
     path.unlink()
     with pytest.raises(StoreError, match=r"spans\.npy\.partial: missing since the last checkpoint"):
@@ -295,7 +295,7 @@ def test_less_than_the_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_the_state_of_another_kind_of_run_is_refused(tmp_path: Path) -> None:
     state = Model([], None, None).open(tmp_path).checkpoint()
-    with pytest.raises(StoreError, match=r"writes skipped\.npy, spans\.npy, this one writes ids\.npy"):
+    with pytest.raises(StoreError, match=r"writes skipped\.npy, spans\.npy, but this run writes ids\.npy"):
         SMALL.open(tmp_path, state)
 
 
@@ -339,7 +339,7 @@ def test_too_many_reasons(tmp_path: Path) -> None:
     writer = ProvenanceWriter(tmp_path, with_order=False, with_ids=False)
     reasons = [f"filter:{number}" for number in range(MAX_REASONS)]
     writer.add_span(0, 0, 0, 0, MAX_REASONS, np.arange(MAX_REASONS), reasons)
-    with pytest.raises(ConfigError, match="more than 1,000 different reasons, 'filter:x' is one more"):
+    with pytest.raises(ConfigError, match="more than 1,000 different reasons; the last one is 'filter:x'"):
         writer.add_span(0, 0, 0, MAX_REASONS, 1, np.array([0]), ["filter:x"])
 
 
@@ -347,7 +347,9 @@ def test_documents_that_are_not_there(tmp_path: Path) -> None:
     SMALL.write(tmp_path)
     provenance = Provenance(tmp_path)
     for wrong in (4, -1):
-        with pytest.raises(IndexError, match=f"documents: {wrong} is out of range; 4 are allowed"):
+        with pytest.raises(
+            IndexError, match=f"documents: {wrong} is out of range; it must be at least 0 and less than 4"
+        ):
             provenance.locate([0, wrong])
         with pytest.raises(IndexError, match=f"documents: {wrong} is out of range"):
             provenance.ids([wrong])
@@ -355,7 +357,7 @@ def test_documents_that_are_not_there(tmp_path: Path) -> None:
 
 def test_no_ids(tmp_path: Path) -> None:
     Model([(0, [""])], None, None).write(tmp_path)
-    with pytest.raises(StoreError, match="no ids are stored; they are when the run has --id-field"):
+    with pytest.raises(StoreError, match="no ids are stored; prepare the store with --id-field to store them"):
         Provenance(tmp_path).ids([0])
 
 
@@ -370,25 +372,33 @@ def test_nothing_at_all(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("spans.npy", None, "spans.npy: cannot be read: No such file"),
-        ("spans.npy", b"", "spans.npy: not a whole .npy file"),
-        ("spans.npy", b"\x93NUMPY\x01\x00", "spans.npy: not a whole .npy file"),
-        ("skipped.npy", -1, "skipped.npy: not a whole .npy file"),
+        ("spans.npy", b"", "spans.npy: not a complete .npy file"),
+        ("spans.npy", b"\x93NUMPY\x01\x00", "spans.npy: not a complete .npy file"),
+        ("skipped.npy", -1, "skipped.npy: not a complete .npy file"),
         (
             "skipped.npy",
             np.zeros((3, 2), np.int64),
-            r"skipped.npy: int64 of shape \(3, 2\), expected int64 of \(any, 3\)",
+            r"skipped.npy: holds int64 of shape \(3, 2\); expected int64 of shape \(any, 3\)",
         ),
-        ("order.npy", np.zeros(5, np.int64), r"order.npy: int64 of shape \(5,\), expected int64 of \(4\)"),
-        ("order.npy", np.zeros(4, np.float64), "order.npy: float64 of shape"),
-        ("order.npy", np.array([None] * 4), "order.npy: not a whole .npy file"),
-        ("spans.npy", np.asfortranarray(np.zeros((4, 5), np.int64)), "spans.npy: not a whole .npy file: .* C order"),
-        ("spans.npy", np.zeros((0, 5), np.int64), "spans.npy: leads to 0 documents, provenance.json counts 4"),
-        ("ids.npy", np.zeros(3, np.uint8), "ids.npy: uint8 of shape"),
+        ("order.npy", np.zeros(5, np.int64), r"order.npy: holds int64 of shape \(5,\); expected int64 of shape \(4\)"),
+        ("order.npy", np.zeros(4, np.float64), "order.npy: holds float64 of shape"),
+        ("order.npy", np.array([None] * 4), "order.npy: not a complete .npy file"),
+        ("spans.npy", np.asfortranarray(np.zeros((4, 5), np.int64)), "spans.npy: not a complete .npy file: .* C order"),
+        ("spans.npy", np.zeros((0, 5), np.int64), "spans.npy: covers 0 documents, but provenance.json counts 4"),
+        ("ids.npy", np.zeros(3, np.uint8), "ids.npy: holds uint8 of shape"),
         ("ids.npy", None, "ids.npy: cannot be read: No such file"),
-        ("provenance.json", b"{}", "provenance.json: not a table of provenance: .*version"),
-        ("provenance.json", b"\xff", "provenance.json: not a table of provenance"),
-        ("provenance.json", b'{"version":2,"num_documents":4,"reasons":[]}', "version 2 with 4 documents is not known"),
-        ("provenance.json", b'{"version":1,"num_documents":-4,"reasons":[]}', "-4 documents is not known"),
+        ("provenance.json", b"{}", "provenance.json: not a provenance table: .*version"),
+        ("provenance.json", b"\xff", "provenance.json: not a provenance table"),
+        (
+            "provenance.json",
+            b'{"version":2,"num_documents":4,"reasons":[]}',
+            "has version 2 and 4 documents; only version 1 is known",
+        ),
+        (
+            "provenance.json",
+            b'{"version":1,"num_documents":-4,"reasons":[]}',
+            "has version 1 and -4 documents; only version 1 is known",
+        ),
     ],
 )
 def test_damaged_files(name: str, content: Any, message: str, tmp_path: Path) -> None:
@@ -410,7 +420,12 @@ def test_damaged_files(name: str, content: Any, message: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "array", "ask", "message"),
     [
-        ("skipped.npy", [[0, 1, 0], [0, 2, 3]], "reason_counts", "reason 3, provenance.json has 3 of them"),
+        (
+            "skipped.npy",
+            [[0, 1, 0], [0, 2, 3]],
+            "reason_counts",
+            "has the reason number 3, but provenance.json has only 3 reasons",
+        ),
         ("skipped.npy", [[3, 0, 0], [3, 1, 0]], "locate", "spans.npy and skipped.npy contradict each other"),
         ("ids.npy", [255, 255, 255, 255], "ids", "ids.npy: byte 2: not UTF-8"),
         ("order.npy", [4, 0, 3, 1], "locate", "contradict"),

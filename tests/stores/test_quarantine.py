@@ -156,14 +156,19 @@ def test_json_lines(tmp_path: Path) -> None:
 def test_data_that_changed_under_a_list(tmp_path: Path) -> None:
     root = tars(tmp_path, "a.tar")
     without(root, "a2").close()
-    for members, words in (([("b.txt", b"")], "is not there"), ([(f"b{n}.txt", b"") for n in range(3)], "is 'b2'")):
+    for members, words in (
+        ([("b.txt", b"")], "does not exist"),
+        ([(f"b{n}.txt", b"") for n in range(3)], "now has the key 'b2'"),
+    ):
         write_tar(root / "a.tar", members)
         for index in root.glob("*.idx"):
             index.unlink()
-        with pytest.raises(StoreError, match=rf"{QUARANTINE_NAME}: sample 2 of a\.tar, of the key 'a2', {words}"):
+        with pytest.raises(
+            StoreError, match=rf"{QUARANTINE_NAME}: sample 2 of a\.tar is listed with the key 'a2', but {words}"
+        ):
             open_store(root)
     (root / QUARANTINE_NAME).write_text('{"samples": [], "version": 2}')
-    with pytest.raises(StoreError, match=f"{QUARANTINE_NAME}: no list of bad samples"):
+    with pytest.raises(StoreError, match=f"{QUARANTINE_NAME}: not a list of bad samples"):
         open_store(root)
 
 
@@ -184,7 +189,10 @@ def test_of_energon_it_is_what_energon_excludes(tmp_path: Path) -> None:
     with EnergonStore(tmp_path, split_part="train") as store:
         assert len(store) == 5
     split.unlink()
-    with EnergonStore(tmp_path) as store, pytest.raises(ConfigError, match="what is left out stands in the split file"):
+    with (
+        EnergonStore(tmp_path) as store,
+        pytest.raises(ConfigError, match="excluded samples are listed in the split file"),
+    ):
         add_bad_samples(store, bad)
 
 

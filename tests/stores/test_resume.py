@@ -281,9 +281,11 @@ def test_files_that_are_not_what_the_state_says(tmp_path: Path, make: Make, file
         path.write_bytes(data[:-1] if change == "cut" else bytes([data[0] ^ 1]) + data[1:])
     before = content(tmp_path)
     message = {
-        "cut": rf"partial: has {len(data) - 1} bytes, the state says {len(data)}; it was cut",
-        "flip": rf"partial: the first {len(data)} bytes have the xxh3_128 \w+, the state says \w+; they were changed",
-        "remove": rf"partial: missing, the state says that it has {len(data)} bytes",
+        "cut": rf"partial: has {len(data) - 1} bytes, but the state says {len(data)}; it was cut",
+        "flip": (
+            rf"partial: the first {len(data)} bytes have the xxh3_128 \w+, but the state says \w+; they were changed"
+        ),
+        "remove": rf"partial: missing; the state says that it has {len(data)} bytes",
     }[change]
     with pytest.raises(StoreError, match=message):
         make(tmp_path, state=state)
@@ -308,18 +310,22 @@ def test_bytes_of_an_older_store_are_not_taken_for_ours(tmp_path: Path, make: Ma
     state = suspended(make, tmp_path)
     for path in tmp_path.rglob("*.partial"):
         path.unlink()
-    with pytest.raises(StoreError, match="begin anew"):
+    with pytest.raises(StoreError, match="start again"):
         make(tmp_path, state=state)
     assert content(tmp_path) == old
 
 
 def test_a_state_of_another_writer(tmp_path: Path) -> None:
     state = suspended(indexed, tmp_path)
-    with pytest.raises(StateError, match=r"the indexed format with {'tokens': 'uint16'}, and not of the keyed format"):
+    with pytest.raises(
+        StateError, match=r"the indexed format with {'tokens': 'uint16'}, but this writer is of the keyed format"
+    ):
         keyed(tmp_path, state=state)
-    with pytest.raises(StateError, match=r"'uint16'}, and not of the indexed format with {'tokens': 'int32'}"):
+    with pytest.raises(
+        StateError, match=r"'uint16'}, but this writer is of the indexed format with {'tokens': 'int32'}"
+    ):
         IndexedWriter(tmp_path / "x", dtype="int32", state=state)
-    with pytest.raises(StateError, match=r"y\.bin\.partial: the state speaks of x\.bin, x\.lengths only"):
+    with pytest.raises(StateError, match=r"y\.bin\.partial: the state names only the files x\.bin, x\.lengths"):
         IndexedWriter(tmp_path / "y", dtype="uint16", state=state)
 
 

@@ -81,7 +81,7 @@ def test_golden(reader: str) -> None:
 def test_who_wrote_it_has_to_be_said_where_nothing_tells() -> None:
     with pytest.raises(StoreError, match=r"ids \+ 1.*dialect='fairseq' or dialect='megatron'"):
         stores.open(GOLDEN / "tnt-fairseq")
-    with pytest.raises(StoreError, match="dialect='fairseq' was asked for, but this index has documents"):
+    with pytest.raises(StoreError, match="dialect='fairseq' was requested, but this index has documents"):
         stores.open(GOLDEN / "tnt-megatron", dialect="fairseq")
 
 
@@ -104,18 +104,21 @@ CASES: dict[str, tuple[bytes, str]] = {
     "version 2": (put(8, 2), r"byte 8: version 2 of .*cached"),
     "code 0": (put(16, 0), r"byte 16: dtype code 0 .*the codes are 1 uint8"),
     "code 11": (put(16, 11), r"dtype code 11"),
-    "an element of another size": (put(24, 2), r"an element has 2 bytes, int32 has 4"),
-    "float numbers of half the size": (put(16, 6), r"an element has 4 bytes, float64 has 8; such files"),
+    "an element of another size": (put(24, 2), r"an element has 2 bytes, but int32 has 4"),
+    "float numbers of half the size": (put(16, 6), r"an element has 4 bytes, but float64 has 8; such files"),
     "items of two dimensions": (put(40, 8), r"8 sizes for 4 items: items of several dimensions"),
-    "half a header": (IDX[:40], r"cut short: 40 bytes, the header of .* has 48"),
+    "half a header": (IDX[:40], r"cut short: it has 40 bytes, but the header of .* takes 48"),
     "cut short": (IDX[:-1], r"cut short.*the file has 207"),
     "too long": (IDX + b"!", r"the file has 209"),
     "more items than bytes": (put(32, 2**60, put(40, 2**60)), r"cut short"),
     "documents that end early": (put(200, 3), r"go from 0 to 4.*found 0 to 3.*documents='sequences'"),
-    "offsets that end elsewhere": (put(128, 7), r"byte 128: .*at byte 28 of the \.bin, the last item at byte 24"),
+    "offsets that end elsewhere": (
+        put(128, 7),
+        r"byte 128: .*at byte 28 of the \.bin, but the last item ends at byte 24",
+    ),
     "a last item behind the file": (put(120, 6), r"ends at byte 28 of the \.bin, which has 24 bytes"),
-    "an offset that overflows": (put(120, 2**62), r"lies in no file"),
-    "a negative offset": (put(120, -3), r"negative pointer"),
+    "an offset that overflows": (put(120, 2**62), r"is beyond any file"),
+    "a negative offset": (put(120, -3), r"a pointer or size is negative"),
 }
 
 
@@ -134,8 +137,8 @@ def test_check_finds_items_of_several_dimensions(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("headrace.stores.indexed.pairs.CHUNK", 2)
     (tmp_path / "x.bin").write_bytes(BIN)
     (tmp_path / "x.idx").write_bytes(put(56 + 8 * 3, 2))
-    assert [(problem.place, problem.message[:23]) for problem in stores.open(tmp_path / "x").check()] == [
-        ("sequence 3", "begins with dimension 2")
+    assert [(problem.place, problem.message[:37]) for problem in stores.open(tmp_path / "x").check()] == [
+        ("sequence 3", "begins at dimension 2 instead of 3; i")
     ]
 
 

@@ -1,27 +1,28 @@
-"""The command line: a file for each command or family of commands, imported when it is used.
+"""The command line: one file per command or family of commands, imported when the command runs.
 
     headrace prepare INPUT... --output DIR --tokenizer PATH     text -> tokens on disk
     headrace prepare --recipe FILE --output DIR                 records -> samples for fine-tuning and more
     headrace prepare PATH                                       tars -> an Energon dataset, in place
     headrace info PATH                                          what a store holds
     headrace check PATH                                         whether it is whole
-    headrace preview PATH                                       its documents as text, and what of them is trained
+    headrace preview PATH                                       its documents as text, and which tokens are trained
     headrace ls DATASET [PATTERN]                               the samples of tar shards and other media
-    headrace cat DATASET KEY[.PART]                             one of them, or the bytes of a part
+    headrace cat DATASET KEY[.PART]                             one sample, or the bytes of one part
     headrace render RECIPE --record N                           what a recipe makes of one record, step by step
     headrace merge SRC... --output DIR                          several stores -> one
     headrace convert SRC DST --format NAME                      a store in another format, dtype or other shards
     headrace split SRC DST --split 969,30,1                     a store -> several, by shares or in equal parts
     headrace where PATH DOC...                                  which line of which input a document comes from
-    headrace trace step N                                       what a step of a training was fed
+    headrace trace step N                                       what step N of a training run was fed
     headrace trace sample SOURCE NUMBER                         which steps see a sample
-    headrace measure DATASET --encoder MODULE:CLASS             what a task encoder makes of every sample, once
-    headrace quarantine DATASET --from REPORT                   bad samples are left out of it
-    headrace export-cache DATA... --num-samples N               the index caches that Megatron looks for
-    headrace check-cache PATH                                   whether Megatron's index caches are of these data
+    headrace measure DATASET --encoder MODULE:CLASS             run a task encoder once over every sample
+    headrace quarantine DATASET --from REPORT                   leave bad samples out of it
+    headrace export-cache DATA... --num-samples N               write the index caches that Megatron looks for
+    headrace check-cache PATH                                   whether Megatron's index caches match the data
 
-`command` holds what all share: errors and exit codes, ``--json``; `progress` shows how far a long run is. What commands
-look up and show is in ``headrace.inspect``. This room may import every other; at import it loads click alone.
+`command` holds what all commands share: errors, exit codes and ``--json``. `progress` shows how far a long run is. The
+functions that look things up for the commands are in ``headrace.inspect``. This package may import every other one;
+importing it loads click only.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ __all__ = ["main"]
 
 
 class LazyGroup(click.Group):
-    """Imports a command's module when the command is asked for."""
+    """A group that imports the module of a command when that command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, sorted."""
+        """Return the names of all commands, sorted."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of this name, or None."""
+        """Import and return the command of this name, or None if there is none."""
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name].partition(":")
@@ -73,7 +74,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest names where there is no such command."""
+        """Resolve a command as click does; the error for an unknown one suggests the nearest name."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"the commands are: {', '.join(COMMANDS)}."

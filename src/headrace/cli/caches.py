@@ -1,4 +1,4 @@
-"""``headrace export-cache`` and ``check-cache``: the index caches that Megatron looks for."""
+"""``headrace export-cache`` and ``check-cache``: write and check the index caches that Megatron looks for."""
 
 from __future__ import annotations
 
@@ -20,27 +20,43 @@ if TYPE_CHECKING:
 PARTS = ("train", "valid", "test")
 SEED = 1234
 SPLIT = "969, 30, 1"
-"""What Megatron's arguments take without ``--split``, to the letter: it is in the name."""
+"""Megatron's default of ``--split``, character for character, since the names of the caches depend on it."""
 
 
 @click.command(cls=Command, name="export-cache", short_help="Write the index caches that Megatron looks for.")
 @click.argument("data", metavar="DATA...", nargs=-1, required=True)
-@click.option("--num-samples", metavar="N,N,N", required=True, help="Of train, valid, test; all: one epoch, -: none.")
-@click.option("--sequence-length", metavar="S", type=int, help="Tokens of a sample.")
-@click.option("--seed", metavar="N", type=int, help=f"Megatron's --seed; {SEED}.")
-@click.option("--split", metavar="TEXT", help=f"Megatron's --split, to the letter; {SPLIT!r}.")
-@click.option("--data-of", type=click.Choice(PARTS), help="DATA are of this part alone (--train-data-path, ...).")
 @click.option(
-    "--tokenizer-identifiers", "tokenizer", metavar="FILE", help="JSON of the tokenizer's unique_identifiers."
+    "--num-samples",
+    metavar="N,N,N",
+    required=True,
+    help="Samples of train, valid and test; 'all' is one epoch, '-' is no cache.",
 )
-@click.option("--like", metavar="FILE", help="A description.txt of Megatron's that has these options.")
-@click.option("--path-to-cache", metavar="DIR", help="Megatron's --data-cache-path; beside the data.")
-@click.option("--no-extra-token", is_flag=True, help="add_extra_token_to_sequence=False.")
-@click.option("--keep-partial-validation", is_flag=True, help="drop_last_partial_validation_sequence=False.")
-@click.option("--class-name", metavar="NAME", help="Megatron's class; GPTDataset.")
-@click.option("--era", metavar="NAME", help="Names of core (megatron-core since 0.7), core_v0.5, core_v0.4; core.")
-@click.option("--blend-era", metavar="NAME", help="core (megatron-core since 0.11), before_2025_02; as --era.")
-@click.option("--replace", is_flag=True, help="Let another cache of the same name give way.")
+@click.option("--sequence-length", metavar="S", type=int, help="Number of tokens in a sample.")
+@click.option("--seed", metavar="N", type=int, help=f"Megatron's --seed (default: {SEED}).")
+@click.option("--split", metavar="TEXT", help=f"Megatron's --split, character for character (default: {SPLIT!r}).")
+@click.option("--data-of", type=click.Choice(PARTS), help="DATA are only for this part (--train-data-path, ...).")
+@click.option(
+    "--tokenizer-identifiers",
+    "tokenizer",
+    metavar="FILE",
+    help="JSON file with the unique_identifiers of Megatron's tokenizer.",
+)
+@click.option("--like", metavar="FILE", help="A description.txt that Megatron wrote; other options are read from it.")
+@click.option("--path-to-cache", metavar="DIR", help="Megatron's --data-cache-path (default: beside the data).")
+@click.option("--no-extra-token", is_flag=True, help="As with add_extra_token_to_sequence=False.")
+@click.option("--keep-partial-validation", is_flag=True, help="As with drop_last_partial_validation_sequence=False.")
+@click.option("--class-name", metavar="NAME", help="Megatron's class (default: GPTDataset).")
+@click.option(
+    "--era",
+    metavar="NAME",
+    help="How caches are named: core (megatron-core since 0.7), core_v0.5 or core_v0.4 (default: core).",
+)
+@click.option(
+    "--blend-era",
+    metavar="NAME",
+    help="How samples of a blend are counted: core (since 0.11) or before_2025_02 (default: that of --era).",
+)
+@click.option("--replace", is_flag=True, help="Replace a different cache of the same name.")
 @json_option
 def export_cache(
     data: tuple[str, ...],
@@ -55,13 +71,13 @@ def export_cache(
 ) -> None:
     """Write Megatron's index caches for DATA, so that it starts without building them.
 
-    DATA are prefixes, or weights and prefixes, just as Megatron's --data-path has them: the paths are in the names of
-    the caches. What is there already, byte for byte, is left as it is.
+    DATA are prefixes, or weights and prefixes, exactly as in Megatron's --data-path: the names of the caches depend on
+    the paths. A cache that exists already with the same bytes is left as it is.
     """
     wanted = numbers(num_samples, data_of)
     options = cache_options(named, data_of)
     flags = {
-        # Megatron-core before 0.7 blends a single prefix that has a weight, in a part's own list too.
+        # Megatron-core before 0.7 blends a single prefix with a weight, even in the list of one part.
         "one_part": data_of is not None and options["era"] == "core",
         "add_extra_token_to_sequence": not no_extra_token,
         "drop_last_partial_validation_sequence": not keep_partial_validation,
@@ -86,15 +102,15 @@ def export_cache(
         print_json({"caches": made})
         return
     for each in made:
-        state = "written" if each.written else "there already"
+        state = "written" if each.written else "exists already"
         click.echo(f"{each.description}: {state}: {each.part} of {each.of}, {plural(each.samples, 'sample')}")
 
 
 def numbers(text: str, data_of: str | None) -> dict[str, int | None]:
-    """The parts and how many samples each is to have, None for one epoch: ``"1000,100"``, ``"-,100"``, ``"all"``.
+    """Parse the number of samples of each part, None for one epoch: ``"1000,100"``, ``"-,100"``, ``"all"``.
 
     Raises:
-        ConfigError: it is anything else.
+        ConfigError: the text has another form, or more parts than there are.
     """
     words = [word.strip() for word in text.split(",")]
     parts = PARTS if data_of is None else (data_of,)
@@ -107,44 +123,50 @@ def numbers(text: str, data_of: str | None) -> dict[str, int | None]:
 
 
 def cache_options(named: dict[str, Any], data_of: str | None) -> dict[str, Any]:
-    """What the command line says, over what ``--like`` says, over the defaults.
+    """Merge the options: those of the command line win over those of ``--like``, and these over the defaults.
 
     Raises:
-        ConfigError: something that decides the name is missing, or said twice.
-        StoreError: the file of ``--like`` is no description.
+        ConfigError: an option that decides the name of a cache is missing, or given twice.
+        StoreError: the file of ``--like`` is not a description.
     """
-    said = {name: value for name, value in named.items() if value is not None}
-    like = said.pop("like", None)
-    if "tokenizer" in said:
-        said["tokenizer"] = _identifiers(said["tokenizer"])
+    chosen = {name: value for name, value in named.items() if value is not None}
+    like = chosen.pop("like", None)
+    if "tokenizer" in chosen:
+        chosen["tokenizer"] = _identifiers(chosen["tokenizer"])
     found: dict[str, Any] = {"seed": SEED, "split": SPLIT, "class_name": "GPTDataset", "era": "core", "tokenizer": None}
     found |= {} if like is None else _like(like)
-    found |= said
+    found |= chosen
     found.setdefault("blend_era", "core" if found["era"] == "core" else "before_2025_02")
     if data_of is not None:
-        if "split" in said:
-            raise ConfigError(f"--split {said['split']!r} and --data-of {data_of}: data of one part have no split")
+        if "split" in chosen:
+            raise ConfigError(
+                f"--split {chosen['split']!r} and --data-of {data_of}: data for one part have no split; leave one out"
+            )
         found["split"] = ",".join("1" if part == data_of else "0" for part in PARTS)
     if found["split"] is None:
-        raise ConfigError(f"{like}: of data of one part alone; say which with --data-of, or say --split")
+        raise ConfigError(f"{like} describes data for one part only: name the part with --data-of, or give --split")
     if "sequence_length" not in found:
-        raise ConfigError("how long is a sample? Give --sequence-length S, or --like FILE, a description.txt")
+        raise ConfigError(
+            "the length of a sample is missing: give --sequence-length S, or --like FILE, a description.txt"
+        )
     if found["tokenizer"] is None and found["era"] != "core_v0.4":
         raise ConfigError(
-            "the tokenizer is in the names: give its unique_identifiers as JSON, --tokenizer-identifiers FILE, or a"
-            " description.txt that Megatron wrote with it, --like FILE"
+            "the names of the caches depend on the tokenizer: give its unique_identifiers as JSON with"
+            " --tokenizer-identifiers FILE, or a description.txt that Megatron wrote with it with --like FILE"
         )
     return found
 
 
 def _like(path: str) -> dict[str, Any]:
-    """The options in a description."""
+    """Read the options in a description."""
     from headrace.compat.megatron.caches import cache_at
     from headrace.plan.megatron.caches import gpt_facts
 
     description = cache_at(Path(path)).description
     if description.is_blend:
-        raise ConfigError(f"{path}: of a blend; take the description of one of its datasets, which has all options")
+        raise ConfigError(
+            f"{path} describes a blend: use the description of one of its datasets, which has all options"
+        )
     facts = gpt_facts(description, path)
     return {
         "seed": facts.random_seed,
@@ -162,7 +184,9 @@ def _identifiers(path: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{path}: holds {found!r}; it is a JSON object, Megatron's tokenizer.unique_identifiers")
+        raise ConfigError(
+            f"{path}: holds {found!r}; expected the JSON object of Megatron's tokenizer.unique_identifiers"
+        )
     return found
 
 
@@ -192,11 +216,11 @@ def _blend(
 FAULTY = 1
 
 
-@click.command(cls=Command, name="check-cache", short_help="Check that Megatron's index caches are of these data.")
+@click.command(cls=Command, name="check-cache", short_help="Check that Megatron's index caches match the data.")
 @click.argument("path", metavar="PATH")
-@click.option("--no-extra-token", is_flag=True, help="The run has add_extra_token_to_sequence=False.")
+@click.option("--no-extra-token", is_flag=True, help="The run sets add_extra_token_to_sequence=False.")
 @click.option(
-    "--keep-partial-validation", is_flag=True, help="The run has drop_last_partial_validation_sequence=False."
+    "--keep-partial-validation", is_flag=True, help="The run sets drop_last_partial_validation_sequence=False."
 )
 @click.option("--moved", metavar="OLD=NEW", multiple=True, help="Paths of data that begin with OLD now begin with NEW.")
 @click.option("--quiet", "-q", is_flag=True, help="Show only faults.")
@@ -215,8 +239,8 @@ def check_cache(
     """Check every cache of Megatron's at PATH against the data that its description.txt names.
 
     PATH is Megatron's --data-cache-path, a description.txt in it, or the prefix of data that have a cache beside them.
-    The names of caches do not tell when data were replaced under their path: here every entry is compared with them.
-    Exit code 0: all are right; 1: faults, each printed with its file and row; 4: no cache is there.
+    The name of a cache does not change when the data at a path are replaced, so every entry is compared with the data.
+    Exit code 0: all caches are right; 1: faults, each printed with its file and row; 4: there is no cache.
     """
 
     from headrace.compat.megatron.caches import CacheReading, check_cache, find_descriptions
@@ -236,14 +260,14 @@ def check_cache(
     if as_json:
         print_json({"path": path, "ok": not faulty, "caches": verdicts})
     elif not quiet:
-        end = f"{faulty:,} faulty: remove these, and Megatron builds them anew" if faulty else "all right"
+        end = f"{faulty:,} faulty: remove these, and Megatron rebuilds them" if faulty else "all right"
         click.echo(f"{path}: {plural(len(verdicts), 'cache')}, {end}")
     if faulty:
         ctx.exit(FAULTY)
 
 
 def cache_report(verdict: CacheVerdict) -> list[str]:
-    """A verdict for people."""
+    """Return the lines that report a verdict."""
     if verdict.ok:
         order = "" if verdict.is_own_order else ", in another order than its options give"
         part = f"{verdict.part} of " if verdict.part else ""
@@ -255,5 +279,5 @@ def cache_report(verdict: CacheVerdict) -> list[str]:
 def _pair(text: str) -> tuple[str, str]:
     old, sign, new = text.partition("=")
     if not sign or not old:
-        raise ConfigError(f"--moved {text}: write OLD=NEW, two beginnings of paths")
+        raise ConfigError(f"--moved {text}: write OLD=NEW, the old and the new beginning of the paths")
     return old, new

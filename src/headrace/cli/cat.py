@@ -1,4 +1,4 @@
-"""``headrace cat``: one sample of a store, or the bytes of one part."""
+"""``headrace cat``: describe one sample of a dataset, or write the bytes of one part."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ if TYPE_CHECKING:
 MAX_CHARS = 1 << 20
 
 
-@click.command(cls=Command, name="cat", short_help="Write out a sample, or a part of it.")
+@click.command(cls=Command, name="cat", short_help="Describe a sample, or write a part of it.")
 @click.argument("path", metavar="DATASET")
 @click.argument("name", metavar="KEY[.PART]")
 @part_options
-@click.option("--output", "-o", metavar="FILE", help="Write the bytes there, and not to standard output.")
-@click.option("--force", is_flag=True, help="Replace FILE; write bytes that are no text to a terminal.")
+@click.option("--output", "-o", metavar="FILE", help="Write the bytes to FILE instead of standard output.")
+@click.option(
+    "--force", is_flag=True, help="Replace FILE if it exists; write bytes to a terminal even if they are not text."
+)
 @json_option
 def command(
     path: str, name: str, split_part: str | None, split_config: str | None, dataset_config: str | None,
     output: str | None, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write the bytes of a part, as they lie in the dataset: cats/0017.jpg. Of a KEY alone all parts are described.
+    """Write the bytes of the part KEY.PART, such as cats/0017.jpg, unchanged; for a KEY, describe all its parts.
 
-    DATASET is what headrace ls takes. With --json parts come as JSON: text and values decoded, of all others sizes and
-    facts.
+    DATASET is any dataset that headrace ls reads. With --json parts are printed as JSON: text and values decoded,
+    other parts as sizes and facts.
     """
     from headrace.inspect.samples import SampleOptions, need_samples
 
@@ -44,29 +46,29 @@ def command(
             _write(data, name, output, force=force)
             return
         if output is not None:
-            raise ConfigError(f"--output {output}: is for the bytes of one part: write KEY.PART, without --json")
+            raise ConfigError(f"--output {output} is for the bytes of one part: write KEY.PART, and leave out --json")
         _describe(store, number, part, as_json=as_json)
 
 
 def locate(store: SampleStore, name: str) -> tuple[int, str | None]:
-    """The sample and the part of ``KEY.PART``, or the sample of ``KEY`` alone.
+    """Find the sample and the part that ``KEY.PART`` names, or the sample that ``KEY`` names.
 
     Raises:
-        ConfigError: there is none; names the parts that the sample has.
+        ConfigError: there is no such sample, or it has no such part; the message names the parts that it has.
     """
     from headrace.stores.tar.names import sample_part
 
     split = sample_part(name)
-    # A store may have keys with dots, so that the whole name comes first where it is no name of a member.
+    # Keys may contain dots, so the whole name is looked up first.
     for key, part in ((name, None),) if split is None else ((name, None), split):
         try:
             number = store.find(key)
         except KeyError:
             continue
         if part is not None:
-            there = list(_parts(store, number))
-            if part not in there:
-                raise ConfigError(f"{store.path}: sample {key!r} has no part {part!r}; it has {', '.join(there)}")
+            parts = list(_parts(store, number))
+            if part not in parts:
+                raise ConfigError(f"{store.path}: sample {key!r} has no part {part!r}; it has {', '.join(parts)}")
         return number, part
     key = name if split is None else split[0]
     raise ConfigError(f"{store.path}: has no sample {key!r}; headrace ls lists the keys")
@@ -89,13 +91,13 @@ def _write(data: bytes, name: str, output: str | None, *, force: bool) -> None:
         from headrace.io import atomic_write
 
         if Path(output).exists() and not force:
-            raise OutputError(f"{output}: exists already; give another name, or --force to replace it")
+            raise OutputError(f"{output}: the file exists; give another name, or --force to replace it")
         atomic_write(output, data)
         return
     stream: BinaryIO = sys.stdout.buffer
     if stream.isatty() and not force and not _is_text(data):
         raise ConfigError(
-            f"{name}: {size(len(data))} that are no text, and the output is a terminal; write > FILE, --output FILE, or"
+            f"{name}: these {size(len(data))} are not text, and the output is a terminal; use > FILE, --output FILE or"
             " --force"
         )
     stream.write(data)
@@ -103,7 +105,7 @@ def _write(data: bytes, name: str, output: str | None, *, force: bool) -> None:
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether a terminal shows it as it is, and does nothing else."""
+    """Whether the bytes are printable text, without control characters that a terminal would obey."""
     try:
         text = data.decode()
     except UnicodeDecodeError:

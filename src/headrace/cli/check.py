@@ -1,4 +1,4 @@
-"""``headrace check``: whether a store, a folder of samples or a metadataset is whole."""
+"""``headrace check``: check that a store, a dataset of samples or a metadataset is whole."""
 
 from __future__ import annotations
 
@@ -31,15 +31,21 @@ _FOR_SAMPLES: Final = ("decode", "quarantine", "workers", "split_part", "split_c
 
 
 def check_options(command: F) -> F:
-    """The options for samples alone."""
-    workers = click.option("--workers", metavar="N", type=int, help="With --decode: processes; one a usable core.")
-    decode = click.option("--decode", is_flag=True, help="Of samples: decode every picture, video, sound, text.")
-    quarantine = click.option("--quarantine", is_flag=True, help="With --decode: leave what is at fault out.")
+    """Add the options for datasets of samples."""
+    workers = click.option(
+        "--workers", metavar="N", type=int, help="With --decode: number of processes (default: one per usable core)."
+    )
+    decode = click.option("--decode", is_flag=True, help="Decode every picture, video, sound and text of the samples.")
+    quarantine = click.option(
+        "--quarantine",
+        is_flag=True,
+        help="With --decode: leave samples that cannot be decoded out of the dataset from now on.",
+    )
     return decode(quarantine(workers(part_options(command))))
 
 
 def refuse_check_options(path: str, named: Collection[str]) -> None:
-    """Raise ConfigError where an option is for samples, and PATH holds tokens."""
+    """Raise ConfigError if an option for samples is given, and PATH holds tokens."""
     for name in _FOR_SAMPLES:
         if name in named:
             raise ConfigError(
@@ -50,10 +56,13 @@ def refuse_check_options(path: str, named: Collection[str]) -> None:
 def print_sample_check(
     path: str, given: dict[str, Any], named: Collection[str], *, quiet: bool, as_json: bool
 ) -> bool | None:
-    """Check samples, or a metadataset, and say what is wrong; whether nothing is, or None where neither is at the path.
+    """Check a dataset of samples or a metadataset, and print its faults.
+
+    Returns:
+        Whether it has no faults; None if neither kind is at the path.
 
     Raises:
-        HeadraceError: as `check_samples` and `check_mix`; or an option is for something else.
+        HeadraceError: any that `check_samples` and `check_mix` raise; or an option is for another kind of data.
     """
     from headrace.stores.sample_layouts import sample_layout
 
@@ -62,14 +71,18 @@ def print_sample_check(
         return None
     for name in ("split_config", "dataset_config"):
         if mixes and name in named:
-            raise ConfigError(f"{path}: --{name.replace('_', '-')} is what a metadataset says itself of each dataset")
+            raise ConfigError(
+                f"{path}: --{name.replace('_', '-')}: leave it out, the metadataset names these files for each dataset"
+            )
     for name in _FOR_TOKENS:
         if name in named:
-            raise ConfigError(f"{path}: an option for tokens was given ({name}), and this store holds samples")
+            raise ConfigError(f"{path}: this store holds samples, and the option {name} is for tokens")
     if given["workers"] is not None and (given["workers"] < 1 or not given["decode"]):
-        raise ConfigError(f"--workers {given['workers']}: is a number of processes, 1 or more, and goes with --decode")
+        raise ConfigError(
+            f"--workers {given['workers']}: give a number of processes, 1 or more, together with --decode"
+        )
     if given["quarantine"] and (mixes or not given["decode"]):
-        raise ConfigError(f"{path}: --quarantine goes with --decode, of one dataset")
+        raise ConfigError(f"{path}: --quarantine needs --decode and a single dataset")
     from headrace.inspect.sample_checks import SampleCheck, check_samples
     from headrace.inspect.samples import SampleOptions
     from headrace.prepare.run import usable_cores
@@ -91,7 +104,7 @@ def print_sample_check(
             from headrace.inspect.metadataset import check_mix
 
             mix = check_mix(path, wanted, on_read=show_read, on_decoded=show_decoded)
-            told = _Told(mix, mix.ok, list(mix_problems(mix)), mix_summary(mix, bar.elapsed_s), bar.elapsed_s)
+            finding = _Finding(mix, mix.ok, list(mix_problems(mix)), mix_summary(mix, bar.elapsed_s), bar.elapsed_s)
         else:
             verdict = check_samples(path, wanted, on_read=show_read, on_decoded=show_decoded)
             if verdict is None:
@@ -99,25 +112,25 @@ def print_sample_check(
             lines = sample_summary(verdict, bar.elapsed_s)
             if given["quarantine"]:
                 lines.append(_quarantined(path, wanted.dataset, verdict))
-            told = _Told(verdict, verdict.ok, list(verdict.problems), lines, bar.elapsed_s)
-    _tell(told, quiet=quiet, as_json=as_json)
-    return told.ok
+            finding = _Finding(verdict, verdict.ok, list(verdict.problems), lines, bar.elapsed_s)
+    _print_finding(finding, quiet=quiet, as_json=as_json)
+    return finding.ok
 
 
 def _quarantined(path: str, options: SampleOptions, verdict: SampleVerdict) -> str:
-    """Put the samples that cannot be decoded on the list of bad ones."""
+    """Put the samples that cannot be decoded on the list of bad samples, and return the line that says so."""
     from headrace.inspect.samples import need_samples
     from headrace.stores.quarantine import add_bad_samples
 
     bad = () if verdict.decoded is None else verdict.decoded.bad
     if not bad:
-        return f"{path}: nothing to be left out"
+        return f"{path}: no sample has to be left out"
     with need_samples(path, options) as store:
         return f"{path}: {plural(add_bad_samples(store, bad), 'sample')} left out from now on"
 
 
-class _Told(NamedTuple):
-    """A verdict, and what is printed of it."""
+class _Finding(NamedTuple):
+    """A verdict, and the lines to print about it."""
 
     verdict: SampleVerdict | MixVerdict
     ok: bool
@@ -126,22 +139,22 @@ class _Told(NamedTuple):
     elapsed_s: float
 
 
-def _tell(told: _Told, *, quiet: bool, as_json: bool) -> None:
+def _print_finding(finding: _Finding, *, quiet: bool, as_json: bool) -> None:
     if as_json:
         import msgspec
 
-        print_json({**msgspec.to_builtins(told.verdict), "seconds": round(told.elapsed_s, 3)})
+        print_json({**msgspec.to_builtins(finding.verdict), "seconds": round(finding.elapsed_s, 3)})
         return
     from headrace.inspect.figures import safe_text
 
-    for shown in problem_lines(told.problems):
+    for shown in problem_lines(finding.problems):
         click.echo(safe_text(shown))
     if not quiet:
-        print_report(map(safe_text, told.lines))
+        print_report(map(safe_text, finding.lines))
 
 
 def sample_summary(verdict: SampleVerdict, elapsed_s: float) -> list[str]:
-    """The end of the verdict for people."""
+    """Return the last lines of the report: notes, then one line for the dataset."""
     lines = [f"note: {note}" for note in verdict.notes]
     if verdict.decoded is not None:
         found = verdict.decoded
@@ -151,7 +164,7 @@ def sample_summary(verdict: SampleVerdict, elapsed_s: float) -> list[str]:
     if verdict.problems:
         return [*lines, f"{verdict.path}: {plural(len(verdict.problems), 'fault')}"]
     what = "" if verdict.decoded is None else ", every part decoded"
-    what += ", hashed" if verdict.hashed else " (no headrace.json vouches for the bytes)"
+    what += ", hashed" if verdict.hashed else " (no headrace.json has hashes of the bytes)"
     numbers = f"{plural(verdict.samples, 'sample')} in {plural(verdict.shards, 'shard')}, {size(verdict.bytes)}"
     return [*lines, f"{verdict.path}: whole: {numbers}, every header read{what}, {duration(elapsed_s)}"]
 
@@ -161,18 +174,37 @@ FAULTY = 1
 
 @click.command(cls=Command, name="check", short_help="Check that a store is whole.")
 @click.argument("path", metavar="PATH")
-@click.option("--tokenizer", metavar="PATH", help="Check ids against its vocabulary, not the manifest's.")
-@click.option("--pack", "seq_len", metavar="N", type=int, help="Then make packs of N tokens, and check them.")
-@click.option("--pack-strategy", "strategy", metavar="NAME", help="Strategy of the packs; best_fit.")
-@click.option("--pack-over-long", "over_long", metavar="NAME", help="What a document longer than N becomes; an error.")
-@click.option("--pack-window", "window_documents", metavar="N", type=int, help="Pack every N documents by themselves.")
-@click.option("--pack-multiple", "segment_multiple", metavar="N", type=int, help="Pad segments to a multiple of N.")
-@click.option("--pack-repack", "repack", is_flag=True, default=None, help="Check the plan of a run that re-packs.")
-@click.option("--key", metavar="NAME", help="The key to pack, of a store with several.")
-@click.option("--plan-folder", metavar="DIR", help="Where plans of packs are kept; the cache folder.")
+@click.option(
+    "--tokenizer",
+    metavar="PATH",
+    help="Tokeniser whose vocabulary the ids are checked against (default: that of the manifest).",
+)
+@click.option("--pack", "seq_len", metavar="N", type=int, help="Also make packs of N tokens and check them.")
+@click.option(
+    "--pack-strategy", "strategy", metavar="NAME", help="With --pack: strategy of the packs (default: best_fit)."
+)
+@click.option(
+    "--pack-over-long",
+    "over_long",
+    metavar="NAME",
+    help="With --pack: policy for documents longer than N (default: an error).",
+)
+@click.option(
+    "--pack-window", "window_documents", metavar="N", type=int, help="With --pack: pack every N documents separately."
+)
+@click.option(
+    "--pack-multiple", "segment_multiple", metavar="N", type=int, help="With --pack: pad segments to a multiple of N."
+)
+@click.option(
+    "--pack-repack", "repack", is_flag=True, default=None, help="With --pack: check the plan of a run that re-packs."
+)
+@click.option(
+    "--key", metavar="NAME", help="With --pack: the key to pack, if the store has several (default: the first)."
+)
+@click.option("--plan-folder", metavar="DIR", help="With --pack: folder of kept plans (default: the cache folder).")
 @dialect_options
 @check_options
-@click.option("--quiet", "-q", is_flag=True, help="Show neither progress nor summary, only faults.")
+@click.option("--quiet", "-q", is_flag=True, help="Show only faults, no progress or summary.")
 @json_option
 @click.pass_context
 def command(
@@ -194,15 +226,15 @@ def command(
     dataset_config: str | None,
     **packing: Any,
 ) -> None:
-    """Read the whole store at PATH and say what is wrong: hashes, sizes, structure, ids out of the vocabulary.
+    """Read the whole store at PATH and report faults: hashes, sizes, structure, ids outside the vocabulary.
 
-    PATH is a folder, a prefix with or without .bin or .idx, or a meta.json. All keys are read. With --pack a whole
-    store is packed too, as a run would do it: each pack is validated, and every token of every document accounted
-    for. Exit code 0: whole; 1: faults, each printed with its place; 4: no store is there.
+    PATH is a folder, a prefix with or without .bin or .idx, or a meta.json. All keys are read. With --pack, a store
+    without faults is also packed as a run would do it: each pack is validated, and every token of every document must
+    be accounted for. Exit code 0: no faults; 1: faults, each printed with its place; 4: there is no store.
 
-    Of tar shards, datasets of Energon's and other samples with named parts: every header against indices, counts and
-    index.sqlite, keys that are there twice, split files; with --decode every part. Of a metadataset, a .yaml: what it
-    says, its joins, and every dataset below once.
+    For tar shards, Energon datasets and other samples with named parts, the command checks every header against
+    indices, counts and index.sqlite, and looks for duplicate keys and faults of split files; with --decode it decodes
+    every part. For a metadataset (.yaml) it checks the file, its joins, and each of its datasets once.
     """
     from headrace.cli.measure import check_kept
 
@@ -258,28 +290,32 @@ def command(
         if not quiet:
             print_report(summary(verdict, packs, len(problems), elapsed_s))
             if wanted is not None and not verdict.ok:
-                click.echo(f"{path}: its packs were not checked: first it has to be whole")
+                click.echo(f"{path}: its packs were not checked, because the store has faults")
     if problems:
         ctx.exit(FAULTY)
 
 
 def _packing(given: dict[str, Any], *, key: str | None, plan_folder: str | None) -> Packing | None:
-    """How to pack, with the defaults of `Packing` where nothing is said; None: not at all."""
-    said = {name: value for name, value in given.items() if value is not None}
-    if "seq_len" not in said:
-        if said or key is not None or plan_folder is not None:
-            raise ConfigError("options of packs need the length of a pack: say --pack N too")
+    """Return how to pack, with the defaults of `Packing` for options that are not given; None without ``--pack``."""
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if "seq_len" not in chosen:
+        if chosen or key is not None or plan_folder is not None:
+            raise ConfigError("the options of packs need the length of a pack: add --pack N")
         return None
     from headrace.plan.packing import Packing
 
-    return Packing(**said)
+    return Packing(**chosen)
 
 
 def summary(verdict: Verdict, packs: PackVerdict | None, num_problems: int, elapsed_s: float) -> list[str]:
-    """The end of the verdict for people."""
+    """Return the last lines of the report: one for the store, one for its packs."""
     if num_problems:
         return [f"{verdict.path}: {plural(num_problems, 'fault')}"]
-    what = "read and hashed" if verdict.hashed else "read (no headrace.json vouches for the bytes: structure only)"
+    what = (
+        "read and hashed"
+        if verdict.hashed
+        else "read (no headrace.json has hashes of the bytes: only the structure was checked)"
+    )
     ids = f", ids below {count(verdict.vocab_size)}" if verdict.vocab_size is not None else ""
     numbers = f"{plural(verdict.documents, 'document')}, {plural(verdict.tokens, 'token')}{ids}"
     read = f"{plural(verdict.files, 'file')}, {size(verdict.bytes)} {what}"
@@ -296,14 +332,14 @@ def summary(verdict: Verdict, packs: PackVerdict | None, num_problems: int, elap
 
 
 def mix_problems(verdict: MixVerdict) -> Iterator[Problem]:
-    """All of them: of the metadataset, then dataset by dataset."""
+    """Yield the problems of the metadataset, then those of each dataset."""
     yield from verdict.problems
     for dataset in verdict.datasets:
         yield from dataset.problems
 
 
 def mix_summary(verdict: MixVerdict, elapsed_s: float) -> list[str]:
-    """The end of the verdict for people: a line for each dataset, then one for the whole."""
+    """Return the last lines of the report: one for each dataset, then one for the metadataset."""
     lines = []
     for dataset in verdict.datasets:
         lines += [f"note: {dataset.path}: {note}" for note in getattr(dataset, "notes", ())]

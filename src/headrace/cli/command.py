@@ -1,4 +1,4 @@
-"""What all commands share: errors with their exit codes, ``--json``, and the end by signals."""
+"""What all commands share: common options, errors with exit codes, ``--json``, and how signals end a command."""
 
 from __future__ import annotations
 
@@ -22,29 +22,34 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def dialect_options(command: F) -> F:
-    """``--dialect`` and ``--documents``: how pairs of .bin and .idx are to be understood."""
+    """Add ``--dialect`` and ``--documents``, which say how pairs of .bin and .idx are interpreted."""
     documents = click.option(
-        "--documents", metavar="NAME", default="indices", help="Of .bin/.idx: sequences takes each as a document."
+        "--documents",
+        metavar="NAME",
+        default="indices",
+        help="What a document of .bin/.idx is: 'sequences' makes each sequence a document (default: 'indices').",
     )
     dialect = click.option(
-        "--dialect", metavar="NAME", help="Who wrote .bin/.idx, where the bytes do not tell: megatron, neox, ..."
+        "--dialect",
+        metavar="NAME",
+        help="Program that wrote .bin/.idx, if the bytes do not show it: megatron, neox, ...",
     )
     return dialect(documents(command))
 
 
 def part_options(command: F) -> F:
-    """``--split-part`` and `config_options`: which samples of a dataset of Energon's."""
-    return click.option("--split-part", metavar="NAME", help="Of Energon's datasets: train, val, ...; all shards.")(
-        config_options(command)
-    )
+    """Add ``--split-part`` and `config_options`, which choose the samples of an Energon dataset."""
+    return click.option(
+        "--split-part", metavar="NAME", help="Part of an Energon dataset: train, val, ... (default: all shards)."
+    )(config_options(command))
 
 
 def config_options(command: F) -> F:
-    """``--split-config`` and ``--dataset-config``: by which files of a dataset of Energon's."""
+    """Add ``--split-config`` and ``--dataset-config``, which name files in the ``.nv-meta`` of an Energon dataset."""
     split = click.option(
-        "--split-config", metavar="NAME", help="Of Energon's datasets: another split file in .nv-meta."
+        "--split-config", metavar="NAME", help="Split file in .nv-meta of an Energon dataset (default: split.yaml)."
     )
-    dataset = click.option("--dataset-config", metavar="NAME", help="Another dataset.yaml there.")
+    dataset = click.option("--dataset-config", metavar="NAME", help="Dataset file in .nv-meta (default: dataset.yaml).")
     return split(dataset(command))
 
 
@@ -52,7 +57,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def is_given(ctx: click.Context, name: str) -> bool:
-    """Whether the user said this option."""
+    """Whether the user gave this option on the command line."""
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
@@ -60,16 +65,16 @@ _PATHS = ("DATA", "DATASET", "DIR", "DST", "FILE", "INPUT", "PATH", "RECIPE", "S
 
 
 def _names_paths(param: click.Parameter) -> bool:
-    """Whether a parameter takes paths, which its metavar says."""
+    """Whether a parameter accepts paths, as its metavar shows."""
     shown = (param.metavar or "").strip("[]").removesuffix("...")
     return shown in _PATHS
 
 
 class Command(click.Command):
-    """A command whose `HeadraceError`s end it with a message and their exit code; other exceptions show a traceback."""
+    """A command that a `HeadraceError` ends with its message and exit code; other exceptions show a traceback."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the arguments; what click refuses is an error like any other."""
+        """Parse the arguments; with ``--json`` an error of click's is printed as JSON too."""
         as_json = "--json" in args
         try:
             return super().parse_args(ctx, args)
@@ -79,7 +84,7 @@ class Command(click.Command):
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
+        """Run the command, and turn errors and signals into messages and exit codes."""
         try:
             from headrace.io import check_local
 
@@ -100,14 +105,14 @@ class Command(click.Command):
 
 
 def print_json(value: object) -> None:
-    """One JSON document on standard output, and nothing else; structs become objects."""
+    """Print one JSON document on standard output; structs become objects."""
     import msgspec
 
     click.echo(json.dumps(writable(msgspec.to_builtins(value)), indent=2, ensure_ascii=False))
 
 
 def print_report(lines: Iterable[str]) -> None:
-    """Lines on standard output; on a terminal with headings in bold and names of values faint, by rich."""
+    """Print lines on standard output; on a terminal headings are bold and the names of values faint."""
     if not sys.stdout.isatty():
         click.echo("\n".join(lines))
         return
@@ -129,7 +134,7 @@ def _print_error(kind: str, message: str, exit_code: int) -> None:
 
 
 class _Terminated(BaseException):
-    """SIGTERM, turned into an exception so that temporary files are removed."""
+    """SIGTERM as an exception, so that temporary files are removed."""
 
 
 @contextlib.contextmanager
@@ -139,7 +144,7 @@ def _terminable() -> Iterator[None]:
 
     try:
         before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not in the main thread: whoever runs us there has the signals
+    except ValueError:  # Outside the main thread signals belong to the caller.
         yield
         return
     try:

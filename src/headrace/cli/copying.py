@@ -1,4 +1,4 @@
-"""``headrace merge``, ``convert`` and ``split``: their options, progress, and what they print."""
+"""``headrace merge``, ``convert`` and ``split``: their options, progress and reports."""
 
 from __future__ import annotations
 
@@ -26,29 +26,31 @@ _OPTIONS = (
         "--dtype",
         metavar="[KEY=]NAME",
         multiple=True,
-        help="Dtype of the tokens on disk, of all keys or of one; values that do not fit are an error.",
+        help="Dtype on disk of all keys, or of one; values that do not fit are an error.",
     ),
-    click.option("--shard-tokens", metavar="N", type=int, help="Most tokens a shard."),
-    click.option("--single", is_flag=True, help="Write one shard, whatever its size."),
-    click.option("--drop-modes", is_flag=True, help="Leave out modes of multimodal sequences that cannot be kept."),
+    click.option("--shard-tokens", metavar="N", type=int, help="Maximum number of tokens per shard."),
+    click.option("--single", is_flag=True, help="Write one shard of any size."),
+    click.option(
+        "--drop-modes", is_flag=True, help="Leave out modes of multimodal sequences if the format cannot hold them."
+    ),
     dialect_options,
-    click.option("--overwrite", is_flag=True, help="Replace stores that are there, once the new ones are complete."),
-    click.option("--dry-run", is_flag=True, help="Say what would be written; write nothing."),
-    click.option("--quiet", "-q", is_flag=True, help="Show neither progress nor notes nor summary."),
+    click.option("--overwrite", is_flag=True, help="Replace existing stores once the new ones are complete."),
+    click.option("--dry-run", is_flag=True, help="Report what would be written, but write nothing."),
+    click.option("--quiet", "-q", is_flag=True, help="Show no progress, notes or summary."),
     json_option,
 )
 
 
 def copy_options(command: F) -> F:
-    """The options that all three commands have."""
+    """Add the options that all three commands have."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def format_option(*, required: bool) -> Callable[[F], F]:
-    """``--format``."""
-    default = "" if required else "; by default that of the sources"
+    """Return the option ``--format``; if it is not required, the default is the format of the sources."""
+    default = "" if required else " (default: the format of the sources)"
     return click.option(
         "--format",
         "format_name",
@@ -59,11 +61,11 @@ def format_option(*, required: bool) -> Callable[[F], F]:
 
 
 def run_copy(tool: Callable[..., CopyReport], given: dict[str, Any], **more: Any) -> None:
-    """Run a tool with the options of the command line, and print what it made.
+    """Run a tool with the options of the command line, and print its report.
 
     Args:
-        tool: takes ``options``, ``dry_run`` and ``on_progress``.
-        given: the values of `copy_options`.
+        tool: a function that accepts ``options``, ``dry_run`` and ``on_progress``.
+        given: the values of the options of `copy_options`.
         more: other fields of `CopyOptions`.
     """
     quiet, as_json = given["quiet"], given["as_json"]
@@ -86,7 +88,7 @@ def _copy_options(given: dict[str, Any], more: dict[str, Any]) -> CopyOptions:
     from headrace.copying import CopyOptions
 
     if given["single"] and given["shard_tokens"] is not None:
-        raise ConfigError("--single writes one shard, --shard-tokens cuts it: say one of them")
+        raise ConfigError("--single writes one shard and --shard-tokens cuts it into several: use only one of them")
     return CopyOptions(
         dtype=_dtypes(given["dtype"]),
         shards="single" if given["single"] else given["shard_tokens"],
@@ -99,14 +101,14 @@ def _copy_options(given: dict[str, Any], more: dict[str, Any]) -> CopyOptions:
 
 
 def _dtypes(given: tuple[str, ...]) -> str | dict[str, str] | None:
-    """``int32``, or ``labels=int32 loss_mask=bool``."""
+    """Parse ``int32``, or ``labels=int32 loss_mask=bool``."""
     if not given:
         return None
     named = {key: name for key, _, name in (part.rpartition("=") for part in given)}
     if len(named) < len(given):
-        raise ConfigError(f"--dtype is given twice for one key: {' '.join(given)}")
+        raise ConfigError(f"--dtype is given twice for the same key: {' '.join(given)}")
     if "" in named and len(named) > 1:
-        raise ConfigError(f"--dtype {' '.join(given)}: say one for all keys, or KEY=NAME for each")
+        raise ConfigError(f"--dtype {' '.join(given)}: give either one dtype for all keys, or KEY=NAME for each")
     return named.get("", named)
 
 
@@ -117,7 +119,7 @@ def _show(bar: ProgressBar, progress: CopyProgress) -> None:
 
 
 def summary(report: CopyReport, elapsed_s: float) -> list[str]:
-    """What a person reads at the end."""
+    """Return the report at the end of a run."""
     dtypes = ", ".join(dict.fromkeys(report.keys.values()))
     keys = "" if len(report.keys) == 1 else f", keys {', '.join(report.keys)}"
     pairs = [
@@ -145,16 +147,18 @@ def summary(report: CopyReport, elapsed_s: float) -> list[str]:
 
 @click.command(cls=Command, name="merge", short_help="Join stores into one.")
 @click.argument("sources", metavar="SRC...", nargs=-1)
-@click.option("--output", "-o", metavar="DIR", help="Folder for the result; new or empty.")
+@click.option("--output", "-o", metavar="DIR", help="Folder for the result; it must be new or empty.")
 @click.option(
     "--sort-by",
     type=click.Choice(["given", "name", "natural"]),
     default="given",
-    help="Order of the sources: as given (the default); by name, as Megatron's tool; or with numbers as numbers.",
+    help="Order of the sources: given, name (as Megatron's tool sorts) or natural (numbers by value; default: given).",
 )
 @format_option(required=False)
 @click.option(
-    "--allow-different-tokenizers", is_flag=True, help="Join stores of different tokenisers; the result names none."
+    "--allow-different-tokenizers",
+    is_flag=True,
+    help="Join stores of different tokenisers; the result then names no tokeniser.",
 )
 @copy_options
 def merge(
@@ -167,16 +171,16 @@ def merge(
 ) -> None:
     """Join the documents of all stores SRC, one store after another, into shards in DIR.
 
-    SRC is what headrace info reads. A folder of .bin/.idx without a headrace.json stands for all its pairs, part-9
-    before part-10. By default one shard is written, of pairs byte for byte that of Megatron's merge_datasets.py. The
-    result appears whole or not at all, and is read back and compared.
+    SRC is any store that headrace info reads. A folder of .bin/.idx without a headrace.json stands for all its pairs,
+    part-9 before part-10. By default one shard is written; merged pairs are byte for byte what Megatron's
+    merge_datasets.py writes. The result appears whole or not at all, and is read back and compared.
     """
     from headrace.copying import merge
 
     if not sources:
-        raise ConfigError("no SRC: name at least one store")
+        raise ConfigError("no SRC is given: name at least one store")
     if output is None:
-        raise ConfigError("--output DIR is missing: the folder for the result")
+        raise ConfigError("--output DIR is missing: name the folder for the result")
     tool = functools.partial(merge, sources, output, sort_by=sort_by)  # type: ignore[arg-type]
     run_copy(tool, given, format=format_name, allow_different_tokenizers=allow_different_tokenizers)
 
@@ -184,15 +188,20 @@ def merge(
 @click.command(cls=Command, name="split", short_help="Cut a store into several.")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
-@click.option("--split", "shares", metavar="SHARES", help="Of training, validation and test, as Megatron's: 969,30,1.")
-@click.option("--parts", metavar="N", type=int, help="Or N parts of equal tokens, as near as documents allow.")
+@click.option("--split", "shares", metavar="SHARES", help="Shares of training, validation and test, as 969,30,1.")
+@click.option(
+    "--parts",
+    metavar="N",
+    type=int,
+    help="Make N parts with equal numbers of tokens, as near as whole documents allow.",
+)
 @click.option(
     "--era",
     type=click.Choice(["core", "legacy"]),
     default="core",
-    help="How Megatron rounds borders: core (the default), or legacy (DeepSpeed, NeoX, before Megatron-Core).",
+    help="Version of Megatron's rounding: core, or legacy (DeepSpeed, NeoX, before Megatron-Core; default: core).",
 )
-@click.option("--names", metavar="A,B,C", help="Names of the folders; train,valid,test or part_00000, ...")
+@click.option("--names", metavar="A,B,C", help="Names of the folders (default: train,valid,test, or part_00000, ...).")
 @format_option(required=False)
 @copy_options
 def split(
@@ -207,13 +216,14 @@ def split(
 ) -> None:
     """Cut the store SRC into stores in folders below DST, each with its own headrace.json. No document is cut.
 
-    With --split 969,30,1 they are DST/train, DST/valid and DST/test, by Megatron's borders, counted in documents; with
-    --parts N they have equal numbers of tokens. All appear together or not at all, and are read back and compared.
+    With --split 969,30,1 the stores are DST/train, DST/valid and DST/test, with Megatron's borders, counted in
+    documents. With --parts N they have equal numbers of tokens. All appear together or not at all, and are read back
+    and compared.
     """
     from headrace.copying import split
 
     if (shares is None) == (parts is None):
-        raise ConfigError("say either --split SHARES, as 969,30,1, or --parts N")
+        raise ConfigError("give either --split SHARES, as 969,30,1, or --parts N")
     tool = functools.partial(
         split,
         source,
@@ -231,11 +241,11 @@ def split(
 @format_option(required=True)
 @copy_options
 def convert(source: str, destination: str, format_name: str, **given: Any) -> None:
-    """Write the documents of the store SRC into the folder DST, in another format, with another dtype, or cut anew.
+    """Write the documents of the store SRC into the folder DST with another format, dtype or size of shards.
 
-    SRC is what headrace info reads, of any dialect. By default its shards and dtypes are kept. What the format cannot
-    hold is an error that says what to do, or a note. The result appears whole or not at all, and is read back and
-    compared.
+    SRC is any store that headrace info reads, of any dialect. By default its shards and dtypes are kept. If the format
+    cannot hold something, an error says what to do, or a note reports it. The result appears whole or not at all, and
+    is read back and compared.
     """
     from headrace.copying import convert
 

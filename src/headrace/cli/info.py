@@ -1,4 +1,4 @@
-"""``headrace info``: what a store or a metadataset holds."""
+"""``headrace info``: say what a store or a metadataset holds."""
 
 from __future__ import annotations
 
@@ -24,12 +24,21 @@ MAX_INPUTS = 10
 @click.command(cls=Command, name="info", short_help="Say what a store holds.")
 @click.argument("path", metavar="PATH")
 @click.option(
-    "--pack", "pack", metavar="N", type=int, multiple=True, help="Say how packs of N tokens turn out; repeatable."
+    "--pack",
+    "pack",
+    metavar="N",
+    type=int,
+    multiple=True,
+    help="Show what each strategy makes of packs of N tokens; repeatable.",
 )
-@click.option("--key", metavar="NAME", help="With --pack: the key to pack, of a store with several.")
+@click.option(
+    "--key", metavar="NAME", help="With --pack: the key to pack, if the store has several (default: the first)."
+)
 @config_options
-@click.option("--steps", metavar="N", type=int, help="Of a metadataset: how often each source was seen after N steps.")
-@click.option("--global-batch-size", metavar="B", type=int, help="Of a metadataset: samples a step.")
+@click.option(
+    "--steps", metavar="N", type=int, help="For metadatasets: show how often each source was seen after N steps."
+)
+@click.option("--global-batch-size", metavar="B", type=int, help="For metadatasets: number of samples per step.")
 @dialect_options
 @json_option
 def command(
@@ -38,12 +47,13 @@ def command(
 ) -> None:  # fmt: skip
     """Say what the store at PATH holds: format, documents, tokens, lengths, tokeniser, inputs.
 
-    PATH is a folder, a prefix with or without .bin or .idx, or a meta.json. Reads the lengths of all documents, not
-    their tokens. With --pack it says instead what each packing strategy would make of the documents: packs, fill,
-    documents a pack, and what is cut and lost.
+    PATH is a folder, a prefix with or without .bin or .idx, or a meta.json. The command reads the lengths of all
+    documents, but not their tokens. With --pack it shows instead what each packing strategy would make of the
+    documents: packs, fill, documents per pack, and how much is cut and lost.
 
-    Of tar shards, datasets of Energon's and other samples with named parts: samples, shards, parts, splits, types.
-    Of a metadataset, a .yaml: the tree of each split with weights, shares, samples, and epochs after --steps.
+    For tar shards, Energon datasets and other samples with named parts it shows samples, shards, parts, splits and
+    types. For a metadataset (.yaml) it shows the tree of each split with weights, shares and samples, and with --steps
+    also epochs.
     """
 
     from headrace.stores import IndexedOptions
@@ -58,7 +68,9 @@ def command(
         print_measured(facts, as_json=as_json)
         return
     if steps is not None or global_batch_size is not None:
-        raise ConfigError(f"--steps and --global-batch-size are of metadatasets, which end in .yaml; found {path}")
+        raise ConfigError(
+            f"--steps and --global-batch-size are for metadatasets, whose names end in .yaml; found {path}"
+        )
     options = IndexedOptions(dialect=dialect, documents=documents)
     if pack:
         figures = _pack_figures(path, pack, key, options)
@@ -70,7 +82,7 @@ def command(
             print_report(pack_report(figures))
         return
     if key is not None:
-        raise ConfigError(f"--key {key} says what to pack: give --pack N too, or leave it out")
+        raise ConfigError(f"--key {key} needs --pack N: add it, or leave --key out")
 
     from headrace.inspect.sample_description import describe_samples
     from headrace.inspect.samples import SampleOptions
@@ -111,7 +123,7 @@ def _pack_figures(path: str, seq_lens: tuple[int, ...], key: str | None, options
 
 
 def report(description: Description) -> list[str]:
-    """The description for people."""
+    """Return the report of a store."""
     keys = description.keys
     has_one = len(keys) == 1
     kind = keys[0].dtype if has_one else f"{len(keys)} keys"
@@ -155,13 +167,13 @@ def _supervised(key: KeyDescription) -> list[tuple[str, str]]:
     found = key.supervised
     if found is None or not found.tokens:
         return []
-    looked_at = "" if found.is_all else f", of {count(found.tokens)} that were looked at"
+    looked_at = "" if found.is_all else f", from a sample of {count(found.tokens)}"
     about = "" if found.is_all else "about "
     return [("supervised", f"{about}{found.trained / found.tokens:.1%} of the tokens, by {found.mask!r}{looked_at}")]
 
 
 def _made_by(description: Description) -> list[tuple[str, str]]:
-    """What the manifest knows of the making."""
+    """What the manifest records about how the store was made."""
     pairs = []
     tokenizer, backend, order = description.tokenizer, description.backend, description.order
     if tokenizer is not None:
@@ -202,7 +214,7 @@ Row = tuple[str, ...]
 
 
 def print_metadataset(path: str, *, steps: int | None, global_batch_size: int | None, as_json: bool) -> None:
-    """Print what a metadataset says; raises as `metadataset_numbers`."""
+    """Print the report of a metadataset; raises what `metadataset_numbers` raises."""
     from headrace.inspect.metadataset import metadataset_numbers
 
     numbers = metadataset_numbers(path, steps=steps, global_batch_size=global_batch_size)
@@ -213,7 +225,7 @@ def print_metadataset(path: str, *, steps: int | None, global_batch_size: int | 
 
 
 def metadataset_report(numbers: MetadatasetNumbers) -> list[str]:
-    """The numbers for people."""
+    """Return the report of a metadataset."""
     lines = [numbers.path]
     if numbers.steps is not None:
         samples = numbers.steps * (numbers.global_batch_size or 0)
@@ -265,7 +277,7 @@ def _row(node: NodeNumbers, numbers: MetadatasetNumbers, first: str, *, is_root:
 
 
 def _times(row: Row) -> Row:
-    """Of a child of a blend_epochized: what is written are repetitions."""
+    """Move the weight of a child of a ``blend_epochized`` to the column of repetitions, which it is."""
     return (row[0], "", row[1], *row[3:])
 
 
@@ -289,7 +301,7 @@ def _or_nothing(number: int | None) -> str:
 
 
 def _aligned(rows: list[Row]) -> list[str]:
-    """Names and the last column to the left, numbers to the right."""
+    """Align the first and the last column to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

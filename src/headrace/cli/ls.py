@@ -1,4 +1,4 @@
-"""``headrace ls``: the samples of a store."""
+"""``headrace ls``: list the samples of a dataset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @click.command(cls=Command, name="ls", short_help="List the samples of tar shards, and of other media.")
 @click.argument("path", metavar="DATASET")
 @click.argument("pattern", metavar="[PATTERN]", required=False)
-@click.option("-l", "--long", "is_long", is_flag=True, help="Shard, index, and the parts with their sizes, too.")
+@click.option(
+    "-l", "--long", "is_long", is_flag=True, help="List shard, number in the shard, and the parts with their sizes too."
+)
 @part_options
 @json_option
 @click.pass_context
@@ -28,10 +30,10 @@ def command(
     ctx: click.Context, path: str, pattern: str | None, is_long: bool,
     split_part: str | None, split_config: str | None, dataset_config: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """List the keys of the samples at DATASET, those that match PATTERN: cats/*, *17, ?-[0-9]; * matches slashes, too.
+    """List the keys of the samples in DATASET, or those that match PATTERN, as cats/*, *17 or ?-[0-9].
 
-    DATASET is a tar, a folder or a pattern of tars, a dataset of Energon's, a folder of files with media metadata, or a
-    .jsonl. Lines come as they are found; nothing but headers is read.
+    DATASET is a tar, a folder or a pattern of tars, an Energon dataset, a folder of files with media metadata, or a
+    .jsonl. In PATTERN, * matches slashes too. Lines are printed as samples are found, and only headers are read.
     """
     from headrace.inspect.sample_description import listed
     from headrace.inspect.samples import SampleOptions, need_samples
@@ -47,13 +49,13 @@ def command(
 
 
 def long_line(one: Listed) -> str:
-    """A sample with its place and parts."""
+    """Return the line of ``--long``: key, shard, number in the shard, and parts."""
     parts = ", ".join(f"{name or '(no name)'} {size(number)}" for name, number in (one.parts or {}).items())
     return f"{one.key}  {one.shard}, {count(one.index)}  {parts}"
 
 
 def _harmless(line: str) -> str:
-    if line.isprintable():  # as nearly all are, and what says more takes long to import
+    if line.isprintable():  # Nearly all lines are, and the import below takes long.
         return line
     from headrace.inspect.figures import safe_text
 
@@ -61,9 +63,9 @@ def _harmless(line: str) -> str:
 
 
 def _print_json(ctx: click.Context, path: str, found: Iterator[Listed]) -> None:
-    """One object, written as samples are found; if that ends in an error, it is in the object.
+    """Write one JSON object while samples are found; an error that ends this is written into the object.
 
-    ASCII, since names of files need be no text.
+    The output is ASCII, since the names of files need not be valid Unicode.
     """
     import msgspec
 
@@ -75,8 +77,8 @@ def _print_json(ctx: click.Context, path: str, found: Iterator[Listed]) -> None:
             comma = ","
     except HeadraceError as failed:
         error = failed
-        said = {"kind": type(failed).__name__, "message": str(failed), "exit_code": failed.exit_code}
-        ending = f', "error": {json.dumps(said)}'
+        facts = {"kind": type(failed).__name__, "message": str(failed), "exit_code": failed.exit_code}
+        ending = f', "error": {json.dumps(facts)}'
     click.echo(f"\n]{ending}}}")
     if error is not None:
         click.echo(f"error: {error}", err=True)

@@ -1,4 +1,4 @@
-"""``headrace measure``: run a task encoder over every sample once, and keep what it found out."""
+"""``headrace measure``: run a task encoder once over every sample, and keep what it makes of each."""
 
 from __future__ import annotations
 
@@ -17,18 +17,30 @@ if TYPE_CHECKING:
     from headrace.datasets.encoded.samples import Encoder
 
 
-@click.command(cls=Command, name="measure", short_help="Find out once what a task encoder makes of every sample.")
+@click.command(cls=Command, name="measure", short_help="Run a task encoder once over every sample.")
 @click.argument("path", metavar="DATASET")
 @click.option(
-    "--encoder", metavar="MODULE:CLASS", required=True, help="The task encoder; from the current folder, too."
+    "--encoder",
+    metavar="MODULE:CLASS",
+    required=True,
+    help="Task encoder; the module may be in the current folder.",
 )
-@click.option("--set", "given", metavar="NAME=VALUE", multiple=True, help="An argument of the encoder; repeatable.")
-@click.option("--output", "-o", metavar="DIR", help="Where the folder of facts is made; the cache folder.")
-@click.option("--workers", metavar="N", type=int, help="Processes; by default one a usable core.")
-@click.option("--split-part", metavar="NAME", default="train", help="Of Energon's datasets: train, val, ...")
+@click.option(
+    "--set", "given", metavar="NAME=VALUE", multiple=True, help="Argument of the encoder, as JSON or text; repeatable."
+)
+@click.option(
+    "--output", "-o", metavar="DIR", help="Folder in which the folder of facts is made (default: the cache folder)."
+)
+@click.option("--workers", metavar="N", type=int, help="Number of processes (default: one per usable core).")
+@click.option(
+    "--split-part",
+    metavar="NAME",
+    default="train",
+    help="Part of an Energon dataset: train, val, ... (default: train).",
+)
 @config_options
-@click.option("--trust-code", is_flag=True, help="Run code that a dataset.yaml names.")
-@click.option("--faults", metavar="FILE", help="Write every bad sample with its reason to a file of JSON lines.")
+@click.option("--trust-code", is_flag=True, help="Allow code that a dataset.yaml names to run.")
+@click.option("--faults", metavar="FILE", help="Write all bad samples with their reasons to this file of JSON lines.")
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 @json_option
 def command(
@@ -38,16 +50,17 @@ def command(
 ) -> None:  # fmt: skip
     """Run a task encoder over DATASET and keep what it makes of each sample: number, lengths and groups of outputs.
 
-    With these facts, filters, generators, packs and groups have as many samples as they have, in an order of their own,
-    and resume at any place: headrace.MeasuredDataset. They lie in a folder named by what decides them, which is printed
-    first; where they are there already nothing is run. A run that was ended goes on.
+    With these facts a headrace.MeasuredDataset knows how many samples filters, generators, packs and groups make, can
+    shuffle them, and resumes at any place. The facts are kept in a folder that is named by a hash of everything that
+    decides them; its path is printed first. If the folder exists already, nothing is run. If a run ends early, the same
+    command continues it.
 
-    Samples that cannot be made are bad, and left out: --faults lists them. Values of --set are JSON, or else text.
+    Samples that the encoder cannot process are bad and left out; --faults lists them.
     """
     if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers}: is a number of processes, 1 or more")
+        raise ConfigError(f"--workers {workers}: the number of processes must be 1 or more")
     if path.endswith(".yaml"):
-        raise ConfigError(f"{path}: is a metadataset; measure each of its datasets, which headrace info {path} lists")
+        raise ConfigError(f"{path} is a metadataset: measure each of its datasets, which headrace info {path} lists")
     from headrace.datasets import MediaDataset, measure
     from headrace.datasets.encoded.dataset import opening_options
     from headrace.prepare.run import usable_cores
@@ -74,10 +87,10 @@ def command(
 
 
 def load_encoder(name: str, arguments: dict[str, Any]) -> Encoder:
-    """The task encoder of a class, or of a function that makes one, ``module:name``.
+    """Make a task encoder with the class or the function ``module:name``.
 
     Raises:
-        ConfigError: there is none; it does not take these arguments; what it gives is no task encoder.
+        ConfigError: there is no such name; it does not accept these arguments; it returns something else.
     """
     from headrace.encoders import TaskEncoder
     from headrace.prepare.filters import load_function
@@ -87,10 +100,10 @@ def load_encoder(name: str, arguments: dict[str, Any]) -> Encoder:
         made = make(**arguments)
     except TypeError as error:
         raise ConfigError(f"--encoder {name}: cannot be made with the arguments {arguments}: {error}") from error
-    except Exception as error:  # whatever the user's class does
+    except Exception as error:  # The class is the user's: it may raise anything.
         raise ConfigError(f"--encoder {name}: cannot be made: {type(error).__name__}: {error}") from error
     if not isinstance(made, TaskEncoder):
-        raise ConfigError(f"--encoder {name}: is {made!r:.80}; expected a class of headrace.encoders.TaskEncoder's")
+        raise ConfigError(f"--encoder {name}: is {made!r:.80}; expected a subclass of headrace.encoders.TaskEncoder")
     return made
 
 
@@ -113,7 +126,7 @@ MAX_GROUPS = 10
 
 
 def find_measured(path: str) -> MeasuredFacts | None:
-    """The facts in a folder; None where something else is there, or nothing. Raises StoreError: they are damaged."""
+    """Open the facts in a folder; None if it holds no facts. Raises StoreError if they are damaged."""
     place = Path(path).absolute()
     if not (place / "kept.json").is_file():
         return None
@@ -128,7 +141,7 @@ def find_measured(path: str) -> MeasuredFacts | None:
 
 
 def print_measured(facts: MeasuredFacts, *, as_json: bool, **more: Any) -> None:
-    """What ``headrace measure`` and ``headrace info`` say of facts."""
+    """Print facts, as ``headrace measure`` and ``headrace info`` do."""
     if as_json:
         print_json({"path": str(facts.path), **more, "facts": facts.summary})
     else:
@@ -136,10 +149,10 @@ def print_measured(facts: MeasuredFacts, *, as_json: bool, **more: Any) -> None:
 
 
 def check_kept(path: str, *, quiet: bool, as_json: bool) -> bool | None:
-    """Read all bytes of facts, or of a plan or index that was kept, and say what differs from what was written.
+    """Read all bytes of kept facts, or of a kept plan or index, and print every difference from what was written.
 
     Returns:
-        Whether nothing does; None where nothing is kept at the path.
+        Whether there is no difference; None if nothing is kept at the path.
     """
     place = Path(path).absolute()
     if not (place / "kept.json").is_file():
@@ -164,7 +177,7 @@ def check_kept(path: str, *, quiet: bool, as_json: bool) -> bool | None:
 
 
 def report(facts: MeasuredFacts) -> list[str]:
-    """The summary for people."""
+    """Return the report of facts."""
     summary = facts.summary
     encoder = summary.encoder
     version = f" version {encoder['version']}" if encoder.get("version") else ""

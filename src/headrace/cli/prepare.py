@@ -1,4 +1,4 @@
-"""``headrace prepare``: raw data -> a store."""
+"""``headrace prepare``: make a store of text or records; tar shards and datasets in place have files of their own."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _show(bar: ProgressBar, progress: TextProgress) -> None:
 
 
 def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
-    """What ``--json`` prints."""
+    """Return what ``--json`` prints."""
     ledger, tokenizer, backend = manifest.ledger, manifest.tokenizer, manifest.backend
     return {
         "output": output,
@@ -73,7 +73,7 @@ def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, objec
 
 
 def _samples(manifest: Manifest) -> dict[str, object]:
-    """What a run of a recipe adds to ``--json``."""
+    """The fields that the run of a recipe adds to ``--json``."""
     samples = manifest.ledger.samples
     if samples is None:
         return {}
@@ -89,7 +89,7 @@ def _samples(manifest: Manifest) -> dict[str, object]:
 
 
 def summary(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool) -> list[str]:
-    """What a person reads at the end; without speeds where a part was done by an earlier run."""
+    """Return the report at the end of a run; it has no speeds if an earlier run did a part of the work."""
     ledger, tokenizer, backend = manifest.ledger, manifest.tokenizer, manifest.backend
     input_bytes = sum(file.size for file in manifest.inputs)
     per_s = 1 / max(elapsed_s, 1e-9)
@@ -108,19 +108,19 @@ def summary(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool
         how = f"{backend.name} {backend.version}" + (f", {count(proved)} texts proved" if proved else "")
         pairs.append(("backend", how))
         if backend.routed:
-            pairs.append(("", f"{plural(backend.routed, 'text')} by tokenizers: {backend.routes}"))
+            pairs.append(("", f"{plural(backend.routed, 'text')} encoded by tokenizers: {backend.routes}"))
         if backend.from_task_by:
-            pairs.append(("", f"then tokenizers, from {backend.from_task_by}"))
+            pairs.append(("", f"tokenizers encoded the rest, from {backend.from_task_by}"))
     if ledger.documents.with_special_tokens:
         policy = manifest.options["tokens"]["special_tokens_in_text"]
         number = plural(ledger.documents.with_special_tokens, "text")
-        pairs.append(("special", f"{number} with a special token's name: {policy}"))
+        pairs.append(("special", f"{number} with the name of a special token: {policy}"))
     files = [f"{file.name} {size(file.size)}" for shard in manifest.outputs for file in shard.files]
     more = f" and {len(files) - _MAX_FILES} more" if len(files) > _MAX_FILES else ""
     pairs.append(("files", ", ".join(files[:_MAX_FILES]) + more))
     speeds = f"{size(input_bytes * per_s)}/s, {short(ledger.tokens.kept * per_s)}tokens/s"
     pairs.append(
-        ("time", f"{duration(elapsed_s)}, {speeds}" if is_whole else f"{duration(elapsed_s)} since it went on")
+        ("time", f"{duration(elapsed_s)}, {speeds}" if is_whole else f"{duration(elapsed_s)} since the run continued")
     )
     shown = [f"{output}: complete", *listing(pairs)]
     if manifest.errors:
@@ -139,7 +139,7 @@ def _tokens(manifest: Manifest, dtype: str) -> list[tuple[str, str]]:
 
 
 def estimate_lines(estimate: Estimate) -> list[str]:
-    """The estimate for people."""
+    """Return the report of ``--dry-run``."""
     share = estimate.sampled_bytes / max(estimate.input_bytes, 1)
     documents = plural(estimate.sampled_documents, "document")
     sample = f"{size(estimate.sampled_bytes)} ({share:.2%}), {documents}, scaled up"
@@ -164,27 +164,27 @@ def _dropped(reasons: dict[str, int]) -> str:
 
 
 FORMS = (
-    "prepare has four forms: text (files, folders or globs, with --tokenizer PATH), a recipe (--recipe FILE), media in "
-    "tar shards (--format tar), all with --output DIR; and a folder of .tar shards, a .jsonl or the .yaml of a "
-    "metadataset, which is prepared in place, with none of these."
+    "prepare has four forms. Three need --output DIR: text (files, folders or globs, with --tokenizer PATH), a recipe "
+    "(--recipe FILE) and media in tar shards (--format tar). The fourth prepares a folder of .tar shards, a .jsonl or "
+    "the .yaml of a metadataset in place, with none of these options."
 )
 CONTINUED = ("continuing", "the run was complete", "the output is complete")
-"""How notices begin that say that an earlier run did a part of the work."""
+"""Beginnings of the notices which say that an earlier run did a part of the work."""
 
 
 class _OneThread(Command):
-    """A command whose process has one thread, so that workers may be forks of it."""
+    """A command whose process keeps to one thread, so that workers can be forked from it."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it; before anything loads a library that would begin with threads."""
+        """Keep libraries that are loaded later from starting threads, then run the command."""
         be_one_thread()
         return super().invoke(ctx)
 
 
 @click.command(cls=_OneThread, name="prepare", short_help="Make a store of text, records or media.")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
-@click.option("--output", "-o", metavar="DIR", help="Folder for the result; new or empty.")
-@click.option("--recipe", metavar="FILE", help="Make samples as a recipe says, of YAML or JSON; see docs/recipes.md.")
+@click.option("--output", "-o", metavar="DIR", help="Folder for the result; it must be new or empty.")
+@click.option("--recipe", metavar="FILE", help="Make samples as a recipe (YAML or JSON) says; see docs/recipes.md.")
 @click.option("--tokenizer", metavar="PATH", help="A tokenizer.json, or a folder that holds one.")
 @click.option(
     "--field",
@@ -192,86 +192,108 @@ class _OneThread(Command):
     "fields",
     metavar="NAME",
     multiple=True,
-    help="Field of each record that holds text, by default 'text'; several give an output each.",
+    help="Field of each record that holds the text (default: 'text'); several fields give one output each.",
 )
-@click.option("--join", metavar="TEXT", help="Join the texts of several fields, with TEXT between them.")
-@click.option("--id-field", metavar="NAME", help="Field that names each record; `where` then tells it.")
+@click.option("--join", metavar="TEXT", help="Join the texts of several fields with TEXT between them.")
+@click.option("--id-field", metavar="NAME", help="Field with the id of each record, which `headrace where` then shows.")
 @click.option(
     "--sample-by",
     type=click.Choice(["document", "paragraph", "line"]),
     default="document",
-    help="What of a .txt file is a document; by default all of it.",
+    help="What a document of a .txt file is (default: the whole file).",
 )
-@click.option("--max-record-bytes", metavar="N", type=int, help="Most bytes a record; by default 64 MiB.")
-@click.option("--append-eod", is_flag=True, help="End each document that has tokens with the end-of-document token.")
-@click.option("--eod", metavar="TOKEN|ID", help="That token; by default the only usual one in the vocabulary.")
-@click.option("--prepend-bos", is_flag=True, help="Begin each document that has tokens with the begin token.")
-@click.option("--bos", metavar="TOKEN|ID", help="That token; by default the only usual one in the vocabulary.")
+@click.option(
+    "--max-record-bytes",
+    metavar="N",
+    type=int,
+    help="Maximum size of a record; a longer one is bad (default: 64 MiB, tars 256 MiB).",
+)
+@click.option("--append-eod", is_flag=True, help="Append the end-of-document token to each document that has tokens.")
+@click.option(
+    "--eod", metavar="TOKEN|ID", help="End-of-document token (default: the only usual one in the vocabulary)."
+)
+@click.option("--prepend-bos", is_flag=True, help="Prepend the begin token to each document that has tokens.")
+@click.option("--bos", metavar="TOKEN|ID", help="Begin token (default: the only usual one in the vocabulary).")
 @click.option(
     "--special-tokens-in-text",
     type=click.Choice(["literal", "encode", "error"]),
     default="literal",
-    help="What '<|endoftext|>' inside a text becomes: ordinary text (the default), the token, or an error.",
+    help="What '<|endoftext|>' inside a text becomes: ordinary text (default: literal), the token, or an error.",
 )
 @click.option(
     "--backend",
     type=click.Choice(["auto", "tokenizers", "gigatoken", "fastokens", "tiktoken"]),
     default="auto",
-    help="Library that encodes; by default the fastest that is installed and proved equal to tokenizers.",
+    help="Library that encodes (default: the fastest one that is installed and proved equal to tokenizers).",
 )
 @click.option(
     "--format",
     type=click.Choice(["indexed", "keyed", "hdf5", "jsonl", "tar"]),
     default="indexed",
-    help=".bin and .idx, or .bin and meta.json; for recipes also .h5 or .jsonl; media become .tar shards.",
+    help=".bin and .idx (default: indexed), or .bin and meta.json; also .h5 or .jsonl for recipes, .tar for media.",
 )
-@click.option("--shard-tokens", metavar="N", type=int, help="Most tokens a shard; by default 2^30.")
-@click.option("--single", is_flag=True, help="Write one shard, whatever its size.")
-@click.option("--shuffle", metavar="SEED", type=int, help="Shuffle all documents; by default they keep their order.")
+@click.option("--shard-tokens", metavar="N", type=int, help="Maximum number of tokens per shard (default: 2^30).")
+@click.option("--single", is_flag=True, help="Write one shard of any size.")
+@click.option("--shuffle", metavar="SEED", type=int, help="Shuffle all documents (default: keep their order).")
 @click.option("--min-chars", metavar="N", type=int, help="Drop documents with fewer characters.")
 @click.option("--max-chars", metavar="N", type=int, help="Drop documents with more characters.")
 @click.option("--min-tokens", metavar="N", type=int, help="Drop documents with fewer tokens.")
 @click.option("--max-tokens", metavar="N", type=int, help="Drop documents with more tokens.")
-@click.option("--filter", "function", metavar="MODULE:FUNCTION", help="Drop records for which it returns false.")
 @click.option(
-    "--now", metavar="TIME", help="Of a recipe: the time that its template sees; by default when a run began."
+    "--filter", "function", metavar="MODULE:FUNCTION", help="Drop records for which this function returns false."
 )
-@click.option("--deduplicate", is_flag=True, help="Keep the first of documents with the same text only.")
+@click.option(
+    "--now", metavar="TIME", help="With --recipe: the time that its template sees (default: when the run began)."
+)
+@click.option("--deduplicate", is_flag=True, help="Keep only the first of several documents with the same text.")
 @click.option(
     "--on-error",
     type=click.Choice(["stop", "skip"]),
     default="stop",
-    help="A bad record ends the run (the default), or is left out and listed.",
+    help="A bad record ends the run (default: stop), or is left out and listed.",
 )
-@click.option("--max-errors", metavar="N|SHARE", help="Most bad records to skip, 100 or 0.1%; by default 100.")
 @click.option(
-    "--workers", "--num-workers", metavar="N", type=int, help="Worker processes; by default one a usable core."
+    "--max-errors",
+    metavar="N|SHARE",
+    help="Maximum number or share of bad records to skip, as 50 or 0.1% (default: 100).",
+)
+@click.option(
+    "--workers",
+    "--num-workers",
+    metavar="N",
+    type=int,
+    help="Number of worker processes (default: one per usable core).",
 )
 @click.option(
     "--overwrite",
     "--force-overwrite",
     is_flag=True,
-    help="Replace the output of an earlier run, once the new one is complete.",
+    help="Replace the output of an earlier run once the new one is complete.",
 )
-@click.option("--restart", is_flag=True, help="Discard an unfinished run in DIR; by default it is continued.")
-@click.option("--dry-run", is_flag=True, help="Estimate documents, tokens and bytes from a sample; write nothing.")
+@click.option("--restart", is_flag=True, help="Discard an unfinished run in DIR (default: continue it).")
+@click.option(
+    "--dry-run", is_flag=True, help="Estimate documents, tokens and bytes from a sample of the input; write nothing."
+)
 @shard_options
 @tar_options
-@click.option("--quiet", "-q", is_flag=True, help="Show neither progress nor notes nor summary.")
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress, notes or summary.")
 @json_option
 def command(
     inputs: tuple[str, ...], output: str | None, recipe: str | None, tokenizer: str | None, dry_run: bool, quiet: bool,
     as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Tokenise text into shards in DIR, as Megatron reads them; or make samples of records, as a recipe says.
+    """Tokenise text into shards in DIR that Megatron can read, or make samples of records as a recipe says.
 
-    Without --tokenizer and --recipe: media become tar shards with --format tar, and a folder of tars becomes an Energon
-    dataset where it lies.
+    Without --tokenizer and --recipe, --format tar writes media into tar shards, and a folder of tars becomes an Energon
+    dataset in place.
 
     INPUT is a file, a folder (searched at any depth), a glob, a brace pattern, or - for standard input. Files are
-    .jsonl, also .gz and .zst, .parquet, .arrow and .txt. A recipe names its own, unless INPUT does. The result does not
-    depend on the number of workers, and appears whole or not at all. A run that was ended in any way is continued by
-    the same command.
+    .jsonl (also .gz and .zst), .parquet, .arrow and .txt. A recipe names its own inputs, unless INPUT is given. The
+    result does not depend on the number of workers, and appears whole or not at all. If a run ends early for any
+    reason, the same command continues it.
+
+    Options marked "Tars" are for --format tar, those marked "In place" for a dataset that is prepared in place.
+    --duplicates, --split-ratio, --sample-type and --field-map are for both.
     """
     named = _named(given)
     if output is None and recipe is None and tokenizer is None and is_in_place(inputs, named):
@@ -282,7 +304,7 @@ def command(
     refuse_tar_options(named)
     if given["format"] == "tar":
         if recipe is not None or tokenizer is not None:
-            raise ConfigError("--format tar is for media: neither --recipe nor --tokenizer goes with it")
+            raise ConfigError("--format tar is for media: leave out --recipe and --tokenizer")
         from headrace.cli import prepare_shards
 
         prepare_shards.run(inputs, output, given, named, dry_run=dry_run, quiet=quiet, as_json=as_json)
@@ -297,7 +319,7 @@ def command(
             print_report(estimate_lines(estimate))
         return
     if output is None:
-        raise ConfigError("--output DIR is missing: the folder for the result")
+        raise ConfigError("--output DIR is missing: name the folder for the result")
     is_whole = True
     with ProgressBar(quiet=quiet) as bar:
 
@@ -316,7 +338,7 @@ def command(
 
 
 class _Work(NamedTuple):
-    """What is to be done: estimated, or done."""
+    """A run of text or of a recipe, as two functions: one estimates it, one does it."""
 
     estimate: Callable[[], Estimate]
     prepare: Callable[[str, Callable[[TextProgress], None], Callable[[str], None]], Manifest]
@@ -326,7 +348,7 @@ def _text_work(inputs: tuple[str, ...], tokenizer: str | None, given: dict[str, 
     if tokenizer is None:
         raise ConfigError(_missing_tokenizer(inputs))
     if not inputs:
-        raise ConfigError("no INPUT: name at least one file, folder or glob")
+        raise ConfigError("no INPUT is given: name at least one file, folder or glob")
     options = _options(given)
     from headrace.prepare import estimate_text, prepare_text
 
@@ -339,7 +361,7 @@ def _text_work(inputs: tuple[str, ...], tokenizer: str | None, given: dict[str, 
 
 
 def _named(given: dict[str, Any]) -> set[str]:
-    """The options that were really given."""
+    """The options that the user gave on the command line."""
     context = click.get_current_context()
     return {name for name in given if context.get_parameter_source(name) == ParameterSource.COMMANDLINE}
 
@@ -364,7 +386,7 @@ def _recipe_work(path: str, inputs: tuple[str, ...], tokenizer: str | None, give
 
 def _check_shards(given: dict[str, Any]) -> None:
     if given["single"] and given["shard_tokens"] is not None:
-        raise ConfigError("--single writes one shard, --shard-tokens cuts it: say one of them")
+        raise ConfigError("--single writes one shard and --shard-tokens cuts it into several: use only one of them")
 
 
 def _options(given: dict[str, Any]) -> TextOptions:
@@ -379,11 +401,13 @@ def _options(given: dict[str, Any]) -> TextOptions:
 
     _check_shards(given)
     if given["now"] is not None:
-        raise ConfigError("--now is the time that a chat template prints, and texts have none: it goes with --recipe")
+        raise ConfigError(
+            "--now sets the time that a chat template prints, and texts have no template: use it with --recipe"
+        )
     defaults = TextOptions()
     shard_tokens = defaults.output.shard_tokens if given["shard_tokens"] is None else given["shard_tokens"]
     if given["max_errors"] is not None and given["on_error"] != "skip":
-        raise ConfigError("--max-errors needs --on-error skip: without it the first bad record ends the run")
+        raise ConfigError("--max-errors needs --on-error skip: otherwise the first bad record ends the run")
     return TextOptions(
         records=RecordOptions(
             fields=given["fields"] or defaults.records.fields,
@@ -432,7 +456,7 @@ def _token(given: str | None) -> str | int | None:
 
 
 def number_or_share(given: str) -> int | float:
-    """``100``, ``0.001`` or ``0.1%``."""
+    """Parse ``100``, ``0.001`` or ``0.1%``; raises ConfigError."""
     try:
         if given.isascii() and given.isdigit():
             return int(given)

@@ -1,4 +1,4 @@
-"""``headrace prepare --recipe``: what the command line may say besides the recipe, and how the two go together."""
+"""``headrace prepare --recipe``: merges the options of the command line with the recipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 INSTEAD = {
     "fields": ("--field", "`fields:` of the input gives fields their names"),
-    "join": ("--join", "`sections:` puts fields together"),
+    "join": ("--join", "`sections:` joins fields"),
     "sample_by": ("--sample-by", "a text file is one record"),
     "append_eod": ("--append-eod", "`ends: {append_eos: true}`"),
     "eod": ("--eod", "`ends: {eos: TOKEN}`"),
@@ -25,7 +25,7 @@ INSTEAD = {
     "min_tokens": ("--min-tokens", "`filters: {min_tokens: N}`"),
     "max_tokens": ("--max-tokens", "`filters: {max_tokens: N}`, or `length: {max_tokens: N}` to cut"),
 }
-"""Options that are for texts, and what a recipe says in their place."""
+"""Options for texts, and what a recipe says instead of each."""
 
 _PLACES = {"format": "output", "shard_tokens": "output", "on_error": "errors", "max_errors": "errors"}
 _OPTIONS = (
@@ -42,16 +42,16 @@ _OPTIONS = (
 
 
 def load(path: str, given: dict[str, Any], named: Collection[str], tokenizer: str | None) -> Recipe:
-    """The recipe in a file, with what the command line says of output and errors.
+    """Load a recipe, and apply the options of the command line about output and errors to it.
 
     Args:
-        path: of the recipe.
-        given: all options.
-        named: those that were really given.
-        tokenizer: as given.
+        path: the file of the recipe.
+        given: the values of all options.
+        named: the options that the user gave on the command line.
+        tokenizer: the value of ``--tokenizer``.
 
     Raises:
-        ConfigError: the recipe cannot be, an option is for texts, or the two contradict each other.
+        ConfigError: the recipe is invalid, an option is for texts, or an option contradicts the recipe.
     """
     import msgspec
 
@@ -62,7 +62,7 @@ def load(path: str, given: dict[str, Any], named: Collection[str], tokenizer: st
             raise ConfigError(f"{option} is for texts, and {path} is a recipe: {instead}")
     recipe = load_recipe(path)
     if tokenizer is not None and recipe.tokenizer not in (None, tokenizer):
-        raise ConfigError(f"{path} says tokenizer: {recipe.tokenizer}, --tokenizer says {tokenizer}: say one of them")
+        raise ConfigError(f"{path} says tokenizer: {recipe.tokenizer}, but --tokenizer says {tokenizer}: name only one")
     values = {name: given[name] for name in _PLACES if name in named}
     if "single" in named:
         values["shard_tokens"] = None
@@ -71,25 +71,25 @@ def load(path: str, given: dict[str, Any], named: Collection[str], tokenizer: st
         found, default = getattr(part, name), getattr(type(part)(), name)
         if found not in (default, value):
             raise ConfigError(
-                f"{path} says {_PLACES[name]}.{name}: {found}, the command line says {value}: say it in one place"
+                f"{path} says {_PLACES[name]}.{name}: {found}, but the command line says {value}: set it in one place"
             )
         recipe = msgspec.structs.replace(recipe, **{_PLACES[name]: msgspec.structs.replace(part, **{name: value})})
     if given["now"] is not None:
         recipe = with_now(recipe, given["now"], path)
     if "max_errors" in named and recipe.errors.on_error != "skip":
-        raise ConfigError("--max-errors needs --on-error skip: without it the first bad record ends the run")
+        raise ConfigError("--max-errors needs --on-error skip: otherwise the first bad record ends the run")
     return recipe
 
 
 def options(given: dict[str, Any], named: Collection[str]) -> RecipeOptions:
-    """What the recipe does not say."""
+    """Return the options that a recipe does not hold."""
     from headrace.prepare import RecipeOptions
 
     return RecipeOptions(**{name: given[name] for name in _OPTIONS if name in named})
 
 
 def lines(samples: Any, dtypes: dict[str, str]) -> list[tuple[str, str]]:
-    """What a run of a recipe tells people besides documents: names and values."""
+    """Return the lines that the run of a recipe adds to the report, as pairs of name and value."""
     from headrace.inspect.figures import count
 
     pairs = []

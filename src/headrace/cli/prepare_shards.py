@@ -1,4 +1,4 @@
-"""``headrace prepare --format tar``: its options, and what it prints."""
+"""``headrace prepare --format tar``: its options and its report."""
 
 from __future__ import annotations
 
@@ -26,31 +26,41 @@ _OPTIONS = (
         "parts",
         metavar="NAME=FROM",
         multiple=True,
-        help="Of tar: a part of each sample: path:COLUMN, column:COLUMN, bytes:COLUMN or row.",
+        help="Tars: a part of each sample, from path:COLUMN, column:COLUMN, bytes:COLUMN or row.",
     ),
-    click.option("--key-field", metavar="NAME", help="Of tar: the column that names a sample; by default a number."),
+    click.option(
+        "--key-field", metavar="NAME", help="Tars: the column with the keys of the samples (default: number them)."
+    ),
     click.option(
         "--key-dots",
         type=click.Choice(["error", "replace", "part"]),
-        help="Of tar: a dot in a name is an error, becomes _, or begins the part.",
+        help="Tars: a dot in a key is an error (default: error), becomes _, or begins the name of the part.",
     ),
-    click.option("--root", metavar="DIR", help="Of tar: where the files lie that a table names; by default beside it."),
-    click.option("--captions", metavar="FILE", help="Of tar: the table that describes the files of a folder."),
-    click.option("--verify", is_flag=True, help="Of tar: look at the headers of images, at JSON and text."),
+    click.option(
+        "--root", metavar="DIR", help="Tars: the folder of the files that a table names (default: that of the table)."
+    ),
+    click.option("--captions", metavar="FILE", help="Tars: a table that describes the files of a folder."),
+    click.option("--verify", is_flag=True, help="Tars: check the headers of images, JSON and text."),
     click.option(
         "--duplicates",
         "--on-duplicate",
         "duplicates",
         type=click.Choice(["error", "drop", "keep"]),
-        help="Of tar: a key that is there twice; by default an error.",
+        help="Tars: what happens to a sample whose key came before (default: error).",
     ),
-    click.option("--samples-per-shard", metavar="N", type=int, help="Of tar: most samples a shard; by default 10,000."),
-    click.option("--shard-size", metavar="BYTES", help="Of tar: most bytes a shard, as 500MB; by default 1 GiB."),
     click.option(
-        "--split-ratio", metavar="A,B,C", help="Of tar: shares of train, val and test; by default all is train."
+        "--samples-per-shard", metavar="N", type=int, help="Tars: maximum samples per shard (default: 10,000)."
     ),
-    click.option("--sample-type", metavar="NAME", help="Of tar: for dataset.yaml, as CaptioningSample."),
-    click.option("--field-map", metavar="JSON", help='Of tar: its fields, as \'{"image": "jpg", "caption": "txt"}\'.'),
+    click.option("--shard-size", metavar="BYTES", help="Tars: maximum size of a shard, as 500MB (default: 1 GiB)."),
+    click.option(
+        "--split-ratio", metavar="A,B,C", help="Tars: shares of train, val and test (default: all samples are train)."
+    ),
+    click.option("--sample-type", metavar="NAME", help="Tars: sample type for dataset.yaml, as CaptioningSample."),
+    click.option(
+        "--field-map",
+        metavar="JSON",
+        help='Tars: fields of the sample type, as \'{"image": "jpg", "caption": "txt"}\'.',
+    ),
 )
 NAMES = frozenset(
     (
@@ -58,7 +68,7 @@ NAMES = frozenset(
         *("shard_size", "split_ratio", "sample_type", "field_map"),
     )
 )
-"""Options that go with ``--format tar`` alone."""
+"""Options for ``--format tar``; datasets in place share some of them."""
 
 _SHARED = frozenset(
     (
@@ -71,17 +81,17 @@ _MAX_ERRORS_SHOWN = 5
 
 
 def shard_options(command: F) -> F:
-    """The options of ``--format tar``."""
+    """Add the options of ``--format tar``."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def refuse_shard_options(named: Collection[str]) -> None:
-    """Raise ConfigError where an option is for tar shards, and none are asked for."""
+    """Raise ConfigError if an option for tar shards is given without ``--format tar``."""
     for name in sorted(NAMES & set(named)):
         option = "--part" if name == "parts" else f"--{name.replace('_', '-')}"
-        raise ConfigError(f"{option} is for media in tar shards: it goes with --format tar")
+        raise ConfigError(f"{option} is for media in tar shards: use it with --format tar")
 
 
 def run(
@@ -94,14 +104,14 @@ def run(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Prepare shards, or estimate what that would make, and print it.
+    """Prepare shards, or estimate the result, and print the report.
 
     Raises:
-        HeadraceError: as `prepare_shards`; or an option is for texts.
+        HeadraceError: any that `prepare_shards` raises; or an option is for texts.
     """
     for name in sorted(set(named) - NAMES - _SHARED):
         option = {"fields": "field", "function": "filter"}.get(name, name).replace("_", "-")
-        raise ConfigError(f"--{option} is for texts: it does not go with --format tar")
+        raise ConfigError(f"--{option} is for texts: leave it out with --format tar")
     options = _options(given, named)
     from headrace.prepare.shards import estimate_shards, prepare_shards
 
@@ -119,7 +129,7 @@ def run(
             print_report(estimate_lines(estimate))
         return
     if output is None:
-        raise ConfigError("--output DIR is missing: the folder for the result")
+        raise ConfigError("--output DIR is missing: name the folder for the result")
     with bar:
         manifest = prepare_shards(inputs, output, options=options, on_progress=partial(_show, bar), on_notice=notice)
         elapsed_s = bar.elapsed_s
@@ -136,7 +146,7 @@ def _show(bar: ProgressBar, progress: ShardProgress) -> None:
 
 
 def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
-    """What ``--json`` prints."""
+    """Return what ``--json`` prints."""
     documents, contents = manifest.ledger.documents, manifest.ledger.contents
     return {
         "output": output,
@@ -157,7 +167,7 @@ def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, objec
 
 
 def summary(manifest: Manifest, output: str, elapsed_s: float) -> list[str]:
-    """What a person reads at the end."""
+    """Return the report at the end of a run."""
     documents = manifest.ledger.documents
     dropped = ", ".join(f"{name} {count(number)}" for name, number in documents.dropped.items())
     tars = sum(shard.files[0].size for shard in manifest.outputs)
@@ -181,7 +191,7 @@ def summary(manifest: Manifest, output: str, elapsed_s: float) -> list[str]:
 
 
 def estimate_lines(estimate: ShardEstimate) -> list[str]:
-    """The estimate for people."""
+    """Return the report of ``--dry-run``."""
     about = "" if estimate.is_exact else "about "
     pairs = [
         ("input", f"{plural(estimate.inputs, 'input')}, {size(estimate.input_bytes)}"),
@@ -196,10 +206,10 @@ def estimate_lines(estimate: ShardEstimate) -> list[str]:
 
 
 def parse_size(text: str) -> int:
-    """``1000000``, ``500MB``, ``1GiB``.
+    """Parse a size such as ``1000000``, ``500MB`` or ``1GiB`` into bytes.
 
     Raises:
-        ConfigError: it is no size.
+        ConfigError: the text is not a size of at least 1 byte.
     """
     digits = text.rstrip("BGKMIbgkmi ")
     unit = _UNITS.get(text[len(digits) :].strip().lower())
@@ -208,7 +218,7 @@ def parse_size(text: str) -> int:
     except (ValueError, OverflowError):
         found = 0
     if found < 1:
-        raise ConfigError(f"--shard-size {text}: write bytes, or a size such as 500MB or 1GiB")
+        raise ConfigError(f"--shard-size {text}: write a number of bytes, or a size such as 500MB or 1GiB")
     return found
 
 
@@ -218,9 +228,7 @@ def _options(given: dict[str, Any], named: Collection[str]) -> ShardOptions:
     from headrace.prepare.shards import PartSpec, ShardOptions, ShardOutput, ShardSource
 
     if given["duplicates"] == "keep":
-        raise ConfigError(
-            "--duplicates keep is for tars that are there already; what is written here has each key once"
-        )
+        raise ConfigError("--duplicates keep is for tars that are prepared in place; new shards hold each key once")
     source = {
         name: given[name]
         for name in ("key_field", "key_dots", "root", "captions", "verify", "duplicates", "max_record_bytes")
@@ -229,7 +237,9 @@ def _options(given: dict[str, Any], named: Collection[str]) -> ShardOptions:
     output = {name: given[name] for name in ("samples_per_shard", "shuffle", "sample_type") if name in named}
     if given["single"]:
         if {"samples_per_shard", "shard_size"} & set(named):
-            raise ConfigError("--single writes one shard, --samples-per-shard and --shard-size cut it: say one of them")
+            raise ConfigError(
+                "--single writes one shard, --samples-per-shard and --shard-size cut it into several: use one"
+            )
         output |= {"samples_per_shard": None, "shard_bytes": None}
     if given["shard_size"] is not None:
         output["shard_bytes"] = parse_size(given["shard_size"])
@@ -238,7 +248,7 @@ def _options(given: dict[str, Any], named: Collection[str]) -> ShardOptions:
     if given["field_map"] is not None:
         output["field_map"] = parse_field_map(given["field_map"])
     if given["max_errors"] is not None and given["on_error"] != "skip":
-        raise ConfigError("--max-errors needs --on-error skip: without it the first bad sample ends the run")
+        raise ConfigError("--max-errors needs --on-error skip: otherwise the first bad sample ends the run")
     max_errors = {} if given["max_errors"] is None else {"max_errors": number_or_share(given["max_errors"])}
     return ShardOptions(
         source=ShardSource(parts=tuple(map(PartSpec.parse, given["parts"])), **source),
@@ -251,21 +261,23 @@ def _options(given: dict[str, Any], named: Collection[str]) -> ShardOptions:
 
 
 def parse_shares(text: str) -> tuple[float, ...]:
-    """``8,1,1`` or ``0.5,0.2,0.3``; raises ConfigError."""
+    """Parse shares such as ``8,1,1`` or ``0.5,0.2,0.3``; raises ConfigError."""
     try:
         return tuple(float(share) for share in text.split(","))
     except ValueError:
-        raise ConfigError(f"--split-ratio {text}: write shares of train, val and test, as 8,1,1") from None
+        raise ConfigError(f"--split-ratio {text}: write the shares of train, val and test, as 8,1,1") from None
 
 
 def parse_field_map(text: str) -> dict[str, str]:
-    """The fields of a sample type and where each is found, from JSON; raises ConfigError."""
+    """Parse a JSON object that says where each field of a sample type is found; raises ConfigError."""
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"--field-map {text}: not JSON: {error}") from None
+        raise ConfigError(f"--field-map {text}: this is not JSON: {error}") from None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise ConfigError(f'--field-map {text}: write an object of texts, as {{"image": "jpg", "caption": "txt"}}')
+        raise ConfigError(
+            f'--field-map {text}: write an object whose values are strings, as {{"image": "jpg", "caption": "txt"}}'
+        )
     return found
 
 
@@ -278,7 +290,7 @@ def _part_bytes(manifest: Manifest) -> dict[str, int]:
 
 
 def _splits(manifest: Manifest) -> dict[str, int]:
-    """Samples by part of the split."""
+    """Number of samples in each part of the split."""
     return {
         name: sum(shard.documents for shard in manifest.outputs[begin:end])
         for name, (begin, end) in manifest.options["splits"].items()

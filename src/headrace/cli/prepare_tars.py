@@ -1,4 +1,4 @@
-"""``headrace prepare PATH`` in place: tars, a JSONL file, a metadataset, a folder of media -> an Energon dataset."""
+"""``headrace prepare PATH`` in place: index tars, a JSONL file, a metadataset or a folder of media for Energon."""
 
 from __future__ import annotations
 
@@ -27,21 +27,38 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option(
-        "--split-parts", metavar="NAME:REGEX", multiple=True, help="In place: the shards of a part, by their names."
+        "--split-parts",
+        metavar="NAME:REGEX",
+        multiple=True,
+        help="In place: assign the shards whose names match REGEX to the part NAME of the split.",
     ),
-    click.option("--exclude", metavar="REGEX", help="In place: shards with this in their names are left out."),
+    click.option("--exclude", metavar="REGEX", help="In place: leave out shards in whose names REGEX is found."),
     click.option(
         "--shuffle-tars", is_flag=True, help="In place: shuffle the shards before --split-ratio assigns them."
     ),
-    click.option("--tar-index-only", is_flag=True, help="In place: write .tar.idx and .info.json, and nothing else."),
-    click.option("--media-metadata-by-extension", is_flag=True, help="In place: gather size and length of media."),
-    click.option("--media-metadata-by-header", is_flag=True, help="In place: ... of what their first bytes show."),
-    click.option("--media-metadata-by-glob", metavar="PAT,..", help="In place: ... of parts named so, as *.jpg,*.mp4."),
-    click.option("--media-only", is_flag=True, help="In place: of a folder of plain files, nothing but that."),
-    click.option("--part-filter", metavar="PART,..", help="In place: of crude samples, the parts that are read."),
-    click.option("--dataset-yaml-name", metavar="NAME", help="In place: its name; by default dataset.yaml."),
-    click.option("--skip-dataset-yaml", is_flag=True, help="In place: write none."),
-    click.option("--non-interactive", is_flag=True, help="In place: ask nothing, on a terminal too."),
+    click.option("--tar-index-only", is_flag=True, help="In place: write only .tar.idx and .info.json."),
+    click.option(
+        "--media-metadata-by-extension",
+        is_flag=True,
+        help="In place: gather metadata (size, length) of the parts whose extension is one of media.",
+    ),
+    click.option(
+        "--media-metadata-by-header",
+        is_flag=True,
+        help="In place: gather metadata of the parts whose first bytes are those of media.",
+    ),
+    click.option(
+        "--media-metadata-by-glob",
+        metavar="PAT,..",
+        help="In place: gather metadata of the parts whose names match a pattern, as *.jpg,*.mp4.",
+    ),
+    click.option("--media-only", is_flag=True, help="In place: only gather metadata, for a folder of plain files."),
+    click.option("--part-filter", metavar="PART,..", help="In place: the parts of crude samples that are read."),
+    click.option(
+        "--dataset-yaml-name", metavar="NAME", help="In place: name of the dataset file (default: dataset.yaml)."
+    ),
+    click.option("--skip-dataset-yaml", is_flag=True, help="In place: do not write a dataset file."),
+    click.option("--non-interactive", is_flag=True, help="In place: ask no questions, even on a terminal."),
     click.option("--no-progress", is_flag=True, hidden=True),
 )
 NAMES = frozenset(
@@ -51,7 +68,7 @@ NAMES = frozenset(
         *("skip_dataset_yaml", "non_interactive", "no_progress"),
     )
 )
-"""Options that go with datasets that are prepared in place alone."""
+"""Options that only datasets prepared in place have."""
 
 _SHARED = frozenset(
     (
@@ -64,23 +81,23 @@ _SHOWN = 5
 
 
 def tar_options(command: F) -> F:
-    """The options of what is prepared in place."""
+    """Add the options of datasets that are prepared in place."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def refuse_tar_options(named: Collection[str]) -> None:
-    """Raise ConfigError where an option is for datasets in place, and no such is prepared."""
+    """Raise ConfigError if an option for datasets in place is given for another form of ``prepare``."""
     for name in sorted(NAMES & set(named)):
         raise ConfigError(
-            f"{_spelled(name)} is for a folder of .tar shards, which is prepared in place: it goes with no --output,"
-            " --tokenizer or --recipe"
+            f"{_spelled(name)} is for a folder of .tar shards, which is prepared in place: leave out --output,"
+            " --tokenizer and --recipe"
         )
 
 
 def is_in_place(inputs: Sequence[str], named: Collection[str]) -> bool:
-    """Whether this is prepared in place, where neither output nor tokenizer nor recipe is given."""
+    """Whether the inputs are prepared in place, if neither output nor tokeniser nor recipe is given."""
     if NAMES & set(named):
         return True
     if len(inputs) != 1:
@@ -108,17 +125,17 @@ def run(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Prepare what lies at a path, and print what was done.
+    """Prepare the dataset at a path, and print the report.
 
     Raises:
-        HeadraceError: as `prepare_energon`; or an option is for another form.
+        HeadraceError: any that `prepare_energon` raises; or an option is for another form of ``prepare``.
     """
     for name in sorted(set(named) - NAMES - _SHARED):
-        raise ConfigError(f"{_spelled(name)} does not go with a dataset that is prepared in place")
+        raise ConfigError(f"{_spelled(name)} does not apply to a dataset that is prepared in place")
     if dry_run:
-        raise ConfigError("--dry-run does not go with a dataset that is prepared in place; its headers are soon read")
+        raise ConfigError("--dry-run does not apply to a dataset that is prepared in place: leave it out")
     if len(inputs) != 1:
-        raise ConfigError(f"one folder or file is prepared in place at a time, found {len(inputs)}")
+        raise ConfigError(f"only one folder or file at a time is prepared in place; found {len(inputs)}")
     from headrace.prepare.energon import prepare_energon
 
     path = inputs[0]
@@ -152,7 +169,7 @@ def _show_progress(bar: ProgressBar, progress: EnergonProgress) -> None:
 
 
 def result(report: EnergonReport, elapsed_s: float) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """Return what ``--json`` prints."""
     import msgspec
 
     found: dict[str, Any] = msgspec.to_builtins(report)
@@ -161,16 +178,16 @@ def result(report: EnergonReport, elapsed_s: float) -> dict[str, Any]:
 
 
 def summary(report: EnergonReport, elapsed_s: float) -> list[str]:
-    """What is printed at the end."""
+    """Return the report at the end of a run."""
     if report.kind == "jsonl":
         return [f"{report.path}: {plural(report.samples, 'record')}, indexed in {duration(elapsed_s)}"]
     if report.kind == "metadataset":
         return [f"{report.path}: {plural(len(report.written), 'join')}, {plural(report.samples, 'joined sample')}"]
     if report.kind == "media":
-        return [f"{report.path}: facts of {count(report.media or 0)} media of {plural(report.samples, 'file')}"]
+        return [f"{report.path}: metadata of {count(report.media or 0)} media in {plural(report.samples, 'file')}"]
     lines = [f"{report.path}: {plural(report.samples, 'sample')} in {plural(report.shards, 'shard')}"]
     rows = [
-        ("shards", f"{count(report.read)} read, {count(report.unchanged)} as they were, {count(report.removed)} gone")
+        ("shards", f"{count(report.read)} read, {count(report.unchanged)} unchanged, {count(report.removed)} removed")
     ]
     rows += [
         (part, f"{plural(shards, 'shard')}, {plural(samples, 'sample')}")
@@ -179,8 +196,8 @@ def summary(report: EnergonReport, elapsed_s: float) -> list[str]:
     more = ", ..." if len(report.parts) > 2 * _SHOWN else ""
     rows.append(("parts", ", ".join(report.parts[: 2 * _SHOWN]) + more))
     if report.media is not None:
-        rows.append(("media", f"facts of {count(report.media)}"))
-    rows.append(("written", ", ".join(report.written) if report.written else "nothing, all is as it was"))
+        rows.append(("media", f"metadata of {count(report.media)}"))
+    rows.append(("written", ", ".join(report.written) if report.written else "nothing, all files are unchanged"))
     rows.append(("time", duration(elapsed_s)))
     lines += listing(rows)
     lines += _left_out(report)
@@ -190,13 +207,11 @@ def summary(report: EnergonReport, elapsed_s: float) -> list[str]:
 def _left_out(report: EnergonReport) -> list[str]:
     lines = []
     if report.faults:
-        lines.append(
-            f"malformed: {plural(len(report.faults), 'shard')}, of which the samples from there on are missing"
-        )
+        lines.append(f"malformed: {plural(len(report.faults), 'shard')}; the samples from the fault on are missing")
         for name, faults in list(report.faults.items())[:_SHOWN]:
             lines.append(f"  {name}: sample {faults[0].sample}, byte {faults[0].byte:,}: {faults[0].message}")
     if report.duplicates:
-        lines.append(f"keys that were there before: {plural(len(report.duplicates), 'sample')}")
+        lines.append(f"duplicate keys: {plural(len(report.duplicates), 'sample')}")
         for found in report.duplicates[:_SHOWN]:
             lines.append(f"  {found.key!r}: {found.shard}, first in {found.first_shard}")
     return lines
@@ -208,7 +223,7 @@ def _options(given: dict[str, Any], named: Collection[str]) -> EnergonOptions:
     from headrace.prepare.options import ErrorOptions
 
     if "max_errors" in named and given["on_error"] != "skip":
-        raise ConfigError("--max-errors needs --on-error skip: without it the first malformed shard ends the run")
+        raise ConfigError("--max-errors needs --on-error skip: otherwise the first malformed shard ends the run")
     defaults = EnergonOptions()
     return EnergonOptions(
         split=SplitChoice(
@@ -258,7 +273,9 @@ def _media(given: dict[str, Any]) -> MediaFilter | None:
     ]
     found = [media for media in wanted if media is not None]
     if len(found) > 1:
-        raise ConfigError("--media-metadata-by-extension, -by-header and -by-glob exclude each other: say one of them")
+        raise ConfigError(
+            "--media-metadata-by-extension, -by-header and -by-glob exclude each other: use only one of them"
+        )
     return found[0] if found else None
 
 
@@ -271,10 +288,10 @@ _MAX_PARTS = 10
 
 
 def ask(path: Path, options: EnergonOptions) -> EnergonOptions:
-    """The options, with what was missing of them asked for.
+    """Ask for the split and the sample type where they are missing, and return the completed options.
 
     Raises:
-        HeadraceError: the folder cannot be read, or holds no tars.
+        HeadraceError: the folder cannot be read, or it holds no tars.
     """
     import msgspec
 
@@ -316,7 +333,7 @@ def _ask_ratio() -> tuple[float, ...]:
             continue
         if len(ratio) == 3 and all(share >= 0 for share in ratio) and sum(ratio) > 0:
             return ratio
-        click.echo("Three numbers are needed, 0 or more, not all 0.")
+        click.echo("Write three numbers, each 0 or more and not all of them 0.")
 
 
 def _show(found: Peek) -> None:
@@ -329,10 +346,10 @@ def _show(found: Peek) -> None:
 
 
 def _ask_type(found: Peek | None) -> tuple[str | None, dict[str, str]]:
-    """Sample type, None for no ``dataset.yaml``, and field map."""
+    """Ask for the sample type and the field map; the type is None if no ``dataset.yaml`` is wanted."""
     from headrace.samples.media.registry import SAMPLE_TYPES
 
-    if not click.confirm("Write a dataset.yaml, which says what samples are? (--skip-dataset-yaml)", default=True):
+    if not click.confirm("Write a dataset.yaml, which names the sample type? (--skip-dataset-yaml)", default=True):
         return None, {}
     names = [_CRUDE, *SAMPLE_TYPES]
     for number, name in enumerate(names):
@@ -349,7 +366,7 @@ def _ask_fields(name: str, found: Peek | None) -> dict[str, str]:
     from headrace.samples.media.registry import SAMPLE_TYPES
 
     click.echo(
-        "For each field, the part that it comes from: jpg, or json[caption][0], or jpg,png for either (--field-map)"
+        "For each field write the part that it comes from: jpg, json[caption][0], or jpg,png for either (--field-map)"
     )
     field_map: dict[str, str] = {}
     for field in dataclasses.fields(SAMPLE_TYPES[name]):
@@ -369,7 +386,7 @@ def _ask_fields(name: str, found: Peek | None) -> dict[str, str]:
                 click.echo(str(error))
                 continue
             missing = [part for part in parts if found is not None and part not in found.parts]
-            if not missing or click.confirm(f"{', '.join(missing)}: no such part in this shard; is it right?"):
+            if not missing or click.confirm(f"{', '.join(missing)}: no such part in this shard; use it anyway?"):
                 field_map[field.name] = text
                 break
     return field_map

@@ -1,4 +1,4 @@
-"""``headrace preview``: documents of a store as text, and what of them is trained; samples with their pictures."""
+"""``headrace preview``: show documents as text, with the tokens that are trained, and samples with their pictures."""
 
 from __future__ import annotations
 
@@ -37,28 +37,36 @@ _FOR_MIXES: Final = ("order", "seed", "global_batch_size")
 
 
 def sample_options(command: F) -> F:
-    """The options for samples alone, and for mixes of them."""
+    """Add the options for samples and for metadatasets."""
     for option in (
         click.option(
-            "--global-batch-size", metavar="B", type=int, help="Of a metadataset whose schedule counts in steps."
+            "--global-batch-size",
+            metavar="B",
+            type=int,
+            help="Samples per step, for a metadataset whose schedule counts in steps.",
         ),
         click.option(
-            "--seed", metavar="N", type=int, default=0, show_default=True, help="Of the order of a metadataset."
+            "--seed", metavar="N", type=int, default=0, show_default=True, help="Seed of the order of a metadataset."
         ),
         click.option(
             "--order",
             metavar="NAME",
             default="full",
             show_default=True,
-            help="Of a metadataset: full, blocks, shards or none.",
+            help="Order of a metadataset: full, blocks, shards or none.",
         ),
         click.option(
             "--images",
             metavar="HOW",
-            help="Of samples: pictures as the terminal can, by blocks, or none.",
+            help="How to draw pictures: terminal, blocks or none (default: the best that the terminal can do).",
         ),
         click.option(
-            "--max-chars", metavar="N", type=int, default=2000, show_default=True, help="Show so much of each text."
+            "--max-chars",
+            metavar="N",
+            type=int,
+            default=2000,
+            show_default=True,
+            help="Maximum number of characters shown of each text.",
         ),
     ):
         command = option(command)
@@ -66,7 +74,7 @@ def sample_options(command: F) -> F:
 
 
 def refuse_sample_options(path: str, named: Collection[str]) -> None:
-    """Raise ConfigError where an option is for samples, and PATH holds tokens."""
+    """Raise ConfigError if an option for samples is given, and PATH holds tokens."""
     _refuse(path, named, _FOR_SAMPLES, "is for samples with named parts; this is a store of tokens")
     _refuse_mix_options(path, named)
 
@@ -74,10 +82,13 @@ def refuse_sample_options(path: str, named: Collection[str]) -> None:
 def preview(
     path: str, numbers: tuple[int, ...] | None, given: dict[str, Any], named: Collection[str], *, as_json: bool
 ) -> bool:
-    """Show samples of a store, or of a metadataset; False where there are none at the path, but maybe tokens.
+    """Show samples of a dataset or a metadataset.
+
+    Returns:
+        False if the path holds no samples; it may hold tokens.
 
     Raises:
-        HeadraceError: as `open_preview` and `MixPreview`; or an option is for something else.
+        HeadraceError: any that `open_preview` and `MixPreview` raise; or an option is for another kind of data.
     """
     from headrace.inspect.sample_preview import SamplePreviewOptions
     from headrace.inspect.samples import SampleOptions
@@ -87,14 +98,19 @@ def preview(
     if not mixes and sample_layout(path) is None:
         return False
     if mixes:
-        _refuse(path, named, ("split_config", "dataset_config"), "is what a metadataset says itself of each dataset")
+        _refuse(
+            path,
+            named,
+            ("split_config", "dataset_config"),
+            "does not apply: the metadataset names these files for each dataset",
+        )
     else:
         _refuse_mix_options(path, named)
     _refuse(path, named, _FOR_TOKENS, "is for stores of tokens; this one holds samples")
     if given["key"] is not None and (numbers is not None or "num" in named):
         raise ConfigError("--key names the one sample to show: leave out --samples and --num")
     if given["max_chars"] < 1:
-        raise ConfigError(f"--max-chars {given['max_chars']}: at least 1 character is shown")
+        raise ConfigError(f"--max-chars {given['max_chars']}: must be at least 1")
     html = given["html"]
     from headrace.inspect.terminal_images import choose_images, drawer
 
@@ -140,7 +156,7 @@ def _opened(
 
 
 def write_file(name: str, data: bytes, *, quiet: bool) -> None:
-    """Write a file, whole or not at all, and say so.
+    """Write a file atomically, and print its name and size.
 
     Raises:
         OutputError: it cannot be written.
@@ -172,28 +188,51 @@ def _refuse(path: str, named: Collection[str], names: tuple[str, ...], why: str)
 @click.command(cls=Command, name="preview", short_help="Show samples of a store, and what is trained.")
 @click.argument("path", metavar="PATH")
 @click.option(
-    "--documents", "--samples", "samples", metavar="N,N-M", help="Which documents, packs or samples: 0,5,10-12."
+    "--documents",
+    "--samples",
+    "samples",
+    metavar="N,N-M",
+    help="Numbers of the documents, packs or samples to show, as 0,5,10-12.",
 )
-@click.option("--num", metavar="N", type=int, default=3, show_default=True, help="The first N of them.")
-@click.option("--random", "seed_of_choice", metavar="SEED", type=int, help="N of them by chance, the same for a seed.")
-@click.option("--longest", is_flag=True, help="The N longest documents.")
-@click.option("--least-trained", is_flag=True, help="The N documents of which the smallest share is trained.")
-@click.option("--pack", metavar="N", type=int, help="Show packs of N tokens in place of documents.")
+@click.option(
+    "--num", metavar="N", type=int, default=3, show_default=True, help="Number of documents, packs or samples to show."
+)
+@click.option(
+    "--random",
+    "seed_of_choice",
+    metavar="SEED",
+    type=int,
+    help="Choose them at random; the same SEED chooses the same.",
+)
+@click.option("--longest", is_flag=True, help="Show the N longest documents.")
+@click.option("--least-trained", is_flag=True, help="Show the N documents with the smallest share of trained tokens.")
+@click.option("--pack", metavar="N", type=int, help="Show packs of N tokens instead of documents.")
 @click.option(
     "--strategy",
     metavar="NAME",
-    help="With --pack: how packs are filled: best_fit (the default), best_fit_split, greedy, first_fit or wrapped.",
+    help="With --pack: best_fit, best_fit_split, greedy, first_fit or wrapped (default: best_fit).",
 )
-@click.option("--key", metavar="NAME", help="Show this key alone; of samples, the one of this key.")
+@click.option("--key", metavar="NAME", help="Show only this key of a store, or the sample with this key.")
 @click.option(
-    "--max-tokens", metavar="N", type=int, default=2048, show_default=True, help="Show so many tokens of a sequence."
+    "--max-tokens",
+    metavar="N",
+    type=int,
+    default=2048,
+    show_default=True,
+    help="Maximum number of tokens shown of a sequence.",
 )
-@click.option("--tokenizer", metavar="PATH", help="A tokenizer.json or its folder; by default the one of the store.")
-@click.option("--any-tokenizer", is_flag=True, help="Take --tokenizer although the store was made with another one.")
-@click.option("--ids", is_flag=True, help="Show ids in place of text.")
-@click.option("--plain", is_flag=True, help="No colours: [[trained]]. So it is where there is no terminal, too.")
-@click.option("--html", "html", metavar="FILE", help="Write a page that needs nothing else, with figures of the store.")
-@click.option("--dialect", metavar="NAME", help="Who wrote .bin/.idx, where the bytes do not tell: megatron, neox, ...")
+@click.option(
+    "--tokenizer", metavar="PATH", help="A tokenizer.json or its folder (default: the tokeniser of the store)."
+)
+@click.option("--any-tokenizer", is_flag=True, help="Use --tokenizer even if the store was made with another one.")
+@click.option("--ids", is_flag=True, help="Show ids instead of text.")
+@click.option(
+    "--plain", is_flag=True, help="Write [[trained]] instead of using colours; default if the output is not a terminal."
+)
+@click.option("--html", "html", metavar="FILE", help="Write a self-contained page, with statistics of the store.")
+@click.option(
+    "--dialect", metavar="NAME", help="Program that wrote .bin/.idx, if the bytes do not show it: megatron, neox, ..."
+)
 @sample_options
 @json_option
 @click.pass_context
@@ -206,11 +245,12 @@ def command(
 ) -> None:  # fmt: skip
     """Show documents of the store at PATH as text, and which of their tokens are trained.
 
-    The tokeniser is the one that the store was made with. Roles are shown where special tokens tell them.
-    Conversations, pairs, groups and prompts are known by their keys.
+    By default the tokeniser is the one that the store was made with. Roles are shown if special tokens mark them.
+    Conversations, preference pairs, groups and prompts are recognised by their keys.
 
-    Of tar shards, datasets of Energon's and other samples with named parts, their text, pictures, video and sound.
-    Of a metadataset, a .yaml, these of its split, train by default, in the order of the mix, each with its source.
+    For tar shards, Energon datasets and other samples with named parts, the command shows text, pictures, video and
+    sound. For a metadataset (.yaml) it shows the samples of one split, by default train, in the order of the mix, each
+    with its source.
     """
     named = [name for name in ctx.params if is_given(ctx, name)]
     if html is not None:
@@ -222,7 +262,7 @@ def command(
     from headrace.inspect import PreviewOptions, preview_page, preview_store
 
     if any_tokenizer and tokenizer is None:
-        raise ConfigError("--any-tokenizer goes with --tokenizer PATH: name the other tokeniser")
+        raise ConfigError("--any-tokenizer needs --tokenizer PATH: name the other tokeniser")
     if longest and least_trained:
         raise ConfigError("--longest and --least-trained both say which documents are shown: choose one")
     options = PreviewOptions(
@@ -253,10 +293,10 @@ def command(
 
 
 def numbers(given: str) -> tuple[int, ...]:
-    """``0,5,10-12`` -> 0, 5, 10, 11, 12.
+    """Parse numbers and ranges: ``0,5,10-12`` becomes 0, 5, 10, 11, 12.
 
     Raises:
-        ConfigError: it is written otherwise, or names too many.
+        ConfigError: the text has another form, or names too many.
     """
     from headrace.inspect.documents import MAX_SAMPLES
 
@@ -264,7 +304,7 @@ def numbers(given: str) -> tuple[int, ...]:
     for part in given.split(","):
         first, dash, last = part.strip().partition("-")
         if not (first.isascii() and first.isdigit()) or (dash and not (last.isascii() and last.isdigit())):
-            raise ConfigError(f"--documents {given}: {part!r} is no number and no range; write them as 0,5,10-12")
+            raise ConfigError(f"--documents {given}: {part!r} is neither a number nor a range; write them as 0,5,10-12")
         begin, end = int(first), int(last or first) + 1
         if begin >= end:
             raise ConfigError(f"--documents {given}: the range {part!r} is empty; write the smaller number first")
@@ -279,22 +319,22 @@ def _packing(pack: int | None, strategy: str | None) -> Packing | None:
 
     if pack is None:
         if strategy is not None:
-            raise ConfigError("--strategy goes with --pack N: say how long packs are")
+            raise ConfigError("--strategy needs --pack N, the length of a pack")
         return None
     name = strategy or "best_fit"
-    # As in `headrace info --pack`: what does not cut truncates.
+    # As in `headrace info --pack`: strategies that do not split long documents truncate them.
     cuts = name in ("best_fit_split", "wrapped")
     return Packing(seq_len=pack, strategy=name, over_long="error" if cuts else "truncate_right")  # type: ignore[arg-type]  # checked there
 
 
 def check_page_name(name: str) -> None:
-    """Raise ConfigError unless a file is named as a page, so that no data is replaced by mistake."""
+    """Raise ConfigError unless a name ends in .html or .htm, so that no data is replaced by mistake."""
     if not name.lower().endswith((".html", ".htm")):
-        raise ConfigError(f"--html {name}: the name of a page ends in .html")
+        raise ConfigError(f"--html {name}: the name of the page must end in .html")
 
 
 def write_page(name: str, text: str, *, quiet: bool) -> None:
-    """Write a page, whole or not at all, and say so.
+    """Write a page atomically, and print its name and size.
 
     Raises:
         OutputError: it cannot be written.

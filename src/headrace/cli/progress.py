@@ -1,4 +1,4 @@
-"""How far a long run is: a bar for each phase on a terminal, a plain line now and then elsewhere; on standard error."""
+"""Progress of long runs on standard error: a bar for each phase on a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_SPEEDS: Mapping[str, float] = {}
 
 
 class _Phase(NamedTuple):
-    """The first update of a phase: speeds count from there, as what was done before took other time."""
+    """The first update of a phase. Speeds count from there, since an earlier run may have done a part of the work."""
 
     name: str
     begin_s: float
@@ -29,14 +29,14 @@ class _Phase(NamedTuple):
 
 
 class ProgressBar:
-    """Shows the latest `update`; as a context manager it leaves the terminal clean.
+    """Shows the latest `update`; used as a context manager it removes its bars at the end.
 
-    A terminal gets a bar for each phase, drawn by rich, without a thread: processes may be forked meanwhile. Anything
-    else gets a plain line every ``PLAIN_EVERY_S`` seconds, so that short runs say nothing.
+    On a terminal each phase has a bar, which rich draws without a thread, so that the process can be forked meanwhile.
+    Elsewhere a plain line is written every ``PLAIN_EVERY_S`` seconds, so that short runs write nothing.
 
     Args:
-        quiet: show nothing at all.
-        stream: where to, by default standard error.
+        quiet: show no progress.
+        stream: where to write; standard error by default.
     """
 
     def __init__(self, *, quiet: bool, stream: TextIO | None = None) -> None:
@@ -50,7 +50,7 @@ class ProgressBar:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since this object was made."""
         return time.monotonic() - self._begin_s
 
     def update(
@@ -62,14 +62,14 @@ class ProgressBar:
         text: str = "",
         speeds: Mapping[str, float] = _NO_SPEEDS,
     ) -> None:
-        """Take note of how far a phase is, and show it if it is time to.
+        """Record how far a phase is, and show it if the last line or drawing is old enough.
 
         Args:
             phase: its name.
-            done: what is done of it, in any unit.
-            total: what there is to do, in the same; None where nobody knows.
-            text: what is shown beside it.
-            speeds: of each unit the amount so far, from the beginning of the run or of the phase: ``{"B": 2_000}``.
+            done: the amount that is done, in any unit.
+            total: the whole amount in the same unit; None if it is unknown.
+            text: text to show beside the bar.
+            speeds: for each unit the amount so far, since the run or the phase began: ``{"B": 2_000}``.
         """
         if self._quiet:
             return
@@ -83,22 +83,22 @@ class ProgressBar:
         if now - self._shown_s < every_s and not (begins and self._is_terminal):
             return
         self._shown_s = now
-        told = [text] if text else []
+        words = [text] if text else []
         took_s = now - self._phase.begin_s
         if took_s > 0:
             rates = {unit: (amount - self._phase.amounts.get(unit, 0)) / took_s for unit, amount in speeds.items()}
-            told += [f"{short(rate)}{unit}/s" for unit, rate in rates.items() if rate > 0]
-            if total and (made := done - self._phase.done) > 0:
-                told.append(f"{duration((total - done) / made * took_s)} left")
+            words += [f"{short(rate)}{unit}/s" for unit, rate in rates.items() if rate > 0]
+            if total and (done_here := done - self._phase.done) > 0:
+                words.append(f"{duration((total - done) / done_here * took_s)} left")
         if self._is_terminal:
-            self._draw(phase, done, total, "  ".join(told))
+            self._draw(phase, done, total, "  ".join(words))
         else:
             share = f" {done / total:6.1%}" if total else ""
-            self._stream.write("  ".join([phase + share, *told]) + "\n")
+            self._stream.write("  ".join([phase + share, *words]) + "\n")
             self._stream.flush()
 
     def note(self, message: str) -> None:
-        """Print a line that stays, above the bars; also where progress is not shown."""
+        """Print a line that stays above the bars; it is printed even if ``quiet`` is set."""
         if self._bars is None:
             self._stream.write(message + "\n")
             self._stream.flush()
@@ -116,7 +116,7 @@ class ProgressBar:
         self._bars.refresh()
 
     def _finish(self, phase: str) -> None:
-        """Show a phase as done, now that the next has begun."""
+        """Show a phase as done once the next one has begun."""
         if self._bars is not None and phase in self._tasks:
             self._bars.update(self._tasks[phase], completed=1, total=1, text="done")
 

@@ -1,4 +1,4 @@
-"""``headrace quarantine``: take samples that are known to be bad out of a dataset, or put them back."""
+"""``headrace quarantine``: leave samples that are known to be bad out of a dataset, or put them back."""
 
 from __future__ import annotations
 
@@ -22,30 +22,41 @@ SKIPPED = "SkipSample"
 
 @click.command(cls=Command, name="quarantine", short_help="Leave bad samples out of a dataset.")
 @click.argument("path", metavar="DATASET")
-@click.option("--from", "reports", metavar="FILE", multiple=True, help="Those of a report of faults; repeatable.")
-@click.option("--key", "keys", metavar="KEY", multiple=True, help="The sample of a key; repeatable.")
-@click.option("--reason", metavar="TEXT", default="", help="Why, for those of --key.")
-@click.option("--remove", is_flag=True, help="Take them off the list again.")
-@click.option("--list", "lists", is_flag=True, help="Print what is left out.")
-@click.option("--split-config", metavar="NAME", help="Of Energon's datasets: another split file in .nv-meta.")
+@click.option(
+    "--from",
+    "reports",
+    metavar="FILE",
+    multiple=True,
+    help="Leave out the samples that a report of faults names; repeatable.",
+)
+@click.option("--key", "keys", metavar="KEY", multiple=True, help="Leave out the sample with this key; repeatable.")
+@click.option("--reason", metavar="TEXT", default="", help="Reason to record for the samples of --key.")
+@click.option("--remove", is_flag=True, help="Put these samples back.")
+@click.option("--list", "lists", is_flag=True, help="Print the samples that are left out.")
+@click.option(
+    "--split-config",
+    metavar="NAME",
+    help="Split file in .nv-meta of an Energon dataset (default: split.yaml).",
+)
 @json_option
 def command(
     path: str, reports: tuple[str, ...], keys: tuple[str, ...], reason: str, remove: bool, lists: bool,
     split_config: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Put samples on the list of those that are left out of DATASET; whoever opens it then numbers the others.
+    """Put samples on the list of those that are left out of DATASET; the other samples are then numbered anew.
 
-    Of Energon's datasets the list is "exclude" of the split file, which Energon goes by, too; of tar shards and .jsonl
-    it is a headrace.quarantine.json beside them. A run that goes on after a change is refused: its order is another.
+    For an Energon dataset the list is "exclude" in the split file, which Energon follows too. For tar shards and .jsonl
+    it is the file headrace.quarantine.json beside them. A run that began before such a change cannot be continued,
+    because the order of its samples has changed.
 
-    A report is what a loader writes (fault_report), or `headrace measure --faults`. Of it the samples of this dataset
-    are taken, but those that a hook skipped.
+    A report is a file that a loader (fault_report) or `headrace measure --faults` wrote. The samples of DATASET that it
+    names are put on the list, except those that a hook skipped.
     """
     from headrace.inspect.samples import SampleOptions, need_samples
     from headrace.stores.quarantine import add_bad_samples, bad_samples, remove_bad_samples
 
     if remove and not (reports or keys):
-        raise ConfigError("--remove takes samples off the list: say which, by --key or --from")
+        raise ConfigError("--remove puts samples back: name them with --key or --from")
     with need_samples(path, SampleOptions(split_config=split_config)) as store:
         listed = bad_samples(store)
         wanted = [*_of_keys(store, keys, reason, listed if remove else None), *_of_reports(path, reports, store)]
@@ -69,7 +80,7 @@ def command(
 def _of_keys(
     store: SampleStore, keys: Iterable[str], reason: str, listed: list[BadSample] | None
 ) -> Iterator[BadSample]:
-    """The samples of some keys, in the store, or among those that are left out."""
+    """Find the samples with some keys: in the store, or in ``listed`` if that is given."""
     from headrace.stores.quarantine import bad_sample
 
     for key in keys:
@@ -86,26 +97,26 @@ def _of_keys(
 
 
 def _of_reports(path: str, reports: tuple[str, ...], store: SampleStore) -> Iterator[BadSample]:
-    """The samples of this dataset that reports name, each once."""
+    """The samples of this dataset that the reports name, each once, except those that a hook skipped."""
     from headrace.encoders import read_fault_report
     from headrace.stores.quarantine import BadSample
 
     if not reports:
         return
     faults = read_fault_report(reports)
-    mine = [fault for fault in faults if _is_of(fault, path)]
-    if faults and not mine:
+    own = [fault for fault in faults if _is_of(fault, path)]
+    if faults and not own:
         sources = sorted({fault.source for fault in faults})
-        raise InputError(f"{', '.join(reports)}: no fault is of {path}; they are of {', '.join(sources[:5])}")
+        raise InputError(f"{', '.join(reports)}: no fault is in {path}; they are in {', '.join(sources[:5])}")
     shards = set(store.shards)
     found: dict[tuple[str, str], BadSample] = {}
-    for fault in mine:
+    for fault in own:
         if fault.kind == SKIPPED:
             continue
         if fault.shard not in shards or fault.key is None:
             raise InputError(
                 f"{', '.join(reports)}: sample {fault.index:,} of {path}: shard {fault.shard!r} and key {fault.key!r}"
-                " do not say which it is; take it out by --key"
+                " do not identify it; name it with --key"
             )
         reason = f"{fault.kind} in {fault.hook}: {fault.reason}"
         found.setdefault((fault.shard, fault.key), BadSample(shard=fault.shard, key=fault.key, reason=reason))

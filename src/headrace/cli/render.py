@@ -1,4 +1,4 @@
-"""``headrace render``: one record of a recipe on its way from the input to the store."""
+"""``headrace render``: show what a recipe makes of one record, step by step."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ _LOOK_EVERY = 1 << 10
 
 @click.command(cls=Command, name="render", short_help="Show what a recipe makes of one record, and why.")
 @click.argument("recipe", metavar="RECIPE")
-@click.option("--record", metavar="N", type=int, required=True, help="The record, counted from 0 over all inputs.")
-@click.option("--input", "input_path", metavar="FILE", help="A file in place of the recipe's only input.")
-@click.option("--tokenizer", metavar="PATH", help="A tokenizer.json or its folder, where the recipe names none.")
-@click.option("--now", metavar="TIME", help="The time that the template sees, as 2026-03-01T23:59; by default now.")
-@click.option("--plain", is_flag=True, help="No colours: [[trained]]. So it is where there is no terminal, too.")
-@click.option("--html", "html", metavar="FILE", help="Write a page that needs nothing else.")
+@click.option(
+    "--record", metavar="N", type=int, required=True, help="Number of the record, counted from 0 over all inputs."
+)
+@click.option("--input", "input_path", metavar="FILE", help="Read this file instead of the only input of the recipe.")
+@click.option("--tokenizer", metavar="PATH", help="A tokenizer.json or its folder, if the recipe names none.")
+@click.option("--now", metavar="TIME", help="Time that the template sees, as 2026-03-01T23:59 (default: now).")
+@click.option(
+    "--plain", is_flag=True, help="Write [[trained]] instead of using colours; default if the output is not a terminal."
+)
+@click.option("--html", "html", metavar="FILE", help="Write a self-contained page.")
 @json_option
 def command(
     recipe: str, record: int, input_path: str | None, tokenizer: str | None, now: str | None, plain: bool,
@@ -28,8 +32,8 @@ def command(
 ) -> None:  # fmt: skip
     """Show one record of the inputs of RECIPE, step by step.
 
-    Its layout, its messages, the text that the template makes of them, the tokens and which of them are trained, and
-    for each part of the text why; what is cut off; and where it is dropped or refused, the reason. Nothing is written.
+    Shows its layout, its messages, the text that the template makes of them, the tokens, which of them are trained and
+    why, and what is cut off. If the record is dropped or refused, the reason is shown. Nothing is written.
     """
     from headrace.cli.preview import check_page_name, write_page
     from headrace.inspect import render_record, rendering_page

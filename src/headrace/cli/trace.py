@@ -1,4 +1,4 @@
-"""``headrace trace``: what a step of a training was fed, and which steps see a sample."""
+"""``headrace trace``: say what a step of a training run was fed, and which steps see a sample."""
 
 from __future__ import annotations
 
@@ -23,26 +23,37 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group(name="trace", short_help="Say what a step was fed, and which steps see a sample.")
 def command() -> None:
-    """Say what a step of a training was fed, or which steps see a sample: before, during and after the training.
+    """Say what a step of a training run was fed, or which steps see a sample: before, during and after the run.
 
-    Answers from the file that Run.save wrote, by arithmetic. Data are opened only to tell documents and keys. Both
-    commands have --run, --state, --no-data and --json.
+    The answers are computed from the file that Run.save wrote. Data are opened only to find the documents and keys of
+    the samples. Both commands have --run, --state, --no-data and --json.
     """
 
 
 def _shared(function: F) -> F:
     options = [
-        click.option("--run", "run", metavar="FILE", default="run.json", help="What Run.save wrote; run.json."),
-        click.option("--state", metavar="FILE", help="A loader's state as JSON: how far the training has come."),
-        click.option("--ranks", metavar="R", type=int, help="Data-parallel ranks: say also who takes a sample."),
-        click.option("--micro-batch-size", metavar="M", type=int, help="With --ranks: samples of a micro-batch."),
-        click.option("--no-data", is_flag=True, help="Open no store: samples are told by number alone."),
+        click.option(
+            "--run", "run", metavar="FILE", default="run.json", help="File that Run.save wrote (default: run.json)."
+        ),
+        click.option(
+            "--state", metavar="FILE", help="State of a loader as JSON, which says how far the training run is."
+        ),
+        click.option(
+            "--ranks",
+            metavar="R",
+            type=int,
+            help="Number of data-parallel ranks, to show also which rank reads a sample.",
+        ),
+        click.option(
+            "--micro-batch-size", metavar="M", type=int, help="With --ranks: number of samples in a micro-batch."
+        ),
+        click.option("--no-data", is_flag=True, help="Open no store, and show only the numbers of the samples."),
         click.option(
             "--journal",
             "journals",
             metavar="FILE",
             multiple=True,
-            help="Of a framed run: what Loader(journal=FILE) wrote, of each rank and start.",
+            help="For framed runs: file that Loader(journal=FILE) wrote; repeat for each rank and start.",
         ),
     ]
     for option in reversed(options):
@@ -52,8 +63,10 @@ def _shared(function: F) -> F:
 
 @command.command(cls=Command, name="step", short_help="The samples of a global step.")
 @click.argument("step", metavar="N", type=int)
-@click.option("--rank", metavar="r", type=int, help="With --ranks: the samples of this rank alone.")
-@click.option("--samples", "with_samples", is_flag=True, help="Of a framed run: all that may be in each unit.")
+@click.option("--rank", metavar="r", type=int, help="With --ranks: show only the samples of this rank.")
+@click.option(
+    "--samples", "with_samples", is_flag=True, help="For framed runs: list all samples that may be in each unit."
+)
 @_shared
 def step_command(
     step: int, rank: int | None, with_samples: bool, run: str, state: str | None, ranks: int | None,
@@ -61,11 +74,12 @@ def step_command(
 ) -> None:  # fmt: skip
     """List the samples of global step N: position, source, epoch, number, and the documents or the key of each.
 
-    Where the store was prepared from files, also file and line. With --ranks and --micro-batch-size also the rank and
-    the micro-step that take it.
+    If the store was prepared from files, file and line are listed too; with --ranks and --micro-batch-size also the
+    rank and the micro-step that read each sample.
 
-    Of a framed run, whose units show while it runs, the units of the step, and the frame that each was made in, by its
-    --journal. With --samples the samples that may be in it: FramedRun.trace_step tells which of them are.
+    The units of a framed run are known only once it has run. For such a run the command lists, from its --journal, the
+    units of the step and the frame of each; with --samples also the samples that may be in each unit.
+    FramedRun.trace_step finds out which of these are in it.
     """
 
     if (framed := _framed(run, state, journals, read_data=not no_data, step=step)) is not None:
@@ -88,11 +102,13 @@ def step_command(
 @command.command(cls=Command, name="sample", short_help="The steps that see a sample.")
 @click.argument("source", metavar="SOURCE")
 @click.argument("sample", metavar="SAMPLE")
-@click.option("--document", "kind", flag_value="document", help="SAMPLE is a document: all samples that hold it.")
-@click.option("--key", "kind", flag_value="key", help="SAMPLE is a key, also if it looks like a number.")
-@click.option("--until-step", metavar="N", type=int, help="Look at the steps before N.")
-@click.option("--until-samples", metavar="N", type=int, help="Look at the first N samples of the last run.")
-@click.option("--limit", metavar="N", type=int, default=20, help="Show so many times; 20. All are counted.")
+@click.option("--document", "kind", flag_value="document", help="SAMPLE is a document: find all samples that hold it.")
+@click.option("--key", "kind", flag_value="key", help="SAMPLE is a key, even if it looks like a number.")
+@click.option("--until-step", metavar="N", type=int, help="Look only at the steps before N.")
+@click.option("--until-samples", metavar="N", type=int, help="Look only at the first N samples of the last run.")
+@click.option(
+    "--limit", metavar="N", type=int, default=20, help="Maximum number of times to show; all are counted (default: 20)."
+)
 @_shared
 def sample_command(
     source: str, sample: str, kind: str | None, until_step: int | None, until_samples: int | None, limit: int, run: str,
@@ -101,20 +117,21 @@ def sample_command(
 ) -> None:  # fmt: skip
     """Say at which steps a sample of SOURCE comes, in all epochs.
 
-    SOURCE is its path in the blend, as web/en; a dot if there is but one. SAMPLE is the number of the sample in its
-    dataset, from 0, or its key.
+    SOURCE is the path of the source in the blend, as web/en, or a dot if there is only one source. SAMPLE is the number
+    of the sample in its dataset, counted from 0, or its key.
 
-    Looks up to --until-step or --until-samples, else up to --state, else to the end; of a run without an end, through
-    --limit more epochs.
+    The search ends at --until-step or --until-samples, else at --state, else at the end of the run. In a run without an
+    end it covers --limit more epochs.
 
-    Of a framed run, between which steps the sample comes, as far as its --journal goes.
+    For a framed run the command says between which steps the sample comes, as far as its --journal goes.
     """
 
     if (framed := _framed(run, state, journals, read_data=not no_data)) is not None:
         if kind == "document" or (until_step, until_samples, ranks, micro_batch_size) != (None,) * 4:
             raise ConfigError(
-                f"the last run in {run} is framed, which --document, --until-step, --until-samples and --ranks are not"
-                " for: it is asked by the number or the key of a sample, and answers up to where its journals end"
+                f"the last run in {run} is framed: --document, --until-step, --until-samples, --ranks and"
+                " --micro-batch-size do not apply to it; give the number or the key of a sample, which is looked up"
+                " to the end of the journals"
             )
         sources = framed[0]
         times = framed[1].sample(source, **_asked(sample, kind), limit=limit)
@@ -141,11 +158,11 @@ def sample_command(
 
 
 def _asked(sample: str, kind: str | None) -> dict[str, Any]:
-    """A number without zeros before it is one, anything else a key, unless it is said."""
+    """Return SAMPLE as a number or a key; without an option, digits without leading zeros are a number."""
     is_number = sample.isascii() and sample.isdigit()
     if kind == "document":
         if not is_number:
-            raise click.UsageError(f"{sample!r} is no number of a document, counted from 0")
+            raise click.UsageError(f"{sample!r} is not the number of a document, which is counted from 0")
         return {"document": int(sample)}
     if kind == "key" or not is_number or (sample[0] == "0" and len(sample) > 1):
         return {"key": sample}
@@ -155,21 +172,21 @@ def _asked(sample: str, kind: str | None) -> dict[str, Any]:
 def _framed(
     path: str, state: str | None, journals: tuple[str, ...], *, read_data: bool, step: int | None = None
 ) -> tuple[Sources, FramedHistory] | None:
-    """The framed run that is asked about: that of a step, or the last one of all; None if it is none."""
+    """Return the framed run that holds a step, or the last run; None if that run is not framed."""
     from headrace.datasets.tracing.faces import Sources
     from headrace.datasets.tracing.run_file import read_run_file
 
     file = read_run_file(path)
-    begun = [number for number, one in enumerate(file.runs) if step is None or one.first_step <= step]
+    begun = [number for number, saved in enumerate(file.runs) if step is None or saved.first_step <= step]
     number = max(begun, default=0)
     if file.runs[number].lanes is None:
         if journals:
-            raise ConfigError(f"{path}: this run is not framed, and --journal is of framed runs: leave it out")
+            raise ConfigError(f"{path}: this run is not framed, and --journal is for framed runs: leave it out")
         return None
     if not journals:
         raise ConfigError(
-            f"{path}: this run is framed: what is in its units shows while it runs. Give the journals of its loaders,"
-            " --journal FILE, written by Loader(run, journal=FILE), of each rank and start"
+            f"{path}: this run is framed: its journals say what was in its units. Give --journal FILE, written by"
+            " Loader(run, journal=FILE), for each rank and start"
         )
     sources = Sources(file, read_data=read_data)
     return sources, sources.framed(number, journals, None if state is None else _state(state))
@@ -193,25 +210,25 @@ def _state(path: str) -> dict[str, Any]:
     except OSError as error:
         raise StateError(f"the saved state cannot be read: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise StateError(f"{path}: is no JSON of a loader's state_dict(): {error}") from error
+        raise StateError(f"{path}: this is not the state_dict() of a loader as JSON: {error}") from error
 
 
 def _topology(ranks: int | None, micro_batch_size: int | None) -> Topology | None:
     if ranks is None and micro_batch_size is None:
         return None
     if ranks is None or micro_batch_size is None:
-        raise ConfigError("--ranks and --micro-batch-size go together: both decide who takes a sample")
+        raise ConfigError("--ranks and --micro-batch-size go together: both decide which rank reads a sample")
     from headrace.datasets.tracing.answers import Topology
 
     return Topology(ranks=ranks, micro_batch_size=micro_batch_size)
 
 
 MAX_PIECES = 3
-"""Of the documents in a sample, those that a line names; ``--json`` has all."""
+"""Maximum number of documents that a line names; ``--json`` has all of them."""
 
 
 def step_report(run: str, step: int, samples: Sequence[Traced], notes: Sequence[str]) -> list[str]:
-    """The samples of a step, one a line."""
+    """Return the report of a step, with one sample per line."""
     head = f"{run}: step {count(step)}: {plural(len(samples), 'sample')}"
     if samples and samples[0].position is None:
         first, last = count(samples[0].step), count(samples[0].last_step)
@@ -223,34 +240,34 @@ def step_report(run: str, step: int, samples: Sequence[Traced], notes: Sequence[
 
 
 def units_report(run: str, step: int, units: Sequence[TracedUnit], notes: Sequence[str]) -> list[str]:
-    """The units of a step of a framed run, one a line, and below each the samples that may be in it."""
+    """Return the report of a step of a framed run: one unit per line, and below it the samples that may be in it."""
     from headrace.inspect.origins import with_inputs
 
     head = f"{run}: step {count(step)}: {plural(len(units), 'unit')}"
     columns = {
-        "unit": [count(one.unit) for one in units],
-        "lane": [count(one.lane) for one in units],
-        "frame": [count(one.frame) for one in units],
-        "positions": [f"{count(one.first_position)} to {count(one.last_position)}" for one in units],
-        "carried": [count(one.num_carried) for one in units],
-        "rank": ["" if one.rank is None else str(one.rank) for one in units],
-        "micro-step": ["" if one.micro_step is None else str(one.micro_step) for one in units],
-        "seen": ["" if one.seen is None else "yes" if one.seen else "no" for one in units],
+        "unit": [count(unit.unit) for unit in units],
+        "lane": [count(unit.lane) for unit in units],
+        "frame": [count(unit.frame) for unit in units],
+        "positions": [f"{count(unit.first_position)} to {count(unit.last_position)}" for unit in units],
+        "carried": [count(unit.num_carried) for unit in units],
+        "rank": ["" if unit.rank is None else str(unit.rank) for unit in units],
+        "micro-step": ["" if unit.micro_step is None else str(unit.micro_step) for unit in units],
+        "seen": ["" if unit.seen is None else "yes" if unit.seen else "no" for unit in units],
     }
     kept = {name: cells for name, cells in columns.items() if any(cells)}
     lines = table([list(kept), *zip(*kept.values(), strict=True)]) if units else []
     found = [head, *lines[:1]]
-    for line, one in zip(lines[1:], units, strict=True):
-        found += [line, *(f"  {row}" for row in _rows(with_inputs(one.samples), with_source=True, with_unit=False))]
+    for line, unit in zip(lines[1:], units, strict=True):
+        found += [line, *(f"  {row}" for row in _rows(with_inputs(unit.samples), with_source=True, with_unit=False))]
     return [*found, *_noted(notes)]
 
 
 def sample_report(head: str, times: Times, shown: Sequence[Traced], notes: Sequence[str]) -> list[str]:
-    """When a sample comes, one time a line."""
+    """Return the report of a sample, with one time per line."""
     line = f"{head}: {plural(times.count, 'time')} before step {count(times.until_step)}"
-    # Of a framed run, several outputs of a position may be shown.
+    # Several outputs of one position of a framed run may be shown.
     rest = times.count - len(
-        {number if one.position is None else (one.run, one.position) for number, one in enumerate(shown)}
+        {number if traced.position is None else (traced.run, traced.position) for number, traced in enumerate(shown)}
     )
     more = [f"  and {plural(rest, 'more time')} (--limit)"] if rest > 0 else []
     return [line, *_rows(shown, with_source=False), *more, *_noted(notes)]
@@ -260,20 +277,20 @@ def _rows(samples: Sequence[Traced], *, with_source: bool, with_unit: bool = Tru
     if not samples:
         return []
     columns = {
-        "step": [_step(one) for one in samples],
-        "position": ["" if one.position is None else count(one.position) for one in samples],
-        "source": [one.source for one in samples] if with_source else [],
-        "epoch": [count(one.epoch) for one in samples],
-        "sample": [count(one.index) for one in samples],
-        "unit": ["" if one.unit is None else count(one.unit) for one in samples] if with_unit else [],
-        "output": ["" if one.output is None else count(one.output) for one in samples],
-        "rank": ["" if one.rank is None else str(one.rank) for one in samples],
-        "micro-step": ["" if one.micro_step is None else str(one.micro_step) for one in samples],
-        "seen": ["" if one.seen is None else "yes" if one.seen else "no" for one in samples],
+        "step": [_step(sample) for sample in samples],
+        "position": ["" if sample.position is None else count(sample.position) for sample in samples],
+        "source": [sample.source for sample in samples] if with_source else [],
+        "epoch": [count(sample.epoch) for sample in samples],
+        "sample": [count(sample.index) for sample in samples],
+        "unit": ["" if sample.unit is None else count(sample.unit) for sample in samples] if with_unit else [],
+        "output": ["" if sample.output is None else count(sample.output) for sample in samples],
+        "rank": ["" if sample.rank is None else str(sample.rank) for sample in samples],
+        "micro-step": ["" if sample.micro_step is None else str(sample.micro_step) for sample in samples],
+        "seen": ["" if sample.seen is None else "yes" if sample.seen else "no" for sample in samples],
     }
     kept = {name: cells for name, cells in columns.items() if any(cells)}
     lines = table([list(kept), *zip(*kept.values(), strict=True)])
-    return [lines[0], *(f"{line}  {_pieces(one)}".rstrip() for line, one in zip(lines[1:], samples, strict=True))]
+    return [lines[0], *(f"{line}  {_pieces(sample)}".rstrip() for line, sample in zip(lines[1:], samples, strict=True))]
 
 
 def _step(sample: Traced) -> str:

@@ -1,4 +1,4 @@
-"""``headrace where``: which line of which input a document comes from."""
+"""``headrace where``: say which line of which input a document comes from."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ EXCERPT_CHARS = 80
 @click.command(cls=Command, name="where", short_help="Say where documents come from.")
 @click.argument("path", metavar="PATH")
 @click.argument("documents", metavar="DOC...", nargs=-1, required=True)
-@click.option("--show", is_flag=True, help="Show the whole text, and read as much of the input as that takes.")
+@click.option("--show", is_flag=True, help="Show the whole text, however much of the input must be read for it.")
 @json_option
 def command(path: str, documents: tuple[str, ...], show: bool, as_json: bool) -> None:
     """Say which line or row of which input each document DOC of the store at PATH comes from.
 
-    PATH is a folder that headrace prepare wrote, and documents are counted from 0 over all its shards; or it is the
-    prefix of one of the shards, and they are counted within it. If the input is still there, its text is shown. Of what
-    headrace merge, convert or split wrote, the way goes on through the stores it was copied from. Of tar shards DOC is
-    a sample, by its key or its number over all shards.
+    PATH is a folder that headrace prepare wrote, with documents counted from 0 over all its shards, or the prefix of
+    one shard, with documents counted within it. If the input still exists, its text is shown. For stores that headrace
+    merge, convert or split wrote, the origin is traced through the stores that they were copied from. For tar shards
+    DOC is a sample: its key, or its number over all shards.
     """
     from headrace.inspect.origins import find_sample_origins, find_shards, sample_report
 
@@ -54,11 +54,11 @@ def _number(given: str) -> int:
     try:
         return int(given)
     except ValueError:
-        raise click.UsageError(f"{given!r} is no number of a document, counted from 0") from None
+        raise click.UsageError(f"{given!r} is not the number of a document, which is counted from 0") from None
 
 
 def report(origin: DocumentOrigin, path: str, *, show: bool) -> list[str]:
-    """An origin for people."""
+    """Return the lines that describe an origin."""
     from headrace.inspect.origins import place_in_input
 
     pairs = [("copied from", f"{step.path}, document {count(step.document)}") for step in origin.copied_from]

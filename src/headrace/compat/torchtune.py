@@ -1,6 +1,6 @@
-"""torchtune's ``PackedDataset``: the same class and the same tensors, planned from the lengths of documents.
+"""torchtune's ``PackedDataset``: the same class and the same tensors, planned from the lengths of the samples.
 
-The mask of a pack is made when it is asked for. `DocumentDataset` gives the documents of a store as samples to pack.
+`DocumentDataset` turns the documents of a store into samples that `PackedDataset` can pack.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MaskPads = Literal["identity", "causal"]
-"""What the pads at the end of a pack attend to: each only to itself, or each to itself and the pads before it."""
+"""What a pad at the end of a pack attends to: only itself (``identity``), or itself and earlier pads (``causal``)."""
 
 
 class PackedItem(Mapping[str, "Tensor"]):
     """The tensors of a pack by name: ``tokens``, ``labels``, ``input_pos``, ``seq_lens`` and ``mask``.
 
-    ``mask`` is listed among the keys and computed at each access, since it is (max_seq_len, max_seq_len) bool: 16 MiB
-    at 4,096 tokens. True where the row's token attends to the column's.
+    ``mask`` is (max_seq_len, max_seq_len) bool, True where the row's token attends to the column's. It is one of the
+    keys, but is computed at each access, since it takes 16 MiB at 4,096 tokens.
     """
 
     __slots__ = ("_mask_pads", "_num_pads", "_tensors")
@@ -77,7 +77,7 @@ _FIRST_S, _EVERY_S = 2.0, 0.2
 class TokensAndLabels(Protocol):
     """A map-style dataset whose samples are mappings with ``tokens`` and ``labels``.
 
-    Used where they exist, too: ``lengths``, (len,) integers, and ``__getitems__(indices)``.
+    If it also has ``lengths``, (len,) integers, or ``__getitems__(indices)``, they are used.
     """
 
     def __len__(self) -> int: ...
@@ -86,13 +86,13 @@ class TokensAndLabels(Protocol):
 
 
 def sample_lengths(ds: TokensAndLabels, enough_tokens: int | None) -> IntArray:
-    """(n,) int64: tokens of the samples, from ``ds.lengths`` or by a pass over them that keeps nothing else.
+    """(n,) int64: the number of tokens of each sample, from ``ds.lengths`` or from one pass over the samples.
 
-    The pass ends early once it has seen more than ``enough_tokens``; on a terminal it says how far it is when it takes
-    more than two seconds.
+    The pass keeps only the lengths, and ends early once it has seen more than ``enough_tokens``. If it takes more than
+    two seconds, it shows its progress on a terminal.
 
     Raises:
-        InputError: ``ds.lengths`` are not as many non-negative integers as the dataset has samples.
+        InputError: ``ds.lengths`` does not hold one non-negative integer for each sample of the dataset.
     """
     known = getattr(ds, "lengths", None)
     if known is not None and not callable(known):
@@ -132,10 +132,11 @@ def joined(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Samples ``first`` .. ``stop - 1`` one after another: tokens, labels, and (stop - first,) int64 lengths.
 
-    Of the tokens and labels only ``[begin, end)`` is returned, of the lengths all.
+    The tokens and labels are cut to ``[begin, end)``; all lengths are returned.
 
     Raises:
-        InputError: tokens or labels that are not a sequence of integers, or not equally many; names the sample.
+        InputError: tokens or labels are not a sequence of integers, or their numbers differ. The message names the
+            sample.
     """
     if isinstance(ds, DocumentDataset):
         return ds.joined(first, stop, begin, end)
@@ -161,54 +162,64 @@ def _samples(ds: TokensAndLabels, first: int, stop: int) -> Sequence[Any]:
 
 
 ContinuedPositions = Literal["wrap", "restart"]
-"""How ``input_pos`` goes on in a later piece of a split sample: counted from the sample's start, modulo
-``max_seq_len``, or from 0 again."""
+"""How ``input_pos`` continues in a later piece of a split sample: ``wrap`` counts from the sample's start, modulo
+``max_seq_len``; ``restart`` begins at 0 again."""
 
 
 class PackedDataset(Sequence[PackedItem]):
     """Packs samples of ``tokens`` and ``labels``, in their order, into items of ``max_seq_len`` tokens.
 
-    Item i is a mapping of torch tensors, all int64 but the mask:
+    Each item is a mapping of torch tensors, all int64 except the mask:
 
     - ``tokens`` (max_seq_len,): the samples one after another, then ``padding_idx``;
-    - ``labels`` (max_seq_len,): theirs, not shifted, then -100;
-    - ``input_pos`` (max_seq_len,): the position of each token in its sample; pads count on, to max_seq_len - 1 at most;
-    - ``seq_lens`` (segments,): tokens of each sample in the pack, 0 for an empty one, and the number of pads if there
-      are any; the sum is max_seq_len;
-    - ``mask`` (max_seq_len, max_seq_len) bool, made when asked for: a token attends to itself and to those before it
-      in its sample.
+    - ``labels`` (max_seq_len,): the labels of the samples, not shifted, then -100;
+    - ``input_pos`` (max_seq_len,): the position of each token in its sample. Pads continue the count, up to
+      max_seq_len - 1;
+    - ``seq_lens`` (segments,): the number of tokens of each sample in the pack, 0 for an empty one, and the number of
+      pads if there are any. The sum is max_seq_len;
+    - ``mask`` (max_seq_len, max_seq_len) bool, computed at each access: a token attends to itself and to earlier tokens
+      of its sample.
 
     A new pack begins where the next sample does not fit, or, with ``split_across_pack``, every max_seq_len tokens.
-    Samples without tokens stand in ``seq_lens`` only, in the pack of the sample before them.
+    Samples without tokens appear only in ``seq_lens``, in the pack of the sample before them.
 
-    Equal to torchtune 0.6.1 tensor for tensor. That one keeps all tokens in memory; this one only the first sample of
-    each pack (4 bytes), or with ``split_across_pack`` the sums of the lengths (8 bytes a sample), and reads an item's
-    samples when it is asked for. Where torchtune's documentation and its code disagree there are options:
+    The tensors equal those of torchtune 0.6.1. torchtune keeps all tokens in memory. This class keeps the number of the
+    first sample of each pack (4 bytes a pack), or with ``split_across_pack`` the sums of the lengths (8 bytes a
+    sample), and reads the samples of an item when the item is accessed. Two options choose between torchtune's
+    documentation and its code, which disagree:
 
-    - ``mask_pads="identity"``, as documented: a pad attends to itself only; ``"causal"``, as coded: to the pads before
-      it as well;
-    - ``continued_positions="wrap"``, as coded: in a later piece of a split sample ``input_pos`` is counted from the
-      sample's start, modulo max_seq_len; ``"restart"``, as documented: within the pack, so each piece begins at 0.
+    - ``mask_pads="identity"``, as documented: a pad attends only to itself. ``"causal"``, as coded: it attends to the
+      pads before it as well;
+    - ``continued_positions="wrap"``, as coded: in a later piece of a split sample, ``input_pos`` counts from the
+      sample's start, modulo max_seq_len. ``"restart"``, as documented: each piece begins at 0.
 
-    Two things differ on purpose: labels of another number than tokens are an error (torchtune lets them slip against
-    the tokens of the samples that follow), and so is a negative ``max_packs`` (torchtune drops the last pack).
+    Two things differ from torchtune on purpose. A sample whose numbers of tokens and labels differ is an error
+    (torchtune shifts the labels of all samples after it). A negative ``max_packs`` is an error too (torchtune drops the
+    last pack).
 
-    At construction the lengths are learnt: from ``ds.lengths`` where it exists, else by one pass over the samples,
-    which ends early when ``max_packs`` is reached. Packing itself takes about 50 ns a sample.
+    The constructor needs the lengths. It uses ``ds.lengths`` if that exists, and otherwise makes one pass over the
+    samples, which ends early when ``max_packs`` is reached. Packing itself takes about 50 ns a sample.
 
     Args:
-        ds: a map-style dataset; it gives the same samples each time. ``ds.__getitems__`` is used where it exists.
+        ds: a map-style dataset, which must return the same samples each time. If it has ``__getitems__``, that is used.
         max_seq_len: tokens of each item.
-        padding_idx: what ``tokens`` is filled up with.
-        max_packs: make no more packs than these.
+        padding_idx: the id that fills up ``tokens``.
+        max_packs: the largest number of packs to make; None makes all.
         split_across_pack: cut a sample that does not fit, instead of beginning a new pack with it.
         mask_pads: see above.
         continued_positions: see above.
 
     Raises:
-        ConfigError: a sample longer than max_seq_len without ``split_across_pack``, or an argument out of range.
-        InputError: lengths, tokens or labels that are not integers, labels of another number than tokens, a dataset
-            whose samples have changed; on reading, naming the sample.
+        ConfigError: a sample is longer than max_seq_len and ``split_across_pack`` is False, or an argument is out of
+            range.
+        InputError: lengths, tokens or labels are not integers, the numbers of tokens and labels differ, or the samples
+            of the dataset have changed. Errors on reading name the sample.
+
+    Example:
+        >>> samples = headrace.compat.torchtune.DocumentDataset(headrace.open("stores/web"))
+        >>> packed = headrace.compat.torchtune.PackedDataset(samples, max_seq_len=512)
+        >>> packed[0]["tokens"].shape
+        torch.Size([512])
     """
 
     def __init__(
@@ -232,7 +243,7 @@ class PackedDataset(Sequence[PackedItem]):
         if self.max_seq_len < 1:
             raise ConfigError(f"max_seq_len is at least 1, found {max_seq_len}")
         if self.max_packs is not None and self.max_packs < 0:
-            raise ConfigError(f"max_packs is at least 0, or None for as many as there are, found {max_packs}")
+            raise ConfigError(f"max_packs is at least 0, or None to make all packs, found {max_packs}")
         if mask_pads not in ("identity", "causal"):
             raise ConfigError(f"mask_pads is {mask_pads!r}; allowed are 'identity', 'causal'")
         if continued_positions not in ("wrap", "restart"):
@@ -240,7 +251,7 @@ class PackedDataset(Sequence[PackedItem]):
         enough_tokens = None if self.max_packs is None else self.max_packs * self.max_seq_len
         lengths = sample_lengths(ds, enough_tokens)
         if split_across_pack:
-            # Where each sample begins in the stream of all tokens; pack k is its tokens from k * max_seq_len on.
+            # Where each sample begins in the stream of all tokens; pack k begins at token k * max_seq_len.
             self._begins = np.zeros(len(lengths) + 1, dtype=np.int64)
             np.cumsum(lengths, out=self._begins[1:])
             num_packs = -(-int(self._begins[-1]) // self.max_seq_len)
@@ -251,7 +262,7 @@ class PackedDataset(Sequence[PackedItem]):
 
     @property
     def packs(self) -> Sequence[PackedItem]:
-        """The packs as a sequence, which is this dataset itself: each is read when it is asked for."""
+        """The packs as a sequence: this dataset itself, which reads a pack when it is accessed."""
         return self
 
     def __len__(self) -> int:
@@ -270,7 +281,7 @@ class PackedDataset(Sequence[PackedItem]):
         return self._item(pack % len(self))
 
     def __getitems__(self, indices: Sequence[int]) -> list[PackedItem]:
-        """The items at ``indices``: what ``torch.utils.data`` calls where it exists."""
+        """The items at ``indices``; ``torch.utils.data`` calls this method for a batch."""
         return [self[pack] for pack in indices]
 
     def _item(self, pack: int) -> PackedItem:
@@ -281,7 +292,7 @@ class PackedDataset(Sequence[PackedItem]):
         num_pads = self.max_seq_len - num_tokens
         ends = np.cumsum(lengths) - begin
         begins = ends - lengths
-        # Columns of this pack; a split sample begins before the first one or ends behind the last one.
+        # Columns of this pack. A split sample begins before the first column or ends behind the last one.
         first_columns = np.maximum(begins, 0)
         seq_lens = np.minimum(ends, self.max_seq_len) - first_columns
         zeros = begins if self.continued_positions == "wrap" else first_columns
@@ -302,7 +313,7 @@ class PackedDataset(Sequence[PackedItem]):
         return PackedItem({name: torch.from_numpy(array) for name, array in arrays.items()}, num_pads, self.mask_pads)
 
     def _read(self, pack: int) -> tuple[IntArray, IntArray, IntArray, int]:
-        """Tokens and labels of a pack, the whole lengths of its samples, and the tokens of these before the pack."""
+        """Tokens and labels of a pack, the whole lengths of its samples, and how many of their tokens precede it."""
         if not self.split_across_pack:
             first, stop = self._firsts[pack : pack + 2].tolist()
             tokens, labels, lengths = joined(self.ds, first, stop, 0, None)
@@ -314,8 +325,9 @@ class PackedDataset(Sequence[PackedItem]):
             return tokens, labels, lengths, 0
         from_ = pack * self.max_seq_len
         to = min(from_ + self.max_seq_len, int(self._begins[-1]))
-        # The first sample of the pack is the one of its first token, and empty samples are in the pack of the one
-        # before them: so they stop at the sample of the next pack's first token, which itself may begin in this one.
+        # The pack begins with the sample that holds its first token. Empty samples belong to the pack of the sample
+        # before them, so this pack ends at the sample that holds the next pack's first token. That sample may itself
+        # begin in this pack.
         first, stop = np.searchsorted(self._begins[1:], [from_, to], side="right").tolist()
         first = first if pack else 0
         stop += int(self._begins[stop] < to)
@@ -330,7 +342,7 @@ class PackedDataset(Sequence[PackedItem]):
         return tokens, labels, lengths, begin
 
     def describe(self) -> str:
-        """One line."""
+        """One line: the length of the packs, whether samples are split, and the dataset."""
         how = "samples split" if self.split_across_pack else "samples whole"
         return f"packs of {self.max_seq_len:,} tokens, {how}, over {self.ds!r}"
 
@@ -342,13 +354,13 @@ _CHANGED = "the dataset has changed since it was packed, or its lengths are not 
 
 
 def _firsts(lengths: IntArray, max_seq_len: int, max_packs: int | None) -> NDArray[np.uint32] | IntArray:
-    """(num_packs + 1,) the first sample of each pack, and behind the last one the sample where it stops."""
+    """(num_packs + 1,): the first sample of each pack, then the sample at which the last pack ends."""
     too_long = np.flatnonzero(lengths > max_seq_len)
     if len(too_long):
         sample = int(too_long[0])
         bounds = next_fit(lengths[:sample], max_seq_len)
-        # A pack is closed by the sample that does not fit. When they are enough torchtune stops there, and does not
-        # look at what follows; it always looks at the first sample.
+        # The sample that does not fit closes a pack. Once torchtune has max_packs packs, it stops and does not see the
+        # samples that follow. It always sees the first sample.
         num_closed = max(0, len(bounds) - 2)
         if max_packs is None or num_closed < max_packs or sample == 0:
             raise ConfigError(
@@ -363,37 +375,44 @@ def _firsts(lengths: IntArray, max_seq_len: int, max_packs: int | None) -> NDArr
 
 
 def _filled(values: IntArray, length: int, fill: int) -> IntArray:
-    """``values``, and ``fill`` up to ``length``."""
     out = np.full(length, fill, dtype=np.int64)
     out[: len(values)] = values
     return out
 
 
 class DocumentDataset:
-    """Sample i is document i of a store, as torchtune's datasets give theirs; made for `PackedDataset`.
+    """Sample i is document i of a store, in the form of torchtune's datasets. It serves as input of `PackedDataset`.
 
     - ``tokens``: (length,) int64;
-    - ``labels``: (length,) int64, the tokens themselves, and -100 where the store's loss mask is 0. They
-      are not shifted: the training step does that, as torchtune's recipes do.
+    - ``labels``: (length,) int64, the tokens themselves, and -100 where the store's loss mask is 0. They are not
+      shifted; the training step shifts them, as in torchtune's recipes.
 
-    Documents are of any length, so they cannot be stacked into the arrays of one shape that a `headrace.Dataset`
-    fills: this is a map-style dataset of its own, and no source of a run.
+    Documents have any length, so they cannot be stacked into the arrays of one shape that a `headrace.Dataset` fills.
+    This class is therefore a plain map-style dataset, and cannot be a source of a run.
 
-    A sample costs one read of the store; ``lengths`` O(documents) time and memory at each use, nothing is kept.
+    A sample costs one read of the store. ``lengths`` costs O(documents) time and memory at each use, and nothing is
+    kept.
 
     Args:
         store: an open store of any layout.
-        loss_mask_key: a key of the store parallel to its main one, 1 where a token is trained on and 0 elsewhere:
-            ``"auto"`` the loss mask that the store has, if it has one; None trains on every token.
+        loss_mask_key: a key of the store that is parallel to its main one, 1 where a token is trained on and 0
+            elsewhere. ``"auto"`` uses the store's loss mask if it has one; None trains on every token.
 
     Raises:
-        ConfigError: not a store, or the store has no such key, or the key is not parallel to the main one.
-        InputError: on reading, a loss mask with other values than 0 and 1; names the documents.
+        ConfigError: ``store`` is not a store, the store has no such key, or the key is not parallel to the main one.
+        InputError: on reading, the loss mask holds other values than 0 and 1. The message names the documents.
+
+    Example:
+        >>> documents = headrace.compat.torchtune.DocumentDataset(headrace.open("stores/web"))
+        >>> len(documents) == len(documents.store)
+        True
+        >>> sorted(documents[0])
+        ['labels', 'tokens']
     """
 
     def __init__(self, store: Store, *, loss_mask_key: str | None = AUTO) -> None:
         if not isinstance(store, Store):
-            raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
+            raise ConfigError(f"store is {store!r}; expected an open store, such as headrace.open(path)")
         self.store = store
         self.loss_mask_key = used_mask(store, loss_mask_key)
 
@@ -402,21 +421,21 @@ class DocumentDataset:
 
     @property
     def lengths(self) -> IntArray:
-        """(num_documents,) int64: tokens of each document."""
+        """(num_documents,) int64: the number of tokens of each document."""
         return self.store.lengths
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What decides the bytes of the samples."""
+        """Everything that decides the bytes of the samples."""
         return {"kind": "documents", "store": self.store.fingerprint, "loss_mask_key": self.loss_mask_key}
 
     @cached_property
     def fingerprint(self) -> str:
-        """128 bits in hex over ``recipe``."""
+        """A 128-bit hash of ``recipe``, in hex."""
         return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
 
     def describe(self) -> str:
-        """One line."""
+        """One line: the path of the store and its loss mask."""
         return f"documents of {self.store.path}{shown_mask(self.store, self.loss_mask_key)}"
 
     def __getitem__(self, index_: int) -> Sample:
@@ -428,7 +447,7 @@ class DocumentDataset:
         return {"tokens": tokens, "labels": labels}
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """The samples at ``indices``; documents that follow one another are read as one."""
+        """The samples at ``indices``; neighbouring documents are read together."""
         wanted = np.asarray(indices, dtype=np.int64)
         if not wanted.size:
             return []
@@ -448,7 +467,8 @@ class DocumentDataset:
     ) -> tuple[IntArray, IntArray, IntArray]:
         """Documents ``first`` .. ``stop - 1`` one after another: tokens, labels, and (stop - first,) int64 lengths.
 
-        Of the tokens and labels only ``[begin, end)`` is read and returned, of the lengths all. One read of the store.
+        Only ``[begin, end)`` of the tokens and labels is read and returned, but all lengths are. Costs one read of the
+        store.
         """
         begins = self.store.document_begins(np.arange(first, stop + 1))
         base = int(begins[0])

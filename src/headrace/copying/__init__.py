@@ -1,15 +1,15 @@
-"""Stores to stores: merged, converted, split; every document of the output is a document of a source, whole.
+"""Merge, convert and split stores. Every document of the output is a whole document of a source.
 
-    options    CopyOptions                         format, dtypes, shards, what may be lost
-    sources    open_sources(paths)              -> Source, Source, ...      documents, lengths, rows, sums of files
-    plan       merge, convert, split            -> CopyPlan                 folders of shards of ranges of documents
-    copy       plan x sources -> formats        -> shards, in a hidden folder beside the destination
-    check      the shards are opened and read back, and compared with what the sources gave
-    commit     one rename: the destination is there whole, or as it was
+    tools         merge, convert, split          check the arguments, and run the steps below
+    formats       CopyOptions, FORMATS           what the caller may choose; the formats and dtypes that can be written
+    sources       open_sources(paths)            -> StoreSource, ...: documents, lengths, rows, hashes of files
+    plan          ranges of documents            -> CopyPlan: folders of shards of ranges of documents
+    copier        Copier(plan, sources)          -> shards in a hidden folder; they are read back and compared
+    destination   Destination.commit()           one rename puts the whole output in place
 
-All three tools are one thing, ordered ranges of documents; the manifest keeps the ranges, so that each document leads
-back to where it was. Memory does not depend on the number of documents, but holds the longest one.
-This room imports ``stores``, ``plan``, ``io`` and ``errors``.
+All three tools copy ordered ranges of documents. The manifest keeps the ranges, so that each document of a copy can be
+traced to its source. Memory does not depend on the number of documents, but the longest document must fit.
+This package imports ``stores``, ``plan``, ``io`` and ``errors``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Carries out a plan: documents from sources to shards, manifests, the check of all that; and the report.
+"""Carry out a plan: copy documents from sources to shards, write the manifests, and check the result.
 
-What a copy says of itself: how far it is, and what it made.
+The progress and the report of a copy are here too.
 """
 
 from __future__ import annotations
@@ -45,36 +45,36 @@ from headrace.stores.arguments import IntArray
 
 
 class CopyProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a copy is; the check of the result counts the same documents again, store by store."""
+    """How far a copy is. The check of the result counts the same documents again, store by store."""
 
     phase: Literal["copy", "check"]
     documents: int
     total_documents: int
     tokens: int
-    """Of all keys."""
+    """Tokens of all keys."""
 
 
 class CopiedStore(msgspec.Struct, frozen=True, kw_only=True):
     """One store that was written."""
 
     name: str
-    """Its place below the destination; empty: the destination itself."""
+    """Name of its folder below the destination; empty for the destination itself."""
 
     path: str
     documents: int
     tokens: int
-    """Of all keys."""
+    """Tokens of all keys."""
 
     num_shards: int
     bytes: int
-    """Of the shards; of a plan only those of the tokens."""
+    """Size of the shards; in a dry run only that of the tokens."""
 
     shards: tuple[OutputShard, ...]
-    """None for a plan."""
+    """The shards that were written; empty in a dry run."""
 
 
 class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `merge`, `convert` or `split` made, or would make."""
+    """What `merge`, `convert` or `split` wrote, or would write."""
 
     tool: str
     output: str
@@ -86,39 +86,40 @@ class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
     documents: int
     tokens: int
     sources: tuple[str, ...]
-    """In the order in which they were copied."""
+    """Paths of the sources, in the order in which they were copied."""
 
     stores: tuple[CopiedStore, ...]
     inputs: tuple[InputFile, ...]
-    """The files of the sources with their hashes; none for a plan."""
+    """The files of the sources with their hashes; empty in a dry run."""
 
     warnings: tuple[str, ...]
-    """What was not kept, and what differs from what one might expect."""
+    """Notes about what was not kept, and about what may be unexpected."""
 
 
 class _Made(msgspec.Struct):
-    """One folder while it is written."""
+    """What is known of one folder while it is written."""
 
     shards: list[OutputShard] = []
     num_empty: int = 0
     supervised: int = 0
-    """Ones in the masks, where the sources say which keys these are."""
+    """Number of ones in the masks, if the sources say which keys are masks."""
     lengths: dict[str, str] = {}
-    """Hash of the lengths of all documents of each key, as the sources gave them."""
+    """For each key the hash of the lengths of all documents, as they were read from the sources."""
 
 
 class Copier:
     """One copy.
 
     Args:
-        plan: what goes where.
-        kinds: what the sources call the keys.
-        sources: opened, and not yet read.
+        plan: which documents are written where.
+        kinds: the names of the keys in each source.
+        sources: the sources, opened and not yet read.
         modes: the keys whose sequences are written with modes.
-        on_progress: called with every chunk.
+        on_progress: called after each chunk.
 
     Attributes:
-        inner_borders: sequences that were not written as such, since the format has none; counted while copying.
+        inner_borders: number of borders between sequences within documents that the format cannot keep; counted while
+            copying.
     """
 
     def __init__(
@@ -152,34 +153,37 @@ class Copier:
     def run(
         self, output: Path, *, tool: str, request: dict[str, Any], tokenizer: TokenizerInfo | None
     ) -> tuple[list[Manifest], list[InputFile]]:
-        """Write everything below a folder, and check it; the manifests of the stores, and the inputs.
+        """Write all stores below a folder, and check them.
+
+        Returns:
+            The manifests of the stores, and the files of the sources.
 
         Raises:
-            InputError: a value that does not fit.
-            StoreError: a source is damaged, or is not what its manifest says.
-            OutputError: the system refuses, or what was written is not what was read back.
+            InputError: a value does not fit into its dtype.
+            StoreError: a source is damaged, or does not match its manifest.
+            OutputError: a file cannot be written, or what is read back differs from what was written.
         """
         made = [self._write(output / folder.name, folder) for folder in self._plan.folders]
         inputs = [file for source in self._sources for file in source.inputs()]
         self._documents = self._tokens = 0
         manifests = []
-        for folder, one in zip(self._plan.folders, made, strict=True):
+        for folder, written in zip(self._plan.folders, made, strict=True):
             place = output / folder.name
             entry = self._entry_of(folder, tool, request)
-            ledger = self._ledger(folder, one)
-            manifests.append(save_manifest(place, _manifest(one, entry, inputs, tokenizer, ledger)))
-            self._check(place, folder, one)
+            ledger = self._ledger(folder, written)
+            manifests.append(save_manifest(place, _manifest(written, entry, inputs, tokenizer, ledger)))
+            self._check(place, folder, written)
         return manifests, inputs
 
     def find_made(
         self, output: Path, *, tool: str, request: dict[str, Any]
     ) -> tuple[list[Manifest], list[InputFile]] | None:
-        """What `run` gives, where the output is there already, whole and of the same sources and options; else None.
+        """Return what `run` returns if the output exists, is complete and has the same sources and options; else None.
 
-        Cost: the sources are read, once all else is the same.
+        If everything else is equal, all sources are read.
 
         Raises:
-            StoreError: as `run`.
+            StoreError: as for `run`.
         """
         manifests = []
         for folder in self._plan.folders:
@@ -246,7 +250,7 @@ class Copier:
         return rows if key in self._modes else rows._replace(modes=np.zeros(0, np.int8))
 
     def _listed(self, shard: OutputShard) -> OutputShard:
-        """The entry of the manifest, which tells ids from other values as those of the sources did."""
+        """Return the entry for the manifest, which marks ids and masks as the manifests of the sources do."""
         keys = {
             key: msgspec.structs.replace(info, ids=key not in self._values, mask=key in self._masks)
             for key, info in shard.keys.items()
@@ -254,7 +258,7 @@ class Copier:
         return msgspec.structs.replace(shard, keys=keys)
 
     def _ledger(self, folder: FolderPlan, made: _Made) -> Ledger:
-        """Tokens are counted as the sources count them: all values, or where a recipe made one of them, ids alone."""
+        """Make the ledger. Tokens are all values, or only ids if a recipe made one of the sources."""
         counts = {key: 0 for key in self._dtypes if not self._has_samples or key not in self._values}
         for shard in made.shards:
             for key, info in shard.keys.items():
@@ -271,21 +275,23 @@ class Copier:
         )
 
     def _check(self, place: Path, folder: FolderPlan, made: _Made) -> None:
-        """Open the store, read every byte of it again, and compare the lengths of its documents with the sources'."""
+        """Open the store, read all its bytes, and compare the lengths of its documents with those of the sources."""
         stores = open_keys(place, reader="pread")
         try:
             for number, (key, store) in enumerate(stores.items()):
                 # A shard of the keyed format checks all its keys at once.
                 if number == 0 or self._plan.format == "indexed":
                     for problem in store.check():
-                        raise OutputError(f"what was written is not what was read back: {problem}; nothing is kept")
+                        raise OutputError(
+                            f"what is read back differs from what was written: {problem}; nothing is kept"
+                        )
                 hasher = xxhash.xxh3_128()
                 for chunk in store.length_chunks(CHUNK_DOCUMENTS):
                     hasher.update(_plain(chunk).data)
                 if (hasher.hexdigest(), store.num_documents) != (made.lengths[key], folder.num_documents):
                     raise OutputError(
-                        f"{place}: key {key!r}: the documents that were written are not those of the sources; nothing"
-                        " is kept. This is a defect of Headrace, or of the memory: please report it"
+                        f"{place}: key {key!r}: the documents that were written differ from those of the sources;"
+                        " nothing is kept. This is a defect of Headrace or of the memory: please report it"
                     )
             self._count("check", folder.num_documents, sum(shard.tokens for shard in made.shards))
         finally:
@@ -307,7 +313,7 @@ def _entry(source: StoreSource) -> SourceEntry:
 
 
 def _options(entry: CopyEntry) -> dict[str, Any]:
-    # By way of JSON, so that what is returned equals what is read back.
+    # Through JSON, so that the result equals what is read back from a manifest.
     return {OPTION: msgspec.json.decode(msgspec.json.encode(entry))}
 
 

@@ -1,12 +1,13 @@
-"""The destination during a copy: as it was, until one rename puts the whole output there.
+"""The destination of a copy, which stays unchanged until one rename puts the whole output in place.
 
-    .DST.headrace-copying/lock         held by the living run
-                          output/      what is being written
-                          replaced/    what was at DST, between two renames of --overwrite
+    .DST.headrace-copying/lock         held by the run that is writing
+                          output/      the output while it is written
+                          replaced/    the old content of DST, between the two renames of --overwrite
 
-The hidden folder lies beside the destination, so that a rename is all that is left to do. A killed run leaves it, and
-nothing at DST; the next copy to DST removes it, and first puts back what it had replaced, if DST is not there. One that
-is killed behind that rename has done its work: the same copy finds that it made what is there.
+The hidden folder is beside the destination, so that a rename completes the copy. A run that is killed leaves the hidden
+folder, and nothing at DST. The next copy to DST removes the folder; if DST is missing, it first puts back what was
+replaced. A run that is killed after the last rename has done its work, and the same copy finds that the output is its
+own.
 """
 
 from __future__ import annotations
@@ -28,15 +29,21 @@ REPLACED_NAME = "replaced"
 
 
 class Destination:
-    """Claims a place for one copy, as a context manager. Left without `commit`, nothing has changed.
+    """Reserves a destination for one copy, as a context manager. Without `commit` the destination stays unchanged.
 
     Args:
-        path: new, an empty folder, or with ``overwrite`` a folder that holds stores with a ``headrace.json`` alone.
-        overwrite: replace those once the copy is complete.
-        sources: files that are read, which may not lie in it.
+        path: a new or empty folder, or with ``overwrite`` a folder that holds nothing but stores with a
+            ``headrace.json``.
+        overwrite: whether to replace these stores once the copy is complete.
+        sources: files that are read, which must not be in the destination.
 
     Raises:
-        OutputError: the place is taken, another copy is writing to it, or the system refuses.
+        OutputError: the destination is not empty, another copy is writing to it, or it cannot be written.
+
+    Example:
+        >>> with headrace.copying.Destination("copies", overwrite=False, sources=[]) as destination:
+        ...     size = (destination.output / "notes.txt").write_text("copied")
+        ...     destination.commit()
     """
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, sources: Sequence[Path]) -> None:
@@ -50,7 +57,7 @@ class Destination:
 
     @property
     def output(self) -> Path:
-        """Where to write."""
+        """The folder to write to."""
         return self.work / OUTPUT_NAME
 
     @property
@@ -58,25 +65,29 @@ class Destination:
         return self.work / REPLACED_NAME
 
     def check(self) -> None:
-        """Refuse a place that is taken. Nothing is changed."""
+        """Refuse a destination that is not free, without changing anything.
+
+        Raises:
+            OutputError: it is not empty, or holds files that may not be replaced.
+        """
         with output_errors(self.path, "use as the destination"):
             self._check_content()
 
     def clear(self) -> None:
-        """Remove what a copy left that was killed behind its last rename: the output is in its place.
+        """Remove the hidden folder of a copy that was killed after its last rename.
 
         Raises:
-            OutputError: another copy is writing to it.
+            OutputError: another copy is writing to this destination.
         """
         if self.work.exists():
             self._claim()
             self._leave()
 
     def commit(self) -> None:
-        """Bring the output to the disk, and put it in its place.
+        """Flush the output to the disk, and move it into place.
 
         Raises:
-            OutputError: the system refuses; the destination is as it was.
+            OutputError: it cannot be moved; the destination is unchanged.
         """
         with output_errors(self.path, "move the output to"):
             for folder in [self.output, *(path for path in self.output.rglob("*") if path.is_dir())]:
@@ -115,10 +126,10 @@ class Destination:
         try:
             self._lock = claim_folder(self.work)
         except BlockingIOError:
-            raise OutputError(f"{self.name}: another copy is being written there") from None
+            raise OutputError(f"{self.name}: another copy is writing to this destination") from None
 
     def _put_back(self) -> None:
-        """What was moved away, where nothing came in its place."""
+        """Move the replaced content back if the destination is missing."""
         if self._replaced.exists() and not self.path.exists():
             self._replaced.rename(self.path)
             sync_folder(self.path)
@@ -127,27 +138,27 @@ class Destination:
         if not self.path.exists():
             return
         if not self.path.is_dir():
-            raise OutputError(f"{self.name}: is a file; name a new folder")
+            raise OutputError(f"{self.name} is a file; name a new folder")
         names = sorted(entry.name for entry in os.scandir(self.path))
         if not names:
             return
         if not self._overwrite:
             is_ours = any((self.path / name / MANIFEST_NAME).exists() for name in ["", *names])
             advice = "--overwrite replaces it" if is_ours else "choose a new or an empty folder"
-            raise OutputError(f"{self.name}: is there already and holds {names[0]!r}; {advice}")
+            raise OutputError(f"{self.name}: the folder exists and holds {names[0]!r}; {advice}")
         for source in self._sources:
             if self.path in source.resolve().parents:
-                raise OutputError(f"{self.name}: holds {source}, which is to be copied; choose another destination")
+                raise OutputError(f"{self.name} holds {source}, which is a source; choose another destination")
         listed = self._listed()
         for path in sorted(self.path.rglob("*")):
             if path not in listed and not (path.is_dir() and any(path in file.parents for file in listed)):
                 raise OutputError(
-                    f"{self.name}: holds {path.relative_to(self.path)}, which no {MANIFEST_NAME} lists, so it is not"
-                    " replaced; move it away, or choose another destination"
+                    f"{self.name} holds {path.relative_to(self.path)}, which no {MANIFEST_NAME} lists, so the folder"
+                    " is not replaced; move the file away, or choose another destination"
                 )
 
     def _listed(self) -> set[Path]:
-        """All files of the stores at the destination, and in the folders right below."""
+        """Return all files of the stores at the destination, and in the folders directly below it."""
         listed: set[Path] = set()
         for folder in [self.path, *(path for path in self.path.iterdir() if path.is_dir())]:
             if not (folder / MANIFEST_NAME).exists():
@@ -155,7 +166,9 @@ class Destination:
             try:
                 manifest = load_manifest(folder)
             except StoreError as error:
-                raise OutputError(f"{error}; what it lists cannot be replaced: remove it yourself") from error
+                raise OutputError(
+                    f"{error}; the files that it lists cannot be replaced: remove them yourself"
+                ) from error
             listed |= {folder / MANIFEST_NAME, *(folder / name for name in manifest.file_sizes())}
         return listed
 
@@ -166,7 +179,7 @@ class Destination:
             self._created.append(path)
 
     def _leave(self) -> None:
-        # Without the lock the hidden folder, if there is one, is another run's.
+        # Without the lock a hidden folder belongs to another run.
         lock, self._lock = self._lock, None
         if lock is not None:
             with lock:

@@ -1,13 +1,9 @@
-"""The formats that can be written, the keys that a copy has, and what the caller may choose, with the defaults.
+"""The options of a copy with their defaults, the formats that can be written, and the choice of keys and dtypes.
 
-    indexed   <key>_document.bin, .idx    one pair a key; integers up to int64 and floats; sequences, modes
+    indexed   <key>_document.bin, .idx    one pair per key; integers up to int64 and floats; sequences, modes
     keyed     shard_0000/                 one folder for all keys; every dtype
 
-Another format is one more entry of `FORMATS`.
-
-Which keys a copy has, and in which dtype each is written. No I/O.
-
-What the caller may choose about a copy, and the defaults, in one place.
+To support another format, add an entry to `FORMATS`. `choose_kinds` decides the keys and dtypes without I/O.
 """
 
 from __future__ import annotations
@@ -34,31 +30,32 @@ DTypes = Mapping[str, np.dtype[Any]]
 
 
 class Target(ABC):
-    """One shard of all keys that is being written."""
+    """One shard of all keys while it is written."""
 
     @abstractmethod
     def add(self, rows: Mapping[str, DocumentRows]) -> None:
-        """Append documents, which every key has the same number of, in the dtypes of the target."""
+        """Append documents in the dtypes of the target; all keys have the same number of them."""
 
     @abstractmethod
     def finish(self, folder: Path) -> list[OutputShard]:
-        """Complete the files; what the manifest in this folder says of them."""
+        """Complete the files, and return the entries for the manifest in this folder."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Remove what is not complete."""
+        """Remove incomplete files."""
 
 
 class TargetFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be written in a format.
+    """What a format can hold, and how it is written.
 
     Attributes:
-        sole_key: what a key that is alone is called, as the programs that read the format expect.
-        sequences: whether it keeps the sequences within documents, and their modes.
-        check_dtype: raises ConfigError for a dtype that it cannot hold; the message says which ones it has.
-        max_documents: of a shard; None: any number.
-        bool_as: the dtype that truth values are stored in.
-        open: makes a target in a folder: its number, how many there are, dtypes by key, and the keys with modes.
+        sole_key: name of the key in a store with a single key, as programs that read the format expect it.
+        sequences: whether the format keeps the sequences within documents, and their modes.
+        check_dtype: raises ConfigError for a dtype that the format cannot hold; the message names those that it can.
+        max_documents: maximum number of documents per shard; None means no limit.
+        bool_as: dtype in which truth values are stored.
+        open: makes a target; its arguments are the folder, the number of the shard, the number of all shards, the
+            dtypes by key, and the keys with modes.
     """
 
     sole_key: str
@@ -70,7 +67,7 @@ class TargetFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _IndexedTarget(Target):
-    """A pair for each key, byte for byte as Megatron's ``IndexedDatasetBuilder``."""
+    """Writes a pair for each key, byte for byte as Megatron's ``IndexedDatasetBuilder`` does."""
 
     def __init__(self, folder: Path, number: int, count: int, dtypes: DTypes, modes: frozenset[str]) -> None:
         self._files: dict[str, SequenceFiles] = {}
@@ -102,7 +99,7 @@ class _IndexedTarget(Target):
 
 
 class _KeyedTarget(Target):
-    """A folder with ``meta.json``; a document is one run of values."""
+    """Writes a folder with a ``meta.json``; sequences within documents are not kept."""
 
     def __init__(self, folder: Path, number: int, count: int, dtypes: DTypes, modes: frozenset[str]) -> None:
         self._writer = KeyedWriter(folder / f"shard_{number:04d}", dtypes=dtypes)
@@ -125,8 +122,8 @@ def _check_indexed_dtype(name: str) -> None:
         way = {"uint32": "int32", "uint64": "int64", "float16": "float32"}.get(name)
         hint = "" if way is None else f" (--dtype {way} if all values fit, which is checked)"
         raise ConfigError(
-            f"the indexed format cannot hold {name}{hint}; it has uint8, int8, int16, int32, int64, uint16, float32 and"
-            " float64"
+            f"the indexed format cannot hold {name}{hint}; it can hold uint8, int8, int16, int32, int64, uint16,"
+            " float32 and float64"
         ) from None
 
 
@@ -154,85 +151,92 @@ Shards = int | Literal["single", "source"]
 
 
 class CopyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `merge`, `convert` and `split`; the only place that owns their defaults.
+    """Options of `merge`, `convert` and `split`.
 
     Raises:
-        ConfigError: a value that cannot be.
+        ConfigError: a value is invalid.
+
+    Example:
+        >>> options = headrace.copying.CopyOptions(dtype="int32", shards="single")
+        >>> headrace.convert("stores/web", "stores/wide", format="keyed", options=options).keys
+        {'sequence': 'int32'}
     """
 
     format: FormatName | None = None
-    """Of what is written; None keeps that of the sources, which must then be the same."""
+    """Format of the result; None keeps that of the sources, which must then be the same."""
 
     dtype: str | Mapping[str, str] | None = None
-    """Of the tokens on disk: for all keys of whole numbers wider than a byte, or by key. None keeps that of the
-    sources. Values that do not fit are an error."""
+    """Dtype of the tokens on disk: one for all keys of integers wider than a byte, or one by key. None keeps the dtypes
+    of the sources. Values that do not fit are an error."""
 
     shards: Shards | None = None
-    """One shard (``"single"``), those of the source (``"source"``), or at most so many tokens a shard, all keys
-    together. None: `convert` keeps those of the source, the others write one."""
+    """``"single"`` writes one shard, ``"source"`` keeps the shards of the sources, and a number is the maximum of
+    tokens per shard, summed over all keys. With None, `convert` keeps the shards and the other tools write one."""
 
     dialect: Dialect | None = None
-    """Of pairs, who wrote them, as for `headrace.open`."""
+    """Program that wrote pairs, as for `headrace.open`."""
 
     documents: Documents = "indices"
-    """Of pairs, what a document is, as for `headrace.open`."""
+    """What a document of a pair is, as for `headrace.open`."""
 
     allow_different_tokenizers: bool = False
-    """Merge stores whose manifests name different tokenisers; the result then names none."""
+    """Merge stores whose manifests name different tokenisers; the result then names no tokeniser."""
 
     drop_modes: bool = False
-    """Leave out the modes of multimodal sequences where the format cannot hold them, or not all sources have some."""
+    """Leave out the modes of multimodal sequences if the format cannot hold them, or not all sources have them."""
 
     overwrite: bool = False
-    """Replace stores that are there already, once the new ones are complete."""
+    """Replace existing stores once the new ones are complete."""
 
     def __post_init__(self) -> None:
         if self.format is not None and self.format not in FORMATS:
             raise ConfigError(f"format={self.format!r} is unknown; the formats are {', '.join(map(repr, FORMATS))}")
         is_number = isinstance(self.shards, int) and not isinstance(self.shards, bool) and self.shards >= 1
         if self.shards not in (None, "single", "source") and not is_number:
-            raise ConfigError(f"shards={self.shards!r}: allowed are 'single', 'source', or tokens, at least 1")
-        IndexedOptions(dialect=self.dialect, documents=self.documents)  # which refuses unknown ones
+            raise ConfigError(
+                f"shards={self.shards!r}: allowed are 'single', 'source', or a number of tokens, at least 1"
+            )
+        IndexedOptions(dialect=self.dialect, documents=self.documents)  # refuses unknown values
 
 
 def check_sort_by(sort_by: str) -> None:
-    """Refuse an order that is unknown.
+    """Refuse an unknown order.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: the order is unknown.
     """
     if sort_by not in get_args(SortBy):
         raise ConfigError(f"sort_by={sort_by!r} is unknown; allowed are {', '.join(map(repr, get_args(SortBy)))}")
 
 
 GENERIC = frozenset({MAIN, "text", "sequence"})
-"""Names of a key that is alone, which say nothing but that: each format has its own."""
+"""Names that mean only that a store has a single key; each format has its own."""
 
 Kinds = Sequence[Mapping[str, np.dtype[Any]]]
 
 
 class CopyKinds(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written: the format, the dtype of each key, and what each key is called in each source."""
+    """What is written: the format, the dtype of each key, and the name of each key in each source."""
 
     format: FormatName
     dtypes: dict[str, str]
     names: tuple[dict[str, str], ...]
-    """Of each source: what it calls each key."""
+    """For each source, its names of the keys of the copy."""
 
     warnings: tuple[str, ...]
 
 
 def choose_kinds(paths: Sequence[str], formats: Sequence[str], kinds: Kinds, options: CopyOptions) -> CopyKinds:
-    """What to write, from what the sources are and what was asked for.
+    """Choose format, keys and dtypes from what the sources hold and what the options ask for.
 
     Args:
-        paths: of the sources, for messages.
-        formats: of each, ``"indexed"`` for every kind of pair.
-        kinds: dtype of each key, of each.
-        options: as said.
+        paths: paths of the sources, for messages.
+        formats: format of each source, ``"indexed"`` for every dialect of pairs.
+        kinds: for each source the dtype of each key.
+        options: the options of the copy.
 
     Raises:
-        ConfigError: sources that do not go together, or that the format cannot hold.
+        ConfigError: the sources do not fit together, or the format cannot hold them.
     """
     chosen = _format(paths, formats, options)
     names = _names(paths, kinds, chosen)
@@ -246,8 +250,8 @@ def choose_kinds(paths: Sequence[str], formats: Sequence[str], kinds: Kinds, opt
             different = next((number for number, dtype in enumerate(found) if dtype != found[0]), None)
             if different is not None:
                 raise ConfigError(
-                    f"key {key!r}: {paths[0]} has {found[0].name}, {paths[different]} has {found[different].name}: say"
-                    " which to write with --dtype"
+                    f"key {key!r}: {paths[0]} has {found[0].name}, {paths[different]} has {found[different].name}:"
+                    " choose one with --dtype"
                 )
             wanted = found[0]
             if wanted.kind == "b" and target.bool_as != "bool":
@@ -270,23 +274,25 @@ def _format(paths: Sequence[str], formats: Sequence[str], options: CopyOptions) 
     for path, found in zip(paths, formats, strict=True):
         if found != formats[0]:
             raise ConfigError(
-                f"{paths[0]} is {formats[0]}, {path} is {found}: say which to write with --format"
+                f"{paths[0]} is {formats[0]}, {path} is {found}: choose the format of the result with --format"
                 f" {' or '.join(FORMATS)}"
             )
     for name in FORMATS:
         if name == formats[0]:
             return name
     raise ConfigError(
-        f"{paths[0]} is {formats[0]}, which is read but not written here: say --format {' or '.join(FORMATS)}"
+        f"{paths[0]} is {formats[0]}, which can be read but not written: choose --format {' or '.join(FORMATS)}"
     )
 
 
 def _names(paths: Sequence[str], kinds: Kinds, chosen: FormatName) -> list[dict[str, str]]:
-    """Of each source what it calls each key of the copy, in the order of the first source."""
+    """Return for each source its names of the keys of the copy, in the order of the first source."""
     if all(len(of) == 1 for of in kinds):
         own = dict.fromkeys(name for of in kinds for name in of if name not in GENERIC)
         if len(own) > 1:
-            raise ConfigError(f"the sources have different keys, {', '.join(map(repr, own))}; merge those of one name")
+            raise ConfigError(
+                f"the sources have different keys, {', '.join(map(repr, own))}; only equal keys can be merged"
+            )
         key = next(iter(own), FORMATS[chosen].sole_key)
         return [{key: name} for of in kinds for name in of]
     for path, of in zip(paths, kinds, strict=True):
@@ -307,7 +313,9 @@ def _asked(key: str, found: Sequence[np.dtype[Any]], keys: Sequence[str], option
         return _dtype(asked) if is_meant else None
     for name in asked:
         if name not in keys:
-            raise ConfigError(f"dtype for the key {name!r}, which is not there; the keys are {', '.join(keys)}")
+            raise ConfigError(
+                f"a dtype is given for the key {name!r}, which does not exist; the keys are {', '.join(keys)}"
+            )
     return _dtype(asked[key]) if key in asked else None
 
 
@@ -315,7 +323,7 @@ def _dtype(name: str) -> np.dtype[Any]:
     try:
         dtype = np.dtype(name)
     except TypeError as error:
-        raise ConfigError(f"dtype={name!r} is no dtype: {error}") from error
+        raise ConfigError(f"dtype={name!r} is not a dtype: {error}") from error
     if dtype.kind not in "biuf":
-        raise ConfigError(f"dtype={name!r} is not one of numbers")
+        raise ConfigError(f"dtype={name!r} is not a dtype of numbers")
     return dtype.newbyteorder("<")

@@ -1,4 +1,4 @@
-"""AstrAI's first store, one JSON object of lists of lists, as a source to be converted."""
+"""The first store format of AstrAI, one JSON object of lists of lists, as a source of `convert`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NESTED: Final = msgspec.json.Decoder(dict[str, list[Numbers]])
 
 
 def is_json_object(path: str | os.PathLike[str], using: Reader) -> bool:
-    """Whether a file is one JSON object, by its name, or by its beginning: AstrAI gave the name ``.jsonl`` to both."""
+    """Whether a file is one JSON object, by its name or its beginning. AstrAI named both kinds ``.jsonl``."""
     place = Path(path)
     if place.suffix not in JSON_SUFFIXES or place.name in (META_NAME, MANIFEST_NAME) or not place.is_file():
         return False
@@ -36,15 +36,15 @@ def is_json_object(path: str | os.PathLike[str], using: Reader) -> bool:
 class JsonObjectStore(SegmentedStore):
     """One JSON object ``{"tokens": [[1, 2], [3]], ...}`` in a file, as AstrAI 1.3.5 and 1.3.6 wrote it.
 
-    A list of numbers in place of a list of lists is one document. Everything is in memory, as it was there.
+    A list of numbers instead of a list of lists is one document. The whole file is kept in memory, as AstrAI did.
 
     Args:
         path: the file.
-        key: the main key.
-        using: reads the file, once.
+        key: the main key; None means the first.
+        using: the reader of the file, which is read once.
 
     Raises:
-        StoreError: it is no such object; says what was expected.
+        StoreError: the file does not hold such an object.
         ConfigError: there is no such key.
     """
 
@@ -62,7 +62,7 @@ class JsonObjectStore(SegmentedStore):
         dtypes = {name: kinds.dtype(name) for name in lists}
         self._values = {
             name: read_only(
-                np.concatenate([np.empty(0, dtypes[name]), *(as_array(one, dtypes[name]) for one in documents)])
+                np.concatenate([np.empty(0, dtypes[name]), *(as_array(values, dtypes[name]) for values in documents)])
             )
             for name, documents in lists.items()
         }
@@ -74,30 +74,30 @@ class JsonObjectStore(SegmentedStore):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The file."""
+        """The one file of the store."""
         return (Path(self.file),)
 
     @property
     def fingerprint(self) -> str:
-        """xxh3_128 of the hash of the whole file and the main key."""
+        """Hash (xxh3_128) of the content of the file and the main key."""
         return xxhash.xxh3_128_hexdigest(repr((self.format, self._keys[0], self._hash)).encode())
 
     def can_be(self, key: str, dtype: np.dtype[Any]) -> bool:
-        """float64, where integers were seen, and anything where all lists are empty."""
+        """Whether a key can have this dtype: float64 if it holds integers, any dtype if all its lists are empty."""
         return json_can_be(self._dtypes[key], int(self._bounds[key][-1]), dtype)
 
     def with_dtypes(self, dtypes: Mapping[str, np.dtype[Any]]) -> Self:
-        """The same store with other dtypes of some keys, each of which it can be."""
+        """Return the store with other dtypes of some keys; each must be one that `can_be` allows."""
         other = super().with_dtypes(dtypes)
         other._values = {key: read_only(values.astype(other._dtypes[key])) for key, values in self._values.items()}
         return other
 
     def stream_view(self, key: str | None = None) -> TokenArray | None:
-        """The values in memory."""
+        """Return the values of a key, which are in memory."""
         return self._values[self._known(key)]
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
-        """Whether the ids of the main key are in the vocabulary."""
+        """Check that the ids of the main key are in the vocabulary."""
         key = self._keys[0]
         values = self._values[key]
         yield from check_values(
@@ -105,7 +105,7 @@ class JsonObjectStore(SegmentedStore):
         )
 
     def close(self) -> None:
-        """The file is closed already; the values stay."""
+        """Do nothing: the file is closed already, and the values stay in memory."""
 
     def _read(self, begin: int, end: int, key: str) -> TokenArray:
         return self._values[key][begin:end]
@@ -119,9 +119,9 @@ def _decode_object(path: str, data: bytes) -> dict[str, list[Any]]:
             found = {key: [values] for key, values in decode_record(data)[0].items()}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise StoreError(
-                f"{path}: no store of tokens, which is a JSON object with a list of lists of numbers for each key, or a"
-                f" .jsonl with such a record a line: {error}; text is made into tokens by headrace prepare"
+                f"{path}: not a store of tokens: {error}; expected a JSON object with a list of lists of numbers for"
+                f" each key, or a .jsonl with one such record per line. headrace prepare makes tokens of text"
             ) from error
     if not found:
-        raise StoreError(f"{path}: names no key; a store has at least one")
+        raise StoreError(f"{path}: has no key; a store has at least one")
     return found

@@ -1,9 +1,10 @@
-"""Which documents go where: ordered ranges of documents of sources, cut into shards, and the way back.
+"""Plan which documents go where: ordered ranges of documents, cut into shards. Without I/O.
 
-sources A of 5 documents, B of 3          merge              (A 0-5, B 0-3)
-cut at the documents 4 and 6              split              (A 0-4) | (A 4-5, B 0-1) | (B 1-3)
+    sources A of 5 documents, B of 3          merge              (A 0-5, B 0-3)
+    cut at the documents 4 and 6              split              (A 0-4) | (A 4-5, B 0-1) | (B 1-3)
 
-From a document of a copy back to the document of the source, by the ranges in the manifest. No I/O.
+`copied_documents` goes the other way: from a document of a copy to the document of the source, by the ranges in the
+manifest.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from headrace.stores.arguments import IntArray
 
 
 class DocumentRange(msgspec.Struct, frozen=True):
-    """``num_documents`` documents of a source, from ``first`` on."""
+    """``num_documents`` consecutive documents of a source, from ``first`` on."""
 
     source: int
     first: int
@@ -32,19 +33,19 @@ class DocumentRange(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> int:
-        """The document behind the last."""
+        """Number of the document after the last one."""
         return self.first + self.num_documents
 
 
 class FolderPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One store that is written: its place below the destination (empty: the destination itself), and its shards."""
+    """One store that is written: its folder below the destination (empty for the destination itself) and its shards."""
 
     name: str
     shards: tuple[tuple[DocumentRange, ...], ...]
 
     @property
     def num_documents(self) -> int:
-        """Documents of all shards."""
+        """Number of documents in all shards."""
         return sum(piece.num_documents for shard in self.shards for piece in shard)
 
 
@@ -53,8 +54,8 @@ class CopyPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         folders: the stores, in the order in which they are written.
-        dtypes: of each key on disk, in the order of the keys.
-        format: of what is written.
+        dtypes: dtype of each key on disk, in the order of the keys.
+        format: format of the stores.
     """
 
     folders: tuple[FolderPlan, ...]
@@ -63,43 +64,43 @@ class CopyPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def whole(num_documents: Sequence[int]) -> list[DocumentRange]:
-    """All documents of sources that have so many, one source after another."""
+    """Return the ranges of all documents of sources with these numbers of documents."""
     return [DocumentRange(source, 0, count) for source, count in enumerate(num_documents)]
 
 
 def cut(pieces: Sequence[DocumentRange], borders: Sequence[int]) -> list[list[DocumentRange]]:
-    """The pieces cut before the documents at these places, which do not decrease, into ``len(borders) + 1`` lists.
+    """Cut ranges of documents at borders into ``len(borders) + 1`` lists.
 
     Args:
-        pieces: ranges of documents, counted from 0 over all of them.
-        borders: in [0, number of documents].
+        pieces: ranges of documents, which are counted from 0 over all of them.
+        borders: the documents before which to cut, ascending, in [0, number of documents].
     """
     total = sum(piece.num_documents for piece in pieces)
     parts: list[list[DocumentRange]] = []
     rest = [piece for piece in pieces if piece.num_documents]
     rest.reverse()
     for begin, end in pairwise([0, *borders, total]):
-        left = end - begin
+        missing = end - begin
         part: list[DocumentRange] = []
-        while left:
+        while missing:
             piece = rest.pop()
-            count = min(left, piece.num_documents)
+            count = min(missing, piece.num_documents)
             part.append(DocumentRange(piece.source, piece.first, count))
             if count < piece.num_documents:
                 rest.append(DocumentRange(piece.source, piece.first + count, piece.num_documents - count))
-            left -= count
+            missing -= count
         parts.append(part)
     return parts
 
 
 def shard_borders(lengths: Iterable[IntArray], shard_tokens: int) -> list[int]:
-    """Where shards begin, but for the first: each ends before the document that takes it over so many tokens.
+    """Return where shards begin, except the first: a shard ends before the document that would exceed the limit.
 
-    The rule of ``headrace prepare``. A longer document is a shard of its own.
+    This is the rule of ``headrace prepare``. A document that is longer than the limit gets a shard of its own.
 
     Args:
-        lengths: tokens of each document, all keys together, in pieces of any size.
-        shard_tokens: most tokens of a shard.
+        lengths: tokens of each document, summed over all keys, in arrays of any size.
+        shard_tokens: maximum number of tokens per shard.
     """
     borders: list[int] = []
     offset = tokens = 0
@@ -122,7 +123,7 @@ def shard_borders(lengths: Iterable[IntArray], shard_tokens: int) -> list[int]:
 
 
 def limited(shard: Sequence[DocumentRange], max_documents: int | None) -> list[list[DocumentRange]]:
-    """The shard itself, or as few of nearly equal numbers of documents as hold at most so many each."""
+    """Return the shard itself, or if it has too many documents, as few nearly equal shards as possible."""
     total = sum(piece.num_documents for piece in shard)
     if max_documents is None or total <= max_documents:
         return [list(shard)]
@@ -131,10 +132,10 @@ def limited(shard: Sequence[DocumentRange], max_documents: int | None) -> list[l
 
 
 def part_borders(lengths: Iterable[IntArray], num_parts: int, *, num_documents: int, num_tokens: int) -> list[int]:
-    """(num_parts - 1) borders between documents, each the nearest to its share of the tokens; the earlier of two.
+    """Return (num_parts - 1) borders between documents, each the nearest to its share of the tokens.
 
-    Without tokens the documents are assigned. A part has at most the length of the longest document more or less than
-    its share.
+    Of two borders that are equally near, the earlier is used. If there are no tokens, the documents are shared out. A
+    part differs from its share by at most the length of the longest document.
     """
     if num_tokens == 0:
         return [part * num_documents // num_parts for part in range(1, num_parts)]
@@ -143,7 +144,7 @@ def part_borders(lengths: Iterable[IntArray], num_parts: int, *, num_documents: 
     for chunk in lengths:
         ends = np.concatenate(([0], np.cumsum(chunk))) + tokens
         while len(borders) < num_parts - 1:
-            share = (len(borders) + 1) * num_tokens  # in parts of a token
+            share = (len(borders) + 1) * num_tokens  # in units of 1 / num_parts tokens
             if share > int(ends[-1]) * num_parts:
                 break
             at = int(np.searchsorted(ends, -(-share // num_parts)))
@@ -156,20 +157,22 @@ def part_borders(lengths: Iterable[IntArray], num_parts: int, *, num_documents: 
 def named_split(
     split: str, num_documents: int, *, era: Literal["core", "legacy"], names: Sequence[str]
 ) -> list[tuple[str, int, int]]:
-    """(name, first, end) of the documents of each part with a share above 0, by Megatron's borders.
+    """Return (name, first, end) of the documents of each part whose share is above 0, with Megatron's borders.
 
     Raises:
-        ConfigError: the split cannot be read, or there are not as many names as numbers.
+        ConfigError: the split is malformed, or the number of names does not fit it.
     """
     parts = split_ranges(split, num_documents, era=era)
     num_shares = max(number + 1 for number, part in enumerate(parts) if part is not None)
     if not num_shares <= len(names) <= len(parts):
-        raise ConfigError(f"{len(names)} names for the split {split!r}: name each of its {num_shares} parts")
+        raise ConfigError(
+            f"{len(names)} names are given for the split {split!r}: give one for each of its {num_shares} parts"
+        )
     return [(name, *part) for name, part in zip(names, parts, strict=False) if part is not None]
 
 
 def ranges_of(shards: Iterable[Iterable[DocumentRange]]) -> list[DocumentRange]:
-    """The documents of shards as few ranges: what goes on where the piece before it ended is one with it."""
+    """Return the documents of shards as few ranges, by joining each piece to the one that it continues."""
     found: list[DocumentRange] = []
     for piece in (piece for shard in shards for piece in shard):
         if found and found[-1].source == piece.source and found[-1].end == piece.first:
@@ -181,17 +184,17 @@ def ranges_of(shards: Iterable[Iterable[DocumentRange]]) -> list[DocumentRange]:
 
 
 OPTION = "copy"
-"""The key of a manifest's ``options`` that says that the store is a copy."""
+"""The key in the ``options`` of a manifest that marks a copy."""
 
 
 class SourceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One source in the manifest of a copy.
 
     Attributes:
-        path: as the run was given it.
-        documents: what a document of it is, as for `headrace.open`.
-        dialect: as for `headrace.open`; empty: as found.
-        num_documents: how many it had.
+        path: the path as the user gave it.
+        documents: what a document of a pair is, as for `headrace.open`.
+        dialect: as for `headrace.open`; empty if it was recognised by the bytes.
+        num_documents: number of its documents.
     """
 
     path: str
@@ -205,9 +208,9 @@ class CopyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         tool: ``merge``, ``convert`` or ``split``.
-        request: what was asked for.
-        sources: in order.
-        ranges: (source, first document, number of documents) of all documents, in order.
+        request: the options of the tool.
+        sources: the sources, in order.
+        ranges: all documents in order, as (source, first document, number of documents).
     """
 
     tool: str
@@ -217,38 +220,38 @@ class CopyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class CopiedDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a document of a copy was: the source, and its number there, from 0."""
+    """Origin of a document of a copy: the source, and the number of the document there, from 0."""
 
     source: SourceEntry
     document: int
 
 
 def ranges_from(pieces: Sequence[DocumentRange]) -> tuple[tuple[int, int, int], ...]:
-    """Pieces as the manifest keeps them."""
+    """Return ranges in the form of the manifest."""
     return tuple((piece.source, piece.first, piece.num_documents) for piece in pieces)
 
 
 def is_copy(manifest: Manifest) -> bool:
-    """Whether the manifest is that of a copy."""
+    """Whether a manifest is that of a copy."""
     return OPTION in manifest.options
 
 
 def copied_documents(manifest: Manifest, documents: Sequence[int]) -> list[CopiedDocument]:
-    """Where documents of a copy were, by their numbers in it. O(ranges), and a bisection each.
+    """Find the origins of documents of a copy by their numbers. O(ranges), and a bisection for each document.
 
     Raises:
-        StoreError: the ranges are not those of this store.
+        StoreError: the manifest is that of no copy, or its ranges do not hold such a document.
     """
     try:
         entry = msgspec.convert(manifest.options[OPTION], CopyEntry)
     except (KeyError, msgspec.ValidationError) as error:
-        raise StoreError(f"the manifest does not say of which documents it is a copy: {error}") from error
+        raise StoreError(f"the manifest does not say which documents were copied: {error}") from error
     ends = list(accumulate(count for _, _, count in entry.ranges))
     found = []
     for document in documents:
         at = bisect_right(ends, document)
         if not 0 <= document < (ends[-1] if ends else 0) or not 0 <= entry.ranges[at][0] < len(entry.sources):
-            raise StoreError(f"the manifest's ranges do not lead to document {document}; it was changed")
+            raise StoreError(f"the ranges in the manifest do not hold document {document}; the manifest is damaged")
         source, first, count = entry.ranges[at]
         found.append(CopiedDocument(source=entry.sources[source], document=first + document - ends[at] + count))
     return found

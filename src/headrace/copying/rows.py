@@ -1,4 +1,4 @@
-"""Documents of a store in bulk: their tokens in a row, their lengths, and the sequences that they are made of."""
+"""Read many documents of a store at once: their tokens, their lengths, and the sequences that they consist of."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from headrace.stores.arguments import IntArray
 
 
 class DocumentRows(NamedTuple):
-    """``n`` documents of one key, one after another.
+    """``n`` consecutive documents of one key.
 
     Attributes:
-        tokens: (sum of lengths,) contiguous.
-        lengths: (n,) int64 tokens of each document.
-        sequences: (m,) int64 tokens of each sequence.
-        ends: (n,) int64 sequences up to the end of each document.
-        modes: (m,) int8 of each sequence, or (0,) where there are none.
+        tokens: (sum of lengths,) contiguous, the tokens of all documents.
+        lengths: (n,) int64, number of tokens in each document.
+        sequences: (m,) int64, number of tokens in each sequence.
+        ends: (n,) int64, number of sequences up to the end of each document.
+        modes: (m,) int8, mode of each sequence; (0,) if the store has no modes.
     """
 
     tokens: NDArray[Any]
@@ -32,18 +32,18 @@ class DocumentRows(NamedTuple):
 
 
 def shards_of(store: Store) -> tuple[Store, ...]:
-    """The shards that a store is made of, or itself."""
+    """Return the shards of a store, or the store itself if it is not sharded."""
     return store.shards if isinstance(store, ShardedStore) else (store,)
 
 
 def lengths_of(store: Store, first: int, end: int) -> IntArray:
-    """(end - first,) int64: tokens of each document."""
+    """Return the number of tokens of each document, (end - first,) int64."""
     parts = [_shard_lengths(shard, begin, until) for shard, begin, until in _within(store, first, end)]
     return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def read_rows(store: Store, first: int, end: int) -> DocumentRows:
-    """The documents ``first`` to ``end``, at least one; of a store without sequences each that has tokens is one."""
+    """Read the documents ``[first, end)``, at least one. Without sequences each document that has tokens is one."""
     parts = [_shard_rows(shard, begin, until) for shard, begin, until in _within(store, first, end)]
     if len(parts) == 1:
         return parts[0]
@@ -59,16 +59,16 @@ def read_rows(store: Store, first: int, end: int) -> DocumentRows:
 
 
 def cast(rows: DocumentRows, dtype: np.dtype[Any], where: str, first: int) -> DocumentRows:
-    """The same in another dtype, every value as it was.
+    """Convert documents to another dtype without changing a value.
 
     Args:
         rows: the documents ``first``, ``first + 1``, ... of a store.
-        dtype: of the tokens in the end.
-        where: the store, for the message.
-        first: as said.
+        dtype: the dtype of the result.
+        where: name of the store for the message.
+        first: number of the first document, for the message.
 
     Raises:
-        InputError: a value that does not fit; names the document.
+        InputError: a value does not fit; the message names the document.
     """
     tokens = rows.tokens
     if tokens.dtype == dtype:
@@ -76,7 +76,7 @@ def cast(rows: DocumentRows, dtype: np.dtype[Any], where: str, first: int) -> Do
     if tokens.dtype.kind == "b":
         tokens = tokens.view(np.uint8)
     if not np.can_cast(tokens.dtype, dtype, "safe"):
-        wrong = _not_held(tokens, dtype)
+        wrong = _misfits(tokens, dtype)
         if len(wrong):
             number = first + int(np.searchsorted(np.cumsum(rows.lengths), wrong[0], side="right"))
             raise InputError(
@@ -86,8 +86,8 @@ def cast(rows: DocumentRows, dtype: np.dtype[Any], where: str, first: int) -> Do
     return rows._replace(tokens=tokens.astype(dtype))
 
 
-def _not_held(tokens: NDArray[Any], dtype: np.dtype[Any]) -> IntArray:
-    """(k,) places of the values that the dtype does not hold."""
+def _misfits(tokens: NDArray[Any], dtype: np.dtype[Any]) -> IntArray:
+    """Return the (k,) positions of the values that the dtype cannot hold."""
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             back = tokens.astype(dtype).astype(tokens.dtype)
@@ -99,7 +99,7 @@ def _not_held(tokens: NDArray[Any], dtype: np.dtype[Any]) -> IntArray:
 
 
 def _within(store: Store, first: int, end: int) -> Iterator[tuple[Store, int, int]]:
-    """The shards that hold the documents, and which of their own documents these are."""
+    """Yield the shards that hold documents ``[first, end)``, each with the range of its own documents."""
     begin = 0
     for shard in shards_of(store):
         low, high = max(first - begin, 0), min(end - begin, shard.num_documents)
@@ -125,8 +125,8 @@ def _shard_rows(shard: Store, first: int, end: int) -> DocumentRows:
     begin, until = shard.document_begins(np.array([first, end])).tolist()
     if until - begin != int(sizes.sum()):
         raise StoreError(
-            f"{shard.index.path}: documents {first} to {end} have {int(sizes.sum())} tokens by their sizes and"
-            f" {until - begin} by their pointers; the index was changed"
+            f"{shard.index.path}: documents {first} to {end} have {int(sizes.sum())} tokens by their sizes but"
+            f" {until - begin} by their pointers; the index is damaged"
         )
     tokens = shard.fetch(begin, until)
     return DocumentRows(
@@ -135,12 +135,12 @@ def _shard_rows(shard: Store, first: int, end: int) -> DocumentRows:
 
 
 def _sequences(shard: IndexedStore, first: int, end: int) -> tuple[IntArray, IntArray]:
-    """(end - first,) sequences up to the end of each document, counted from the first one; and the tokens of each."""
+    """Return the sequences up to the end of each document, (end - first,), and the tokens of each sequence, (m,)."""
     bounds = shard.index.bounds.read(first, end + 1)
     if int(bounds[0]) < 0 or int(bounds[-1]) > len(shard.index.sizes) or (np.diff(bounds) < 0).any():
         raise StoreError(
-            f"{shard.index.path}: documents {first} to {end}: the document indices may not decrease, nor pass"
-            f" {len(shard.index.sizes)} sequences"
+            f"{shard.index.path}: documents {first} to {end}: the document indices must not decrease, nor exceed"
+            f" the {len(shard.index.sizes)} sequences"
         )
     sizes = shard.index.sizes.read(int(bounds[0]), int(bounds[-1]))
     if len(sizes) and int(sizes.min()) < 0:

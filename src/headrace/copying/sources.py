@@ -1,7 +1,4 @@
-"""The stores that are copied: opened with all their keys, counted, read in chunks, and hashed on the way.
-
-Reads files, and hashes what is read of them in order: whoever reads all of a file gets its sums for free.
-"""
+"""The stores that are copied: opened with all their keys, read in chunks, and hashed while they are read."""
 
 from __future__ import annotations
 
@@ -28,10 +25,10 @@ _READ_BYTES = 1 << 20
 
 
 class HashingReader(PreadReader):
-    """A reader that takes the bytes of every file into a hasher as long as they come in order. For one thread.
+    """A reader that hashes every file as long as its bytes are read in order. Use it in one thread only.
 
-    A range that goes on behind the bytes that were hashed is taken, any other is only read. What was not read in order
-    by the end is read for `sum`.
+    A range is hashed if it begins where the hashed bytes end; any other range is only read. `sum` reads the bytes that
+    were not hashed by then.
     """
 
     def __init__(self) -> None:
@@ -39,17 +36,17 @@ class HashingReader(PreadReader):
         self._hashers: dict[str, FileHasher] = {}
 
     def read_ranges(self, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray | None = None) -> ByteArray:
-        """As every reader."""
+        """Read ranges of a file, and hash a single range that continues the hashed bytes."""
         data = super().read_ranges(path, offsets, lengths, out)
         if len(offsets) == 1 and int(offsets[0]) == self._hasher(path).size:
             self._hasher(path).update(data.data)
         return data
 
     def sum(self, path: Path) -> FileSum:
-        """Size and hashes of a whole file; what of it was not read in order is read now.
+        """Return size and hashes of a whole file. Bytes that were not hashed yet are read now.
 
         Raises:
-            StoreError: it cannot be read, or was changed since it was opened.
+            StoreError: the file cannot be read, or has changed since it was opened.
         """
         hasher, size = self._hasher(str(path)), self.size(str(path))
         try:
@@ -60,7 +57,9 @@ class HashingReader(PreadReader):
         except OSError as error:
             raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
         if hasher.size != size:
-            raise StoreError(f"{path}: changed while it was in use: {size} bytes at first, now {hasher.size}")
+            raise StoreError(
+                f"{path}: the file changed while it was read: it had {size} bytes, and now has {hasher.size}"
+            )
         return hasher.sum(path.name)
 
     def _hasher(self, path: str) -> FileHasher:
@@ -69,18 +68,18 @@ class HashingReader(PreadReader):
 
 CHUNK_DOCUMENTS = 1 << 14
 CHUNK_TOKENS = 1 << 20
-"""A chunk has at most so many of either, but at least one document."""
+"""Maximum documents and tokens of a chunk; it has at least one document."""
 
 
 class StoreSource:
-    """One store with all its keys, for one pass from its begin to its end.
+    """One store with all its keys, for one pass from beginning to end.
 
     Args:
-        path: as for `headrace.open`; or a file of one JSON object, as AstrAI first wrote stores.
-        options: how pairs are understood.
+        path: a path as for `headrace.open`, or a file of one JSON object, the first store format of AstrAI.
+        options: how pairs are interpreted.
 
     Raises:
-        StoreError: nothing is there, it is malformed, or its keys have different numbers of documents.
+        StoreError: there is no store, it is malformed, or its keys have different numbers of documents.
     """
 
     def __init__(self, path: str, options: CopyOptions) -> None:
@@ -89,79 +88,83 @@ class StoreSource:
         found = find_manifest(path)
         self.folder: Path | None = None if found is None else found[0]
         self.manifest: Manifest | None = None if found is None else found[1]
-        # A dialect speaks of pairs; keyed stores may be among the sources, too.
-        understood = CopyOptions() if _is_keyed(Path(path), self.manifest) else options
-        self.documents, self.dialect = understood.documents, understood.dialect or ""
+        # The dialect applies to pairs; keyed stores may be among the sources too.
+        pair_options = CopyOptions() if _is_keyed(Path(path), self.manifest) else options
+        self.documents, self.dialect = pair_options.documents, pair_options.dialect or ""
         self.keys: dict[str, Store]
         if is_json_object(path, self._reader):
             whole = JsonObjectStore(path, using=self._reader)
             self.keys = {key: whole.with_main(key) for key in whole.keys}
         else:
-            self.keys = open_keys(path, reader=self._reader, dialect=understood.dialect, documents=understood.documents)
+            self.keys = open_keys(
+                path, reader=self._reader, dialect=pair_options.dialect, documents=pair_options.documents
+            )
         counts = {key: store.num_documents for key, store in self.keys.items()}
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{key!r} has {count:,}" for key, count in counts.items())
-            raise StoreError(f"{path}: keys of different numbers of documents cannot stay side by side: {listed}")
+            raise StoreError(
+                f"{path}: the keys have different numbers of documents, so they cannot be copied together: {listed}"
+            )
         self.num_documents = next(iter(counts.values()))
 
     @property
     def format(self) -> str:
-        """``"indexed"`` for every kind of pair, else the name of the format."""
+        """``"indexed"`` for every dialect of pairs, otherwise the name of the format."""
         return "indexed" if isinstance(self._shards[0], IndexedStore) else self._shards[0].format
 
     @property
     def files(self) -> list[Path]:
-        """All its files, each once."""
+        """All files of the store, each once."""
         return list(dict.fromkeys(file for store in self.keys.values() for file in store.files))
 
     @property
     def shard_borders(self) -> list[int]:
-        """Where its shards begin, but for the first, in documents."""
+        """The first document of each shard, except the first shard."""
         return [int(end) for end in np.cumsum([shard.num_documents for shard in self._shards])[:-1]]
 
     @property
     def keys_of_values(self) -> frozenset[str]:
-        """Those that the manifest says hold no ids of a vocabulary."""
-        return self._said(lambda info: not info.ids)
+        """Keys that hold no ids of a vocabulary, according to the manifest."""
+        return self._keys_where(lambda info: not info.ids)
 
     @property
     def keys_of_masks(self) -> frozenset[str]:
-        """Those that the manifest says are 1 where a token is trained."""
-        return self._said(lambda info: info.mask)
+        """Keys that are 1 where a token is trained, according to the manifest."""
+        return self._keys_where(lambda info: info.mask)
 
     @property
     def has_samples(self) -> bool:
-        """Whether the manifest counts ids as tokens, and no other values: so it is where a recipe made the store."""
+        """Whether a recipe made the store. Its manifest then counts only ids as tokens, and no other values."""
         return self.manifest is not None and self.manifest.ledger.samples is not None
 
     @property
     def keys_with_modes(self) -> frozenset[str]:
-        """Those whose sequences have modes."""
+        """Keys whose sequences have modes."""
         return frozenset(key for key, store in self.keys.items() if any(map(_has_modes, shards_of(store))))
 
     @property
     def keys_without_modes(self) -> frozenset[str]:
-        """Those that have sequences without modes; an empty store may be of either kind."""
+        """Keys that have sequences without modes; a key without sequences fits either kind."""
         return frozenset(key for key, store in self.keys.items() if any(map(_lacks_modes, shards_of(store))))
 
     @property
     def has_inner_borders(self) -> bool:
-        """Whether sequences are not documents one to one: some have several, or none. O(shards)."""
+        """Whether some document has several sequences, or none. O(shards)."""
         shards = [shard for store in self.keys.values() for shard in shards_of(store)]
         return any(isinstance(shard, IndexedStore) and shard.num_sequences != shard.num_documents for shard in shards)
 
     def num_tokens(self, first: int, end: int) -> dict[str, int]:
-        """Tokens of the documents ``first`` to ``end``, by key."""
+        """Return for each key the number of tokens in the documents ``[first, end)``."""
         borders = np.array([first, end])
         return {key: int(np.diff(store.document_begins(borders))[0]) for key, store in self.keys.items()}
 
     def lengths(self, first: int, end: int) -> Iterator[IntArray]:
-        """Tokens of the documents, all keys together, a chunk at a time."""
+        """Yield the numbers of tokens in the documents, summed over all keys, in chunks."""
         for begin in range(first, end, CHUNK_DOCUMENTS):
             yield self._lengths(begin, min(begin + CHUNK_DOCUMENTS, end))
 
     def chunks(self, first: int, end: int) -> Iterator[tuple[int, int, dict[str, DocumentRows]]]:
-        """The documents ``first`` to ``end`` in order: (first, end, rows of each key) of every chunk."""
+        """Yield the documents ``[first, end)`` in chunks, each as (first, end, rows of each key)."""
         while first < end:
             ends = np.cumsum(self._lengths(first, min(first + CHUNK_DOCUMENTS, end)))
             until = first + max(1, int(np.searchsorted(ends, CHUNK_TOKENS, side="right")))
@@ -169,10 +172,10 @@ class StoreSource:
             first = until
 
     def inputs(self) -> list[InputFile]:
-        """Its files with size and hash; what of them was not read so far is read now.
+        """Return the files with sizes and hashes. Bytes that were not read yet are read now.
 
         Raises:
-            StoreError: a file is not what the source's manifest lists, or was changed meanwhile.
+            StoreError: a file does not match the manifest of the source, or changed while it was read.
         """
         listed = self._listed()
         found = []
@@ -180,16 +183,18 @@ class StoreSource:
             sums = self._reader.sum(file)
             wanted = listed.get(file.resolve())
             if wanted is not None and (wanted.size, wanted.xxh3_128) != (sums.size, sums.xxh3_128):
-                faults = [str(problem) for problem in check_file(file, wanted)] or [f"{file}: was changed meanwhile"]
+                faults = [str(problem) for problem in check_file(file, wanted)] or [
+                    f"{file}: the file changed while it was read"
+                ]
                 raise StoreError(
-                    f"{faults[0]}; nothing was written: the source is not what its {MANIFEST_NAME} says (headrace check"
-                    f" {self.path})"
+                    f"{faults[0]}; nothing was written, because the source does not match its {MANIFEST_NAME}: run"
+                    f" headrace check {self.path}"
                 )
             found.append(InputFile(path=str(file), format=self.format, size=sums.size, xxh3_128=sums.xxh3_128))
         return found
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for store in self.keys.values():
             store.close()
 
@@ -197,9 +202,9 @@ class StoreSource:
     def _shards(self) -> tuple[Store, ...]:
         return shards_of(next(iter(self.keys.values())))
 
-    def _said(self, asks: Callable[[KeyInfo], bool]) -> frozenset[str]:
+    def _keys_where(self, matches: Callable[[KeyInfo], bool]) -> frozenset[str]:
         shards = () if self.manifest is None else self.manifest.outputs
-        return frozenset(key for shard in shards for key, info in shard.keys.items() if asks(info))
+        return frozenset(key for shard in shards for key, info in shard.keys.items() if matches(info))
 
     def _lengths(self, first: int, end: int) -> IntArray:
         lengths: IntArray = np.sum([lengths_of(store, first, end) for store in self.keys.values()], axis=0)
@@ -221,8 +226,8 @@ def open_sources(paths: Sequence[str], options: CopyOptions) -> Iterator[list[St
     """Open stores, and close them at the end.
 
     Raises:
-        StoreError: as `StoreSource`.
-        ConfigError: options for pairs, and there are none.
+        StoreError: as for `StoreSource`.
+        ConfigError: options for pairs are given, and a source holds no pairs.
     """
     with contextlib.ExitStack() as stack:
         sources = []
@@ -234,10 +239,10 @@ def open_sources(paths: Sequence[str], options: CopyOptions) -> Iterator[list[St
 
 
 def expand(paths: Sequence[str | os.PathLike[str]], sort_by: SortBy) -> tuple[list[str], list[str]]:
-    """The paths of all sources in their order, and what a user should know of that order.
+    """Return the paths of all sources in their order, and notes for the user about that order.
 
-    A folder of bare pairs (no ``headrace.json``) stands for its pairs, in the natural order in which `headrace.open`
-    reads them; ``name`` sorts all paths by their characters, as Megatron's ``tools/merge_datasets.py`` does.
+    A folder of pairs without a ``headrace.json`` stands for its pairs, in the natural order in which `headrace.open`
+    reads them. ``name`` sorts all paths by their characters, as Megatron's ``tools/merge_datasets.py`` does.
     """
     found: list[str] = []
     notes = []
@@ -252,8 +257,8 @@ def expand(paths: Sequence[str | os.PathLike[str]], sort_by: SortBy) -> tuple[li
         if sort_by == "given" and natural != stems:
             at = next(number for number, stem in enumerate(stems) if stem != natural[number])
             notes.append(
-                f"{path}: pairs are merged in natural order, in which headrace.open reads them ({natural[at]!r} before"
-                f" {stems[at]!r}); Megatron's tool sorts by name: --sort-by name"
+                f"{path}: pairs are merged in natural order, as headrace.open reads them ({natural[at]!r} before"
+                f" {stems[at]!r}); to sort by name as Megatron's tool does, use --sort-by name"
             )
     if sort_by == "name":
         found.sort()
@@ -263,10 +268,12 @@ def expand(paths: Sequence[str | os.PathLike[str]], sort_by: SortBy) -> tuple[li
 
 
 def _bare_pairs(folder: Path) -> list[str]:
-    """The stems of the pairs in a folder that holds pairs and no word of what they are, by name."""
+    """Return the sorted stems of the pairs in a folder that has no manifest and no ``meta.json``."""
     if not folder.is_dir() or (folder / MANIFEST_NAME).exists() or (folder / META_NAME).exists():
         return []
-    if all(Path(f"{folder}{suffix}").is_file() for suffix in SUFFIXES):  # Megatron's cache: the pair is meant
+    if all(
+        Path(f"{folder}{suffix}").is_file() for suffix in SUFFIXES
+    ):  # The folder is the cache of Megatron beside a pair of this name; the pair is meant.
         return []
     files = [file for file in folder.iterdir() if file.suffix in SUFFIXES and not file.name.startswith(".")]
     return sorted({file.stem for file in files})

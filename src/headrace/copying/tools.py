@@ -1,8 +1,6 @@
-"""The three tools, merge, convert and split: what each asks of a copy, and one run of it.
+"""The three tools `merge`, `convert` and `split`.
 
-One run of a tool: sources opened, a plan made of what is asked for, shown or carried out.
-
-The tokeniser that a copy names: that of its sources, if it is one. No I/O.
+Each of them makes a `Request`. `run` opens the sources, makes a plan, and carries it out, or only reports it.
 """
 
 from __future__ import annotations
@@ -49,12 +47,16 @@ from headrace.stores.arguments import IntArray
 def common_tokenizer(
     paths: Sequence[str], manifests: Sequence[Manifest | None], *, allow_different: bool
 ) -> tuple[TokenizerInfo | None, list[str]]:
-    """The tokeniser of all sources, None where it is not known to be one; and what a user should know.
+    """Find the tokeniser that all sources share.
 
-    Two are the same if their definitions have the same hash; ``eod`` and ``bos`` are kept where the sources agree.
+    Two tokenisers are the same if their definitions have the same hash. ``eod`` and ``bos`` are kept if the sources
+    agree on them.
+
+    Returns:
+        The tokeniser, or None if the sources are not known to share one; and notes for the user.
 
     Raises:
-        ConfigError: they differ, and that is not allowed.
+        ConfigError: the tokenisers differ, and that is not allowed.
     """
     known = [
         (path, manifest.tokenizer)
@@ -69,17 +71,17 @@ def common_tokenizer(
             found = f"{first_path} has ids of {_named(first)}, {path} of {_named(other)}"
             if not allow_different:
                 raise ConfigError(
-                    f"different tokenisers: {found}; one model cannot read both: tokenise one of them again, or say"
-                    " --allow-different-tokenizers"
+                    f"different tokenisers: {found}; one model cannot read both: tokenise one of them again, or allow"
+                    " this with --allow-different-tokenizers"
                 )
-            return None, [f"different tokenisers: {found}; the result names none"]
+            return None, [f"different tokenisers: {found}; the result names no tokeniser"]
     if len(known) < len(paths):
-        silent = next(path for path in paths if path not in dict(known))
-        return None, [f"{silent} does not say which tokeniser made its ids, so the result names none"]
+        unnamed = next(path for path in paths if path not in dict(known))
+        return None, [f"{unnamed} does not say which tokeniser made its ids, so the result names no tokeniser"]
     notes = []
     for name, text in (("eod", "eod_text"), ("bos", "bos_text")):
         if any(getattr(other, name) != getattr(first, name) for _, other in known):
-            notes.append(f"the sources do not have the same {name} token, or not all have one: the result names none")
+            notes.append(f"the sources do not all have the same {name} token, so the result names no such token")
             first = msgspec.structs.replace(first, **{name: None, text: ""})
     return first, notes
 
@@ -90,20 +92,20 @@ def _named(info: TokenizerInfo) -> str:
 
 OnProgress = Callable[[CopyProgress], None]
 Parts = Callable[[list[StoreSource]], list[tuple[str, list[DocumentRange]]]]
-"""From the sources to the stores that are written: name and documents of each."""
+"""A function from the sources to the stores that are written, with the name and the documents of each."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a tool asks for.
 
     Attributes:
-        tool: its name.
-        paths: of the sources, in order.
+        tool: name of the tool.
+        paths: paths of the sources, in order.
         output: the destination.
         asked: the tool's own options, for the manifest.
-        options: those that all tools share.
-        shards: what ``options.shards`` stands for where it is None.
-        notes: what the tool has to say already.
+        options: the options that all tools share.
+        shards: the default of ``options.shards``.
+        notes: notes for the user that the tool has already made.
     """
 
     tool: str
@@ -116,16 +118,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(request: Request, parts: Parts, *, dry_run: bool, on_progress: OnProgress | None) -> CopyReport:
-    """Carry a request out, or say what it would do.
+    """Carry out a request, or report what it would do.
 
     Args:
-        request: as said.
-        parts: cuts the sources.
-        dry_run: write nothing.
-        on_progress: called with every chunk.
+        request: what the tool asks for.
+        parts: cuts the sources into stores.
+        dry_run: whether to write nothing.
+        on_progress: called after each chunk.
 
     Raises:
-        HeadraceError: as `headrace.merge`.
+        HeadraceError: the errors of `headrace.merge`.
     """
     options = request.options
     with open_sources(request.paths, options) as sources:
@@ -159,19 +161,19 @@ def run(request: Request, parts: Parts, *, dry_run: bool, on_progress: OnProgres
             return report
         if found is not None:
             destination.clear()
-            made, inputs = found
+            manifests, inputs = found
             notes.append(
-                "the output is complete already: the same sources and options made it, and nothing is done (--overwrite"
-                " makes it anew)"
+                "the output is already complete: it was made from the same sources and options, so nothing is done"
+                " (--overwrite makes it again)"
             )
         else:
             with destination:
-                made, inputs = copier.run(destination.output, tool=request.tool, request=kept, tokenizer=tokenizer)
+                manifests, inputs = copier.run(destination.output, tool=request.tool, request=kept, tokenizer=tokenizer)
                 destination.commit()
         if copier.inner_borders:
             notes.append(
-                f"{kinds.format} keeps no sequences within documents: {copier.inner_borders:,} inner borders are not in"
-                " the result, all tokens are"
+                f"{kinds.format} keeps no sequences within documents: the result lacks {copier.inner_borders:,} inner"
+                " borders, but has all tokens"
             )
         stores = tuple(
             msgspec.structs.replace(
@@ -179,7 +181,7 @@ def run(request: Request, parts: Parts, *, dry_run: bool, on_progress: OnProgres
                 shards=manifest.outputs,
                 bytes=sum(file.size for shard in manifest.outputs for file in shard.files),
             )
-            for store, manifest in zip(report.stores, made, strict=True)
+            for store, manifest in zip(report.stores, manifests, strict=True)
         )
         return msgspec.structs.replace(
             report, stores=stores, inputs=tuple(inputs), warnings=tuple(notes), is_dry_run=False
@@ -187,7 +189,7 @@ def run(request: Request, parts: Parts, *, dry_run: bool, on_progress: OnProgres
 
 
 def _kept(request: Request, shards: Shards) -> dict[str, Any]:
-    """What the manifest keeps: all that decides bytes, but for what it says of each source."""
+    """Return the options that the manifest keeps: all that decide bytes, except those that it keeps for each source."""
     options = msgspec.to_builtins(request.options)
     for name in ("overwrite", "documents", "dialect"):
         options.pop(name)
@@ -197,7 +199,7 @@ def _kept(request: Request, shards: Shards) -> dict[str, Any]:
 def _folder(
     name: str, pieces: list[DocumentRange], sources: Sequence[StoreSource], shards: Shards, format_name: FormatName
 ) -> FolderPlan:
-    """The shards of one store; there is at least one, be it empty."""
+    """Plan the shards of one store. There is at least one, even if the store is empty."""
     borders: list[int] = []
     if shards == "source":
         before = 0
@@ -220,7 +222,7 @@ def _folder(
 
 
 def _modes(sources: Sequence[StoreSource], kinds: CopyKinds, options: CopyOptions) -> tuple[frozenset[str], list[str]]:
-    """The keys that are written with modes, and what to say of those that lose them."""
+    """Return the keys that are written with modes, and notes about the keys that lose them."""
     notes = []
     kept = set()
     for key in kinds.dtypes:
@@ -234,7 +236,7 @@ def _modes(sources: Sequence[StoreSource], kinds: CopyKinds, options: CopyOption
             continue
         why = f"{lacking[0]} has none" if lacking else f"the {kinds.format} format has none"
         if not options.drop_modes:
-            raise ConfigError(f"{having[0]}: has sequences with modes, and {why}; --drop-modes leaves them out")
+            raise ConfigError(f"{having[0]} has sequences with modes, but {why}; --drop-modes leaves the modes out")
         notes.append(f"the modes of the sequences in {', '.join(having)} are left out: {why}")
     return frozenset(kept), notes
 
@@ -246,8 +248,8 @@ def _plan_notes(request: Request, sources: Sequence[StoreSource], plan: CopyPlan
         notes.append(f"a shard of the {plan.format} format holds at most {most:,} documents, so there are several")
     if "era" in request.asked and sources[0].has_inner_borders:
         notes.append(
-            "borders are counted in documents, and no document is cut; Megatron counts sequences, which are not"
-            " documents one to one here, so its borders differ"
+            "borders are counted in documents, and no document is cut; Megatron counts sequences, and here documents"
+            " do not have one sequence each, so its borders differ"
         )
     return notes
 
@@ -255,7 +257,7 @@ def _plan_notes(request: Request, sources: Sequence[StoreSource], plan: CopyPlan
 def _planned(
     request: Request, plan: CopyPlan, kinds: CopyKinds, sources: Sequence[StoreSource], notes: Sequence[str]
 ) -> CopyReport:
-    """What would be written."""
+    """Return the report of what the plan would write."""
     stores = []
     for folder in plan.folders:
         num_tokens = num_bytes = 0
@@ -306,28 +308,36 @@ def merge(
 ) -> CopyReport:
     """Join stores: all documents of the first, then all of the second, and so on.
 
-    Of pairs of ``.bin`` and ``.idx`` the one pair that is written is byte for byte that of Megatron's
-    ``IndexedDatasetBuilder.add_index`` and ``tools/merge_datasets.py``.
+    Pairs of ``.bin`` and ``.idx`` are merged into one pair, byte for byte as Megatron's
+    ``IndexedDatasetBuilder.add_index`` and ``tools/merge_datasets.py`` write it.
 
     Args:
-        sources: stores, as for `headrace.open`; a folder of bare pairs stands for all of them.
-        output: a new or empty folder for shards and ``headrace.json``; appears whole or not at all.
+        sources: stores, as for `headrace.open`; a folder of pairs without a manifest stands for all its pairs.
+        output: a new or empty folder for shards and ``headrace.json``; it appears whole or not at all.
         sort_by: ``"given"`` keeps the order of the sources (the natural order within a folder of pairs), ``"name"``
             and ``"natural"`` sort their paths.
-        options: see `CopyOptions`.
-        dry_run: say what would be written, and write nothing.
-        on_progress: called with every chunk of about a million tokens.
+        options: all other options; None uses their defaults.
+        dry_run: only report what would be written.
+        on_progress: called after each chunk of about a million tokens.
+
+    Returns:
+        What was written, or would be written.
 
     Raises:
-        ConfigError: sources that do not go together, or what the format cannot hold; says what to do.
-        InputError: a value that does not fit into the dtype asked for.
-        StoreError: a source is missing or damaged, or is not what its manifest says.
-        OutputError: the place is taken, or the system refuses a write.
+        ConfigError: the sources do not fit together, or the format cannot hold them; the message says what to do.
+        InputError: a value does not fit into the dtype that was asked for.
+        StoreError: a source is missing or damaged, or does not match its manifest.
+        OutputError: the destination is not empty, or a file cannot be written.
+
+    Example:
+        >>> report = headrace.merge(["stores/web", "stores/code"], "stores/all")
+        >>> report.documents == len(headrace.open("stores/all"))
+        True
     """
     check_local(sources, output)
     check_sort_by(sort_by)
     if isinstance(sources, str | os.PathLike) or not sources:
-        raise ConfigError("merge takes a list of stores, at least one")
+        raise ConfigError("merge needs a list of at least one store")
     paths, notes = expand(sources, sort_by)
     request = Request(
         tool="merge",
@@ -350,21 +360,27 @@ def convert(
     dry_run: bool = False,
     on_progress: OnProgress | None = None,
 ) -> CopyReport:
-    """Write a store in another format, or with another dtype or other shards; by default it keeps its shards.
+    """Write a store in another format, with another dtype or with other shards. By default the shards are kept.
 
     Args:
         source: a store, as for `headrace.open`.
         output: as for `merge`.
         format: ``"indexed"`` or ``"keyed"``.
-        options: see `CopyOptions`.
+        options: as for `merge`.
         dry_run: as for `merge`.
         on_progress: as for `merge`.
 
+    Returns:
+        What was written, or would be written.
+
     Raises:
-        ConfigError: what the format cannot hold; says what to do.
-        InputError: as `merge`.
-        StoreError: as `merge`.
-        OutputError: as `merge`.
+        ConfigError: the format cannot hold the store; the message says what to do.
+        InputError, StoreError, OutputError: as for `merge`.
+
+    Example:
+        >>> report = headrace.convert("stores/web", "stores/keyed", format="keyed")
+        >>> report.format, report.documents == len(headrace.open("stores/web"))
+        ('keyed', True)
     """
     check_local(source, output)
     given = options or CopyOptions()
@@ -392,24 +408,31 @@ def split(
     dry_run: bool = False,
     on_progress: OnProgress | None = None,
 ) -> CopyReport:
-    """Cut a store into several, each in its own folder below the output; no document is cut.
+    """Cut a store into several, each in its own folder below the output. No document is cut.
 
     Args:
         source: a store, as for `headrace.open`.
         output: as for `merge`.
-        into: shares of training, validation and test as Megatron's ``--split``, ``"969,30,1"``, over documents; or a
-            number of parts of equal tokens, as near as whole documents allow.
-        era: of Megatron, which decides how borders are rounded; see `headrace.plan.megatron.split_ranges`.
-        names: of the folders; by default ``train``, ``valid`` and ``test``, or ``part_00000``, ``part_00001``, ...
-        options: see `CopyOptions`.
+        into: shares of training, validation and test in the form of Megatron's ``--split``, such as ``"969,30,1"``,
+            counted in documents; or a number of parts with equal numbers of tokens, as near as whole documents allow.
+        era: version of Megatron, which decides how borders are rounded; see `headrace.plan.megatron.split_ranges`.
+        names: names of the folders; by default ``train``, ``valid`` and ``test``, or ``part_00000``, ``part_00001``
+            and so on.
+        options: as for `merge`.
         dry_run: as for `merge`.
         on_progress: as for `merge`.
 
+    Returns:
+        What was written, or would be written.
+
     Raises:
-        ConfigError: the split or a name cannot be, or what the format cannot hold.
-        InputError: as `merge`.
-        StoreError: as `merge`.
-        OutputError: as `merge`.
+        ConfigError: the split or a name is invalid, or the format cannot hold the store.
+        InputError, StoreError, OutputError: as for `merge`.
+
+    Example:
+        >>> report = headrace.split("stores/web", "stores/halves", into=2)
+        >>> [store.name for store in report.stores]
+        ['part_00000', 'part_00001']
     """
     check_local(source, output)
     if isinstance(into, int) and into < 1:
@@ -417,18 +440,18 @@ def split(
     if names is None:
         names = [f"part_{part:05d}" for part in range(into)] if isinstance(into, int) else SPLIT_NAMES
     if isinstance(into, int) and len(names) != into:
-        raise ConfigError(f"{len(names)} names for {into} parts; name each of them")
+        raise ConfigError(f"{len(names)} names are given for {into} parts; give one name for each")
     _check_names(names)
     chosen = tuple(names)
 
     def parts(opened: list[StoreSource]) -> list[tuple[str, list[DocumentRange]]]:
-        [one] = opened
-        count = one.num_documents
+        [store] = opened
+        count = store.num_documents
         if isinstance(into, str):
             found = named_split(into, count, era=era, names=chosen)
             return [(name, [DocumentRange(0, first, end - first)]) for name, first, end in found]
-        num_tokens = sum(one.num_tokens(0, count).values())
-        borders = part_borders(one.lengths(0, count), into, num_documents=count, num_tokens=num_tokens)
+        num_tokens = sum(store.num_tokens(0, count).values())
+        borders = part_borders(store.lengths(0, count), into, num_documents=count, num_tokens=num_tokens)
         return list(zip(chosen, cut(whole([count]), borders), strict=True))
 
     request = Request(
@@ -455,4 +478,4 @@ def _check_names(names: Sequence[str]) -> None:
         if not is_plain:
             raise ConfigError(f"{name!r} cannot name a folder below the output")
     if len(set(names)) < len(names):
-        raise ConfigError(f"two parts have one name: {', '.join(names)}")
+        raise ConfigError(f"two parts have the same name: {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Map-style datasets over stores, blends of them, and the run that fixes what comes when. No torch.
+"""Map-style datasets over stores, blends of them, and the run that decides what each step is fed. No torch.
 
     Store --> WindowDataset ---------+
     Store --> PackedSequenceDataset -+--> Blend --> Run: step N -> positions -> (source, epoch, sample) -> NumPy batch

@@ -1,4 +1,4 @@
-"""Blends: trees of datasets mixed by weight, or repeated; weights that change along the run."""
+"""`Blend` mixes datasets by weights or repeats; `ScheduledBlend` mixes them by weights that change along the run."""
 
 from __future__ import annotations
 
@@ -34,34 +34,42 @@ Weight = float | Fraction
 
 
 class Blend(Mix):
-    """Datasets, or other blends, by name; the name is part of each source's place in the tree.
+    """Datasets, or other blends, by name; the name is part of each source's path.
 
     Give either ``weights`` or ``repeats``, a number for each name:
 
     - ``weights`` are shares of the samples, or of the tokens with ``unit="tokens"``. ``end`` says how far the blend
-      goes: ``"endless"``, ``"samples"`` (exactly ``num_samples``, shared out by the weights), ``"first_exhausted"``
-      (one source seen whole, none beyond once), ``"all_exhausted"`` (each source seen whole at least once). While it
-      goes, a source that is through starts its next epoch.
+      goes: ``"endless"``, ``"samples"`` (exactly ``num_samples``, divided by the weights), ``"first_exhausted"`` (until
+      one source was seen whole, none more than once), ``"all_exhausted"`` (until each source was seen whole at least
+      once). Meanwhile, a source that has been read to its end starts its next epoch.
     - ``repeats`` are passes through each source, whole or fractional: 2.5 passes through 1,000 samples are exactly
       2,500. One pass through the blend is the sum of these.
 
-    Each blend's realised counts stay within 2 samples of its shares at every prefix, and are exact at the end of a
-    blend that ends.
-    The same dataset under two names is gone through in two different orders.
+    At every prefix the counts of a blend are within 2 samples of its shares, and at the end of a blend that ends they
+    are exact. The same dataset under two names is read in two different orders.
 
-    With ``block_samples`` B above 1 the source is chosen for B consecutive samples at a time, so that every micro-batch
-    is of one source. Blocks begin at the multiples of B. A loader refuses a micro-batch that does not divide B, which
-    would lie in two blocks. Which ranks take which blocks of a step is drawn. B is part of the recipe of a run; to
-    change it is another order. At every prefix each source is within 2 blocks of its share. With ``repeats``, or
-    ``end="samples"``, the counts of a pass must be whole blocks. The other ends are told in blocks:
-    ``"first_exhausted"`` leaves less than a block of that source unseen, ``"all_exhausted"`` starts it anew by as much.
+    With ``block_samples`` B above 1, the source is chosen for B consecutive samples at a time, so that every
+    micro-batch has one source. Blocks begin at the multiples of B. A loader refuses a micro-batch size that does not
+    divide B, since such a micro-batch would lie in two blocks. Which ranks take which blocks of a step is drawn. B is
+    part of the recipe of a run; changing it changes the order. At every prefix each source is within 2 blocks of its
+    share. With ``repeats``, or ``end="samples"``, the counts of a pass must be whole blocks. The other ends are counted
+    in blocks: ``"first_exhausted"`` leaves less than a block of that source unseen, ``"all_exhausted"`` begins its next
+    epoch by less than a block.
 
-    Sources whose manifests name different tokenisers are refused, unless ``allow_different_tokenizers``, which an outer
-    blend has to say for itself. Stores without a manifest are not compared.
+    Sources whose manifests name different tokenisers are refused unless ``allow_different_tokenizers`` is true; an
+    outer blend has to set that too. Stores without a manifest are not compared.
 
     Raises:
         ConfigError: names without numbers or the reverse, weights that are not positive and finite, an endless blend
             where a length is needed, fields that cannot be stacked into one batch, different tokenisers.
+
+    Example:
+        >>> web = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> code = headrace.WindowDataset(headrace.open("stores/code"), seq_len=128)
+        >>> blend = headrace.Blend({"web": web, "code": code}, weights={"web": 3, "code": 1})
+        >>> run = headrace.Run(blend, global_batch_size=32)
+        >>> np.bincount(run.lookup(np.arange(800)).sources).tolist()
+        [600, 200]
     """
 
     def __init__(
@@ -82,11 +90,11 @@ class Blend(Mix):
         numbers = weights if weights is not None else repeats
         if numbers is not None and not isinstance(numbers, Mapping):
             raise ConfigError(
-                f"weights or repeats are {numbers!r:.80}; expected a number for each name, as"
+                f"weights or repeats are {numbers!r:.80}; expected a number for each name, such as"
                 f" {{{', '.join(f'{name!r}: 0.5' for name in list(children)[:2])}}}"
             )
         if numbers is None or (weights is not None and repeats is not None):
-            raise ConfigError("a blend takes either weights or repeats")
+            raise ConfigError("a blend needs either weights or repeats, and not both")
         if not children or children.keys() != numbers.keys():
             raise ConfigError(
                 f"a blend needs a number for each name: names {sorted(children)}, numbers {sorted(numbers)}"
@@ -94,7 +102,7 @@ class Blend(Mix):
         for name in children:
             if not 0 < numbers[name] < float("inf"):
                 raise ConfigError(
-                    f"source {name!r} has weight or repeat {numbers[name]}: they are positive and finite; "
+                    f"source {name!r} has weight or repeat {numbers[name]}: these must be positive and finite; "
                     "leave a source out instead of giving it 0"
                 )
         if unit not in ("samples", "tokens"):
@@ -102,7 +110,7 @@ class Blend(Mix):
         if end not in ("endless", "samples", "first_exhausted", "all_exhausted"):
             raise ConfigError(f"end is {end!r}; allowed are 'endless', 'samples', 'first_exhausted', 'all_exhausted'")
         if repeats is not None and (end != "endless" or unit != "samples" or num_samples is not None):
-            raise ConfigError("a blend by repeats ends by itself: unit, end and num_samples go with weights")
+            raise ConfigError("a blend by repeats has an end of its own: unit, end and num_samples are for weights")
         if (end == "samples") != (num_samples is not None):
             raise ConfigError(f"num_samples goes with end='samples', found end={end!r} and num_samples={num_samples}")
         self.children = dict(children)
@@ -115,7 +123,7 @@ class Blend(Mix):
 
     @cached_property
     def shares(self) -> tuple[int, ...]:
-        """Integers in proportion to which the sources are mixed; exact counts, of blocks, for a blend that ends."""
+        """Integers in proportion to which the sources are mixed; for a blend that ends, exact counts of blocks."""
         numbers = list(self.numbers.values())
         if self.end == "repeats":
             lengths = self._lengths()
@@ -146,29 +154,29 @@ class Blend(Mix):
 
     @property
     def num_samples(self) -> int | None:
-        """The samples of one pass, None for an endless blend."""
+        """Number of samples in one pass; None for an endless blend."""
         return None if self.end == "endless" else sum(self.shares) * self.block_samples
 
     @property
     def num_tokens_per_sample(self) -> float:
-        """The mean over the sources, by their shares."""
+        """The mean number of tokens over the sources, by their shares."""
         pairs = zip(self.shares, self.children.values(), strict=True)
         return float(
             sum(Fraction(share) * Fraction(child.num_tokens_per_sample) for share, child in pairs) / sum(self.shares)
         )
 
     def node(self, path: str = "") -> Branch:
-        """The blend as the plan sees it."""
+        """Return the node of the plan that stands for the blend at a path."""
         nodes = tuple(node_of(joined(path, name), child) for name, child in self.children.items())
         return Branch(path, nodes, self.shares, self.num_samples, self.block_samples)
 
     def _blocks(self, what: str, num_samples: int) -> int:
-        """Whole blocks of exact counts, which nothing is to be lost of."""
+        """Return a number of samples as whole blocks. Raises ConfigError if some samples would be left."""
         if num_samples % self.block_samples:
             below = num_samples // self.block_samples * self.block_samples
             raise ConfigError(
-                f"{what} has {num_samples:,} samples, and blocks of {self.block_samples:,} make {below:,} or "
-                f"{below + self.block_samples:,}: choose a number that they divide, or weights"
+                f"{what} has {num_samples:,} samples, and whole blocks of {self.block_samples:,} make {below:,} or "
+                f"{below + self.block_samples:,}: choose a multiple of the block, or weights"
             )
         return num_samples // self.block_samples
 
@@ -184,9 +192,9 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Weights that hold up to a sample.
 
     Attributes:
-        weights: name -> weight, of any sum; a name that is missing or 0 does not come.
-        until: the first sample that is not of this stage; None for the last one.
-        ramp: the weights move to these in a straight line, from those at the end of the stage before.
+        weights: name -> weight, of any sum; a source that is missing or has weight 0 is not used.
+        until: the first sample after this stage; None for the last stage.
+        ramp: the weights move in a straight line from those at the end of the stage before to these.
     """
 
     weights: dict[str, float]
@@ -197,25 +205,33 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class ScheduledBlend(Mix):
     """Datasets, or endless blends, mixed by weights that change at given samples. It has no end.
 
-        ScheduledBlend({"web": web, "math": math}, [
-            Stage(until=1_000_000, weights={"web": 1}),
-            Stage(until=2_000_000, weights={"web": 1, "math": 1}, ramp=True),
-            Stage(weights={"math": 1}),
-        ])
-
-    A dataset goes on in its epochs from stage to stage: no sample comes twice before all of them came. Within each
-    stage every prefix keeps to the weights within 2 samples, or 2 blocks. A ramp over n samples is defined as
-    isqrt(n) stages of constant weights, at most 1,024.
+    A dataset continues its epochs from stage to stage: no sample comes twice before all of them came. Within each stage
+    every prefix is within 2 samples, or 2 blocks, of the weights. A ramp over n samples is defined as isqrt(n) stages
+    of constant weights, at most 1,024.
 
     Args:
         children: datasets and endless blends of datasets, by name.
         stages: at least one; the last has no ``until``.
-        block_samples: choose the source for so many samples at a time, see `Blend`; they divide every ``until``.
-        allow_different_tokenizers: as of `Blend`.
+        block_samples: number of consecutive samples that the source is chosen for, see `Blend`; it divides every
+            ``until``.
+        allow_different_tokenizers: as in `Blend`.
 
     Raises:
-        ConfigError: unknown names or weights, samples that do not rise, a ramp at the start or without an end, a child
-            with passes of its own, and as `Blend`.
+        ConfigError: unknown names or weights, stages whose ends do not rise, a ramp in the first or last stage, a child
+            with passes of its own; otherwise as `Blend`.
+
+    Example:
+        >>> web = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> code = headrace.WindowDataset(headrace.open("stores/code"), seq_len=128)
+        >>> Stage = headrace.datasets.Stage
+        >>> blend = headrace.ScheduledBlend({"web": web, "code": code}, [
+        ...     Stage(until=1_000, weights={"web": 1}),
+        ...     Stage(until=2_000, weights={"web": 1, "code": 1}, ramp=True),
+        ...     Stage(weights={"code": 1}),
+        ... ])
+        >>> run = headrace.Run(blend, global_batch_size=10)
+        >>> run.lookup(np.array([0, 999, 2_000])).sources.tolist()
+        [0, 0, 1]
     """
 
     def __init__(
@@ -242,14 +258,14 @@ class ScheduledBlend(Mix):
 
     @property
     def num_tokens_per_sample(self) -> float:
-        """The mean over the sources, by the weights of the last stage."""
+        """The mean number of tokens over the sources, by the weights of the last stage."""
         weights = self.stages[-1].weights
         tokens = sum(weight * self.children[name].num_tokens_per_sample for name, weight in weights.items() if weight)
         return tokens / sum(weights.values())
 
     @property
     def segments(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """(first sample, shares of sum 2^31 by child) for every stage of constant weights, also those of ramps."""
+        """(first sample, shares by child of sum 2^31) for every stage of constant weights, also within ramps."""
         found: list[tuple[int, tuple[int, ...]]] = []
         begin = 0
         before: list[float] = []
@@ -258,7 +274,7 @@ class ScheduledBlend(Mix):
             if stage.ramp and stage.until is not None:
                 block = self.block_samples
                 first, last = begin // block, stage.until // block
-                # As many pieces as each is long: of the errors by steps and by rounding within a piece neither leads.
+                # As many pieces as each has samples balances the error of the steps and that of rounding in each piece.
                 number = min(MOST_SEGMENTS, isqrt(last - first))
                 pieces = linear_ramp(before, weights, begin=first, end=last, num_segments=number)
                 found += [(place * block, shares) for place, shares in pieces[:-1]]
@@ -268,55 +284,57 @@ class ScheduledBlend(Mix):
         return tuple(found)
 
     def node(self, path: str = "") -> Schedule:
-        """As the plan sees it."""
+        """Return the node of the plan that stands for the blend at a path."""
         nodes = [node_of(joined(path, name), child) for name, child in self.children.items()]
         segments = []
         for begin, shares in self.segments:
-            there = [number for number, share in enumerate(shares) if share]
+            used = [number for number, share in enumerate(shares) if share]
             branch = Branch(
-                path, tuple(nodes[i] for i in there), tuple(shares[i] for i in there), None, self.block_samples
+                path, tuple(nodes[i] for i in used), tuple(shares[i] for i in used), None, self.block_samples
             )
             segments.append((begin, branch))
         return Schedule(path, tuple(segments))
 
     def _check(self) -> None:
         if not self.stages:
-            raise ConfigError("a schedule of weights has at least one stage")
+            raise ConfigError("a schedule of weights needs at least one stage")
         untils = [stage.until for stage in self.stages]
         ends = [0, *(until for until in untils if until is not None)]
         if untils[-1] is not None or None in untils[:-1] or any(low >= high for low, high in pairwise(ends)):
             raise ConfigError(
-                f"the stages of a schedule end at samples that rise, and the last one has none; found {untils}"
+                f"the stages of a schedule must end at rising samples, and the last one has no end; found {untils}"
             )
         if self.block_samples < 1 or any(end % self.block_samples for end in ends):
             raise ConfigError(
-                f"block_samples is {self.block_samples}, and every stage is whole blocks; stages end at {untils}"
+                f"block_samples is {self.block_samples}, and every stage must be whole blocks; stages end at {untils}"
             )
         if self.stages[0].ramp or self.stages[-1].ramp:
             raise ConfigError(
-                "the first and the last stage of a schedule have constant weights: a ramp leads from weights "
-                "before it to an end"
+                "the first and the last stage of a schedule have constant weights: a ramp begins with the weights "
+                "of the stage before it, and ends at its until"
             )
         for stage in self.stages:
             self._check_weights(stage.weights)
         never = [name for name in self.children if not any(one.weights.get(name) for one in self.stages)]
         if never:
-            raise ConfigError(f"{never} come in no stage of the schedule: leave them out")
+            raise ConfigError(f"{never} have no weight in any stage of the schedule: leave them out")
 
     def _check_weights(self, weights: Mapping[str, float]) -> None:
         if unknown := sorted(weights.keys() - self.children.keys()):
             raise ConfigError(f"the schedule has weights of {unknown}; the sources are {sorted(self.children)}")
         if not all(0 <= weight < float("inf") for weight in weights.values()) or not any(weights.values()):
-            raise ConfigError(f"the weights of a stage are finite and not below 0, and one is above; found {weights}")
+            raise ConfigError(
+                f"the weights of a stage must be finite and not below 0, and at least one above 0; found {weights}"
+            )
 
 
 def _check_no_passes(name: str, child: Dataset | Mix) -> None:
-    """A stage begins where its sources are, not where a pass of several does, so that there must be none."""
+    """Raise ConfigError for a child with passes, which stages would cut: a stage begins wherever its sources are."""
     if isinstance(child, Dataset) or isinstance(child.node(), Leaf):
         return
     if not isinstance(child, Blend) or child.num_samples is not None:
         raise ConfigError(
-            f"{name!r} is {child!r}; what a schedule weighs is a dataset or an endless blend, since a pass of several "
+            f"{name!r} is {child!r}; a schedule mixes datasets and endless blends, since a pass of several datasets "
             "would be cut where the weights change"
         )
     for inner, grandchild in child.children.items():

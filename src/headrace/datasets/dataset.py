@@ -1,6 +1,6 @@
-"""The face of every map-style dataset: a number of samples, each addressable, and what each sample is made of.
+"""`Dataset`, the base class of every map-style dataset, and `Origin`, which says what a sample is made of.
 
-What a sample is made of: documents of a store and the tokens taken of each, or a sample by its key.
+A sample is made of tokens of one or several documents of a store, of a whole record, or of a media sample with a key.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from headrace.stores import SampleStore, Store
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One piece of a sample: tokens of a document, a record, or a sample of media.
+    """One piece of a sample: tokens of a document, a record, or a media sample.
 
     Attributes:
-        store: the path as the store was opened.
-        document: number in the store, of tokens and records.
-        begin: the first token of the document that the piece has; None of records, which are taken whole.
-        tokens: how many.
-        key: of media, its name in the store.
-        shard: of media, the shard.
-        sample: of media, the number in the shard.
-        input: the file that it was prepared from, as that run was given it; filled in by the command line.
+        store: path of the store, as it was opened.
+        document: number of the document or record in the store.
+        begin: first token of the document that is in the piece; None for records, which are used whole.
+        tokens: number of tokens in the piece.
+        key: key of the media sample in the store.
+        shard: shard of the media sample.
+        sample: number of the media sample in its shard.
+        input: path of the file that the store was prepared from, as it was given then; filled in by the command line.
         unit: what is counted in that file: ``line``, ``row``, ``record``, ...
-        number: which one of these it is, as people count it.
+        number: which of these units the piece comes from, in the numbering that people use.
     """
 
     store: str
@@ -53,31 +53,35 @@ Origins = tuple[Origin, ...]
 
 
 def pieces(store: Store, offsets: IntArray, documents: IntArray, begins: IntArray, lengths: IntArray) -> list[Origins]:
-    """Samples made of tokens of documents; sample i has the pieces from ``offsets[i]`` to ``offsets[i + 1]``."""
+    """Return the origins of samples made of tokens: sample i has pieces ``offsets[i]`` up to ``offsets[i + 1]``."""
     columns = zip(documents.tolist(), begins.tolist(), lengths.tolist(), strict=True)
     found = [Origin(store=store.path, document=one, begin=begin, tokens=tokens) for one, begin, tokens in columns]
     return [tuple(found[low:high]) for low, high in pairwise(offsets.tolist())]
 
 
 def record_origins(store: Store, numbers: IntArray) -> list[Origins]:
-    """Samples that are a record each."""
+    """Return the origins of samples that are one record each."""
     return [(Origin(store=store.path, document=number),) for number in numbers.tolist()]
 
 
 def record_sample(store: Store, document: int) -> IntArray:
-    """(1,) int64: the one sample that holds a document where each is a sample. Raises ConfigError: it is not there."""
+    """(1,) int64: the sample that holds a document, where each document is a sample.
+
+    Raises:
+        ConfigError: the store has no such document.
+    """
     return np.array([checked(store, document)], dtype=np.int64)
 
 
 def checked(store: Store, document: int) -> int:
-    """The number of a document. Raises ConfigError: it is not there."""
+    """Return the number of a document unchanged. Raises ConfigError if the store has no such document."""
     if not 0 <= document < store.num_documents:
         raise ConfigError(f"{store.path} has no document {document:,}; it has {store.num_documents:,}, counted from 0")
     return document
 
 
 def media_origins(store: SampleStore, numbers: IntArray) -> list[Origins]:
-    """Samples of media; reads what the store needs to tell their keys."""
+    """Return the origins of media samples. Reads what the store needs to find their keys."""
     bounds = store.shard_bounds
     found: list[Origins] = []
     for number in numbers.tolist():
@@ -89,7 +93,7 @@ def media_origins(store: SampleStore, numbers: IntArray) -> list[Origins]:
 
 
 def window_origins(store: Store, begins: IntArray, length: int) -> list[Origins]:
-    """Windows of so many tokens of the stream."""
+    """Return the origins of windows of ``length`` tokens that begin at ``begins`` in the token stream."""
     first = store.find_documents(begins)
     counts = store.find_documents(begins + (length - 1)) - first + 1
     offsets = np.zeros(len(begins) + 1, dtype=np.int64)
@@ -99,7 +103,7 @@ def window_origins(store: Store, begins: IntArray, length: int) -> list[Origins]
     low, high = store.document_begins(documents), store.document_begins(documents + 1)
     begin = np.maximum(low, begins[rows])
     lengths = np.minimum(high, begins[rows] + length) - begin
-    # Of empty documents between two others there is nothing in a window.
+    # An empty document between two others has no tokens in the window.
     some = lengths > 0
     kept = np.zeros(len(some) + 1, dtype=np.int64)
     np.cumsum(some, out=kept[1:])
@@ -107,7 +111,7 @@ def window_origins(store: Store, begins: IntArray, length: int) -> list[Origins]
 
 
 def windows_over(store: Store, document: int, *, stride: int, length: int, phases: int, num_samples: int) -> IntArray:
-    """(n,) int64: the windows that hold a token of a document under any of ``phases`` phases from 0 on."""
+    """(n,) int64: the windows that hold a token of a document in any of the phases 0 to ``phases - 1``."""
     checked(store, document)
     begin, end = store.document_begins(np.array([document, document + 1], dtype=np.int64)).tolist()
     if begin == end:
@@ -121,11 +125,11 @@ Sample = dict[str, NDArray[Any]]
 Fields = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
 _OF_ONE_SOURCE = ("store", "num_records", "keys")
-"""What of the recipe of records may differ between the sources of a blend."""
+"""Fields of the recipe of records that may differ between the sources of a blend."""
 
 
 class Counts(NamedTuple):
-    """Of some samples, each (n,) int64: tokens, those that are trained on, pads, and documents or pieces of them."""
+    """What some samples hold, each (n,) int64: tokens, supervised tokens, pads, and documents or pieces of them."""
 
     tokens: IntArray
     supervised_tokens: IntArray
@@ -134,11 +138,12 @@ class Counts(NamedTuple):
 
 
 class Dataset(ABC):
-    """Samples 0 .. len - 1 of equal shapes, read one by one or as whole batches.
+    """Samples 0 to ``len(dataset) - 1``, read one by one or as whole batches.
 
     Reading has two steps. ``locate`` is arithmetic: it turns sample indices into int64 addresses, thousands at a time.
-    ``read_into`` does the I/O for some of them, straight into the rows of a batch. Items are NumPy arrays of their own:
-    changing one in place changes no other sample.
+    ``read_into`` does the I/O for some of them, straight into the rows of a batch, where all samples have one shape;
+    datasets whose samples have shapes of their own have ``samples`` and ``collate`` instead. Items are NumPy arrays
+    that share no memory: changing one in place changes no other sample.
     """
 
     @abstractmethod
@@ -147,117 +152,120 @@ class Dataset(ABC):
     @property
     @abstractmethod
     def fields(self) -> Fields:
-        """Name -> (shape, dtype) of what is read for each sample."""
+        """Name -> (shape, dtype) of the arrays that are read for each sample."""
 
     @property
     def constants(self) -> Sample:
-        """Name -> array of what every sample holds alike, and is not read: a batch shows one row of it many times."""
+        """Name -> array that is the same for every sample and is not read; a batch repeats it as a view, not a copy."""
         return {}
 
     @property
     @abstractmethod
     def num_tokens_per_sample(self) -> float:
-        """The mean number of tokens that a sample trains on; token weights of a blend are turned into samples by it."""
+        """The mean number of tokens that a sample trains on; a blend uses it to turn token weights into samples."""
 
     @property
     def has_tokens(self) -> bool:
-        """Whether samples are of tokens, whose mean number is known before they are read."""
+        """Whether samples are made of tokens, so that their mean number is known before they are read."""
         return True
 
     @property
     def deviation_tokens_per_sample(self) -> float:
-        """The standard deviation of the same, 0 where all samples are equally long."""
+        """The standard deviation of the number of tokens in a sample; 0 if all samples are equally long."""
         return 0.0
 
     @property
     def is_endless(self) -> bool:
-        """Whether it goes on in an order of its own, its length only a bound: the run says how long, not epochs."""
+        """Whether the dataset goes on in an order of its own and its length is only an upper bound.
+
+        A run over it is as long as ``samples`` says; it has no epochs.
+        """
         return False
 
     @property
     def is_packed(self) -> bool:
-        """Whether samples are made of segments that begin where ``position_ids`` is 0; then it has ``count``, too."""
+        """Whether samples consist of segments that begin where ``position_ids`` is 0. Such datasets have ``count``."""
         return False
 
     @property
     def is_counted(self) -> bool:
-        """Whether samples hold different numbers of supervised tokens, and ``count`` says how many.
+        """Whether samples hold different numbers of supervised tokens, which ``count`` returns.
 
-        Of a run with one such source the others have ``count``, too.
+        If one source of a run is counted, ``count`` is called for all its sources.
         """
         return self.is_packed
 
     @property
     def is_masked(self) -> bool:
-        """Whether a mask says which tokens are trained on, so that samples may have none."""
+        """Whether a mask says which tokens are trained on, so that a sample may have no supervised token."""
         return False
 
     @property
     def is_unshifted(self) -> bool:
-        """Whether a label is the token beside it, and not the next one; the sources of a run have them alike."""
+        """Whether a label is the token at its own place and not the next one; equal for all sources of a run."""
         return False
 
     @property
     def is_ragged(self) -> bool:
-        """Whether samples have lengths of their own, -1 in the shapes of ``fields``: see `RecordDataset`."""
+        """Whether samples have different lengths, with -1 in the shapes of ``fields``; see `RecordDataset`."""
         return False
 
     @property
     def is_group_batches(self) -> bool:
-        """Whether a sample is a whole batch, of things that belong together; a micro-batch then has one of them."""
+        """Whether a sample is a whole batch of things that belong together, so that a micro-batch holds one sample."""
         return False
 
     @property
     def unrestorable(self) -> str | None:
-        """The name of the user's code by which samples may depend on what was read before; None: there is none.
+        """Name of the user's code that may let a sample depend on what was read before; None if there is none.
 
-        What another process has read can only be read again, with the same bytes, where there is none.
+        Only if it is None can samples that another process has read be read again with the same bytes.
         """
         return None
 
     def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
-        """The ragged samples at some addresses, for ``collate``."""
-        raise ConfigError(f"{type(self).__name__}: samples are all of one shape; use read")
+        """Return the ragged samples at some addresses, for ``collate``."""
+        raise ConfigError(f"{type(self).__name__}: all samples have one shape; use read")
 
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
-        """One batch of ragged samples, as wide as its longest: arrays, and what is no array, such as counts."""
-        raise ConfigError(f"{type(self).__name__}: samples are all of one shape; stack them")
+        """Return ragged samples as one batch, as wide as the longest: arrays, and values such as counts."""
+        raise ConfigError(f"{type(self).__name__}: all samples have one shape; stack them")
 
     def sample_lengths(self, addresses: IntArray) -> IntArray:
-        """(n,) int64: tokens of each ragged sample, without reading them: what bucketing sorts by."""
-        raise ConfigError(f"{type(self).__name__}: samples are all equally long")
+        """(n,) int64: number of tokens of each ragged sample, found without reading it. Bucketing sorts by it."""
+        raise ConfigError(f"{type(self).__name__}: all samples are equally long")
 
     def count(self, addresses: IntArray) -> Counts:
-        """What is in the samples at some addresses, without reading them where that is possible.
+        """Count tokens, pads and documents of the samples at some addresses, without reading them where possible.
 
         Raises:
             ConfigError: the samples are not counted.
         """
         raise ConfigError(
-            f"{type(self).__name__}: only packed samples and records are counted; these all hold the same"
+            f"{type(self).__name__}: only packs, records and masked windows are counted; all samples here are alike"
         )
 
     @property
     @abstractmethod
     def recipe(self) -> dict[str, Any]:
-        """JSON-safe: all that decides the bytes of the samples, the fingerprint of the store among it."""
+        """Everything that decides the bytes of the samples, JSON-safe; the fingerprint of the store is part of it."""
 
     @cached_property
     def fingerprint(self) -> str:
-        """128 bits in hex over ``recipe``."""
+        """Hash of ``recipe``: 128 bits in hex."""
         return xxhash.xxh3_128_hexdigest(msgspec.json.encode(self.recipe, order="sorted"))
 
     @property
     def collated_by(self) -> dict[str, Any]:
-        """What of the recipe of ragged samples must be alike in a blend: one source collates those of all."""
+        """The part of the recipe of ragged samples that a blend's sources share: one source collates all samples."""
         return {name: value for name, value in self.recipe.items() if name not in _OF_ONE_SOURCE}
 
     @abstractmethod
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
-        """(n,) int64: addresses of samples, to be read by ``read_into``. No I/O.
+        """(n,) int64: addresses of samples, which ``read_into`` reads. No I/O.
 
-        ``indices`` is (n,) int64 in [0, len); ``keys`` (n,) uint64, one for each pass through the dataset, for what
-        varies from epoch to epoch; None gives the same samples always.
+        ``indices`` is (n,) int64 in [0, len). ``keys`` is (n,) uint64, one key for each pass through the dataset, and
+        decides what varies from epoch to epoch; with None the samples are always the same.
         """
 
     @abstractmethod
@@ -265,31 +273,31 @@ class Dataset(ABC):
         """Fill ``rows`` of the (batch, ...) arrays ``out[field]`` with the samples at ``addresses``."""
 
     def origins(self, addresses: IntArray) -> list[Origins]:
-        """What the samples at some addresses are made of, without reading them; empty where that is not known."""
+        """Return what the samples at some addresses are made of, without reading them; empty where it is not known."""
         return [()] * len(addresses)
 
     def holders(self, document: int) -> IntArray:
-        """(n,) int64, rising: the samples that may have tokens of a document, in one epoch or another.
+        """(n,) int64, rising: the samples that may have tokens of a document in any epoch.
 
         Raises:
-            ConfigError: the store has no such document, or samples are not of documents.
+            ConfigError: the store has no such document, or samples are not made of documents.
         """
-        raise ConfigError(f"{type(self).__name__}: which samples hold a document is not known; ask by number")
+        raise ConfigError(f"{type(self).__name__}: it is not known which samples hold a document; ask by number")
 
     def find_key(self, key: str) -> int:
-        """The sample of a key. Raises ConfigError: there is none, or samples have no keys."""
+        """Return the number of the sample with a key. Raises ConfigError if there is none or samples have no keys."""
         raise ConfigError(f"{type(self).__name__}: samples have no keys; ask by number, found {key!r}")
 
     def find_keys(self, key: str) -> list[int]:
-        """All samples with something of a key, where there may be several. Raises ConfigError as `find_key`."""
+        """Return all samples made from a key, where there may be several. Raises ConfigError as `find_key`."""
         return [self.find_key(key)]
 
     @abstractmethod
     def describe(self) -> str:
-        """One line on what the samples are made of, for the tree that ``Run.describe`` prints."""
+        """Describe in one line what the samples are made of, for the tree that ``Run.describe`` prints."""
 
     def read(self, addresses: IntArray) -> Sample:
-        """A fresh batch: each field as one (len(addresses), ...) array, constants as read-only views of one row."""
+        """Return a new batch: fields as (len(addresses), ...) arrays, constants as read-only views of one row."""
         out = empty(self.fields, len(addresses))
         self.read_into(addresses, out, slice(None))
         return {**out, **repeated(self.constants, len(addresses))}
@@ -301,7 +309,7 @@ class Dataset(ABC):
         return {name: values[0].copy() for name, values in batch.items()}
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """The samples at ``indices``, read as one batch: what ``torch.utils.data`` calls where it exists."""
+        """Return the samples at ``indices``, read as one batch; ``torch.utils.data`` calls this if it exists."""
         wanted = np.asarray(indices, dtype=np.int64)
         if wanted.size and (int(wanted.min()) < -len(self) or int(wanted.max()) >= len(self)):
             raise IndexError(f"samples {wanted.min()} .. {wanted.max()} of a dataset of {len(self)}")
@@ -313,17 +321,17 @@ class Dataset(ABC):
 
 
 def repeated(constants: Sample, num_samples: int) -> Sample:
-    """Read-only (num_samples, ...) views of one row each."""
+    """Return read-only views of shape (num_samples, ...), each of one row in memory."""
     return {name: np.broadcast_to(value, (num_samples, *value.shape)) for name, value in constants.items()}
 
 
 def empty(fields: Fields, num_samples: int) -> Sample:
-    """Uninitialised arrays for a batch."""
+    """Return uninitialised arrays for a batch."""
     return {name: np.empty((num_samples, *shape), dtype=dtype) for name, (shape, dtype) in fields.items()}
 
 
 def shown_fields(dataset: Dataset) -> str:
-    """Fields and constants with their shapes and dtypes, to be compared: equal ones can be stacked into one batch."""
+    """Return fields and constants with shapes and dtypes as text; equal texts mean that samples can be stacked."""
     constants = {name: (value.shape, value.dtype) for name, value in dataset.constants.items()}
     shown = ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in {**dataset.fields, **constants}.items())
     if dataset.is_ragged:

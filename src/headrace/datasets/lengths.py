@@ -1,9 +1,4 @@
-"""How much of datasets is gone through: one after another, a part, the first of a pass, several passes, filled up.
-
-Datasets one after another.
-
-A dataset filled up to a multiple with samples that do not count, so that every rank gets as many.
-"""
+"""How much of datasets is used, and in which sequence: `Subset`, `Limit`, `Repeat`, `Concat` and `FilledDataset`."""
 
 from __future__ import annotations
 
@@ -16,24 +11,24 @@ from typing import Any
 import numpy as np
 
 from headrace.datasets.dataset import Dataset, Fields, Origins, Sample
-from headrace.datasets.mix import Mix, check_children, check_named, joined, length_of, node_of, wrong_data
+from headrace.datasets.mix import Mix, check_children, check_named, joined, leaf_of, length_of, node_of, wrong_data
 from headrace.errors import ConfigError
 from headrace.plan import ConcatNode, IntArray, KeyArray, Leaf, LimitNode, Node, RepeatNode, SubsetRange, rounded
 
 
 class _OfOne(Mix):
-    """A mix of one child, at whose path it stands."""
+    """A mix of one child that has the path of the child."""
 
     def __init__(self, data: Dataset | Mix) -> None:
         if not isinstance(data, Dataset | Mix):
             raise ConfigError(wrong_data("data", data))
-        # Without a name of its own the source keeps its path, and with it its order, when a limit is set or lifted.
+        # The child has no name, so that its path and thus its order stay the same when a limit is set or lifted.
         self.children = {"": data}
         self.data = data
 
     @property
     def num_tokens_per_sample(self) -> float:
-        """That of the child."""
+        """The mean number of tokens in a sample of the child."""
         return self.data.num_tokens_per_sample
 
     def __repr__(self) -> str:
@@ -42,18 +37,24 @@ class _OfOne(Mix):
 
 
 class Subset(_OfOne):
-    """Some consecutive samples of a dataset, by the numbers that they have in it.
+    """Consecutive samples of a dataset, by their numbers in it.
 
-    ``subset`` is a range as in a metadataset, ``["25%", "75%"]``, ``[100, 200]``, ``[100, "end"]``, or a `SubsetRange`.
+    ``subset`` is a range as in a metadataset, ``["25%", "75%"]``, ``[100, 200]`` or ``[100, "end"]``, or a
+    `SubsetRange`.
 
     Raises:
-        ConfigError: not a dataset, a malformed range, or one without samples.
+        ConfigError: not a dataset, a malformed range, or a range without samples.
+
+    Example:
+        >>> dataset = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> headrace.datasets.Subset(dataset, [100, 200]).num_samples
+        100
     """
 
     def __init__(self, dataset: Dataset, subset: SubsetRange | Sequence[int | str]) -> None:
         super().__init__(dataset)
         if not isinstance(dataset, Dataset):
-            raise ConfigError(f"a subset is of a dataset, found {dataset!r}: take one of each of its datasets")
+            raise ConfigError(f"a subset needs a dataset, found {dataset!r}: take a subset of each of its datasets")
         self.dataset = dataset
         self.subset = subset if isinstance(subset, SubsetRange) else SubsetRange.of(subset)
         self.bounds = self.subset.bounds(len(dataset))
@@ -65,24 +66,27 @@ class Subset(_OfOne):
 
     @property
     def num_samples(self) -> int:
-        """The samples of the range."""
+        """Number of samples in the range."""
         return self.bounds[1] - self.bounds[0]
 
     def node(self, path: str = "") -> Leaf:
-        """As the plan sees it."""
-        whole = node_of(path, self.dataset)
-        assert isinstance(whole, Leaf)
-        return whole.subset(*self.bounds)
+        """Return the node of the plan that stands for the subset at a path."""
+        return leaf_of(path, self.dataset).subset(*self.bounds)
 
 
 class Limit(_OfOne):
-    """The first ``num_samples`` samples of every pass; an endless mix is cut into passes of as many.
+    """The first ``num_samples`` samples of every pass; an endless mix is cut into passes of that length.
 
-    Each pass takes another epoch of the datasets below: with a shuffled order other samples come every time, in
-    validation always the same. For samples of a fixed part of a dataset use `SubsetRange`.
+    Each pass uses another epoch of the datasets below: with a shuffled order other samples come every time, and in
+    validation always the same. To use a fixed part of a dataset, take a `Subset`.
 
     Raises:
-        ConfigError: below 1, or more than there are in a pass.
+        ConfigError: ``num_samples`` is below 1, or more than a pass has.
+
+    Example:
+        >>> dataset = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> headrace.datasets.Limit(dataset, 100).num_samples
+        100
     """
 
     def __init__(self, data: Dataset | Mix, num_samples: int) -> None:
@@ -95,53 +99,67 @@ class Limit(_OfOne):
 
     @property
     def num_samples(self) -> int:
-        """The samples of one pass."""
+        """Number of samples in one pass."""
         return self._num_samples
 
     def node(self, path: str = "") -> LimitNode:
-        """As the plan sees it."""
+        """Return the node of the plan that stands for the limit at a path."""
         return LimitNode(path, node_of(path, self.data), self._num_samples)
 
 
 class Repeat(_OfOne):
-    """A dataset for ``repeats`` passes, whole or fractional, as one: 2.5 passes of 1,000 samples are exactly 2,500.
+    """``repeats`` passes through a dataset as one, whole or fractional: 2.5 passes of 1,000 samples are exactly 2,500.
 
-    The count is rounded to the nearest sample, whatever the number of ranks and workers. What is left of a pass comes
-    first in the next one: nothing is left out.
+    The count is rounded to the nearest sample and does not depend on the number of ranks and workers. The rest of a
+    pass comes first in the next one, so that no sample is left out.
 
     Raises:
-        ConfigError: not positive and finite, no samples, or a mix without an end.
+        ConfigError: ``repeats`` is not positive and finite or makes no samples, or the mix has no end.
+
+    Example:
+        >>> dataset = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> headrace.datasets.Repeat(headrace.datasets.Limit(dataset, 100), 2.5).num_samples
+        250
     """
 
     def __init__(self, data: Dataset | Mix, repeats: float | Fraction) -> None:
         super().__init__(data)
         if not 0 < repeats < float("inf"):
-            raise ConfigError(f"repeats is {repeats}; it is positive and finite")
+            raise ConfigError(f"repeats is {repeats}; it must be positive and finite")
         length = length_of(data)
         if length is None:
             raise ConfigError(f"{data!r} has no end, so that its passes cannot be counted: limit it with Limit")
         self.repeats = repeats
         self._num_samples = rounded(Fraction(repeats) * length)
         if not self._num_samples:
-            raise ConfigError(f"{repeats} passes through {length:,} samples are none; a source needs at least one")
+            raise ConfigError(
+                f"{repeats} passes through {length:,} samples make no sample; a source needs at least one"
+            )
 
     @property
     def num_samples(self) -> int:
-        """The samples of all passes."""
+        """Number of samples in all passes."""
         return self._num_samples
 
     def node(self, path: str = "") -> Node:
-        """As the plan sees it."""
+        """Return the node of the plan that stands for the repeats at a path."""
         return RepeatNode(path, node_of(path, self.data), self._num_samples)
 
 
 class Concat(Mix):
-    """Datasets, or mixes that end, one after another, each for one pass; then the first one again, in its next epoch.
+    """Datasets, or mixes that end, one after another, each for one pass; then again from the first, in its next epoch.
 
-    ``Run.validation`` of it goes through everything once, in the order of the stores.
+    ``Run.validation`` goes through all of it once, in the order of the stores.
 
     Raises:
-        ConfigError: a child has no end; as `Blend` of children that cannot be mixed.
+        ConfigError: a child has no end; otherwise as `Blend` for children that cannot be mixed.
+
+    Example:
+        >>> web = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> code = headrace.WindowDataset(headrace.open("stores/code"), seq_len=128)
+        >>> both = headrace.datasets.Concat({"web": web, "code": code})
+        >>> both.num_samples == len(web) + len(code)
+        True
     """
 
     def __init__(self, children: Mapping[str, Dataset | Mix], *, allow_different_tokenizers: bool = False) -> None:
@@ -151,45 +169,54 @@ class Concat(Mix):
         endless = [name for name, child in self.children.items() if length_of(child) is None]
         if endless:
             raise ConfigError(
-                f"{endless} have no end, and what comes after them would never come: mix them by repeats, or "
+                f"{endless} have no end, so that what follows would never come: mix them by repeats, or "
                 "limit them with Limit"
             )
 
     @property
     def num_samples(self) -> int:
-        """The samples of one pass."""
+        """Number of samples in one pass."""
         return sum(length_of(child) or 0 for child in self.children.values())
 
     @property
     def num_tokens_per_sample(self) -> float:
-        """The mean over all samples."""
+        """The mean number of tokens over all samples."""
         tokens = sum((length_of(child) or 0) * child.num_tokens_per_sample for child in self.children.values())
         return tokens / self.num_samples
 
     def node(self, path: str = "") -> ConcatNode:
-        """As the plan sees it."""
+        """Return the node of the plan that stands for the sequence at a path."""
         return ConcatNode(path, tuple(node_of(joined(path, name), child) for name, child in self.children.items()))
 
 
 class FilledDataset(Dataset):
-    """The samples of a dataset, and behind them copies of sample 0 with a ``loss_mask`` of zeros, up to a multiple.
+    """The samples of a dataset, then copies of sample 0 with a ``loss_mask`` of zeros, up to a multiple of a number.
 
-    For validation where no rank may get fewer samples than another (pipelines): with the global batch size for
-    ``multiple_of`` every step is whole, and a loss that is summed over ``loss_mask`` is that of the samples themselves.
-    Megatron gives a sample of this kind for the index None.
+    Use it for validation if no rank may get fewer samples than another (as with pipelines): with the global batch size
+    for ``multiple_of`` every step is whole, and a loss that is summed over ``loss_mask`` is that of the real samples.
+    Megatron returns such a sample for the index None.
 
     Raises:
-        ConfigError: the dataset has no ``loss_mask``, or no end.
+        ConfigError: the dataset has no ``loss_mask``, or no end, or counts its samples.
+
+    Example:
+        >>> windows = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> def with_mask(sample):
+        ...     return {**sample, "loss_mask": np.ones(128)}
+        >>> fields = {**windows.fields, "loss_mask": ((128,), np.float64)}
+        >>> masked = headrace.MapDataset(windows, with_mask, fields=fields)
+        >>> len(headrace.datasets.FilledDataset(masked, multiple_of=64)) % 64
+        0
     """
 
     def __init__(self, dataset: Dataset, *, multiple_of: int) -> None:
         if "loss_mask" not in dataset.fields or dataset.is_counted:
             raise ConfigError(
-                f"samples that do not count are told by a field loss_mask alone; {type(dataset).__name__} has "
+                f"added samples can be marked only by a field loss_mask alone; {type(dataset).__name__} has "
                 f"{', '.join(dataset.fields)}: feed the last step as it is, or leave it out with drop_last=True"
             )
         if dataset.is_endless:
-            raise ConfigError(f"{type(dataset).__name__} has no last step: there is nothing to fill up")
+            raise ConfigError(f"{type(dataset).__name__} has no end, and so no last step to fill up")
         if index(multiple_of) < 1:
             raise ConfigError(f"multiple_of is at least 1, found {multiple_of}")
         self.dataset = dataset
@@ -200,17 +227,17 @@ class FilledDataset(Dataset):
 
     @property
     def fields(self) -> Fields:
-        """Those of the dataset."""
+        """Name -> (shape, dtype), those of the dataset."""
         return self.dataset.fields
 
     @property
     def constants(self) -> Sample:
-        """Those of the dataset."""
+        """Name -> array, those of the dataset."""
         return self.dataset.constants
 
     @property
     def num_tokens_per_sample(self) -> float:
-        """Of the dataset, spread over all samples."""
+        """The mean number of tokens in a sample, spread over real and added samples."""
         return self.dataset.num_tokens_per_sample * len(self.dataset) / len(self)
 
     @cached_property
@@ -219,27 +246,27 @@ class FilledDataset(Dataset):
         return {"kind": "filled", "dataset": self.dataset.recipe, "num_samples": len(self)}
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
-        """(n,) int64: those of the dataset, and for samples that do not count -1 minus that of sample 0."""
+        """(n,) int64: addresses in the dataset; for added samples -1 minus the address of sample 0."""
         fillers = indices >= len(self.dataset)
         found = self.dataset.locate(np.where(fillers, 0, indices), keys)
         return np.where(fillers, -1 - found, found)
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
-        """Read samples into ``rows`` of ``out``."""
+        """Read samples into ``rows`` of ``out``; added ones get a ``loss_mask`` of zeros."""
         fillers = addresses < 0
         self.dataset.read_into(np.where(fillers, -1 - addresses, addresses), out, rows)
         places = np.arange(len(out["loss_mask"]))[rows]
         out["loss_mask"][places[fillers]] = 0
 
     def origins(self, addresses: IntArray) -> list[Origins]:
-        """Of the dataset; nothing for samples that do not count."""
+        """Return what the samples are made of; nothing for added samples."""
         found = self.dataset.origins(np.maximum(addresses, 0))
         return [() if filler else one for filler, one in zip((addresses < 0).tolist(), found, strict=True)]
 
     def holders(self, document: int) -> IntArray:
-        """Of the dataset."""
+        """Return the samples of the dataset that may have tokens of a document."""
         return self.dataset.holders(document)
 
     def describe(self) -> str:
-        """One line."""
+        """Describe the dataset and the number of added samples in one line."""
         return f"{self.dataset.describe()}, and {len(self) - len(self.dataset):,} without loss"

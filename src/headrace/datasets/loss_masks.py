@@ -1,4 +1,4 @@
-"""The loss mask of a store: which key it is, which share of the tokens it trains, and what is said of it."""
+"""The loss mask of a store: which key it is, what share of the tokens it trains, and the messages about it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from headrace.stores import ShardedStore, Store
 from headrace.stores.manifest import find_manifest
 
 AUTO: Final = "auto"
-"""The loss mask that the store has, if it has one."""
+"""Value of ``loss_mask_key``: the loss mask of the store, if it has one."""
 
 Labels = Literal["next", "same"]
-"""What a label stands beside: the token before it, or the token itself, for models that shift by themselves."""
+"""Whether the label at a place is the next token, or the token itself, for models that shift labels themselves."""
 
 LOOKED_AT_TOKENS = 1 << 20
-"""Where nothing was counted, so many marks at most are read to estimate the share."""
+"""Most values of a mask that are read to estimate its share, if the manifest holds no count."""
 
 _STRETCHES = 64
 _MASK = "loss_mask"
@@ -28,7 +28,7 @@ _log = logging.getLogger("headrace")
 
 
 class SupervisedShare(msgspec.Struct, frozen=True):
-    """How many of ``tokens`` are trained; ``is_all``: these are all tokens of the store, and not some of them."""
+    """How many of ``tokens`` a mask trains; ``is_all`` is true if ``tokens`` counts all tokens of the store."""
 
     trained: int
     tokens: int
@@ -40,23 +40,23 @@ class SupervisedShare(msgspec.Struct, frozen=True):
 
 
 def mask_name(key: str, names: Set[str], *, is_main: bool) -> str | None:
-    """The loss mask of a key of tokens, by the names that `headrace prepare` and AstrAI give; None: it has none."""
+    """Return the loss mask of a key, by the names that `headrace prepare` and AstrAI use; None if there is none."""
     wanted = [f"{key}_mask"] + ["masks"] * (key == "responses") + [_MASK] * is_main
     return next((name for name in wanted if name in names and name != key), None)
 
 
 def mask_of(store: Store) -> str | None:
-    """The loss mask of a store's main key, None where it has none."""
+    """Return the loss mask of a store's main key; None if it has none."""
     return mask_name(store.keys[0], set(store.keys), is_main=True)
 
 
 def used_mask(store: Store, wanted: str | None) -> str | None:
-    """The key of the mask that decides the labels: that of the store for ``"auto"``, else the one that is asked for.
+    """Return the key of the mask that decides the labels: the store's own for ``"auto"``, else ``wanted``.
 
-    A store of one key beside which a manifest lists a mask is warned of: it was opened without its mask.
+    If a store of one key was opened without the mask that the manifest beside it lists, a warning says so.
 
     Raises:
-        ConfigError: there is no such key, or it has not one value for each token.
+        ConfigError: there is no such key, or it does not have one value for each token.
     """
     key = mask_of(store) if wanted == AUTO else wanted
     if key is None:
@@ -79,15 +79,15 @@ def check_labels(labels: str) -> None:
 
 
 def supervised_share(store: Store, mask: str, *, tokens: str | None = None) -> SupervisedShare:
-    """Which share of a store's tokens a mask trains: by the manifest's count, else by a sample of at most 2^20 marks.
+    """Return what share of a store's tokens a mask trains: counted in the manifest, else from at most 2^20 values.
 
     Args:
-        store: of the tokens, or of the mask alone.
-        mask: its key.
-        tokens: the key that it masks; by default the main key.
+        store: holds the tokens, or the mask alone.
+        mask: key of the mask.
+        tokens: key of the tokens that it masks; by default the main key.
 
     Raises:
-        HeadraceError: the marks cannot be read.
+        HeadraceError: the mask cannot be read.
     """
     counted = _counted(store, mask, tokens or store.keys[0])
     if counted is not None:
@@ -96,7 +96,7 @@ def supervised_share(store: Store, mask: str, *, tokens: str | None = None) -> S
     if num_tokens <= LOOKED_AT_TOKENS:
         begins, length = np.zeros(1, dtype=np.int64), num_tokens
     else:
-        # Stretches that are spread evenly: a share may differ from one end of the store to the other.
+        # Stretches spread evenly over the store, since the share may change from one end to the other.
         length = LOOKED_AT_TOKENS // _STRETCHES
         begins = np.linspace(0, num_tokens - length, _STRETCHES).astype(np.int64)
     pieces = store.pieces(begins, np.full_like(begins, length), mask if mask in store.keys else None)
@@ -105,7 +105,7 @@ def supervised_share(store: Store, mask: str, *, tokens: str | None = None) -> S
 
 
 def shown_mask(store: Store, key: str | None) -> str:
-    """The end of the line that describes a dataset: what its mask trains, or that a mask of the store is not used."""
+    """Return the end of a dataset's description: what share its mask trains, or that the store's mask is not used."""
     if key is None:
         return unused_text(mask_of(store))
     try:
@@ -116,29 +116,29 @@ def shown_mask(store: Store, key: str | None) -> str:
 
 
 def unused_text(mask: str | None) -> str:
-    """The end of such a line, where the mask of a store is not used."""
-    return "" if mask is None else f", the store's {mask!r} is not used: what it masks is trained on too"
+    """Return the end of a dataset's description if the mask of the store is not used."""
+    return "" if mask is None else f", the store's {mask!r} is not used: masked tokens are trained on too"
 
 
 def warn_unused_mask(store: Store, who: str) -> None:
-    """Say that a mask of the store is not used, where samples are those of a peer that has no such mask."""
+    """Warn that the store's mask is not used, where samples are those of another system that has no such mask."""
     if len(store.keys) == 1:
         _warn_left_out(store)
     warn_unused(store, mask_of(store), who)
 
 
 def warn_unused(store: Store, mask: str | None, who: str) -> None:
-    """Say that a mask is not used, if there is one."""
+    """Warn that a mask is not used, if there is one."""
     if mask is not None:
         _log.warning(
-            "%s: %s does not use the loss mask %r of this store, so that what it masks is trained on too: "
-            "PackedSequenceDataset, WindowDataset and SFTDataset use it",
+            "%s: %s does not use the loss mask %r of this store, so that masked tokens are trained on too: use "
+            "PackedSequenceDataset, WindowDataset or SFTDataset to apply it",
             store.path, who, mask,
         )  # fmt: skip
 
 
 def _warn_left_out(store: Store) -> None:
-    """A key that was opened alone has no mask, and the store that it is of may have one."""
+    """Warn if a key was opened alone, and thus without the mask that the manifest of its store lists."""
     try:
         found = find_manifest(store.path)
     except StoreError:
@@ -148,13 +148,13 @@ def _warn_left_out(store: Store) -> None:
     if masks and store.keys[0] not in masks:
         _log.warning(
             "%s was opened without its loss mask, and every token is trained on; the manifest in %s lists %s: open that"
-            " folder without key= for WindowDataset or PackedSequenceDataset, or say loss_mask_key=None if it is meant",
+            " folder without key= for WindowDataset or PackedSequenceDataset, or pass loss_mask_key=None if intended",
             store.path, "" if found is None else found[0], ", ".join(map(repr, masks)),
         )  # fmt: skip
 
 
 def _counted(store: Store, mask: str, key: str) -> int | None:
-    """The trained tokens that the manifest counts, where it is of this whole store and of this mask alone."""
+    """Return the trained tokens that the manifest counts, if it describes this whole store and this mask alone."""
     try:
         found = find_manifest(store.path)
     except StoreError:
@@ -162,7 +162,7 @@ def _counted(store: Store, mask: str, key: str) -> int | None:
     samples = None if found is None else found[1].ledger.samples
     if found is None or samples is None or not samples.supervised:
         return None
-    # One sum is kept over all masks.
+    # The manifest keeps one sum over all masks.
     masks = [name for name in found[1].keys if name == "masks" or name.endswith("_mask")]
     tokens = samples.keys.get(key)
     is_whole = tokens is not None and tokens.kept == store.num_tokens

@@ -1,4 +1,4 @@
-"""Samples changed one by one."""
+"""`MapDataset`: a dataset whose samples are changed one by one by a function."""
 
 from __future__ import annotations
 
@@ -19,34 +19,44 @@ from headrace.plan import IntArray, KeyArray
 from headrace.plan.recorded_names import recorded_name
 
 _WATCHED_SAMPLES = 8
-"""So many samples of each process are looked at for random numbers that nobody asked for."""
+"""Number of samples in each process that are checked for random numbers from global generators."""
 
 
 class MapDataset(Dataset):
-    """Every sample of a dataset put through a function: sample i of it is ``function(dataset[i])``.
+    """Sample i is ``function(dataset[i])``.
 
-    The function must be of the sample alone, without luck and state, since a sample may be made again after a resume,
-    or on another rank. It is told from others by its module and name; what is in it is not looked at.
+    The result of the function must depend on the sample alone, not on chance or state, since a sample may be made again
+    after a resume, or on another rank. A saved run records the function by module and name, not by its code.
 
-    For random numbers say ``seeded=True``: sample i is then ``function(dataset[i], rng)``, with a
-    `numpy.random.Generator` that is a function of the run's seed, the source's path, the epoch and i. Each epoch draws
-    others, and a resume, other ranks or workers the same. With ``Order(kind="none")``, and for items of the dataset
-    itself, there are no epochs, and a sample always draws the same. torch and ``random`` can be seeded by it:
-    ``torch.Generator().manual_seed(int(rng.integers(2**63)))``.
+    For random numbers pass ``seeded=True``: sample i is then ``function(dataset[i], rng)``, with a
+    `numpy.random.Generator` that depends only on the run's seed, the source's path, the epoch and i. The numbers differ
+    from epoch to epoch, and are the same after a resume and on other ranks or workers. With ``Order(kind="none")``, and
+    for items of the dataset itself, there are no epochs, and a sample always draws the same numbers. torch and
+    ``random`` can be seeded with it: ``torch.Generator().manual_seed(int(rng.integers(2**63)))``.
 
-    A function that draws from the global generators of ``random``, NumPy or torch, and so makes something else each
-    time, is an error, which is looked for in the first samples.
+    A function that draws from the global generators of ``random``, NumPy or torch, and so returns something else each
+    time, is an error. The first samples of each process are checked for it.
 
     Args:
-        dataset: of samples that are put together batch by batch (media, records), whose function takes and gives any
-            sample; or of arrays, whose function takes a dict of arrays and gives one.
+        dataset: if its samples are collated batch by batch (media, records), the function maps any sample to any
+            sample; if they are arrays of one shape, it maps a dict of arrays to a dict of arrays.
         function: sample -> sample, or (sample, generator) -> sample.
-        fields: of a dataset of arrays, name -> (shape, dtype) of what the function gives, where that is not as before.
-        seeded: give the function a generator.
+        fields: name -> (shape, dtype) of the arrays that the function returns, if they differ from those of the
+            dataset.
+        seeded: pass a generator to the function.
 
     Raises:
-        ConfigError: not a dataset or a function; ``fields`` of samples that have none; on reading, a function that
+        ConfigError: not a dataset or a function; ``fields`` for samples that have none; while reading, a function that
             draws random numbers without ``seeded``.
+
+    Example:
+        >>> dataset = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> def masked(sample, rng):
+        ...     hidden = rng.random(len(sample["labels"])) < 0.15
+        ...     return {**sample, "labels": np.where(hidden, -100, sample["labels"])}
+        >>> mapped = headrace.MapDataset(dataset, masked, seeded=True)
+        >>> bool((mapped[0]["labels"] == mapped[0]["labels"]).all())
+        True
     """
 
     def __init__(
@@ -65,7 +75,7 @@ class MapDataset(Dataset):
         self.function = function
         self.seeded = seeded
         self._watched = 0
-        # Addresses of seeded samples: the number of the sample below, and what belongs to the epoch above.
+        # Addresses of seeded samples hold the number of the sample in the low bits, and bits of the epoch's key above.
         self._bits = max(1, (len(dataset) - 1).bit_length())
         self._fields = None if fields is None else {name: (tuple(s), np.dtype(d)) for name, (s, d) in fields.items()}
 
@@ -74,78 +84,78 @@ class MapDataset(Dataset):
 
     @property
     def fields(self) -> Fields:
-        """Those given, or those of the dataset."""
+        """Name -> (shape, dtype), as given, or those of the dataset."""
         return self.dataset.fields if self._fields is None else self._fields
 
     @property
     def constants(self) -> Sample:
-        """Those of the dataset, which the function does not get."""
+        """Name -> array, those of the dataset; the function does not get them."""
         return self.dataset.constants
 
     @property
     def shard_bounds(self) -> IntArray | None:
-        """Of the dataset, where it has shards."""
+        """Borders of the dataset's shards; None if it has none."""
         found: IntArray | None = getattr(self.dataset, "shard_bounds", None)
         return found
 
     @property
     def num_tokens_per_sample(self) -> float:
-        """Of the dataset."""
+        """That of the dataset, whatever the function does."""
         return self.dataset.num_tokens_per_sample
 
     @property
     def has_tokens(self) -> bool:
-        """As of the dataset."""
+        """Whether samples of the dataset are made of tokens."""
         return self.dataset.has_tokens
 
     @property
     def deviation_tokens_per_sample(self) -> float:
-        """Of the dataset."""
+        """That of the dataset, whatever the function does."""
         return self.dataset.deviation_tokens_per_sample
 
     @property
     def is_endless(self) -> bool:
-        """As of the dataset."""
+        """Whether the dataset is endless."""
         return self.dataset.is_endless
 
     @property
     def is_packed(self) -> bool:
-        """As of the dataset."""
+        """Whether the dataset is packed."""
         return self.dataset.is_packed
 
     @property
     def is_counted(self) -> bool:
-        """As of the dataset: what is counted is what it holds."""
+        """Whether the dataset is counted; counts are those of its own samples."""
         return self.dataset.is_counted
 
     @property
     def is_masked(self) -> bool:
-        """As of the dataset."""
+        """Whether the dataset is masked."""
         return self.dataset.is_masked
 
     @property
     def is_unshifted(self) -> bool:
-        """As of the dataset."""
+        """Whether the labels of the dataset are not shifted."""
         return self.dataset.is_unshifted
 
     @property
     def is_ragged(self) -> bool:
-        """As of the dataset."""
+        """Whether samples of the dataset have different lengths."""
         return self.dataset.is_ragged
 
     @property
     def unrestorable(self) -> str | None:
-        """As of the dataset; the function is one of the sample alone."""
+        """That of the dataset: the function depends on the sample alone."""
         return self.dataset.unrestorable
 
     def samples(self, addresses: IntArray) -> list[Any]:
-        """Those of the dataset, each put through the function."""
+        """Return samples of the dataset, each mapped by the function."""
         samples = self.dataset.samples(self._inner(addresses))
         pairs = zip(samples, addresses.tolist(), strict=True)
         return made(addresses, [partial(self._made, sample, address) for sample, address in pairs])
 
     def _made(self, sample: Any, address: int) -> Any:
-        """A sample through the function, with a generator of its own or watched for drawing without one."""
+        """Map a sample, with its own generator if seeded; the first samples are checked for global random numbers."""
         if self.seeded:
             return self.function(sample, np.random.default_rng([self._key, address]))
         if self._watched >= _WATCHED_SAMPLES:
@@ -153,27 +163,27 @@ class MapDataset(Dataset):
         self._watched += 1
         try:
             kept = copy.deepcopy(sample)
-        except Exception:  # open files and the like: what cannot be copied is not looked at
+        except Exception:  # samples that cannot be copied, such as open files, are not checked
             return self.function(sample)
         before = _generators()
         found = self.function(sample)
         drawn = [name for name, state in _generators().items() if before.get(name, state) != state]
-        # Where another thread has drawn, the function makes the same again.
+        # If another thread drew the numbers, the function returns the same again.
         if drawn and _differ(found, self.function(kept)):
             raise ConfigError(
-                f"{self._name} draws random numbers from the global generator of {', '.join(drawn)}, and makes"
-                " something else of a sample each time, so that no resume could be exact: say MapDataset(...,"
+                f"{self._name} draws random numbers from the global generator of {', '.join(drawn)}, and returns"
+                " something else for a sample each time, so that no resume could be exact: use MapDataset(...,"
                 " seeded=True), and draw from the generator that the function then gets, function(sample, rng)"
             )
         return found
 
     @cached_property
     def _key(self) -> int:
-        # Of the recipe, so that two functions, one over the other, do not draw alike.
+        # From the recipe, so that a mapped dataset within another draws other numbers.
         return int(self.fingerprint[:16], 16)
 
     def _inner(self, addresses: IntArray) -> IntArray:
-        """Addresses in the dataset."""
+        """Return the addresses in the dataset below."""
         if not self.seeded:
             return addresses
         indices = addresses & np.int64((1 << self._bits) - 1)
@@ -183,25 +193,25 @@ class MapDataset(Dataset):
         return self.dataset.locate(indices, epochs << np.uint64(self._bits + 1))
 
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
-        """As the dataset does."""
+        """Return samples as one batch, as the dataset does."""
         return self.dataset.collate(samples)
 
     @property
     def collated_by(self) -> dict[str, Any]:
-        """As of the dataset."""
+        """What must be the same to collate in a blend: that of the dataset."""
         return self.dataset.collated_by
 
     def sample_lengths(self, addresses: IntArray) -> IntArray:
-        """Of the dataset."""
+        """(n,) int64: number of tokens of each sample before the function."""
         return self.dataset.sample_lengths(self._inner(addresses))
 
     def count(self, addresses: IntArray) -> Counts:
-        """Of the dataset."""
+        """Count what samples hold before the function."""
         return self.dataset.count(self._inner(addresses))
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What decides the samples; ``seeded`` is in it where it is used."""
+        """What decides the samples; ``seeded`` is in it only if it is true."""
         recipe = {
             "kind": "mapped",
             "dataset": self.dataset.recipe,
@@ -215,7 +225,7 @@ class MapDataset(Dataset):
         return recorded_name(self.function)
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
-        """Those of the dataset; of seeded samples their numbers, and bits of the epoch's key above."""
+        """(n,) int64: addresses in the dataset; for seeded samples their numbers, with bits of the epoch's key."""
         if not self.seeded:
             return self.dataset.locate(indices, keys)
         if keys is None:
@@ -224,43 +234,43 @@ class MapDataset(Dataset):
         return indices | ((np.asarray(keys, dtype=np.uint64) >> (shift + np.uint64(1))) << shift).astype(np.int64)
 
     def origins(self, addresses: IntArray) -> list[Origins]:
-        """Of the dataset."""
+        """Return what the samples of the dataset are made of."""
         return self.dataset.origins(self._inner(addresses))
 
     def holders(self, document: int) -> IntArray:
-        """Of the dataset."""
+        """Return the samples of the dataset that may have tokens of a document."""
         return self.dataset.holders(document)
 
     def find_key(self, key: str) -> int:
-        """Of the dataset."""
+        """Return the sample of the dataset with a key."""
         return self.dataset.find_key(key)
 
     def find_keys(self, key: str) -> list[int]:
-        """Of the dataset."""
+        """Return all samples of the dataset that are made from a key."""
         return self.dataset.find_keys(key)
 
     def read(self, addresses: IntArray) -> Sample:
-        """The samples at some addresses as one batch."""
+        """Return the samples at some addresses as one batch."""
         return self.collate(self.samples(addresses)) if self.is_ragged else super().read(addresses)
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
-        """Read samples, put them through the function one by one, and write them into ``rows`` of ``out``."""
-        given = empty(self.dataset.fields, len(addresses))
-        self.dataset.read_into(self._inner(addresses), given, slice(None))
+        """Read samples, map them one by one, and write them into ``rows`` of ``out``."""
+        batch = empty(self.dataset.fields, len(addresses))
+        self.dataset.read_into(self._inner(addresses), batch, slice(None))
         places = np.arange(len(next(iter(out.values()))))[rows]
         for at, place in enumerate(places.tolist()):
-            made = self._made({name: values[at] for name, values in given.items()}, int(addresses[at]))
-            if made.keys() != self.fields.keys():
+            mapped = self._made({name: values[at] for name, values in batch.items()}, int(addresses[at]))
+            if mapped.keys() != self.fields.keys():
                 raise ConfigError(
-                    f"{self._name} gave the fields {sorted(made)}, expected {sorted(self.fields)}: say fields= of"
-                    " what it gives"
+                    f"{self._name} returned the fields {sorted(mapped)}, expected {sorted(self.fields)}: pass fields="
+                    " for what it returns"
                 )
             for name, (shape, dtype) in self.fields.items():
-                value = np.asarray(made[name])
+                value = np.asarray(mapped[name])
                 if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
                     raise ConfigError(
-                        f"{self._name} gave {name!r} of {value.shape} {value.dtype}, expected {shape} {dtype}: say "
-                        "fields= of what it gives"
+                        f"{self._name} returned {name!r} of {value.shape} {value.dtype}, expected {shape} {dtype}: pass"
+                        " fields= for what it returns"
                     )
                 out[name][place] = value
 
@@ -268,7 +278,7 @@ class MapDataset(Dataset):
         return self.__getitems__([index])[0] if self.is_ragged else super().__getitem__(index)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples at ``indices``, negative ones from the end."""
+        """Return the samples at ``indices``; negative ones count from the end."""
         if not self.is_ragged:
             return super().__getitems__(indices)
         wanted = np.asarray(indices, dtype=np.int64)
@@ -277,14 +287,14 @@ class MapDataset(Dataset):
         return self.samples(self.locate(wanted % len(self)))
 
     def describe(self) -> str:
-        """One line."""
+        """Describe the dataset and the function in one line."""
         return f"{self.dataset.describe()}, through {self._name}{' with random numbers' if self.seeded else ''}"
 
 
 def _generators() -> dict[str, Any]:
-    """The states of the global generators that are there."""
+    """Return the states of the global random generators that exist in this process."""
     states: dict[str, Any] = {"random": random.getstate()}
-    states["numpy.random"] = pickle.dumps(np.random.get_state())  # noqa: NPY002 - to see whether others use it
+    states["numpy.random"] = pickle.dumps(np.random.get_state())  # noqa: NPY002 - to see whether the function uses it
     torch = getattr(sys.modules.get("torch"), "default_generator", None)
     if torch is not None:
         states["torch"] = torch.get_state().numpy().tobytes()
@@ -294,5 +304,5 @@ def _generators() -> dict[str, Any]:
 def _differ(one: Any, other: Any) -> bool:
     try:
         return pickle.dumps(one) != pickle.dumps(other)
-    except Exception:  # what cannot be compared is not taken for the same
+    except Exception:  # values that cannot be compared count as different
         return True

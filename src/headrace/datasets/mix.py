@@ -1,8 +1,7 @@
-"""What all ways to mix datasets share: a tree of named children, of one tokeniser, that becomes nodes of the plan.
+"""`Mix`, the base of all ways to mix datasets: a tree of named children that becomes nodes of the plan.
 
-How many consecutive samples of a mix come from one source, where a mix promises it.
-
-Whether the sources of a blend hold ids of one tokeniser, as the manifests beside their stores say.
+This module also checks what may be mixed: sources with the same fields, made with one tokeniser, and micro-batches that
+stay within one source if the mix promises that.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from headrace.stores.manifest import find_manifest
 
 
 def check_one_tokenizer(sources: Iterable[tuple[str, Dataset]]) -> None:
-    """Raise ConfigError for two sources, given with their names, whose manifests name different tokenisers.
+    """Raise ConfigError if the manifests of two sources, given with their names, name different tokenisers.
 
-    Stores without a manifest are not compared, nor are those whose manifest is damaged: `headrace check` tells. Each
-    manifest is read once.
+    Stores without a manifest or with a damaged one are not compared; `headrace check` reports these. Each manifest is
+    read once.
     """
     known: dict[str, TokenizerInfo | None] = {}
     first: tuple[str, Store, TokenizerInfo] | None = None
@@ -39,13 +38,13 @@ def check_one_tokenizer(sources: Iterable[tuple[str, Dataset]]) -> None:
             elif (info.xxh3_128, info.vocab_size) != (first[2].xxh3_128, first[2].vocab_size):
                 raise ConfigError(
                     f"the sources hold ids of different tokenisers: {_shown(*first)}, {_shown(name, store, info)}; the"
-                    " same id means another token in each. Tokenise one of them again, or say"
+                    " same id means another token in each. Tokenise one of them again, or pass"
                     " allow_different_tokenizers=True"
                 )
 
 
 def _stores(dataset: Dataset) -> Iterator[Store]:
-    """The stores that a dataset reads, those of datasets within it included."""
+    """Yield the stores that a dataset reads, including those of datasets within it."""
     for store in (getattr(dataset, "store", None), *getattr(dataset, "stores", ())):
         if isinstance(store, Store):
             yield store
@@ -67,10 +66,10 @@ def _shown(name: str, store: Store, info: TokenizerInfo) -> str:
 
 
 class Mix(ABC):
-    """Datasets, or other mixes, by name: `Blend`, `Concat`, `Limit` and the like.
+    """Datasets or other mixes by name: the base class of `Blend`, `Concat`, `Limit` and others.
 
-    A mix says what comes when; it reads nothing. The names on the way to a dataset are its path, from which its order
-    is drawn: one dataset at two paths is gone through in two orders.
+    A mix says what comes when and reads nothing. The names on the way to a dataset form its path, from which its order
+    is drawn: one dataset at two paths is read in two orders.
     """
 
     children: dict[str, Dataset | Mix]
@@ -78,24 +77,24 @@ class Mix(ABC):
     @property
     @abstractmethod
     def num_samples(self) -> int | None:
-        """The samples of one pass, None for a mix without an end."""
+        """Number of samples in one pass; None for a mix without an end."""
 
     @property
     @abstractmethod
     def num_tokens_per_sample(self) -> float:
-        """The mean over its samples."""
+        """The mean number of tokens over the samples of the mix."""
 
     @abstractmethod
     def node(self, path: str = "") -> Node:
-        """The mix as the plan sees it."""
+        """Return the node of the plan that stands for the mix at a path."""
 
     def datasets(self) -> Iterator[Dataset]:
-        """The datasets below, depth first."""
+        """Yield the datasets below, depth first."""
         for _, dataset in self.named():
             yield dataset
 
     def named(self, path: str = "") -> Iterator[tuple[str, Dataset]]:
-        """The datasets below with their paths, depth first."""
+        """Yield the datasets below with their paths, depth first."""
         for name, child in self.children.items():
             place = joined(path, name)
             if isinstance(child, Mix):
@@ -109,38 +108,41 @@ class Mix(ABC):
 
 
 def node_of(path: str, data: Dataset | Mix) -> Node:
-    """A dataset or a mix as the plan sees it at a path."""
-    if isinstance(data, Mix):
-        return data.node(path)
-    # Stores of samples have shards; tokens are one stream, whatever files they lie in.
+    """Return the node of the plan that stands for a dataset or a mix at a path."""
+    return data.node(path) if isinstance(data, Mix) else leaf_of(path, data)
+
+
+def leaf_of(path: str, data: Dataset) -> Leaf:
+    """Return the node of the plan that stands for a dataset at a path."""
+    # Stores of samples have shards; tokens are one stream, whatever files hold them.
     bounds = getattr(data, "shard_bounds", None)
     return Leaf(path, len(data), None if bounds is None else Shards(bounds))
 
 
 def named_datasets(data: Dataset | Mix) -> dict[str, Dataset]:
-    """Path -> dataset; of a single dataset the path is empty."""
+    """Return path -> dataset; the path of a single dataset is empty."""
     return dict(data.named()) if isinstance(data, Mix) else {"": data}
 
 
 def length_of(data: Dataset | Mix) -> int | None:
-    """Samples of one pass, None for what has no end."""
+    """Return the number of samples in one pass; None for a mix without an end."""
     return data.num_samples if isinstance(data, Mix) else len(data)
 
 
 def joined(path: str, name: str) -> str:
-    """The path of a child; a child without a name stands for its parent."""
+    """Return the path of a child; a child without a name has the path of its parent."""
     return f"{path}/{name}" if path and name else path or name
 
 
 def wrong_data(what: str, found: object) -> str:
-    """The words for something in the place of a dataset or a mix; a store is what is given most often."""
+    """Return the message for a value that is not a dataset or a mix, with advice for stores and paths."""
     message = f"{what} is {found!r:.80}; expected a dataset, or a mix of them"
     if isinstance(found, Store):
-        message += ": cut the store into samples, as headrace.WindowDataset(store, seq_len=2048)"
+        message += ": cut the store into samples, for example headrace.WindowDataset(store, seq_len=2048)"
     elif isinstance(found, SampleStore):
-        message += ": make samples of the store, headrace.MediaDataset.of(store)"
+        message += ": make samples of the store with headrace.MediaDataset.of(store)"
     elif isinstance(found, str | PathLike):
-        message += ": open what lies at the path, headrace.open(path), and make a dataset of it"
+        message += ": open the path with headrace.open(path), and make a dataset of the store"
     return message
 
 
@@ -148,23 +150,25 @@ def check_named(children: object) -> None:
     """Raise ConfigError unless children are given by name."""
     if not isinstance(children, Mapping):
         raise ConfigError(
-            f"the sources of a mix are {children!r:.80}; expected a dict of names and datasets, as"
-            ' {"web": web, "code": code}: the name is part of the place from which the order of a source is drawn'
+            f"the sources of a mix are {children!r:.80}; expected a dict of names and datasets, such as"
+            ' {"web": web, "code": code}: the name is part of the path from which the order of a source is drawn'
         )
 
 
 def check_children(children: Mapping[str, Dataset | Mix], *, allow_different_tokenizers: bool) -> None:
-    """Refuse what cannot be mixed.
+    """Check that children can be mixed.
 
     Raises:
-        ConfigError: no children, a name that is empty or has a ``/``, something that is no dataset, fields that cannot
-            be stacked into one batch, different tokenisers.
+        ConfigError: no children; a name that is empty or holds a ``/``; a child that is not a dataset; fields that
+            cannot be stacked into one batch; different tokenisers.
     """
     if not children:
         raise ConfigError("a mix needs at least one dataset")
     for name, child in children.items():
         if not name or "/" in name:
-            raise ConfigError(f"source name {name!r}: a name is not empty and has no '/', which separates the names")
+            raise ConfigError(
+                f"source name {name!r}: a name must not be empty or hold '/', which separates names in paths"
+            )
         if not isinstance(child, Dataset | Mix):
             raise ConfigError(wrong_data(f"source {name!r}", child))
     leaves = list(_named(children))
@@ -175,22 +179,22 @@ def check_children(children: Mapping[str, Dataset | Mix], *, allow_different_tok
             _check_kinds(leaves[0], (name, dataset))
             raise ConfigError(
                 "the sources of a blend must have the same fields to be stacked into a batch: "
-                f"{first!r} has {expected} and {name!r} {found}"
+                f"{first!r} has {expected}, and {name!r} has {found}"
             )
     if not allow_different_tokenizers:
         check_one_tokenizer(leaves)
 
 
 def _check_kinds(*leaves: tuple[str, Dataset]) -> None:
-    """Refuse a source of tokens beside one of media, where to compare fields would tell nothing."""
+    """Refuse a source of tokens beside a source of media, with more advice than a comparison of fields gives."""
     of_tokens = [name for name, dataset in leaves if dataset.has_tokens]
     if len(of_tokens) == 1:
         (media,) = (name for name, dataset in leaves if not dataset.has_tokens)
         raise ConfigError(
-            f"source {of_tokens[0]!r} gives windows, packs or records of tokens, and {media!r} samples of media: they "
-            "make no batch together. Beside media put text as text, in tars or a .jsonl, and cook it into the sample "
-            "type of the others (docs/multimodal.md, texts beside images); documents of a store of tokens cannot be "
-            "cooked. Or feed two runs"
+            f"source {of_tokens[0]!r} has windows, packs or records of tokens, and {media!r} has samples of media: "
+            "they cannot share a batch. Store text to be mixed with media as text, in tars or a .jsonl, and cook it "
+            "into the sample type of the others (docs/multimodal.md, texts beside images); documents of a store of "
+            "tokens cannot be cooked. Or use two runs"
         )
 
 
@@ -203,24 +207,24 @@ def _named(children: Mapping[str, Dataset | Mix]) -> Iterator[tuple[str, Dataset
 
 
 def homogeneous_samples(root: Node) -> int | None:
-    """The largest B such that positions k B to k B + B - 1 are of one source for every k; None where none was asked.
+    """Return the largest B such that positions k B to k B + B - 1 have one source for every k.
 
-    It is asked where a blend chooses its source for blocks. Around it may stand what keeps its blocks together:
+    Returns None if no blend has ``block_samples`` above 1. Nodes around such a blend may cut its blocks:
 
         blocks of 16 in a blend by blocks of 32     16
         blocks of 16, then others from sample 24    8
         blocks of 16 in a blend sample by sample    1
     """
-    if not _asked(root):
+    if not _has_blocks(root):
         return None
-    # 0 stands for any number, as gcd has it: of a single source all samples are its own.
+    # 0 stands for any number, as in gcd: all samples of a single source are its own.
     return _together(root) or None
 
 
-def _asked(node: Node) -> bool:
+def _has_blocks(node: Node) -> bool:
     if isinstance(node, Leaf):
         return False
-    return (isinstance(node, Branch) and node.block_samples > 1) or any(map(_asked, node.children))
+    return (isinstance(node, Branch) and node.block_samples > 1) or any(map(_has_blocks, node.children))
 
 
 def _together(node: Node) -> int:
@@ -230,7 +234,7 @@ def _together(node: Node) -> int:
 
 
 def _borders(node: Inner) -> list[int]:
-    """Numbers of which all places are multiples where another child, or another part of one, begins."""
+    """Return numbers of which each place is a multiple where another child, or another part of one, begins."""
     if isinstance(node, Branch):
         return [node.block_samples]
     if isinstance(node, ConcatNode):
@@ -238,7 +242,7 @@ def _borders(node: Inner) -> list[int]:
     if isinstance(node, Schedule):
         return [int(begin) for begin in node.begins]
     if isinstance(node, LimitNode):
-        # Of a single source a pass may begin anywhere.
+        # If the child is a single source, a pass may begin anywhere.
         return [node.num_samples, node.child.num_samples or 0] if _together(node.child) else []
     return []  # a repeat begins where its child does
 
@@ -251,31 +255,31 @@ def check_micro_batches(
     position: int = 0,
     places: Sequence[int] = (),
 ) -> None:
-    """Refuse micro-batches of which one would hold samples of two blocks.
+    """Refuse micro-batches if one of them would hold samples of two blocks.
 
     Args:
-        block_samples: of the run.
-        schedule: of the run.
-        length: of the run.
-        share: ranks and micro-batch.
-        position: where the run goes on.
-        places: where else blocks are cut, so that no micro-batch may lie across.
+        block_samples: size of the run's blocks.
+        schedule: global batches of the run.
+        length: length of the run in samples.
+        share: ranks and micro-batch size.
+        position: where the run begins or resumes.
+        places: other places where blocks are cut, which must not lie within a micro-batch.
 
     Raises:
-        ConfigError: the micro-batch does not divide the blocks, or is not whole everywhere.
+        ConfigError: the micro-batch size does not divide the blocks, or steps are not whole micro-batches.
     """
     micro_batch = share.micro_batch_size
     if block_samples % micro_batch:
         allowed = ", ".join(f"{size:,}" for size in range(1, block_samples + 1) if block_samples % size == 0)
         raise ConfigError(
-            f"{block_samples:,} consecutive samples are of one source, and micro-batches of {micro_batch:,} would lie "
-            f"in two such blocks; allowed are {allowed}"
+            f"{block_samples:,} consecutive samples come from one source, and micro-batches of {micro_batch:,} would "
+            f"lie in two such blocks; allowed are {allowed}"
         )
     if cut := [place for place in (position, *places) if place % micro_batch]:
         raise ConfigError(
-            f"the run goes on at sample {position:,}, in a step that is cut at {cut[0]:,}, which is no multiple of "
-            f"micro-batches of {micro_batch:,}, so that one would lie in two blocks of {block_samples:,} samples: go "
-            "on with a micro-batch that divides it, or from a state between two steps"
+            f"the run goes on at sample {position:,}, in a step that is cut at {cut[0]:,}, which is not a multiple of "
+            f"the micro-batch size {micro_batch:,}, so that a micro-batch would lie in two blocks of "
+            f"{block_samples:,} samples: use a micro-batch size that divides it, or a state between two steps"
         )
     together = share.world_size * micro_batch
     ends = [*(schedule.begin(first) for first, _ in schedule.pieces[1:]), None]
@@ -287,7 +291,7 @@ def check_micro_batches(
         sizes.add(length - schedule.begin(schedule.step_of(length)))
     if any(size % together for size in sizes):
         raise ConfigError(
-            f"steps, or what is left of one, of {sorted(sizes - {0})} samples from sample {position:,} on are no "
-            f"multiples of {share.world_size} ranks times micro-batches of {micro_batch:,} = {together:,}, and uneven "
-            "ones may be of two sources: change one of them, or leave out a short last step with drop_last=True"
+            f"steps from sample {position:,} on, or the rest of one, have {sorted(sizes - {0})} samples, which are not "
+            f"multiples of {share.world_size} ranks times micro-batches of {micro_batch:,} = {together:,}; uneven "
+            "micro-batches may have two sources: change a size, or leave out a short last step with drop_last=True"
         )

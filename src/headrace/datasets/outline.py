@@ -1,4 +1,4 @@
-"""What a run is made of, in words: the text behind ``Run.describe``."""
+"""Describes in words what a run is made of: the text of ``Run.describe``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headrace.plan import (
 
 
 def outline(plan: Plan, datasets: Sequence[Dataset], schedule: BatchSchedule, length: int | None) -> str:
-    """The tree of sources with their shares, then order, length and batches."""
+    """Return the tree of sources with their shares, then order, length and batches."""
     lines = sources_outline(plan, datasets)
     if plan.order.kind == "shards":
         lines.append(_mixing(plan, schedule))
@@ -37,7 +37,7 @@ def outline(plan: Plan, datasets: Sequence[Dataset], schedule: BatchSchedule, le
 
 
 def sources_outline(plan: Plan, datasets: Sequence[Dataset]) -> list[str]:
-    """Lines: the tree of sources with their shares, then the order."""
+    """Return lines: the tree of sources with their shares, then the order."""
     by_path = {leaf.path: dataset for leaf, dataset in zip(plan.leaves, datasets, strict=True)}
     return [*_tree(plan.root, by_path, "", ""), f"order: {_order(plan.order)}"]
 
@@ -54,7 +54,7 @@ def _tree(node: Node, by_path: dict[str, Dataset], first: str, rest: str) -> Ite
     for i, (child, part) in enumerate(zip(node.children, _parts(node), strict=True)):
         last = i + 1 == len(node.children)
         if isinstance(node, Schedule) and 0 < i < len(node.children) - 1 and len(node.children) > _SHOWN:
-            # A ramp is up to a thousand of them.
+            # A ramp may have a thousand mixes.
             if i == 1:
                 yield f"{rest}├─ {len(node.children) - 2:,} mixes between the first and the last"
             continue
@@ -62,19 +62,19 @@ def _tree(node: Node, by_path: dict[str, Dataset], first: str, rest: str) -> Ite
 
 
 _SHOWN = 4
-"""Of the mixes of a schedule; of more only the first and the last are shown."""
+"""Most mixes of a schedule that are all shown; of more, only the first and the last are."""
 
 _KINDS: dict[type[Node], str] = {
     Branch: "blend",
     ConcatNode: "one after another",
-    LimitNode: "the first of every pass",
+    LimitNode: "the first samples of every pass",
     RepeatNode: "repeated",
     Schedule: "one mix after another",
 }
 
 
 def _parts(node: Inner) -> list[str]:
-    """What stands before each child: its share, or where it begins."""
+    """Return what stands before each child: its share, or where it begins."""
     if isinstance(node, Branch):
         return [f"{100 * share / sum(node.shares):.3f} % " for share in node.shares]
     if isinstance(node, Schedule):
@@ -99,7 +99,7 @@ def _order(order: Order) -> str:
 
 
 def _mixing(plan: Plan, schedule: BatchSchedule) -> str:
-    """How well the order for shards mixes the largest source: measured in a tenth of a second, no data is read."""
+    """Return how well the order for shards mixes the largest source: a tenth of a second, no data is read."""
     leaf = max(plan.leaves, key=lambda leaf: leaf.num_samples)
     batch_samples = max(2, schedule.pieces[0][1])
     found = order_quality(plan.order, leaf.num_samples, leaf.shards, batch_samples=batch_samples, path=leaf.path)
@@ -112,7 +112,7 @@ def _mixing(plan: Plan, schedule: BatchSchedule) -> str:
 
 
 def _deviation(root: Node, datasets: Sequence[Dataset]) -> Iterator[str]:
-    """How far the tokens of each source may stray from its token share while its samples keep to theirs."""
+    """Yield how far the tokens of a source may stray from its token share while its samples keep to theirs."""
     if isinstance(root, Branch):
         if not all(dataset.has_tokens for dataset in datasets):
             yield f"expected deviation: below 2 samples of each of {len(datasets)} sources at every prefix"

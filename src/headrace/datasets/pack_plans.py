@@ -1,4 +1,4 @@
-"""Plans of packs over the documents of a store: made, kept, and found again."""
+"""Plans of packs over the documents of a store: made, kept in a cache folder, and found again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headrace.plan.packing import CHUNK, PLAN_VERSION, Packing, PackPlan, PackPl
 from headrace.stores import Store, find_cache, keep_arrays, kept_name
 
 KEPT_DOCUMENTS = 1_000_000
-"""Plans of more documents are kept where nothing else is said: to make them anew takes over a tenth of a second."""
+"""Plans of more documents are kept by default: making one again takes over a tenth of a second."""
 
 
 class StoreLengths:
-    """The lengths of a store's documents, as a planner asks for them. Nothing is held."""
+    """The lengths of a store's documents, in the form that a planner reads. Holds nothing in memory."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -28,20 +28,21 @@ class StoreLengths:
         return self._store.num_documents
 
     def chunks(self) -> Iterator[IntArray]:
-        """Some documents at a time."""
+        """Yield the lengths of some documents at a time."""
         return self._store.length_chunks(CHUNK)
 
     def spans(self, documents: IntArray) -> tuple[IntArray, IntArray]:
-        """Two (n,) int64: where some documents begin in the token stream, and their lengths."""
+        """Return two (n,) int64 arrays: where documents begin in the token stream, and their lengths."""
         bounds = self._store.document_begins(np.concatenate([documents, documents + 1]))
         begins = bounds[: len(documents)]
         return begins, bounds[len(documents) :] - begins
 
 
 def make_plan(store: Store, lengths: StoreLengths, packing: Packing, folder: Path | None) -> PackPlan:
-    """The plan of a store's packs: the one that was kept, mapped, or a new one, which is kept.
+    """Return the plan of a store's packs: a kept one, memory-mapped, or a new one, which is then kept.
 
-    ``folder`` None: plans of over ``KEPT_DOCUMENTS`` documents are kept in the cache folder, where it can be written.
+    If ``folder`` is None, plans of over ``KEPT_DOCUMENTS`` documents are kept in the cache folder, if it can be
+    written.
 
     Raises:
         ConfigError: as `plan_packs`.
@@ -59,7 +60,7 @@ def make_plan(store: Store, lengths: StoreLengths, packing: Packing, folder: Pat
     try:
         found = find_cache(folder, name)
     except StoreError as error:
-        # Nobody asked for a cache that this user may not read.
+        # The default cache is optional: a user who may not read it does without.
         if asked or not isinstance(error.__cause__, PermissionError):
             raise
         return plan_packs(lengths, packing)
@@ -67,17 +68,17 @@ def make_plan(store: Store, lengths: StoreLengths, packing: Packing, folder: Pat
         try:
             meta = _meta(store, found[1])
         except (msgspec.DecodeError, UnicodeError, ConfigError, ValueError) as error:
-            raise StoreError(f"{folder / name}: {error}; remove it, it is made anew") from error
+            raise StoreError(f"{folder / name}: {error}; remove it, and it will be made again") from error
         return PackPlan(meta, found[0], lengths)
     plan = plan_packs(lengths, packing)
     try:
         keep_arrays(folder, name, plan.arrays, msgspec.json.encode(plan.meta))
     except HeadraceError:
-        # A cache that cannot be written costs time only; a folder that was asked for is an error.
+        # Without the default cache only time is lost; a folder that the user named must be writable.
         if asked:
             raise
         return plan
-    # Mapped in place of held: the processes of a machine share one copy.
+    # Map the file instead of keeping the arrays, so that the processes of a machine share one copy.
     kept = find_cache(folder, name)
     return plan if kept is None else PackPlan(plan.meta, kept[0], lengths)
 
@@ -86,12 +87,12 @@ def _meta(store: Store, data: bytes) -> PackPlanMeta:
     meta = msgspec.json.decode(data, type=PackPlanMeta)
     if (meta.num_documents, meta.ledger.raw_tokens) != (store.num_documents, store.num_tokens):
         raise ValueError(
-            f"a plan over {meta.num_documents:,} documents of {meta.ledger.raw_tokens:,} tokens; "
-            f"{store.path} has {store.num_documents:,} of {store.num_tokens:,}"
+            f"the plan is over {meta.num_documents:,} documents of {meta.ledger.raw_tokens:,} tokens, and "
+            f"{store.path} has {store.num_documents:,} documents of {store.num_tokens:,} tokens"
         )
     return meta
 
 
 def plan_name(store: Store, packing: Packing) -> str:
-    """What a plan is kept by: 128 bits over the store's content, the packing and the version of the algorithms."""
+    """Return the name of a kept plan: 128 bits over the store's content, the packing and the plan version."""
     return kept_name("packs", PLAN_VERSION, store.fingerprint, store.num_documents, msgspec.to_builtins(packing))

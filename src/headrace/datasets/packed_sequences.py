@@ -1,6 +1,6 @@
-"""Documents of a store packed into samples of fixed length, whose pieces are laid out as rows.
+"""`PackedSequenceDataset`: documents of a store packed into samples of fixed length.
 
-Pieces of documents laid out as rows: the fields of packed samples, many rows at a time.
+`PackedRows` lays the pieces of many packs out as rows and makes the fields of all rows at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headrace.stores import Store
 
 
 class Ranges(dict[int, memoryview]):
-    """length -> 0 .. length - 1, each a view that is made once: to look it up costs a third of making it."""
+    """Maps a length to the numbers 0 to length - 1: a view made once, as a look-up costs a third of making it."""
 
     def __init__(self, longest: int) -> None:
         super().__init__()
@@ -44,19 +44,20 @@ class Ranges(dict[int, memoryview]):
 
 
 class Pads(NamedTuple):
-    """All pads: their places, counted over all rows, and their positions in their segments; (pads,) int64 each."""
+    """All pads, (pads,) int64 each: their places, counted over all rows, and their positions in their segments."""
 
     places: IntArray
     positions: IntArray
 
 
 class PackedRows(NamedTuple):
-    """Where each piece lies in rows of ``row_tokens`` places; pieces of all rows, one after another.
+    """Where each piece lies in rows of ``row_tokens`` places; the pieces of all rows follow one another.
 
-    ``offsets`` (rows + 1,) int64: row i has the pieces ``offsets[i]`` to ``offsets[i + 1]``. ``lengths`` and
-    ``segments`` (pieces,) int64: tokens of each piece, and its places with the pads that belong to it. ``ends``
-    (pieces,) int64: the place after the last token of each, counted over all rows. ``tails`` (rows,) int64: pads at the
-    end of each row. ``widths`` (pieces,) int64: the places from each piece to the next, all pads among them.
+    ``offsets`` (rows + 1,) int64: row i has the pieces ``offsets[i]`` to ``offsets[i + 1] - 1``. ``lengths`` and
+    ``segments`` (pieces,) int64: the tokens of each piece, and its places including the pads that belong to it.
+    ``ends`` (pieces,) int64: the place after the last token of each piece, counted over all rows. ``tails`` (rows,)
+    int64: the pads at the end of each row. ``widths`` (pieces,) int64: the places from each piece to the next,
+    including all pads.
     """
 
     row_tokens: int
@@ -74,7 +75,7 @@ class PackedRows(NamedTuple):
         tails = row_tokens - np.add.reduceat(segments, offsets[:-1])
         widths = segments.copy()
         widths[offsets[1:] - 1] += tails
-        # The widths of a row fill it, so that their sums are places.
+        # The widths of a row add up to row_tokens, so that their running sums are places over all rows.
         return cls(row_tokens, offsets, lengths, segments, np.cumsum(widths) - widths + lengths, tails, widths)
 
     @property
@@ -85,23 +86,23 @@ class PackedRows(NamedTuple):
     def concatenate(self, pieces: list[memoryview], pad: NDArray[Any]) -> NDArray[Any]:
         """(rows * row_tokens,) read-only: pieces and pads in their places, in the dtype that they share.
 
-        ``pad`` is (row_tokens,) of whatever pads are. To join bytes costs half of ``np.concatenate``, and a third of
-        casting each piece on the way.
+        ``pad`` is (row_tokens,) of pad values. Joining bytes costs half of ``np.concatenate``, and a third of casting
+        each piece on the way.
         """
         parts, padding = list(pieces), pad.data
         gaps = self.widths - self.lengths
         behind = np.flatnonzero(gaps)[::-1]
-        # From the last one on: what is inserted moves no place that is still to come.
+        # From the last gap to the first, so that an insertion does not move the places that are still to be filled.
         for piece, gap in zip(behind.tolist(), gaps[behind].tolist(), strict=True):
             parts.insert(piece + 1, padding[:gap])
         return np.frombuffer(b"".join(parts), dtype=pad.dtype)
 
     def positions(self, ranges: Ranges) -> NDArray[Any]:
-        """(rows * row_tokens,) read-only: 0, 1, 2, ... from 0 again at each piece; not right yet at ``pads``."""
+        """(rows * row_tokens,) read-only: 0, 1, 2, ..., from 0 again at each piece; not yet right at ``pads``."""
         return np.frombuffer(b"".join(map(ranges.__getitem__, self.widths.tolist())), dtype=ranges.dtype)
 
     def pads(self) -> Pads:
-        """Those of the pieces, which go on counting, and those at the ends of rows, which count from 0."""
+        """Return the pads of pieces, whose positions go on counting, and those at the ends of rows, from 0."""
         rows = np.flatnonzero(self.tails)
         counts = self.tails[rows]
         begins = (rows + 1) * self.row_tokens - counts
@@ -125,36 +126,48 @@ class PackedSequenceDataset(Dataset):
     Fields, each (seq_len,):
 
     - ``input_ids`` int64: documents one after another, then pads of ``padding_idx``;
-    - ``labels`` int64: for each token the next one of its document; -100 where there is none (the last token of a
-      document; with ``border_labels="keep"`` the next document's first token), at pads, and where the store's loss mask
-      is 0 for the token that is to be predicted. With ``labels="same"`` a label is the token beside it, as Hugging
-      Face's models want it, which shift by themselves; the first token of a segment has none;
+    - ``labels`` int64: for each token the next one of its document; -100 where there is none (at the last token of a
+      document; with ``border_labels="keep"`` it has the next document's first token), at pads, and where the store's
+      loss mask is 0 for the token to be predicted. With ``labels="same"`` a label is the token at its own place, for
+      models that shift labels themselves, such as those of Hugging Face; the first token of a segment has none;
     - ``loss_mask`` bool: where the label is not -100;
-    - ``position_ids`` int64: from 0 again in each segment, that is a document and its own pads, or the pads at the end;
-    - ``document_ids`` int64: the store's number of each token's document, -1 at pads.
+    - ``position_ids`` int64: from 0 again in each segment, which is a document and its own pads, or the pads at the
+      end;
+    - ``document_ids`` int64: the number of each token's document in the store, -1 at pads.
 
-    Items have besides ``seq_lens`` (segments,) int32, ``cu_seqlens`` (segments + 1,) int32, their prefix sums from 0 to
-    seq_len, and ``max_seqlen``, an int.
+    Single items also have ``seq_lens`` (segments,) int32, their prefix sums ``cu_seqlens`` (segments + 1,) int32 from 0
+    to seq_len, and ``max_seqlen``, an int.
 
-    A piece of a document that was cut has the document's next token as the label of its last one: nothing is lost. With
-    ``labels="same"`` that label has no place, and each cut costs one.
+    If a document was cut, the last token of a piece has the document's next token as its label, so that no label is
+    lost. With ``labels="same"`` there is no place for that label, and each cut costs one.
 
-    The plan is made at once (see `headrace.plan.packing.plan_packs` for its cost), or mapped where it was kept before.
+    The plan is made in the constructor (see `headrace.plan.packing.plan_packs` for its cost), or memory-mapped if it
+    was kept before.
 
     Args:
-        store: where the documents are.
-        packing: how they are packed.
-        padding_idx: the id of pads.
-        loss_mask_key: the parallel key of the store that is 1 at tokens that are trained on: ``"auto"`` the loss mask
-            that it has, if it has one (``loss_mask``, or ``chosen_mask`` of ``chosen`` and so on); None trains on every
-            token.
-        border_labels: whether a document's last token has a label.
-        labels: what a label stands beside.
-        plan_folder: where plans are kept; by default those of over a million documents in ``$HEADRACE_CACHE``, or
-            ``~/.cache/headrace``, and smaller ones nowhere, since to make them takes less than a tenth of a second.
+        store: an open store of tokens.
+        packing: length of the packs and how they are filled.
+        padding_idx: token id of pads.
+        loss_mask_key: the parallel key that is 1 at tokens to train on. ``"auto"`` uses the loss mask of the store, if
+            it has one: ``loss_mask``, or ``chosen_mask`` for ``chosen``, and so on. None trains on every token.
+        border_labels: ``"mask"`` or ``"keep"``: whether a document's last token has a label, see above.
+        labels: ``"next"`` or ``"same"``, see above.
+        plan_folder: folder where plans are kept. By default plans of over a million documents are kept in
+            ``$HEADRACE_CACHE`` or ``~/.cache/headrace``; smaller ones are not, since making them takes less than a
+            tenth of a second.
 
     Raises:
-        ConfigError: over-long documents and no policy for them, no documents with tokens, an unknown key or value.
+        ConfigError: a document is too long and the packing has no policy for it, no document has tokens, or a key or
+            value is unknown.
+
+    Example:
+        >>> store = headrace.open("stores/web")
+        >>> packing = headrace.Packing(seq_len=512, strategy="best_fit_split")
+        >>> dataset = headrace.PackedSequenceDataset(store, packing)
+        >>> dataset[0]["input_ids"].shape, int(dataset[0]["cu_seqlens"][-1])
+        ((512,), 512)
+        >>> dataset.ledger.lost_tokens
+        0
     """
 
     def __init__(
@@ -169,9 +182,9 @@ class PackedSequenceDataset(Dataset):
         plan_folder: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(store, Store):
-            raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
+            raise ConfigError(f"store is {store!r}; expected an open store, such as headrace.open(path)")
         if not isinstance(packing, Packing):
-            raise ConfigError(f"packing is {packing!r}; expected a Packing, as headrace.Packing(seq_len=4096)")
+            raise ConfigError(f"packing is {packing!r}; expected a Packing, such as headrace.Packing(seq_len=4096)")
         if border_labels not in ("mask", "keep"):
             raise ConfigError(f"border_labels is {border_labels!r}; allowed are 'mask', 'keep'")
         self.store = store
@@ -188,10 +201,10 @@ class PackedSequenceDataset(Dataset):
         self._ranges = Ranges(packing.seq_len)
         self._number_dtype = np.int32 if store.num_documents < 1 << 31 else np.int64
         self._pad = np.zeros(packing.seq_len, dtype=store.dtypes[store.keys[0]])
-        self._say()
+        self._log_packing()
 
-    def _say(self) -> None:
-        """What was lost is said before the first step."""
+    def _log_packing(self) -> None:
+        """Log the packing before the first step, as a warning if tokens are lost."""
         level = logging.WARNING if self.ledger.lost_tokens else logging.INFO
         if _log.isEnabledFor(level):
             _log.log(level, "%s: %s", self.store.path, self.describe())
@@ -201,7 +214,7 @@ class PackedSequenceDataset(Dataset):
 
     @property
     def seq_len(self) -> int:
-        """Tokens of a sample, pads included."""
+        """Number of tokens in a sample, pads included."""
         return self.packing.seq_len
 
     @property
@@ -211,38 +224,38 @@ class PackedSequenceDataset(Dataset):
 
     @cached_property
     def fields(self) -> Fields:
-        """Name -> (shape, dtype)."""
+        """Name -> (shape, dtype) of the arrays that are read for each sample."""
         dtypes = dict.fromkeys(("input_ids", "labels", "position_ids", "document_ids"), _INT64)
         return {name: ((self.seq_len,), dtype) for name, dtype in {**dtypes, "loss_mask": _BOOL}.items()}
 
     @property
     def is_packed(self) -> bool:
-        """Samples are made of segments."""
+        """True: samples consist of segments."""
         return True
 
     @property
     def is_unshifted(self) -> bool:
-        """With ``labels="same"``."""
+        """True with ``labels="same"``."""
         return self.labels == "same"
 
     @property
     def is_masked(self) -> bool:
-        """Whether there is a loss mask."""
+        """Whether a loss mask is used."""
         return self.loss_mask_key is not None
 
     @property
     def num_tokens_per_sample(self) -> float:
-        """The mean tokens of a pack, without pads."""
+        """The mean number of tokens in a pack, without pads."""
         return self.ledger.num_tokens / len(self)
 
     @property
     def deviation_tokens_per_sample(self) -> float:
-        """The standard deviation of the same."""
+        """The standard deviation of the number of tokens in a pack, without pads."""
         return self.plan.meta.deviation_tokens
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What decides the bytes of the samples; labels are in it where they are not as they always were."""
+        """What decides the bytes of the samples. Labels are in it only if they differ from the first default."""
         recipe: dict[str, Any] = {
             "kind": "packed_sequences",
             "version": self.plan.meta.version,
@@ -259,14 +272,14 @@ class PackedSequenceDataset(Dataset):
         return recipe
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
-        """(n,) int64: the pack, and with ``repack`` 30 bits of the epoch's key above it."""
+        """(n,) int64: the number of the pack; with ``repack`` the higher bits hold 30 bits of the epoch's key."""
         if keys is None or not self.packing.repack:
             return indices
-        # The lowest bit says that there is a key: without one nothing is exchanged.
+        # The bit above the pack says that there is a key: without a key no documents change places.
         return indices | ((keys >> np.uint64(34)).astype(np.int64) << (_PACK_BITS + 1)) | (1 << _PACK_BITS)
 
     def items(self, addresses: IntArray) -> PackItems:
-        """The pieces in the packs at some addresses."""
+        """Return the pieces in the packs at some addresses."""
         if not self.packing.repack:
             return self.plan.items(addresses)
         packs = addresses & ((1 << _PACK_BITS) - 1)
@@ -275,29 +288,29 @@ class PackedSequenceDataset(Dataset):
         return self.plan.items(packs, (addresses >> (_PACK_BITS + 1)).astype(np.uint64))
 
     def origins(self, addresses: IntArray) -> list[Origins]:
-        """The pieces of documents in each pack."""
+        """Return the pieces of documents in each pack."""
         items = self.items(addresses)
         return pieces(self.store, items.offsets, items.documents, items.begins, items.lengths)
 
     def holders(self, document: int) -> IntArray:
-        """The packs of a document; with ``repack`` all that may get it in some epoch. One pass over the plan."""
+        """Return the packs of a document; with ``repack``, all that may hold it in an epoch. One pass over the plan."""
         checked(self.store, document)
         found, lengths = self._packs_with("documents", [document])
         if self.packing.repack:
-            # Documents change places with those of the same length; what is cut off in full packs stays.
+            # Documents change places with others of the same length; pieces cut off into full packs stay.
             found = np.union1d(found, self._packs_with("lengths", lengths)[0])
         return found
 
     def _packs_with(self, name: str, values: list[int]) -> tuple[IntArray, list[int]]:
-        """The packs with a piece of which something is one of some values, and the lengths of such pieces."""
+        """Return the packs with a piece whose field ``name`` is one of ``values``, and the lengths of such pieces."""
         packs: list[IntArray] = [np.empty(0, dtype=np.int64)]
         lengths: set[int] = set()
         for first in range(0, len(self), _CHUNK):
             some = np.arange(first, min(first + _CHUNK, len(self)), dtype=np.int64)
             items = self.plan.items(some)
-            there = np.flatnonzero(np.isin(getattr(items, name), values))
-            packs.append(some[np.searchsorted(items.offsets, there, side="right") - 1])
-            lengths.update(items.lengths[there].tolist())
+            hits = np.flatnonzero(np.isin(getattr(items, name), values))
+            packs.append(some[np.searchsorted(items.offsets, hits, side="right") - 1])
+            lengths.update(items.lengths[hits].tolist())
         return np.unique(np.concatenate(packs)), sorted(lengths)
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
@@ -325,7 +338,7 @@ class PackedSequenceDataset(Dataset):
         ids[:] = tokens
         labels[:-1] = tokens[1:]
         positions[:] = layout.positions(self._ranges)
-        # Half the bytes where the numbers of documents fit: what is repeated is written once more.
+        # np.repeat makes a copy of its own, which has half the bytes if the numbers fit into int32.
         documents[:] = np.repeat(items.documents.astype(self._number_dtype), layout.widths)
         mask[:] = True
         if not layout.is_full:
@@ -336,8 +349,8 @@ class PackedSequenceDataset(Dataset):
             positions[pads.places] = pads.positions
             documents[pads.places] = -1
         last = layout.ends - 1
-        # The last token of a piece: what follows in its document where it goes on, else nothing, unless it is asked to
-        # have what follows in the pack.
+        # The label of a piece's last token: the next token of its document if the document goes on; else none, or with
+        # border_labels="keep" the next token in the pack.
         closed = last[~self._labelled(items)]
         labels[closed] = IGNORED_LABEL
         mask[closed] = False
@@ -348,7 +361,8 @@ class PackedSequenceDataset(Dataset):
         if self.loss_mask_key is not None:
             self._mask_labels(self.loss_mask_key, items, layout, labels, mask)
         if self.labels == "same":
-            # The last label of a row is -100, and so the first one of the next.
+            # Shifting over the flat array is right at the borders: the last label of a row is -100, and the first label
+            # of the next row must be.
             for row, none in ((labels, IGNORED_LABEL), (mask, False)):
                 row[1:] = row[:-1].copy()
                 row[0] = none
@@ -356,9 +370,9 @@ class PackedSequenceDataset(Dataset):
     def _mask_labels(
         self, key: str, items: PackItems, layout: PackedRows, labels: NDArray[Any], mask: NDArray[Any]
     ) -> None:
-        """Leave out the labels of tokens that the store says are not trained on."""
+        """Remove the labels of tokens that the store's mask does not train."""
         marks = self.store.buffers(items.starts, items.lengths, key)
-        # A label is the token after its own, and it is that token's mark that counts.
+        # A label is the next token, and the mask of that token decides.
         wanted = np.zeros(len(mask), dtype=bool)
         wanted[:-1] = layout.concatenate(marks, np.zeros(self.seq_len, self.store.dtypes[key]))[1:] != 0
         going_on = np.flatnonzero(items.continues)
@@ -369,11 +383,11 @@ class PackedSequenceDataset(Dataset):
         labels[~mask] = IGNORED_LABEL
 
     def count(self, addresses: IntArray) -> Counts:
-        """Of each pack: tokens, supervised tokens, pads, pieces; reads nothing but marks, with a ``loss_mask_key``."""
+        """Count tokens, supervised tokens, pads and pieces of each pack. Reads nothing but a loss mask in use."""
         items = self.items(addresses)
         sums = _prefix_sums(items.lengths)
         tokens = np.diff(sums[items.offsets])
-        # A piece predicts all its tokens but the first, and the one after its last where there is a label for it.
+        # A piece predicts all its tokens but the first, and the one after its last if there is a label for it.
         labelled = self._labelled(items)
         if self.loss_mask_key is None:
             supervised = items.lengths - 1 + labelled
@@ -386,8 +400,8 @@ class PackedSequenceDataset(Dataset):
         )
 
     def _labelled(self, items: PackItems) -> NDArray[np.bool_]:
-        """(pieces,): whether the last token of a piece has a label, in its document or, if asked to, behind it."""
-        # What the document goes on with is in another row, and beside itself it is the first of its segment.
+        """(pieces,): whether a piece's last token has a label, from its document or, with kept borders, the next."""
+        # With labels="same" the document's next token is in another row, where it is the first of its segment.
         continues = items.continues if self.labels == "next" else np.zeros_like(items.continues)
         if not self._keep_borders:
             return continues
@@ -396,7 +410,7 @@ class PackedSequenceDataset(Dataset):
         return continues | followed
 
     def _marks_after(self, key: str, items: PackItems, first: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """(pieces,): the mark of what each piece's last token predicts; ``first`` are those of the first tokens."""
+        """(pieces,): the mask of the token after each piece; ``first`` holds the mask of the pieces' first tokens."""
         after = np.append(first[1:], False)
         going_on = np.flatnonzero(items.continues)
         if len(going_on):
@@ -408,14 +422,14 @@ class PackedSequenceDataset(Dataset):
         return with_segments(super().__getitem__(number))
 
     def __getitems__(self, indices: Any) -> list[Sample]:
-        """The samples at ``indices``, read as one batch."""
+        """Return the samples at ``indices``, read as one batch."""
         return [with_segments(sample) for sample in super().__getitems__(indices)]
 
     def describe(self) -> str:
-        """One line: how the documents are packed, how full, and what was lost."""
+        """Describe in one line how the documents are packed, how full the packs are, and what was lost."""
         ledger, packing = self.ledger, self.packing
         packed = ledger.raw_documents - ledger.empty_documents - ledger.dropped_documents
-        labels = ", labels beside their own tokens" if self.labels == "same" else ""
+        labels = ", labels not shifted" if self.labels == "same" else ""
         local = "" if packing.window_documents is None else f" by windows of {packing.window_documents:,} documents"
         return (
             f"packs of {self.seq_len:,} tokens ({packing.strategy}{local}): {packed:,} documents, "
@@ -426,7 +440,7 @@ class PackedSequenceDataset(Dataset):
 
 
 def with_segments(sample: Sample) -> Sample:
-    """A packed sample with its ``seq_lens``, ``cu_seqlens`` and ``max_seqlen``."""
+    """Return a packed sample with its ``seq_lens``, ``cu_seqlens`` and ``max_seqlen``."""
     bounds = cu_seqlens(sample["position_ids"])
     lengths = np.diff(bounds)
     extra: dict[str, Any] = {"seq_lens": lengths, "cu_seqlens": bounds, "max_seqlen": int(lengths.max())}

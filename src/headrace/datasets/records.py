@@ -1,8 +1,7 @@
-"""Records of a store as samples of lengths of their own: their keys, and their batches, cut and padded.
+"""`RecordDataset`: records of a store as samples of different lengths, which are cut and padded batch by batch.
 
-One key of the records of a store: lengths and values of many records at once.
-
-Records of different lengths as one batch: cut, padded, and laid out on a grid.
+`Collation` says how records are brought to one length, `Grid` lays them out as rows, and `RecordKey` reads one key of
+many records at once.
 """
 
 from __future__ import annotations
@@ -28,14 +27,26 @@ PaddingSide = Literal["right", "left"]
 
 
 class Collation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How records come to one length.
+    """How records are brought to one length.
 
-    ``max_length`` is the most tokens of a record, None for any; ``over_long`` says what becomes of longer ones:
-    ``"error"``, ``"truncate_right"`` (the end is lost) or ``"truncate_left"`` (the beginning is lost).
+    Attributes:
+        max_length: most tokens of a record; None for any number.
+        over_long: what happens to longer records: ``"error"``, ``"truncate_right"`` (the end is lost) or
+            ``"truncate_left"`` (the beginning is lost).
+        pad_to: ``"longest"`` pads batches to their longest record, ``"max_length"`` all batches to ``max_length``.
+        multiple_of: the width of a batch is rounded up to a multiple of this.
+        padding_side: ``"right"`` or ``"left"``; None is left for prompts to generate from, and right for everything
+            else.
+        padding_idx: token id of pads.
 
-    Batches are padded to the longest record in them, or with ``pad_to="max_length"`` all to that, with ``padding_idx``,
-    on the ``padding_side``; None is the usual one: left for prompts that are generated from, right for all else.
-    ``multiple_of`` rounds the length of the longest up.
+    Raises:
+        ConfigError: a size is below 1, a value is unknown, or lengths contradict each other.
+
+    Example:
+        >>> collation = headrace.datasets.Collation(max_length=16, over_long="truncate_right", multiple_of=8)
+        >>> dataset = headrace.SFTDataset(headrace.open("stores/chats"), collation)
+        >>> dataset.collate([dataset[0], dataset[1]])["input_ids"].shape
+        (2, 16)
     """
 
     max_length: int | None = None
@@ -66,7 +77,7 @@ class Collation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
         if self.pad_to == "max_length" and self.max_length is not None and self.max_length % self.multiple_of:
             raise ConfigError(
-                f"max_length {self.max_length} is no multiple of {self.multiple_of}, and all is padded to it"
+                f"max_length {self.max_length} is not a multiple of {self.multiple_of}, and all rows are padded to it"
             )
 
     def kept(self, lengths: IntArray) -> IntArray:
@@ -74,20 +85,20 @@ class Collation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return lengths if self.max_length is None else np.minimum(lengths, self.max_length)
 
     def cut(self, values: NDArray[Any]) -> NDArray[Any]:
-        """What is kept of one record; all of it where over-long ones are an error, which are refused before."""
+        """Return what is kept of one record. Where over-long records are an error, they were refused before."""
         if self.max_length is None or len(values) <= self.max_length:
             return values
         return values[-self.max_length :] if self.over_long == "truncate_left" else values[: self.max_length]
 
     def width(self, longest: int) -> int:
-        """The length of all rows of a batch, of the longest record in it."""
+        """Return the length of all rows of a batch whose longest record has ``longest`` tokens."""
         if self.pad_to == "max_length" and self.max_length is not None:
             return self.max_length
         return -(-longest // self.multiple_of) * self.multiple_of
 
 
 class Grid(NamedTuple):
-    """Where the tokens of n rows lie: ``is_token`` (n, width) bool, and ``lengths`` (n,) int64, tokens of each row."""
+    """Where the tokens of n rows lie: ``is_token`` (n, width) bool, and the ``lengths`` of the rows, (n,) int64."""
 
     is_token: NDArray[np.bool_]
     lengths: IntArray
@@ -95,14 +106,16 @@ class Grid(NamedTuple):
 
     @classmethod
     def of(cls, lengths: Sequence[int] | IntArray, width: int, padding_side: PaddingSide) -> Grid:
-        """Rows of these lengths, padded on a side.
+        """Lay out rows of these lengths, padded on one side.
 
         Raises:
             ConfigError: a row is longer than the width.
         """
         sizes = np.asarray(lengths, dtype=np.int64).reshape(-1)
         if sizes.size and int(sizes.max()) > width:
-            raise ConfigError(f"sample {int(sizes.argmax())} has {sizes.max():,} tokens, and {width:,} have room")
+            raise ConfigError(
+                f"sample {int(sizes.argmax())} has {sizes.max():,} tokens, and the batch is {width:,} wide"
+            )
         columns = np.arange(width)
         is_token = columns < sizes[:, None] if padding_side == "right" else columns >= (width - sizes)[:, None]
         return cls(is_token, sizes, padding_side)
@@ -125,10 +138,10 @@ class Grid(NamedTuple):
 
 
 class RecordKey:
-    """What a store keeps under a key, record by record; document i of every key is record i.
+    """The values of one key of a store, record by record; document i of every key is record i.
 
     Raises:
-        ConfigError: the store has no such key, or not for every record.
+        ConfigError: the store has no such key, or the key does not have a value for every record.
     """
 
     def __init__(self, store: Store, key: str) -> None:
@@ -138,17 +151,17 @@ class RecordKey:
         self.key = key
         self._own = _own_store(store, key)
         if self._own is None and len(store):
-            store.document(0, key)  # refuses keys that have not as many documents
+            store.document(0, key)  # refuses keys that have another number of documents
 
     def lengths(self, records: IntArray) -> IntArray:
-        """(n,) int64: values of each record. O(1) each."""
+        """(n,) int64: number of values of each record. O(1) each."""
         if self._own is None:
             return np.array([len(self.store.document(i, self.key)) for i in records.tolist()], dtype=np.int64)
         bounds = self._own.document_begins(np.concatenate([records, records + 1]))
         return bounds[len(records) :] - bounds[: len(records)]
 
     def values(self, records: IntArray) -> list[NDArray[Any]]:
-        """Of each record its (length,) values; views where the store is mapped."""
+        """Return the (length,) values of each record; views if the store is memory-mapped."""
         if self._own is None:
             return [self.store.document(i, self.key) for i in records.tolist()]
         bounds = self._own.document_begins(np.concatenate([records, records + 1]))
@@ -156,7 +169,7 @@ class RecordKey:
         return self._own.pieces(begins, bounds[len(records) :] - begins)
 
     def first_values(self, records: IntArray) -> NDArray[Any]:
-        """(n,) the first value of each record, none of which is empty."""
+        """(n,) the first value of each record; no record may be empty."""
         if self._own is None:
             return np.array([self.store.document(i, self.key)[0] for i in records.tolist()])
         begins = self._own.document_begins(records)
@@ -164,10 +177,10 @@ class RecordKey:
 
 
 def found_key(store: Store, wanted: str | None, names: Sequence[str], what: str) -> str:
-    """The key that was asked for, or else the first of some names that the store has.
+    """Return the key that was asked for, or the first of some names that the store has.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the store has none of them.
     """
     looked_for = names if wanted is None else [wanted]
     for name in looked_for:
@@ -180,19 +193,19 @@ def found_key(store: Store, wanted: str | None, names: Sequence[str], what: str)
 
 
 def _own_store(store: Store, key: str) -> Store | None:
-    """A store whose main key it is, where there is one at hand: it reads many records at once."""
+    """Return a store that has this key as its main key, if one is at hand: it reads many records at once."""
     if key == store.keys[0]:
         return store
     if isinstance(store, CombinedStore):
         return store.stores[key]
     if isinstance(store, KeyedStore | SegmentedStore):
         own = store.with_main(key)
-        # A key of other records has none of its own here, and `document` says what is wrong with it.
+        # For a key with another number of documents, `document` raises an error that says what is wrong.
         return own if len(own) == len(store) else None
     if isinstance(store, ShardedStore):
         shards = [_own_store(shard, key) for shard in store.shards]
         known = [shard for shard in shards if shard is not None]
-        # Borders of records must fall on the same shards in every key.
+        # The borders of shards must be the same for every key.
         if list(map(len, known)) == list(map(len, store.shards)):
             return ShardedStore(known, store.path)
     return None
@@ -203,19 +216,21 @@ _CHUNK = 1 << 16
 
 
 class RecordDataset(Dataset):
-    """Sample i is record i of a store, whole; a batch is padded when it is made, micro-batch by micro-batch.
+    """Sample i is record i of a store, whole; a micro-batch is padded when it is made.
 
-    Items have arrays of the record's own length; ``collate`` makes a batch of some. The loader does the same with the
-    samples of each micro-batch, so that the width of a batch is that of its longest record. Shapes of ``fields`` have
-    -1 where they differ from batch to batch.
+    Items have arrays of the record's own length; ``collate`` makes a batch of several. The loader does the same with
+    the samples of each micro-batch, so that the width of a batch is that of its longest record. Shapes in ``fields``
+    have -1 where they differ from batch to batch.
 
     Args:
-        store: where the records are.
-        collation: how they come to one length.
-        keys: what is read, name -> key of the store; the first is the one that ``over_long`` is looked at in at once.
+        store: an open store of records.
+        collation: how records are brought to one length.
+        keys: what is read, name -> key of the store. If over-long records are an error, the lengths of the first key
+            are checked in the constructor.
 
     Raises:
-        ConfigError: not a store, or without records, no such key, or over-long records and no policy for them.
+        ConfigError: not a store, a store without records, an unknown key, or over-long records without a policy for
+            them.
     """
 
     padding_side: PaddingSide = "right"
@@ -223,7 +238,7 @@ class RecordDataset(Dataset):
     def __init__(self, store: Store, collation: Collation, keys: Mapping[str, str]) -> None:
         if not isinstance(collation, Collation):
             raise ConfigError(
-                f"collation is {collation!r}; expected a Collation, as headrace.datasets.Collation(max_length=4096)"
+                f"collation is {collation!r}; expected a Collation, such as headrace.datasets.Collation(max_length=512)"
             )
         if not len(store):
             raise ConfigError(f"{store.path} has no records")
@@ -242,7 +257,7 @@ class RecordDataset(Dataset):
             longest = max(longest, int(lengths.max()))
         if count:
             raise ConfigError(
-                f"{self.store.path}: {count:,} of {len(self):,} records are longer than max_length {max_length:,}, the"
+                f"{self.store.path}: {count:,} of {len(self):,} records are longer than max_length {max_length:,}; the"
                 f" longest has {longest:,} tokens: choose over_long='truncate_right' or 'truncate_left', or a larger"
                 " max_length"
             )
@@ -252,16 +267,16 @@ class RecordDataset(Dataset):
 
     @property
     def is_ragged(self) -> bool:
-        """True."""
+        """True: records have different lengths."""
         return True
 
     @abstractmethod
     def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
-        """The records at some addresses, each with arrays of its own length and memory."""
+        """Return the records at some addresses, each with arrays of its own length and memory."""
 
     @abstractmethod
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
-        """Samples as one batch; sequences of numbers in them may be lists, arrays or tensors."""
+        """Return samples as one batch; their sequences of numbers may be lists, arrays or tensors."""
 
     @abstractmethod
     def sample_lengths(self, addresses: IntArray) -> IntArray:
@@ -269,23 +284,23 @@ class RecordDataset(Dataset):
 
     @cached_property
     def _mean_and_deviation(self) -> tuple[float, float]:
-        # Up to 1,024 records spread evenly over the store; of fewer, all.
+        # All records, or 1,024 spread evenly over the store if there are more.
         some = np.unique(np.linspace(0, len(self) - 1, min(len(self), _SAMPLED)).astype(np.int64))
         lengths = self._token_counts(some)
         return float(lengths.mean()), float(lengths.std())
 
     def _token_counts(self, addresses: IntArray) -> IntArray:
-        """(n,) int64: all tokens of each sample."""
+        """(n,) int64: number of tokens in all rows of each sample."""
         return self.sample_lengths(addresses)
 
     @property
     def num_tokens_per_sample(self) -> float:
-        """The mean tokens of a record, of 1,024 spread over the store where there are more."""
+        """The mean number of tokens in a record, estimated from 1,024 records if there are more."""
         return max(1.0, self._mean_and_deviation[0])
 
     @property
     def deviation_tokens_per_sample(self) -> float:
-        """The standard deviation of the same."""
+        """The standard deviation of the number of tokens in a record, estimated as the mean is."""
         return self._mean_and_deviation[1]
 
     @cached_property
@@ -301,7 +316,7 @@ class RecordDataset(Dataset):
         }
 
     def _options(self) -> dict[str, Any]:
-        """What else of this kind decides them."""
+        """Return what else of this kind of records decides the bytes."""
         return {}
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
@@ -309,26 +324,26 @@ class RecordDataset(Dataset):
         return indices
 
     def origins(self, addresses: IntArray) -> list[Origins]:
-        """The record itself."""
+        """Return the record of each sample."""
         return record_origins(self.store, addresses)
 
     def holders(self, document: int) -> IntArray:
-        """The record itself."""
+        """Return the sample of a record: its own number."""
         return record_sample(self.store, document)
 
     def read(self, addresses: IntArray) -> Sample:
-        """The records at some addresses as one batch."""
+        """Return the records at some addresses as one batch."""
         return self.collate(self.samples(addresses))
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
-        """Not for records, whose batches have shapes of their own: raises ConfigError."""
-        raise ConfigError(f"{type(self).__name__}: records have no shape that is known before; use read or collate")
+        """Raise ConfigError: batches of records have no shape that is known before."""
+        raise ConfigError(f"{type(self).__name__}: batches of records have no fixed shape; use read or collate")
 
     def __getitem__(self, index: int) -> Sample:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """The samples at ``indices``, unpadded."""
+        """Return the samples at ``indices``, unpadded."""
         wanted = np.asarray(indices, dtype=np.int64)
         if wanted.size and (int(wanted.min()) < -len(self) or int(wanted.max()) >= len(self)):
             raise IndexError(f"records {wanted.min()} .. {wanted.max()} of a dataset of {len(self):,}")
@@ -338,11 +353,11 @@ class RecordDataset(Dataset):
         return self.padding_side if self.collation.padding_side is None else self.collation.padding_side
 
     def _grid(self, lengths: Sequence[int]) -> Grid:
-        """Rows for records of these lengths, as wide as the collation says."""
+        """Return rows for records of these lengths, as wide as the collation says."""
         return Grid.of(lengths, self.collation.width(max(lengths, default=0)), self._padding_side())
 
     def _cut(self, values: Any, record: int, what: str) -> Any:
-        """What the collation keeps of one sequence of a record."""
+        """Return what the collation keeps of one sequence of a record."""
         limit = self.collation.max_length
         if limit is not None and len(values) > limit and self.collation.over_long == "error":
             raise InputError(
@@ -352,30 +367,30 @@ class RecordDataset(Dataset):
         return self.collation.cut(values)
 
     def describe(self) -> str:
-        """One line."""
+        """Describe store and longest length in one line."""
         limit = "" if self.collation.max_length is None else f", of at most {self.collation.max_length:,} tokens"
         return f"records of {self.store.path}{limit}"
 
 
 def check_parallel(store: Store, records: IntArray, tokens: Sequence[Any], marks: Sequence[Any], what: str) -> None:
-    """Raise InputError unless every record has as many marks as tokens, and the marks are 0 and 1."""
-    for record, some, theirs in zip(records.tolist(), tokens, marks, strict=True):
-        if len(some) != len(theirs):
+    """Raise InputError unless every record has as many marks as tokens, and all marks are 0 or 1."""
+    for record, ids, mask in zip(records.tolist(), tokens, marks, strict=True):
+        if len(ids) != len(mask):
             raise InputError(
-                f"{store.path}: record {record} has {len(some):,} tokens and {len(theirs):,} values of {what}; a mask"
+                f"{store.path}: record {record} has {len(ids):,} tokens and {len(mask):,} values of {what}; a mask"
                 " has one for each token: prepare the store again"
             )
     values = np.concatenate([np.empty(0, np.uint8), *marks])
     if not ((values == 0) | (values == 1)).all():
-        wrong = next(i for i, theirs in enumerate(marks) if not np.isin(theirs, (0, 1)).all())
+        wrong = next(i for i, mask in enumerate(marks) if not np.isin(mask, (0, 1)).all())
         raise InputError(f"{store.path}: record {records[wrong]}: {what} holds other values than 0 and 1")
 
 
 def supervised_labels(ids: IntArray, marks: Any, lengths: IntArray, *, shifted: bool) -> IntArray:
-    """(tokens,) int64 labels of sequences one after another: -100 but where a token is trained on.
+    """(tokens,) int64: labels of sequences one after another, -100 at tokens that are not trained on.
 
-    ``shifted`` puts the label of a token beside the one before it, and -100 beside the last of each sequence. In either
-    case the first token of a sequence is never predicted.
+    With ``shifted``, the label of a token stands at the place of the token before it, and the last label of each
+    sequence is -100. In either case the first token of a sequence is never predicted.
     """
     wanted = marks.astype(bool)
     ends = np.cumsum(lengths)

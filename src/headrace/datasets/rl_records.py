@@ -1,9 +1,4 @@
-"""Records for preference and reinforcement learning: pairs of answers, prompts, and groups of responses with rewards.
-
-Prompts to generate from, one a sample, with the columns that reward functions want.
-
-Groups of responses to one prompt with their rewards, one group a sample.
-"""
+"""Records for preference and reinforcement learning: pairs of answers, prompts, groups of responses with rewards."""
 
 from __future__ import annotations
 
@@ -36,34 +31,41 @@ _INT64 = np.dtype(np.int64)
 
 
 class PreferenceDataset(RecordDataset):
-    """Sample i is record i: prompt and answer of the chosen one, and of the rejected one.
+    """Sample i is record i: the prompt with the chosen answer, and the prompt with the rejected answer.
 
-    Of an item each is (length,) int64; of a batch (B, L), L the longest of all chosen and rejected ones:
+    An item has arrays of shape (length,) int64, a batch of shape (B, L), where L is the longest of all chosen and
+    rejected rows:
 
     =====================  ========================  ==========================================================
     ``layout="apart"``     ``layout="stacked"``
     =====================  ========================  ==========================================================
-    chosen_input_ids       input_ids (2B, L)         tokens; pads are ``padding_idx``. Stacked, the chosen ones first
+    chosen_input_ids       input_ids (2B, L)         tokens; pads are ``padding_idx``. Stacked: chosen ones first
     rejected_input_ids
     chosen_attention_mask  attention_mask (2B, L)    1 at tokens
     rejected_attention_..
     chosen_labels          completion_mask (2B, L)   labels: -100 at the prompt and at pads; the mask: 1 where the
-    rejected_labels                                  token itself is trained on, as TRL's collator gives it
+    rejected_labels                                  token itself is trained on, as in the batches of TRL's collator
     =====================  ========================  ==========================================================
 
-    ``labels`` as in `SFTDataset`: ``"next"`` beside the token before, ``"same"`` beside the token itself. Items are
-    apart in either layout. A batch has besides ``num_supervised_tokens``, an int, over both answers.
+    Items have the fields of ``"apart"`` in either layout. A batch also has ``num_supervised_tokens``, an int: the
+    number of labels of both answers.
 
     Args:
         store: an open store with the keys ``chosen``, ``chosen_mask``, ``rejected`` and ``rejected_mask``.
-        collation: how records come to one length; each answer is cut for itself.
-        labels: what a label stands beside.
-        layout: of batches.
+        collation: how records are brought to one length; each answer is cut separately.
+        labels: ``"next"`` or ``"same"``, as in `SFTDataset`: a label is the next token, or the token at its place.
+        layout: layout of batches, ``"apart"`` or ``"stacked"``.
 
     Raises:
         ConfigError: as `RecordDataset`; an unknown value.
-        InputError: on reading, a mask of another length than the tokens, or with other values than 0 and 1; a rejected
-            answer that is too long.
+        InputError: while reading, if a mask has another length than the tokens or other values than 0 and 1, or a
+            rejected answer is too long.
+
+    Example:
+        >>> dataset = headrace.PreferenceDataset(headrace.open("stores/preferences"), layout="stacked")
+        >>> batch = dataset.collate([dataset[0], dataset[1]])
+        >>> len(batch["input_ids"]), sorted(batch)
+        (4, ['attention_mask', 'completion_mask', 'input_ids', 'num_supervised_tokens'])
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class PreferenceDataset(RecordDataset):
         layout: Literal["apart", "stacked"] = "apart",
     ) -> None:
         if not isinstance(store, Store):
-            raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
+            raise ConfigError(f"store is {store!r}; expected an open store, such as headrace.open(path)")
         if labels not in ("next", "same"):
             raise ConfigError(f"labels is {labels!r}; allowed are 'next', 'same'")
         if layout not in ("apart", "stacked"):
@@ -88,7 +90,7 @@ class PreferenceDataset(RecordDataset):
 
     @cached_property
     def fields(self) -> Fields:
-        """Name -> (shape, dtype); stacked, a sample has two rows, the chosen one among the first B."""
+        """Name -> (shape, dtype). When stacked, a sample has two rows, its chosen one among the first B."""
         if self.layout == "stacked":
             return dict.fromkeys(("input_ids", "attention_mask", "completion_mask"), ((2, -1), _INT64))
         names = ("input_ids", "labels", "attention_mask")
@@ -96,25 +98,27 @@ class PreferenceDataset(RecordDataset):
 
     @property
     def is_counted(self) -> bool:
-        """True."""
+        """True: records hold different numbers of labels."""
         return True
 
     @property
     def is_masked(self) -> bool:
-        """True."""
+        """True: prompts are masked."""
         return True
 
     def _options(self) -> dict[str, Any]:
         return {"labels": self.labels, "layout": self.layout}
 
     def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
-        """Records, with ``input_ids``, ``labels`` and ``attention_mask`` of each answer."""
+        """Return records with ``input_ids``, ``labels`` and ``attention_mask`` for each answer."""
         found: list[dict[str, Any]] = [{} for _ in addresses]
         for answer in ANSWERS:
             whole = self._keys[answer].values(addresses)
             marks = self._keys[f"{answer}_mask"].values(addresses)
             check_parallel(self.store, addresses, whole, marks, repr(f"{answer}_mask"))
-            pieces = [self._cut(piece, int(i), f"the {answer} one") for piece, i in zip(whole, addresses, strict=True)]
+            pieces = [
+                self._cut(piece, int(i), f"the {answer} answer") for piece, i in zip(whole, addresses, strict=True)
+            ]
             lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
             ids = np.concatenate([np.empty(0, np.int64), *pieces])
             kept = np.concatenate([np.empty(0, np.uint8), *map(self.collation.cut, marks)])
@@ -127,7 +131,7 @@ class PreferenceDataset(RecordDataset):
         return found
 
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
-        """Samples with ``input_ids`` and ``labels`` of each answer as one batch."""
+        """Return samples, each with ``input_ids`` and ``labels`` for both answers, as one batch."""
         rows = {
             name: [sample[f"{answer}_{name}"] for answer in ANSWERS for sample in samples]
             for name in ("input_ids", "labels")
@@ -148,16 +152,16 @@ class PreferenceDataset(RecordDataset):
         return batch
 
     def _completions(self, labels: IntArray, grid: Grid) -> IntArray:
-        """(2B, L) int64: 1 at the tokens that are trained on themselves."""
+        """(2B, L) int64: 1 at the tokens that are themselves trained on."""
         mask: NDArray[np.bool_] = labels != IGNORED_LABEL
         if self.labels == "next" and mask.shape[1]:
-            # No label stands beside the last token of a row, so that nothing falls out.
+            # The last place of a row has no label, so that rolling loses nothing.
             mask = np.roll(mask, 1, axis=1)
         completions: IntArray = (mask & grid.is_token).astype(np.int64)
         return completions
 
     def sample_lengths(self, addresses: IntArray) -> IntArray:
-        """(n,) int64: kept tokens of the longer answer."""
+        """(n,) int64: number of tokens that are kept of the longer answer."""
         chosen, rejected = (self.collation.kept(self._keys[answer].lengths(addresses)) for answer in ANSWERS)
         return np.maximum(chosen, rejected)
 
@@ -166,7 +170,7 @@ class PreferenceDataset(RecordDataset):
         return chosen + rejected
 
     def count(self, addresses: IntArray) -> Counts:
-        """Tokens and labels of both answers; the masks are read. Pads are a batch's, and none are counted here."""
+        """Count tokens and labels of both answers; the masks are read. Pads belong to batches and are not counted."""
         supervised = np.zeros(len(addresses), dtype=np.int64)
         for answer in ANSWERS:
             for row, marks in enumerate(self._keys[f"{answer}_mask"].values(addresses)):
@@ -176,29 +180,36 @@ class PreferenceDataset(RecordDataset):
 
 
 class PromptDataset(RecordDataset):
-    """Sample i is record i: a prompt, and the columns that were passed through beside it.
+    """Sample i is record i: a prompt, and the columns that were stored with it.
 
-    Of an item (length,), of a batch (B, P), padded on the left:
+    An item has arrays of shape (length,), a batch of shape (B, P), padded on the left:
 
     - ``input_ids`` int64, pads are ``padding_idx``; ``attention_mask`` int64, 1 at tokens; ``position_ids`` int64, from
       0 on, and from 0 again over the pads;
-    - ``columns``: of an item a dict, of a batch a list of B dicts: ``ground_truth``, ``data_source``, whatever the
+    - ``columns``: a dict in an item, a list of B dicts in a batch: ``ground_truth``, ``data_source``, or whatever the
       records had.
 
     Args:
-        store: an open store with the key ``prompts`` and maybe ``columns``, a JSON object in UTF-8 for each record.
-        collation: how prompts come to one length.
+        store: an open store with the key ``prompts`` and optionally ``columns``, a JSON object in UTF-8 for each
+            record.
+        collation: how prompts are brought to one length.
 
     Raises:
         ConfigError: as `RecordDataset`.
-        InputError: on reading, columns that are no JSON object; names the record.
+        InputError: while reading, if columns are not a JSON object; the message names the record.
+
+    Example:
+        >>> dataset = headrace.PromptDataset(headrace.open("stores/prompts"))
+        >>> batch = dataset.collate([dataset[0], dataset[1]])
+        >>> batch["input_ids"].shape == batch["attention_mask"].shape, len(batch["columns"])
+        (True, 2)
     """
 
     padding_side: PaddingSide = "left"
 
     def __init__(self, store: Store, collation: Collation | None = None) -> None:
         if not isinstance(store, Store):
-            raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
+            raise ConfigError(f"store is {store!r}; expected an open store, such as headrace.open(path)")
         keys = {"prompts": found_key(store, None, ("prompts",), "prompts")}
         if "columns" in store.keys:
             keys["columns"] = "columns"
@@ -206,11 +217,11 @@ class PromptDataset(RecordDataset):
 
     @cached_property
     def fields(self) -> Fields:
-        """Name -> (shape, dtype); ``columns`` are no arrays, and not among them."""
+        """Name -> (shape, dtype); ``columns`` are not arrays and have no entry."""
         return dict.fromkeys(("input_ids", "attention_mask", "position_ids"), ((-1,), _INT64))
 
     def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
-        """Prompts with their columns."""
+        """Return prompts with their columns."""
         prompts = self._keys["prompts"].values(addresses)
         columns = self._keys["columns"].values(addresses) if "columns" in self._keys else [None] * len(prompts)
         found = []
@@ -232,10 +243,12 @@ class PromptDataset(RecordDataset):
         try:
             return msgspec.json.decode(data.tobytes(), type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InputError(f"{self.store.path}: record {record}: its columns are no JSON object: {error}") from error
+            raise InputError(
+                f"{self.store.path}: record {record}: its columns are not a JSON object: {error}"
+            ) from error
 
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
-        """Samples as one batch."""
+        """Return samples as one batch, padded on the left."""
         grid = self._grid([len(sample["input_ids"]) for sample in samples])
         batch: dict[str, Any] = {
             "input_ids": grid.filled([s["input_ids"] for s in samples], self.collation.padding_idx, np.int64),
@@ -246,7 +259,7 @@ class PromptDataset(RecordDataset):
         return batch
 
     def sample_lengths(self, addresses: IntArray) -> IntArray:
-        """(n,) int64: kept tokens of each prompt."""
+        """(n,) int64: number of tokens that are kept of each prompt."""
         return self.collation.kept(self._keys["prompts"].lengths(addresses))
 
 
@@ -254,27 +267,33 @@ _BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
 
 
 class GroupDataset(RecordDataset):
-    """Sample i is record i: a prompt, G responses to it, and a reward for each.
+    """Sample i is record i: a prompt, G responses to it, and a reward for each response.
 
-    Of an item: ``prompts`` (P,) int64, ``responses`` and ``masks`` lists of G arrays, int64 and bool, ``rewards`` (G,)
-    float32. Of a batch, G the largest group in it, R the longest response:
+    An item has ``prompts`` (P,) int64, ``responses`` and ``masks``, lists of G arrays, int64 and bool, and ``rewards``
+    (G,) float32. A batch has the following, where G is the largest group in it and R the longest response:
 
     - ``prompts`` (B, P) int64, padded on the left, and ``prompt_mask`` (B, P) bool, true at tokens;
     - ``responses`` (B, G, R) int64, padded on the right, and ``response_mask`` (B, G, R) bool, true at tokens;
-    - ``masks`` (B, G, R) bool, true at the tokens that are trained on, a part of ``response_mask``;
-    - ``rewards`` (B, G) float32, 0 for responses that a smaller group does not have, and ``group_mask`` (B, G) bool,
-      true for those that it has: a mean over a group is one over these;
+    - ``masks`` (B, G, R) bool, true at the tokens to train on, which are a part of ``response_mask``;
+    - ``rewards`` (B, G) float32, 0 where a smaller group has no response, and ``group_mask`` (B, G) bool, true where it
+      has one: average over a group with this mask;
     - ``num_supervised_tokens``, an int: the sum of ``masks``.
 
     Args:
         store: an open store with the keys ``prompts``, ``responses`` (those of a record one after another), ``masks``
-            parallel to them, ``response_lengths`` and ``rewards``, one number a response.
-        collation: how prompts come to one length; ``over_long`` is for responses too, which lose their end.
-        max_response_length: the most tokens of a response, None for any.
+            parallel to them, and ``response_lengths`` and ``rewards``, one number for each response.
+        collation: how prompts are brought to one length; ``over_long`` also applies to responses, which lose their end.
+        max_response_length: most tokens of a response; None for any number.
 
     Raises:
         ConfigError: as `RecordDataset`; ``pad_to="max_length"`` without ``max_response_length``.
-        InputError: on reading, a record whose numbers do not fit together.
+        InputError: while reading, if the numbers of a record contradict each other.
+
+    Example:
+        >>> dataset = headrace.GroupDataset(headrace.open("stores/rollouts"))
+        >>> batch = dataset.collate([dataset[0], dataset[1]])
+        >>> batch["responses"].shape[:2] == batch["rewards"].shape == batch["group_mask"].shape
+        True
     """
 
     padding_side: PaddingSide = "left"
@@ -283,7 +302,7 @@ class GroupDataset(RecordDataset):
         self, store: Store, collation: Collation | None = None, *, max_response_length: int | None = None
     ) -> None:
         if not isinstance(store, Store):
-            raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
+            raise ConfigError(f"store is {store!r}; expected an open store, such as headrace.open(path)")
         names = ("prompts", "responses", "masks", "rewards")
         keys = {name: found_key(store, None, (name,), f"{name} of groups") for name in names}
         if "response_lengths" in store.keys:
@@ -296,14 +315,14 @@ class GroupDataset(RecordDataset):
             raise ConfigError("pad_to='max_length' needs max_response_length, the length that responses are padded to")
         if collation.pad_to == "max_length" and max_response_length and max_response_length % collation.multiple_of:
             raise ConfigError(
-                f"max_response_length {max_response_length} is no multiple of {collation.multiple_of}, and all is"
-                " padded to it"
+                f"max_response_length {max_response_length} is not a multiple of {collation.multiple_of}, and all"
+                " responses are padded to it"
             )
         self.max_response_length = max_response_length
 
     @cached_property
     def fields(self) -> Fields:
-        """Name -> (shape, dtype); -1 is what differs from batch to batch."""
+        """Name -> (shape, dtype); -1 stands for sizes that differ from batch to batch."""
         return {
             "prompts": ((-1,), _INT64),
             "prompt_mask": ((-1,), _BOOL),
@@ -316,19 +335,19 @@ class GroupDataset(RecordDataset):
 
     @property
     def is_counted(self) -> bool:
-        """True."""
+        """True: records hold different numbers of supervised tokens."""
         return True
 
     @property
     def is_masked(self) -> bool:
-        """True."""
+        """True: ``masks`` says which tokens are trained on."""
         return True
 
     def _options(self) -> dict[str, Any]:
         return {"max_response_length": self.max_response_length}
 
     def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
-        """Records, each response for itself."""
+        """Return records, with one array for each response."""
         read = {name: self._keys[name].values(addresses) for name in ("prompts", "responses", "masks", "rewards")}
         check_parallel(self.store, addresses, read["responses"], read["masks"], "'masks'")
         found = []
@@ -360,20 +379,21 @@ class GroupDataset(RecordDataset):
         return values[:limit]
 
     def _ends(self, records: IntArray) -> list[IntArray]:
-        """Of each record where its responses end among the tokens of all."""
+        """Return for each record where its responses end, in the tokens of all its responses."""
         totals, groups = self._keys["responses"].lengths(records), self._keys["rewards"].lengths(records)
         sizes: list[Any]
         if "response_lengths" in self._keys:
             sizes = self._keys["response_lengths"].values(records)
         else:
-            # AstrAI keeps the responses of a group one after another, and not where one ends: one is no matter.
+            # AstrAI stores the responses of a group one after another but not where each ends. That is enough to read
+            # groups of one response.
             sizes = [np.array([total]) if group == 1 else None for total, group in zip(totals, groups, strict=True)]
         found = []
         for record, total, group, lengths in zip(records.tolist(), totals, groups, sizes, strict=True):
             if lengths is None:
                 raise InputError(
-                    f"{self.store.path}: record {record} has {group} rewards, and no key 'response_lengths' says where"
-                    " its responses end: prepare the store again"
+                    f"{self.store.path}: record {record} has {group} rewards, and there is no key 'response_lengths'"
+                    " that says where its responses end: prepare the store again"
                 )
             if len(lengths) != group or int(lengths.sum()) != total or (lengths < 0).any():
                 raise InputError(
@@ -384,7 +404,7 @@ class GroupDataset(RecordDataset):
         return found
 
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
-        """Samples as one batch; groups may be uneven."""
+        """Return samples as one batch; groups may have different sizes."""
         prompts = self._grid([len(sample["prompts"]) for sample in samples])
         sizes = np.array([len(sample["rewards"]) for sample in samples], dtype=np.int64)
         groups = Grid.of(sizes, int(sizes.max(initial=0)), "right")
@@ -393,7 +413,7 @@ class GroupDataset(RecordDataset):
         width = self.collation.width(int(lengths.max(initial=0)))
         if self.collation.pad_to == "max_length" and self.max_response_length is not None:
             width = self.max_response_length
-        # Responses that a group does not have are rows of pads.
+        # A smaller group has rows of pads where it has no response.
         every = np.zeros(groups.is_token.size, dtype=np.int64)
         every[groups.is_token.reshape(-1)] = lengths
         grid = Grid.of(every, width, "right")
@@ -412,7 +432,7 @@ class GroupDataset(RecordDataset):
         return batch
 
     def sample_lengths(self, addresses: IntArray) -> IntArray:
-        """(n,) int64: kept tokens of the prompt and of the longest response."""
+        """(n,) int64: number of tokens that are kept of the prompt and the longest response."""
         longest = [int(np.diff(ends, prepend=0).max(initial=0)) for ends in self._ends(addresses)]
         return self.collation.kept(self._keys["prompts"].lengths(addresses)) + self._kept(np.array(longest, np.int64))
 
@@ -424,7 +444,7 @@ class GroupDataset(RecordDataset):
         return lengths if self.max_response_length is None else np.minimum(lengths, self.max_response_length)
 
     def count(self, addresses: IntArray) -> Counts:
-        """Tokens of prompts and responses, and marks; the masks are read. Pads are a batch's, and none counted here."""
+        """Count tokens of prompts and responses, and the marks of the masks, which are read. Pads are not counted."""
         supervised, num_responses = [], []
         for ends, marks in zip(self._ends(addresses), self._keys["masks"].values(addresses), strict=True):
             parts = np.split(marks, ends[:-1]) if len(ends) else []

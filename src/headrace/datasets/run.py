@@ -1,4 +1,4 @@
-"""A run: data, order and batches, which together fix every byte of every step."""
+"""`Run`: data, order and batches, which together fix every byte of every step."""
 
 from __future__ import annotations
 
@@ -41,34 +41,50 @@ from headrace.plan.packing import PackingLedger
 
 
 class Located(NamedTuple):
-    """Samples that are planned but not read: (n,) int64 positions, numbers of sources, addresses in their datasets."""
+    """Samples that are planned but not read.
+
+    Each is (n,) int64: positions in the run, numbers of the sources, and addresses in the sources' datasets.
+    """
 
     positions: IntArray
     sources: IntArray
     addresses: IntArray
 
     def rows(self, begin: int, end: int) -> Located:
-        """Some of them."""
+        """Return the rows from ``begin`` to ``end - 1``."""
         return Located(self.positions[begin:end], self.sources[begin:end], self.addresses[begin:end])
 
 
 class Run:
-    """All that decides which samples make step N. Ranks, micro-batches and workers are not part of it.
+    """Everything that decides which samples make step N. Ranks, micro-batches and workers are not part of it.
 
-    ``data`` is a dataset, or a blend or another `Mix` of some; ``global_batch_size`` a number, or pieces
-    ``[(first step, size), ...]``. The run is endless, unless ``epochs`` passes or ``samples`` samples are given, or the
-    mix has an end of its own: then it is one pass. The last step of a run that ends may be short; ``drop_last`` leaves
-    it out.
-
-    ``bucketing`` brings records of similar length together within windows of steps. It looks at the lengths of a window
-    when a sample of it is first asked for; a run with an end that has it keeps its length, since the last window ends
-    there.
+    A run is endless unless ``epochs`` or ``samples`` is given, or the mix has an end of its own; then the run is one
+    pass through the mix.
 
     Construction costs O(sources). It reads no documents and builds no index.
 
+    Args:
+        data: a dataset, or a `Blend` or another `Mix` of datasets.
+        global_batch_size: a number of samples, or pieces ``[(first step, size), ...]``.
+        order: the order of the samples in each epoch; by default a permutation of all samples, seed 0.
+        epochs: number of passes through the data.
+        samples: number of samples.
+        drop_last: leave out the last step if it is short.
+        bucketing: brings records of similar length together within windows of steps. The lengths of a window are read
+            when one of its samples is first asked for. A run that has bucketing and an end keeps its length, since the
+            last window ends there.
+
     Raises:
-        ConfigError: both ``epochs`` and ``samples``, ``epochs`` of an endless blend, nothing to feed, ``bucketing`` of
-            samples that are all equally long.
+        ConfigError: both ``epochs`` and ``samples``, ``epochs`` of an endless blend, no samples to feed, ``bucketing``
+            of samples that are all equally long.
+
+    Example:
+        >>> dataset = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> run = headrace.Run(dataset, global_batch_size=16, order=headrace.Order(seed=1), samples=160)
+        >>> run.num_steps
+        10
+        >>> run.step(3)["input_ids"].shape
+        (16, 128)
     """
 
     def __init__(
@@ -101,30 +117,33 @@ class Run:
 
     @classmethod
     def validation(cls, data: Dataset | Mix, *, global_batch_size: int) -> Run:
-        """Every sample exactly once, in order, for any number of ranks."""
+        """Return a run that feeds every sample exactly once, in order, on any number of ranks."""
         return cls(data, global_batch_size=global_batch_size, order=Order(kind="none"), epochs=1)
 
     def _check_endless(self, epochs: int | None) -> None:
-        """Raise ConfigError where a dataset with an order of its own and no end is given another one, or epochs."""
+        """Raise ConfigError if an endless dataset with an order of its own is given another order, or epochs."""
         endless = [dataset for dataset in self.datasets if dataset.is_endless]
         if endless and self.order.kind != "none":
             raise ConfigError(
-                f"{type(endless[0]).__name__} has an order of its own: give the run order=Order(kind='none'), found "
-                f"kind={self.order.kind!r}"
+                f"{type(endless[0]).__name__} has an order of its own, and this run has order kind "
+                f"{self.order.kind!r}: pass order=Order(kind='none')"
             )
         if endless and epochs is not None:
-            raise ConfigError(f"{type(endless[0]).__name__} goes on without an end: give samples instead of epochs")
+            raise ConfigError(f"{type(endless[0]).__name__} has no end: pass samples instead of epochs")
 
     def _check_ragged(self) -> None:
-        """Raise ConfigError for a dataset around records that does not hand on that they are ragged."""
+        """Raise ConfigError for a dataset around records that does not pass on that they are ragged."""
         for dataset in self.datasets:
             if not dataset.is_ragged and any(-1 in shape for shape, _ in dataset.fields.values()):
-                raise ConfigError(f"{type(dataset).__name__} is for samples of one shape; feed the records themselves")
+                raise ConfigError(
+                    f"{type(dataset).__name__} is for samples of one shape, and these have different lengths: pass the"
+                    " dataset of records to the run itself"
+                )
 
     def _make_buckets(self, bucketing: Bucketing) -> BucketedOrder:
         if not isinstance(bucketing, Bucketing):
             raise ConfigError(
-                f"bucketing is {bucketing!r}; expected a Bucketing, as headrace.plan.Bucketing(window_steps=16)"
+                f"bucketing is {bucketing!r}; expected a Bucketing, such as headrace.plan.Bucketing(window_steps=16)"
             )
         if not self.is_ragged:
             raise ConfigError("bucketing is for records; windows and packs are all equally long")
@@ -133,7 +152,7 @@ class Run:
         )
 
     def _sample_lengths(self, positions: IntArray) -> IntArray:
-        """(n,) int64: tokens of the samples that positions have before they are rearranged."""
+        """(n,) int64: number of tokens of the samples at positions, before bucketing rearranges them."""
         located = self._locate(positions, self.plan.lookup(positions))
         lengths = np.empty_like(positions)
         for source, rows in _by_source(located.sources):
@@ -142,10 +161,10 @@ class Run:
 
     def _length(self, epochs: int | None, samples: int | None) -> int | None:
         if epochs is not None and samples is not None:
-            raise ConfigError("a run is measured in epochs or in samples, not in both")
+            raise ConfigError("epochs and samples are both given: a run is measured in one of them")
         one_pass = self.plan.root.num_samples
         if epochs is not None and one_pass is None:
-            raise ConfigError("an endless blend has no epochs: give samples, or give the blend an end")
+            raise ConfigError("an endless blend has no epochs: pass samples, or give the blend an end")
         if epochs is not None and one_pass is not None:
             length = index(epochs) * one_pass
         elif samples is not None:
@@ -159,47 +178,50 @@ class Run:
         if length < 1:
             raise ConfigError(
                 f"a run of {epochs if samples is None else samples} "
-                f"{'epochs' if samples is None else 'samples'} with drop_last={self.drop_last} has nothing to feed"
+                f"{'epochs' if samples is None else 'samples'} with drop_last={self.drop_last} has no samples to feed"
             )
         return length
 
     @property
     def num_steps(self) -> int | None:
-        """The number of steps, None for an endless run."""
+        """Number of steps; None for an endless run."""
         return None if self.length is None else self.schedule.step_of(self.length - 1) + 1
 
     @cached_property
     def block_samples(self) -> int | None:
-        """How many consecutive samples come from one source where `BlendDataset` promises that, None elsewhere.
+        """Number of consecutive samples that come from one source, if the blend has ``block_samples``; else None.
 
-        They begin at the multiples of that number, so that micro-batches which divide it are of one source each.
+        Such blocks begin at the multiples of that number, so that a micro-batch whose size divides it has one source.
         """
         return homogeneous_samples(self.plan.root)
 
     @cached_property
     def draw(self) -> Draw | None:
-        """How the slots of a blend's steps are drawn; None: each takes its own position. Steps do not hang on it."""
+        """How the slots of a blend's steps are drawn; None if each slot takes the position of its own number.
+
+        A draw decides which rank takes a sample, not which samples a step has.
+        """
         blocks = self.block_samples
         return draw_of(self.plan, self.schedule, self.drawn_end, block_samples=blocks, bucketing=self.bucketing)
 
     @property
     def drawn_end(self) -> int | None:
-        """Up to which position slots are drawn: the end of the run."""
+        """The position up to which slots are drawn: the end of the run."""
         return self.length
 
     @property
     def fields(self) -> Fields:
-        """Name -> (shape, dtype) of what is read for each sample."""
+        """Name -> (shape, dtype) of the arrays that are read for each sample."""
         return self.datasets[0].fields
 
     @property
     def constants(self) -> Sample:
-        """Name -> array of what every sample holds alike."""
+        """Name -> array that is the same for every sample."""
         return self.datasets[0].constants
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The path of each source in the blend, by its number; ``("",)`` for a single dataset."""
+        """Path of each source in the blend, by its number; ``("",)`` for a single dataset."""
         return tuple(leaf.path for leaf in self.plan.leaves)
 
     def positions(self, step: int) -> IntArray:
@@ -212,15 +234,15 @@ class Run:
         return np.arange(begin, end, dtype=np.int64)
 
     def lookup(self, positions: IntArray) -> Lookup:
-        """Source, epoch and sample index at each position, without reading anything but lengths where it buckets."""
+        """Return source, epoch and sample index at each position. Reads nothing, except lengths with bucketing."""
         return self.plan.lookup(positions if self._buckets is None else self._buckets.arranged(positions))
 
     def locate(self, positions: IntArray) -> Located:
-        """Plan samples in bulk, for ``read`` to read some at a time."""
+        """Plan many samples at once, for ``read`` to read some at a time."""
         return self._locate(positions, self.lookup(positions))
 
     def _locate(self, positions: IntArray, found: Lookup) -> Located:
-        # In the order of the store every epoch is the same: nothing of a sample is drawn by the epoch's key.
+        # In the order of the store every epoch is the same, so the epoch's key must not change the samples.
         keys = None if self.order.kind == "none" else found.keys
         if len(self.datasets) == 1:
             return Located(positions, found.sources, self.datasets[0].locate(found.indices, keys))
@@ -231,9 +253,9 @@ class Run:
         return Located(positions, found.sources, addresses)
 
     def read(self, located: Located, out: Sample | None = None) -> Sample:
-        """A batch of planned samples: each of ``fields`` as one (n, ...) array, fresh or those of ``out``.
+        """Read planned samples as one batch: each of ``fields`` is an (n, ...) array, new or taken from ``out``.
 
-        Records are always fresh, as wide as the longest of them, and what is no array is among them, such as counts.
+        Batches of records are always new arrays, as wide as the longest record, and have values such as counts too.
         """
         if self.is_ragged:
             return self.datasets[0].collate(self.samples(located))
@@ -247,7 +269,7 @@ class Run:
         return out
 
     def samples(self, located: Located) -> list[Any]:
-        """Planned records or media samples, each for itself, read together; ``collate`` makes batches of some."""
+        """Read planned records or media samples together and return them one by one; ``collate`` makes batches."""
         samples: list[Any] = [None] * len(located.positions)
         for source, rows in _by_source(located.sources):
             with at_positions(located.positions[rows]):
@@ -263,12 +285,12 @@ class Run:
 
     @property
     def is_group_batches(self) -> bool:
-        """Whether a sample of the run is a whole batch, so that micro-batches have one each."""
+        """Whether a sample of the run is a whole batch, so that a micro-batch holds one sample."""
         return any(dataset.is_group_batches for dataset in self.datasets)
 
     @property
     def is_counted(self) -> bool:
-        """Whether ``count`` and ``counts`` say what is in samples: in packs, records with labels, masked windows."""
+        """Whether ``count`` and ``counts`` work: for packs, records with labels, and windows with a loss mask."""
         return any(dataset.is_counted for dataset in self.datasets)
 
     @property
@@ -278,11 +300,11 @@ class Run:
 
     @property
     def is_ragged(self) -> bool:
-        """Whether samples are records of different lengths, padded batch by batch."""
+        """Whether samples are records of different lengths, which are padded batch by batch."""
         return all(dataset.is_ragged for dataset in self.datasets)
 
     def count(self, located: Located) -> Counts:
-        """Tokens, supervised tokens, pads and documents of planned samples, without reading them where possible."""
+        """Count tokens, supervised tokens, pads and documents of planned samples, without reading if possible."""
         found = Counts(*np.empty((len(Counts._fields), len(located.positions)), dtype=np.int64))
         for source, rows in _by_source(located.sources):
             for column, values in zip(found, self.datasets[source].count(located.addresses[rows]), strict=True):
@@ -290,36 +312,36 @@ class Run:
         return found
 
     def counts(self, step: int) -> dict[str, int]:
-        """Of a step over all ranks: ``tokens``, ``supervised_tokens``, ``pads`` of packs, and ``documents``."""
+        """Return what a step holds over all ranks: ``tokens``, ``supervised_tokens``, ``pads`` and ``documents``."""
         counted = self.count(self.locate(self.positions(step)))
         return {name: int(column.sum()) for name, column in counted._asdict().items()}
 
     @cached_property
     def has_unsupervised_samples(self) -> bool:
-        """Whether any sample of masked records has no supervised token: each is looked at once, 1 to 2 us."""
+        """Whether any masked sample has no supervised token. Looks at each sample once, 1 to 2 us a sample."""
         return any_unsupervised(self)
 
     def check_supervised(self, position: int = 0) -> None:
-        """Look for steps without a supervised token, before the run; a loader does, when it begins to iterate.
+        """Look for steps without a supervised token; a loader does this when it begins to iterate.
 
-        If no record lacks one, no step does. Otherwise the steps of the next 2^20 samples are counted; of windows and
-        packs, whose marks are read for it, those of the next 2^15 samples or 2^24 tokens.
-        Those beyond are counted ahead of their turn, 1,024 samples at a time, and are errors then: never skipped, since
-        that would renumber the steps.
+        If every record has a supervised token, so has every step, and no step is counted. Otherwise the steps of the
+        next 2^20 samples are counted. For windows and packs the loss mask has to be read, so that the next 2^15
+        samples or 2^24 tokens are counted. Later steps are counted ahead of their turn, 1,024 samples at a time, and
+        are errors then; no step is skipped, since that would renumber the steps.
 
         Raises:
-            ConfigError: a step of masked samples without a supervised token; names it.
+            ConfigError: a step of masked samples has no supervised token; the message names the step.
         """
         check_supervised(self, position)
 
     @property
     def ledgers(self) -> dict[str, PackingLedger]:
-        """For each source of packs, by its path: where every document and token of it went."""
+        """For each source that is packed, by its path: where each of its documents and tokens went."""
         pairs = zip(self.paths, self.datasets, strict=True)
         return {path: dataset.ledger for path, dataset in pairs if isinstance(dataset, PackedSequenceDataset)}
 
     def step(self, step: int) -> Sample:
-        """The global batch of a step, what the model sees there: NumPy arrays, and their ``sample_positions``."""
+        """Return the global batch of a step as the model sees it: NumPy arrays, with ``sample_positions``."""
         positions = self.positions(step)
         constants = repeated(self.constants, len(positions))
         return {**self.read(self.locate(positions)), **constants, "sample_positions": positions}
@@ -328,7 +350,7 @@ class Run:
     def recipe(self) -> RunRecipe:
         """What decides the bytes of every step, by part; save it beside the checkpoint.
 
-        The length is not in it: a run may be made longer, and its steps so far stay the same.
+        The length is not part of it: a run may be made longer, and its steps so far stay the same.
         """
         datasets = zip(self.plan.leaves, self.datasets, strict=True)
         return RunRecipe(
@@ -342,49 +364,59 @@ class Run:
     def _batch_recipe(self) -> dict[str, Any]:
         recipe: dict[str, Any] = {"pieces": [list(piece) for piece in self.schedule.pieces]}
         if self.bucketing is not None:
-            # The seed is drawn on even where the order has no use for it; and the last window ends with the run.
+            # Bucketing uses the seed even if the order does not, and the last window ends with the run.
             bucketing = msgspec.to_builtins(self.bucketing)
             recipe["bucketing"] = {**bucketing, "seed": self.order.seed, "num_samples": self.length, "version": 1}
         return recipe
 
     def save(self, path: str | os.PathLike[str], *, position: int | None = None, step: int | None = None) -> None:
-        """Write all that says what comes when, for ``headrace trace``: a few KB, without the data. By one process.
+        """Write what ``headrace trace`` needs to answer questions about the run: a few KB, without the data.
 
-        Call it at every start, with ``position=loader.position``. A run that goes on as it was adds nothing; one that
-        was changed holds from there on, and what the file says of later steps is dropped, since they were undone.
-        Without a position, only a file that is new or of the same run is taken.
+        Call it in one process at every start, with ``position=loader.position``. If the run is unchanged, nothing is
+        added. If it was changed, the new run holds from this position on, and what the file says about later steps is
+        dropped, since they were undone. Without a position, the file must be new or of the same run.
 
         Args:
-            path: ``run.json``, beside the checkpoints.
-            position: of this run, at which it begins or goes on.
-            step: the step of the training that this is, where it is not that of the run.
+            path: the file to write, such as ``run.json`` beside the checkpoints.
+            position: position of this run at which it begins or resumes.
+            step: number of this step in the training, if it differs from the run's own.
 
         Raises:
-            ConfigError: the file is of another run and no position was given; the run has no such position.
-            StateError: the file is damaged, or something else.
-            OutputError: it cannot be written.
+            ConfigError: the file describes another run and no position was given, or the run has no such position.
+            StateError: the file is damaged, or is not a run file.
+            OutputError: the file cannot be written.
         """
         save_run(self, path, position=position, step=step)
 
     @property
     def history(self) -> History:
-        """The run as the one chapter of a history, to be asked in more ways than by the two methods below."""
+        """The run as a history of one chapter, which answers more questions than the two methods below."""
         return history_of(self, self._buckets)
 
     def trace_step(self, step: int) -> list[Traced]:
-        """The samples of a step, in order, and what each is made of. Reads no samples; raises ConfigError: no step."""
+        """Return the samples of a step, in order, and what each is made of. Reads no samples.
+
+        Raises:
+            ConfigError: the run has no such step.
+        """
         return self.history.step(step)
 
     def trace_sample(self, source: str, index: int, *, until_step: int | None = None, limit: int = SHOWN) -> Times:
-        """When a sample of a source comes: the first times, and how many there are up to a step or to the end.
+        """Return when a sample of a source comes: the first times, and how many there are up to a step or the end.
 
-        ``source`` is a path as in ``paths``, ``"."`` for a single dataset. Of a run without an end, and without
-        ``until_step``, ``limit`` epochs are looked at. Raises ConfigError: there is no such source or sample.
+        Args:
+            source: a path as in ``paths``; ``"."`` for a single dataset.
+            index: number of the sample in the source's dataset.
+            until_step: the step to search up to. Without it, ``limit`` epochs of an endless run are searched.
+            limit: number of times that are returned.
+
+        Raises:
+            ConfigError: there is no such source or sample.
         """
         return self.history.sample(source, index, until_step=until_step, limit=limit)
 
     def describe(self) -> str:
-        """The mix as a tree with shares, samples and tokens, then order and batches, in a few lines."""
+        """Return the mix as a tree with shares, samples and tokens, then order and batches, in a few lines."""
         return outline(self.plan, self.datasets, self.schedule, self.length)
 
     def __repr__(self) -> str:
@@ -393,13 +425,13 @@ class Run:
 
 
 def _by_source(sources: IntArray) -> Iterator[tuple[int, slice | IntArray]]:
-    """(source, the rows it has) for each source that occurs."""
+    """Yield each source that occurs, with its rows."""
     rows = np.argsort(sources, kind="stable")
     ordered = sources[rows]
     firsts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(rows)]
     for first, end in pairwise(firsts):
         if end - first == 1:
-            # A lone row as a slice: with many sources most are, and a slice is the cheapest way to write it.
+            # With many sources most have one row, and a slice is the cheapest way to write a single row.
             row = int(rows[first])
             yield int(ordered[first]), slice(row, row + 1)
         elif end > first:

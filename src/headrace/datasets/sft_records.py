@@ -1,4 +1,4 @@
-"""Conversations, or other records with a loss mask, one a sample."""
+"""`SFTDataset`: conversations, or other records with a loss mask, one in each sample."""
 
 from __future__ import annotations
 
@@ -23,30 +23,40 @@ _INT64 = np.dtype(np.int64)
 class SFTDataset(RecordDataset):
     """Sample i is record i: its tokens, and labels where its loss mask is 1.
 
-    Of an item each is (length,), of a batch (B, L):
+    An item has arrays of shape (length,), a batch of shape (B, L):
 
-    - ``input_ids`` int64, pads are ``padding_idx``;
-    - ``labels`` int64, -100 at tokens that are not trained on and at pads. With ``labels="next"`` the label of a token
-      is the one after it, as in windows and packs; with ``"same"`` it is the token itself, as Hugging Face's models and
-      trainers want it, which shift by themselves. The first token of a record is never a label;
+    - ``input_ids`` int64; pads are ``padding_idx``;
+    - ``labels`` int64, -100 at tokens that are not trained on and at pads. With ``labels="next"`` the label at a place
+      is the next token, as in windows and packs; with ``"same"`` it is the token at its own place, for models and
+      trainers that shift labels themselves, such as those of Hugging Face. The first token of a record is never a
+      label;
     - ``attention_mask`` int64, 1 at tokens;
     - ``position_ids`` int64, from 0 on, and from 0 again over the pads;
     - ``loss_mask`` bool, where the label is not -100.
 
-    A batch has besides ``num_supervised_tokens``, an int: labels that are not -100.
+    A batch also has ``num_supervised_tokens``, an int: the number of labels that are not -100.
+
+    If the store has the key ``num_supervised``, one number for each record, tokens are counted by it, and masks are
+    read only for records that are cut.
 
     Args:
-        store: an open store, with the keys ``tokens`` (or ``sequence``, or its main key) and ``loss_mask``.
-        collation: how records come to one length; by default padded on the right to the longest of the batch.
-        labels: what a label stands beside.
-        loss_mask_key: the key with 1 at tokens that are trained on; None trains on all.
-
-    Where the store has ``num_supervised``, one number a record, tokens are counted by it, and masks are read only of
-    records that are cut.
+        store: an open store with the keys ``tokens`` (or ``sequence``, or its main key) and ``loss_mask``.
+        collation: how records are brought to one length; by default padded on the right to the longest of the batch.
+        labels: ``"next"`` or ``"same"``, see above.
+        tokens_key: the key of the tokens, if it is another one.
+        loss_mask_key: the key that is 1 at tokens to train on; None trains on all tokens.
 
     Raises:
         ConfigError: as `RecordDataset`; an unknown value of ``labels``.
-        InputError: on reading, a mask of another length than the tokens, or with other values than 0 and 1.
+        InputError: while reading, if a mask has another length than the tokens, or other values than 0 and 1.
+
+    Example:
+        >>> dataset = headrace.SFTDataset(headrace.open("stores/chats"), labels="same")
+        >>> sorted(dataset[0])
+        ['attention_mask', 'input_ids', 'labels', 'loss_mask', 'position_ids']
+        >>> batch = dataset.collate([dataset[0], dataset[1]])
+        >>> batch["num_supervised_tokens"] == int((batch["labels"] != -100).sum())
+        True
     """
 
     def __init__(
@@ -59,13 +69,15 @@ class SFTDataset(RecordDataset):
         loss_mask_key: str | None = "loss_mask",
     ) -> None:
         if not isinstance(store, Store):
-            raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
+            raise ConfigError(f"store is {store!r}; expected an open store, such as headrace.open(path)")
         if labels not in ("next", "same"):
             raise ConfigError(f"labels is {labels!r}; allowed are 'next', 'same'")
         tokens = found_key(store, tokens_key, (*TOKEN_KEYS, store.keys[0]), "the tokens")
         keys = {"tokens": tokens}
         if loss_mask_key is not None:
-            keys["loss_mask"] = found_key(store, loss_mask_key, (), "the loss mask (loss_mask_key=None trains on all)")
+            keys["loss_mask"] = found_key(
+                store, loss_mask_key, (), "the loss mask (loss_mask_key=None trains on all tokens)"
+            )
         super().__init__(store, Collation() if collation is None else collation, keys)
         self.labels = labels
         self._counted = RecordKey(store, "num_supervised") if "num_supervised" in store.keys else None
@@ -78,19 +90,19 @@ class SFTDataset(RecordDataset):
 
     @property
     def is_counted(self) -> bool:
-        """True."""
+        """True: records hold different numbers of labels."""
         return True
 
     @property
     def is_masked(self) -> bool:
-        """Whether there is a loss mask."""
+        """Whether a loss mask is used."""
         return "loss_mask" in self._keys
 
     def _options(self) -> dict[str, Any]:
         return {"labels": self.labels}
 
     def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
-        """Records, one after another in memory of their own."""
+        """Return the records at some addresses, unpadded."""
         pieces, marks = self._read(addresses)
         lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
         ids = np.concatenate([np.empty(0, np.int64), *pieces])
@@ -107,9 +119,9 @@ class SFTDataset(RecordDataset):
         return [{name: values[begin:end] for name, values in columns.items()} for begin, end in spans]
 
     def _read(self, records: IntArray) -> tuple[list[Any], Any]:
-        """The kept tokens of each record, and the marks of all, one after another."""
+        """Return the kept tokens of each record, and the marks of all records one after another."""
         whole = self._keys["tokens"].values(records)
-        pieces = [self._cut(piece, int(record), "it") for piece, record in zip(whole, records, strict=True)]
+        pieces = [self._cut(piece, int(record), "the sequence") for piece, record in zip(whole, records, strict=True)]
         if not self.is_masked:
             return pieces, np.ones(sum(map(len, pieces)), dtype=bool)
         marks = self._keys["loss_mask"].values(records)
@@ -117,7 +129,7 @@ class SFTDataset(RecordDataset):
         return pieces, np.concatenate([np.empty(0, np.uint8), *map(self.collation.cut, marks)])
 
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
-        """Samples with ``input_ids`` and ``labels`` as one batch."""
+        """Return samples, each with ``input_ids`` and ``labels``, as one batch."""
         grid = self._grid([len(sample["input_ids"]) for sample in samples])
         labels = grid.filled([sample["labels"] for sample in samples], IGNORED_LABEL, np.int64)
         batch: dict[str, Any] = {
@@ -131,23 +143,23 @@ class SFTDataset(RecordDataset):
         return batch
 
     def sample_lengths(self, addresses: IntArray) -> IntArray:
-        """(n,) int64: kept tokens of each record."""
+        """(n,) int64: number of tokens that are kept of each record."""
         return self.collation.kept(self._keys["tokens"].lengths(addresses))
 
     def describe(self) -> str:
-        """One line."""
+        """Describe store, longest length, labels and mask in one line."""
         mask = self._keys["loss_mask"].key if self.is_masked else None
-        labels = ", labels beside their own tokens" if self.labels == "same" else ""
+        labels = ", labels not shifted" if self.labels == "same" else ""
         return f"{super().describe()}{labels}{shown_mask(self.store, mask)}"
 
     def count(self, addresses: IntArray) -> Counts:
-        """Tokens and labels of each record; pads are a batch's, and none are counted here."""
+        """Count tokens and labels of each record. Pads belong to batches and are not counted here."""
         whole = self._keys["tokens"].lengths(addresses)
         kept = self.collation.kept(whole)
         supervised = np.maximum(kept - 1, 0)
         if self.is_masked:
             is_cut = kept < whole
-            # One number says it of records that are whole, but for their first token, which nothing predicts.
+            # num_supervised holds the count for whole records, including their first token, which nothing predicts.
             known = ~is_cut & (whole > 0) if self._counted is not None else np.zeros(len(addresses), dtype=bool)
             if self._counted is not None and known.any():
                 firsts = self._keys["loss_mask"].first_values(addresses[known]) != 0

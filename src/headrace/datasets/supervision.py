@@ -1,4 +1,4 @@
-"""Steps without a supervised token, found before the run: their loss would be a sum divided by 0."""
+"""Finds steps without a supervised token before the run; their loss would be a sum divided by 0."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from headrace.datasets.run import Run
 
 CHECKED_SAMPLES = 1 << 20
-"""Samples that are looked at before a run; what is beyond is found ahead of its step, not of the run."""
+"""Samples that are checked before a run; later ones are checked ahead of their steps."""
 
 CHECKED_MARKS = 1 << 24
-"""Of windows and packs the mark of every token is read: so many marks at most, and"""
+"""Most tokens of windows and packs that are checked, since the mask of every token has to be read."""
 
 CHECKED_ROWS = 1 << 15
-"""so many windows or packs."""
+"""Most windows or packs that are checked."""
 
 _AT_ONCE = 8192
 
 
 def check_supervised(run: Run, position: int) -> None:
-    """Raise ConfigError where a step from a position on has no supervised token; see `Run.check_supervised`."""
+    """Raise ConfigError if a step from a position on has no supervised token; see `Run.check_supervised`."""
     if not run.is_masked or (_num_samples(run) <= CHECKED_SAMPLES and not run.has_unsupervised_samples):
         return
     checked = _num_checked(run)
@@ -36,14 +36,14 @@ def check_supervised(run: Run, position: int) -> None:
     step_of = run.schedule.step_of
     for begin in range(run.schedule.begin(step_of(position)), end, _AT_ONCE):
         some = np.arange(begin, min(begin + _AT_ONCE, end), dtype=np.int64)
-        # Steps are counted one by one only where a sample makes it necessary.
+        # Only if a sample has no supervised token are the steps counted one by one.
         if not run.count(run.locate(some)).supervised_tokens.all():
             for step, count in supervised_tokens(run, step_of(begin), step_of(int(some[-1])) + 1):
                 refuse_unsupervised(run, step, count)
 
 
 def refuse_unsupervised(run: Run, step: int, supervised_tokens: int) -> None:
-    """Raise ConfigError where a step of masked samples has none."""
+    """Raise ConfigError if a step of masked samples has no supervised token."""
     if supervised_tokens or not run.is_masked:
         return
     positions = run.positions(step)
@@ -51,13 +51,13 @@ def refuse_unsupervised(run: Run, step: int, supervised_tokens: int) -> None:
     where = f"source {run.paths[int(found.sources[0])]!r}, " if len(run.datasets) > 1 else ""
     raise ConfigError(
         f"step {step:,} has no supervised token in any of its {len(positions):,} samples (the first: {where}sample"
-        f" {int(found.indices[0]):,}): nothing could be learnt from it. Leave such records out when the store is"
-        " prepared, cut fewer tokens off (max_length, over_long), or use larger global batches"
+        f" {int(found.indices[0]):,}): a model would learn nothing from it. Leave such records out when you prepare"
+        " the store, cut off fewer tokens (max_length, over_long), or use larger global batches"
     )
 
 
 def any_unsupervised(run: Run) -> bool:
-    """Whether any sample of any dataset has no supervised token. Looks at each sample once."""
+    """Return whether any sample of any dataset has no supervised token. Looks at each sample once."""
     for dataset in run.datasets:
         for first in range(0, len(dataset), _AT_ONCE):
             indices = np.arange(first, min(first + _AT_ONCE, len(dataset)), dtype=np.int64)
@@ -67,7 +67,7 @@ def any_unsupervised(run: Run) -> bool:
 
 
 def supervised_tokens(run: Run, first: int, end: int, at_once: int = _AT_ONCE) -> Iterator[tuple[int, int]]:
-    """(step, its supervised tokens over all ranks) for the steps ``first`` .. ``end - 1``, some counted at a time."""
+    """Yield (step, supervised tokens over all ranks) for steps ``first`` to ``end - 1``, counting many at a time."""
     while first < end:
         steps: list[int] = []
         positions: list[IntArray] = []
@@ -89,5 +89,5 @@ def _num_checked(run: Run) -> int:
 
 
 def _num_samples(run: Run) -> int:
-    # Packs may be made of other documents in each epoch: what one epoch's hold says nothing of the next.
+    # Packs may hold other documents in each epoch, so that checking one epoch says nothing about the next.
     return sum(map(len, run.datasets)) if run.is_ragged else CHECKED_SAMPLES + 1

@@ -1,4 +1,4 @@
-"""Which sample a process is making: told to whoever watches it, so that one that hangs or kills it has a name."""
+"""Tells a watcher which sample this process is making, so that a sample that hangs or kills the process has a name."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from headrace.encoders import at_row
 from headrace.plan import IntArray
 
 NO_SAMPLE: Final = -1
-"""In the place of an address: none of the samples in particular."""
+"""Stands in the place of an address when no sample is being made."""
 
 _watcher: Callable[[int], None] | None = None
 
 
 def watch_samples(watcher: Callable[[int], None] | None) -> None:
-    """Have the address of each sample told before it is made, in this process; None: nobody watches."""
+    """Have ``watcher`` called in this process with the address of each sample before it is made; None stops that."""
     global _watcher
     _watcher = watcher
 
 
 def made(addresses: IntArray, makers: Sequence[Callable[[], Any]], first_row: int = 0) -> list[Any]:
-    """What the makers of the samples at some addresses make, one by one.
+    """Return what the makers of the samples at some addresses make, one by one.
 
-    Whoever meets a fault is told which of them it is of, see `at_row`; ``first_row`` is the number of the first.
+    A fault in a maker is attributed to its sample by `at_row`; ``first_row`` is the number of the first sample.
     """
     watcher = _watcher
     samples = []

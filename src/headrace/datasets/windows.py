@@ -1,4 +1,4 @@
-"""The token stream of a store as samples: windows of fixed length."""
+"""`WindowDataset`: windows of fixed length over the token stream of a store."""
 
 from __future__ import annotations
 
@@ -25,26 +25,41 @@ class WindowDataset(Dataset):
     Fields, each (seq_len,) int64:
 
     - ``input_ids``: tokens ``[i * stride, i * stride + seq_len)`` of the stream, documents one after another;
-    - ``labels``: the same, one token later, and -100 where the store's loss mask is 0 for the token that is to be
-      predicted. With ``labels="same"`` a label is the token beside it, as Hugging Face's models want it, which shift by
-      themselves; the first of a window is -100, since nothing predicts it;
-    - ``position_ids``: 0 .. seq_len - 1, or from 0 again at each document with ``position_ids="restart"``;
-    - ``document_ids``: with ``document_ids=True``, the store's number of the document that each input token is of.
+    - ``labels``: the same, one token later, and -100 where the store's loss mask is 0 for the token to be predicted.
+      With ``labels="same"`` a label is the token at its own place, for models that shift labels themselves, such as
+      those of Hugging Face; the first label of a window is -100, since nothing predicts that token;
+    - ``position_ids``: 0 to seq_len - 1, or from 0 again at each document with ``position_ids="restart"``;
+    - ``document_ids``: with ``document_ids=True``, the number of the document that each input token belongs to.
 
-    With ``phase=True`` each epoch cuts the stream at another offset, drawn in [0, stride), so that the borders of
-    the windows do not always fall on the same tokens. Every epoch has the same number of samples, at most one less
-    than without.
+    No index is built: every sample is found by arithmetic. The tail of the stream that is too short for a window is not
+    read (with ``phase`` it is another tail in each epoch).
 
-    No index is built: any sample is found by arithmetic. The tail of the stream too short for a window is not read
-    (with ``phase`` it is another tail each epoch).
+    With a loss mask, samples are counted, and the batches of a loader have ``num_supervised_tokens`` and
+    ``step_supervised_tokens``.
 
-    A store with a loss mask (``loss_mask``, or ``chosen_mask`` of ``chosen`` and so on) is trained where it is 1:
-    ``loss_mask_key="auto"``. Another name is that of a parallel key; None trains on every token. With a mask samples
-    are counted, and batches of a loader have ``num_supervised_tokens`` and ``step_supervised_tokens``.
+    Args:
+        store: an open store of tokens.
+        seq_len: number of tokens in a window.
+        stride: distance between the begins of two windows; by default ``seq_len``.
+        phase: cut the stream at another offset in each epoch, drawn in [0, stride), so that the borders of the windows
+            do not always fall on the same tokens. Every epoch has the same number of samples, at most one less than
+            without.
+        document_ids: whether samples have the field ``document_ids``.
+        position_ids: whether positions continue over the borders of documents or restart there.
+        labels: ``"next"`` or ``"same"``, see above.
+        loss_mask_key: ``"auto"`` uses the loss mask of the store, if it has one: ``loss_mask``, or ``chosen_mask`` for
+            ``chosen``, and so on. Another name is that of a parallel key. None trains on every token.
 
     Raises:
-        ConfigError: a size is below 1, the store has fewer than ``seq_len + 1`` tokens, no such key, or a mask
-            that has not one value for each token.
+        ConfigError: a size is below 1, the store has fewer than ``seq_len + 1`` tokens, there is no such key, or a mask
+            does not have one value for each token.
+
+    Example:
+        >>> store = headrace.open("stores/web")
+        >>> dataset = headrace.WindowDataset(store, seq_len=128)
+        >>> sample = dataset[2]
+        >>> bool(np.array_equal(sample["labels"][:-1], sample["input_ids"][1:]))
+        True
     """
 
     def __init__(
@@ -60,7 +75,7 @@ class WindowDataset(Dataset):
         loss_mask_key: str | None = AUTO,
     ) -> None:
         if not isinstance(store, Store):
-            raise ConfigError(f"store is {store!r}; expected an open store, as headrace.open(path)")
+            raise ConfigError(f"store is {store!r}; expected an open store, such as headrace.open(path)")
         seq_len = index(seq_len)
         stride = seq_len if stride is None else index(stride)
         if seq_len < 1 or stride < 1:
@@ -82,7 +97,8 @@ class WindowDataset(Dataset):
         self._restart = position_ids == "restart"
         self.labels = labels
         self.loss_mask_key = used_mask(store, loss_mask_key)
-        # Every phase below `stride` must leave room for the last window; where none fits so, the phase is shorter.
+        # Every phase below `stride` must leave room for the last window. If not even one window has that room, there
+        # are fewer phases.
         room = slack - (stride - 1) if phase else slack
         self._num_samples: int = max(0, room) // stride + 1
         self._num_phases = min(stride, slack - (self._num_samples - 1) * stride + 1)
@@ -93,7 +109,7 @@ class WindowDataset(Dataset):
 
     @cached_property
     def fields(self) -> Fields:
-        """Name -> (shape, dtype)."""
+        """Name -> (shape, dtype) of the arrays that are read for each sample."""
         names = ["input_ids", "labels"] + ["document_ids"] * self._document_ids + ["position_ids"] * self._restart
         return dict.fromkeys(names, ((self.seq_len,), _INT64))
 
@@ -104,27 +120,27 @@ class WindowDataset(Dataset):
 
     @property
     def num_tokens_per_sample(self) -> float:
-        """The window: each of its tokens is predicted from."""
+        """The length of the window: the model predicts from each of its tokens."""
         return float(self.seq_len)
 
     @property
     def is_unshifted(self) -> bool:
-        """With ``labels="same"``."""
+        """True with ``labels="same"``."""
         return self.labels == "same"
 
     @property
     def is_counted(self) -> bool:
-        """Whether there is a loss mask: without one all windows hold the same."""
+        """Whether there is a loss mask: without one, all windows hold the same number of labels."""
         return self.is_masked
 
     @property
     def is_masked(self) -> bool:
-        """Whether there is a loss mask."""
+        """Whether a loss mask is used."""
         return self.loss_mask_key is not None
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What decides the bytes of the samples; masks and labels are in it where they are not as they always were."""
+        """What decides the bytes of the samples. Mask and labels are in it only if they differ from early defaults."""
         recipe: dict[str, Any] = {
             "kind": "windows",
             "store": self.store.fingerprint,
@@ -167,7 +183,7 @@ class WindowDataset(Dataset):
             out["document_ids"][rows] = np.repeat(documents, lengths).reshape(shape)
 
     def _labels(self, addresses: IntArray, tokens: NDArray[Any]) -> IntArray:
-        """(n, seq_len) int64: the labels of windows of which the tokens, and one more, are given."""
+        """(n, seq_len) int64: the labels of windows; ``tokens`` has one column more than a window."""
         labels: IntArray = tokens[:, 1:].astype(np.int64)
         if self.loss_mask_key is not None:
             labels = np.where(self._marks(addresses) != 0, labels, IGNORED_LABEL)
@@ -177,17 +193,17 @@ class WindowDataset(Dataset):
         return labels
 
     def _marks(self, addresses: IntArray) -> NDArray[Any]:
-        """(n, seq_len): the loss mask of the tokens that are predicted, as it is stored."""
+        """(n, seq_len): the loss mask of the tokens to be predicted, in its stored dtype."""
         lengths = np.full_like(addresses, self.seq_len)
         pieces = self.store.pieces(addresses + 1, lengths, self.loss_mask_key)
         return np.concatenate([np.empty(0, np.bool_), *pieces]).reshape(-1, self.seq_len)
 
     def count(self, addresses: IntArray) -> Counts:
-        """Of each window: tokens, labels, no pads, and documents that its tokens are of. Reads the mask, if any."""
+        """Count tokens, labels and documents of each window; there are no pads. Reads the mask, if one is used."""
         last = addresses + (self.seq_len - 1)
         documents = self.store.find_documents(last) - self.store.find_documents(addresses) + 1
         tokens = np.full_like(addresses, self.seq_len)
-        # With the labels beside their own tokens the last one of "next" is not there.
+        # With labels="same" the window does not hold the last label of "next".
         num_labels = self.seq_len - (self.labels == "same")
         if self.loss_mask_key is None:
             supervised = np.full_like(addresses, num_labels)
@@ -196,7 +212,7 @@ class WindowDataset(Dataset):
         return Counts(tokens, supervised, np.zeros_like(tokens), documents)
 
     def _segments(self, begins: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """The windows cut at documents: (segments,) int64 document, first column and length of each, window by window.
+        """Cut windows at documents: (segments,) int64 document, first column and length of each, window by window.
 
         Example: windows of 5 tokens at 0 and 4 over documents of 3, 0 and 6 tokens are the segments
         (0, 0, 3) (1, 3, 0) (2, 3, 2) and (2, 0, 5).
@@ -207,26 +223,26 @@ class WindowDataset(Dataset):
         rows = np.repeat(np.arange(len(begins)), counts)
         documents = np.arange(len(rows)) - np.repeat(ends - counts, counts) + first[rows]
         columns = np.maximum(self.store.document_begins(documents) - begins[rows], 0)
-        # Each segment ends where the next of its window begins, the last one of a window at the window's end.
+        # A segment ends where the next one of its window begins, the last one at the end of the window.
         stops = np.append(columns[1:], 0)
         stops[ends - 1] = self.seq_len
         return documents, columns, stops - columns
 
     def origins(self, addresses: IntArray) -> list[Origins]:
-        """The documents that the input tokens are of."""
+        """Return the documents that the input tokens of each window belong to."""
         return window_origins(self.store, addresses, self.seq_len)
 
     def holders(self, document: int) -> IntArray:
-        """The windows over a document, under any phase."""
+        """Return the windows that overlap a document, in any phase."""
         phases = self._num_phases if self.phase else 1
         size = self.seq_len
         return windows_over(self.store, document, stride=self.stride, length=size, phases=phases, num_samples=len(self))
 
     def describe(self) -> str:
-        """One line."""
+        """Describe size, stride, labels and mask of the windows in one line."""
         cut = "" if self.stride == self.seq_len else f" every {self.stride:,}"
         phase = ", another phase each epoch" if self.phase else ""
-        labels = ", labels beside their own tokens" if self.labels == "same" else ""
+        labels = ", labels not shifted" if self.labels == "same" else ""
         return (
             f"windows of {self.seq_len:,} tokens{cut}{phase} over {self.store.num_tokens:,} tokens{labels}"
             f"{shown_mask(self.store, self.loss_mask_key)}"

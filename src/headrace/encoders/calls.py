@@ -1,11 +1,8 @@
-"""The call of a hook: the place of its sample, its seed, the global generators set for it, and what it may know of it.
+"""A call of a hook: its place and seed, the global random generators, and what the hook can ask about the call.
 
-The global generators of random, NumPy and torch, set for a call and put back.
-
-They belong to the process, not to the thread: whoever seeds them in a second thread changes what the first draws. So
-they are seeded in the main thread alone, which in a worker process is the one that reads.
-
-What a hook may know of the call that it is in.
+The global generators of ``random``, NumPy and torch are seeded for a call and restored afterwards. They belong to the
+process and not to a thread: seeding them in a second thread would change what the first one draws. So they are seeded
+only in the main thread, which in a worker process is the one that reads.
 """
 
 from __future__ import annotations
@@ -40,17 +37,17 @@ STAGES: Final = {
         )
     )
 }
-"""Each hook has random numbers of its own: what one draws moves no other. The numbers are part of the order."""
+"""A number for each hook, so that each has random numbers of its own. The numbers are part of the order."""
 
 
 class CallKey(NamedTuple):
-    """Whose turn it is: all that random numbers depend on.
+    """The place of a call: all that its random numbers depend on, apart from the hook.
 
     Attributes:
-        key: 64 bits, of seed, source and epoch.
-        position: of the sample, or of the first of several, below 2^63.
-        output: which output of the sample.
-        part: which of several packs that begin with it.
+        key: 64 bits, from seed, source and epoch.
+        position: the position of the sample, or of the first of several; below 2^63.
+        output: the number of the output of the sample.
+        part: the number of the pack, if several begin with this output.
     """
 
     key: int
@@ -60,32 +57,32 @@ class CallKey(NamedTuple):
 
 
 def seed_of(place: CallKey, stage: str, number: int = 0) -> int:
-    """64 bits for a call; ``number`` counts the outputs of a generator."""
+    """Return 64 bits for a call; ``number`` counts the outputs of a generator."""
     outputs = ((place.output << 20) + place.part << 20) + number
     return derive(derive(_stage_key(place.key, stage), place.position), outputs)
 
 
 @lru_cache(maxsize=1024)
 def _stage_key(key: int, stage: str) -> int:
-    """The same for all samples of a source."""
+    """Return the part of the seed that is the same for all samples of a source."""
     return derive(key, STAGES[stage])
 
 
 _MASK63 = (1 << 63) - 1
 _NUMPY: Any = np.random
-"""What of it is global; parts of that have no types."""
+"""NumPy's global generator, as Any since some of its functions have no types."""
 
 
 def in_main_thread() -> bool:
-    """Whether the global generators are this thread's to seed."""
+    """Whether this is the main thread, the only one that may seed the global generators."""
     return threading.current_thread() is threading.main_thread()
 
 
 class SavedGenerators:
-    """Saves the global generators and restores them after a ``with``, so that `seed` may set them as often as it likes.
+    """Saves the global generators and restores them after a ``with``, so that `seed` can set them within it.
 
-    Entering and leaving costs about 60 us, most of it NumPy's state, so it is done once for many samples; it nests. In
-    other threads than the main one it does nothing.
+    Entering and leaving costs about 60 us, mostly for NumPy's state, so it is done once for many samples. It nests. In
+    threads other than the main one it does nothing.
 
     >>> with SavedGenerators() as generators:
     ...     generators.seed(1, ("random",))
@@ -100,7 +97,7 @@ class SavedGenerators:
 
     @property
     def is_open(self) -> bool:
-        """Whether some ``with`` of it is left open."""
+        """Whether a ``with`` of it is open."""
         return self._depth > 0
 
     def __enter__(self) -> SavedGenerators:
@@ -108,8 +105,8 @@ class SavedGenerators:
             self._depth += 1
             if self._depth == 1:
                 self._random = random.getstate()
-                # The state of the generator itself is not copied: another one takes its place. What NumPy keeps beside
-                # it is half a pair of normal numbers.
+                # NumPy's generator is replaced by another one, so its state need not be copied. Outside of it, NumPy
+                # keeps only the second of a pair of normal numbers.
                 self._numpy = (_NUMPY.get_bit_generator(), _NUMPY.get_state(legacy=False))
                 _NUMPY.set_bit_generator(self._own)
                 self._keep_torch()
@@ -133,20 +130,20 @@ class SavedGenerators:
         self._random = self._numpy = self._torch = None
 
     def seed(self, seed: int, names: Sequence[str]) -> None:
-        """Set some generators by 64 bits; torch's only if it is imported, and never a GPU's. About 10 us for all."""
+        """Seed some generators with 64 bits; torch's only if it is imported, and never a GPU's. About 10 us for all."""
         if not self._depth or not in_main_thread():
             return
         if "random" in names:
             random.seed(seed)
         if "numpy" in names:
-            # All three are the same algorithm. NumPy takes the high bits, torch the low ones, Python an array of both,
-            # which seeds in another way: no two give the same numbers.
+            # All three use the same algorithm. NumPy gets the high bits and torch the low ones; Python seeds with both
+            # as an array, which is another method. So no two of them draw the same numbers.
             _NUMPY.seed(seed >> 32)
         if "torch" in names and self._keep_torch():
             sys.modules["torch"].default_generator.manual_seed(seed & _MASK63)
 
     def _keep_torch(self) -> bool:
-        """Whether torch is there; a hook may be what imports it."""
+        """Save the state of torch's generator once. Returns whether torch is imported, which a hook may do later."""
         generator = getattr(sys.modules.get("torch"), "default_generator", None)
         if generator is not None and self._torch is None:
             self._torch = generator.get_state()
@@ -157,7 +154,7 @@ class SavedGenerators:
 
 
 class Call(NamedTuple):
-    """A call of a hook: the sample's and the batch's number, and 64 bits that are its own."""
+    """What a hook may ask about its call: the number of the sample, that of the batch, and 64 bits of its own."""
 
     sample_index: int
     batch_index: int | None
@@ -168,8 +165,8 @@ CALL: ContextVar[Call | None] = ContextVar("headrace_call", default=None)
 
 
 def current(what: str) -> Call:
-    """The call that is running. Raises ConfigError: none is."""
+    """Return the call that is running. Raises ConfigError if there is none."""
     call = CALL.get()
     if call is None:
-        raise ConfigError(f"{what} is known within a hook of a task encoder only, while a pipeline runs it")
+        raise ConfigError(f"{what} is known only within a hook of a task encoder, while a pipeline calls it")
     return call

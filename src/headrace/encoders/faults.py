@@ -1,8 +1,7 @@
-"""What is done about a sample that cannot be made: raised, skipped or replaced, counted, placed in the run, reported.
+"""Faults: samples that cannot be made, whether they are raised or replaced, and how they are counted and reported.
 
-Reports of faults: JSON lines, one file a rank.
-
-Where in the run the sample is that a thread makes, told by whoever knows it to whoever meets a fault.
+A report holds faults as JSON lines, one file for each rank. The position of a faulty sample in the run is known where
+samples are read, and kept for the thread that makes them (`at_positions`), so that a fault can be placed.
 """
 
 from __future__ import annotations
@@ -30,28 +29,39 @@ PROGRAMMING: Final = (
     ReferenceError,
     NameError,
 )
-"""Errors that no other sample makes good: the code is wrong, or the machine is full."""
+"""Errors that no other sample can resolve: the code is wrong, or memory has run out."""
 
 KEPT: Final = 1000
-"""Faults that a log keeps one by one; more are only counted."""
+"""The number of faults that a log keeps; more are only counted."""
 
 
 UNBOUNDED: Final = 10_000
-"""What a tolerance of 0, no bound, comes to: nothing goes on for ever."""
+"""The bound used for a tolerance of 0, which means none, so that a run cannot continue for ever."""
 
 
 class ErrorPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to do about samples that cannot be made.
 
-    Only faults that the bytes of a sample decide are made good, since they are the same on every rank and at every
-    time: `is_of_sample`. All others are raised, whatever the policy.
+    Samples are replaced only for faults that their own bytes decide, since these are the same on every rank and at
+    every time, see `is_of_sample`. All other errors are raised, whatever the policy says.
 
     Attributes:
-        on_error: ``"raise"`` ends the run at the first; ``"substitute"`` takes another sample of the same source.
-        tolerance: how many samples in a row may fail at one position before it is an error after all. Counted position
-            by position and hook, so that it does not depend on workers; ``failure_tolerance`` of a hook goes before it.
-        attempts: how often in all a sample is made where a hook meets a time-out, a lost connection or the like,
-            waiting in between; then that is raised. Not where a hook is not ``@stateless``.
+        on_error: ``"raise"`` ends the run at the first fault; ``"substitute"`` uses another sample of the same source.
+        tolerance: how many samples in a row may fail at one position before the fault is raised. It is counted for
+            each position and hook, so that it does not depend on workers. ``failure_tolerance`` of a hook overrides it.
+        attempts: how often a sample is tried in all if a hook meets a time-out, a lost connection or the like, with a
+            pause in between, before the error is raised. A hook that is not ``@stateless`` is not tried again.
+
+    Raises:
+        ConfigError: ``on_error`` is something else, or a number is below 1.
+
+    Example:
+        >>> from headrace.encoders import DefaultTaskEncoder, ErrorPolicy
+        >>> policy = ErrorPolicy(on_error="substitute", tolerance=10)
+        >>> media = headrace.MediaDataset.open("shards", "train")
+        >>> dataset = headrace.datasets.EncodedDataset(media, DefaultTaskEncoder(), errors=policy)
+        >>> len(dataset.faults.faults)
+        0
     """
 
     on_error: Literal["raise", "substitute"] = "raise"
@@ -61,22 +71,27 @@ class ErrorPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         """Raise ConfigError for another policy, or a tolerance or number of attempts below 1."""
         if self.on_error not in ("raise", "substitute"):
-            raise ConfigError(f"on_error is {self.on_error!r}; it is 'raise' or 'substitute'")
+            raise ConfigError(f"on_error is {self.on_error!r}; allowed are 'raise' and 'substitute'")
         if self.tolerance < 1:
-            raise ConfigError(f"tolerance is {self.tolerance}; it is at least 1; on_error='raise' tolerates nothing")
+            raise ConfigError(
+                f"tolerance is {self.tolerance}; it must be at least 1. To tolerate none, on_error='raise'"
+            )
         if self.attempts < 1:
-            raise ConfigError(f"attempts is {self.attempts}; it is at least 1, which tries nothing again")
+            raise ConfigError(f"attempts is {self.attempts}; it must be at least 1, which means to try once")
 
     def bound(self, hook_tolerance: int | None) -> int:
-        """How many in a row may fail in a hook that says so much of itself, or nothing (None); 0 is 10,000."""
+        """Return how many samples in a row may fail in a hook with this ``failure_tolerance``, or None without one.
+
+        A ``failure_tolerance`` of 0, no bound, becomes 10,000.
+        """
         return self.tolerance if hook_tolerance is None else hook_tolerance or UNBOUNDED
 
 
 def is_of_sample(error: BaseException, *, stateless: bool) -> bool:
-    """Whether the bytes of a sample decide that this error comes, so that it comes again wherever it is made.
+    """Whether the bytes of the sample decide that this error comes, so that it comes again wherever the sample is made.
 
-    That is so of `SampleError` and `SkipSample`, and of what a hook raises that is ``stateless``. It is not so of wrong
-    code, of what a store or the machine raises (`StoreError`, `OSError`, time-outs), nor of a configuration.
+    That holds for `SampleError` and `SkipSample`, and for errors of a hook that is ``stateless``. It does not hold for
+    errors of a store or the machine (`StoreError`, `OSError`, time-outs), wrong code, and wrong configurations.
     """
     if isinstance(error, SampleError | SkipSample):
         return True
@@ -90,16 +105,16 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         source: the dataset.
-        index: the number of the sample in it.
-        shard: the file that holds it, None where that is not known.
-        key: its key, None where that is not known.
-        address: the place that it was made for, as the source counts, in one epoch.
-        attempt: 0 for the sample of that place, 1 for its first substitute.
-        hook: in which it failed.
-        kind: class of the error.
-        reason: what it says.
-        position: of the run, None where it was made outside of one.
-        step: the global step in which it was delivered, None before that.
+        index: the number of the sample in the dataset.
+        shard: the file that holds the sample; None if it is not known.
+        key: the key of the sample; None if it is not known.
+        address: the place in the source, within one epoch, that the sample was made for.
+        attempt: 0 for the sample of that place, 1 for its first substitute, and so on.
+        hook: the name of the hook that failed.
+        kind: the class of the error.
+        reason: the message of the error.
+        position: the position in the run; None outside of a run.
+        step: the global step in which the sample was delivered; None before that.
     """
 
     source: str
@@ -116,7 +131,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultLog:
-    """Faults, of one process, batch or run: all counted, the first 1,000 kept."""
+    """The faults of a process, batch or run. All are counted, and the first 1,000 are kept."""
 
     def __init__(self) -> None:
         self.faults: list[Fault] = []
@@ -124,29 +139,29 @@ class FaultLog:
 
     @property
     def total(self) -> int:
-        """Faults so far."""
+        """The number of faults so far."""
         return self.counts.total()
 
     def add(self, fault: Fault) -> None:
-        """Count one, by source, hook and kind."""
+        """Count a fault by source, hook and kind, and keep it if there is room."""
         self.counts[fault.source, fault.hook, fault.kind] += 1
         if len(self.faults) < KEPT:
             self.faults.append(fault)
 
     def merge(self, other: FaultLog) -> None:
-        """Take over those of another log."""
+        """Add the faults of another log."""
         self.counts += other.counts
         self.faults = [*self.faults, *other.faults][:KEPT]
 
     def at_step(self, step: int) -> FaultLog:
-        """The same faults, of a step."""
+        """Return a log of the same faults, with their step set."""
         found = FaultLog()
         found.counts = self.counts.copy()
         found.faults = [msgspec.structs.replace(fault, step=step) for fault in self.faults]
         return found
 
     def summary(self) -> dict[str, Any]:
-        """JSON-safe: the total, and (source, hook, kind, count), most frequent first."""
+        """Return ``{"total": int, "counts": [{"source", "hook", "kind", "count"}, ...]}``, most frequent first."""
         rows = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
         return {
             "total": self.total,
@@ -160,9 +175,13 @@ class FaultLog:
 
 
 class FaultReport:
-    """Faults as JSON lines, appended one by one. A run that goes on, from wherever, adds none that is there already.
+    """A file of faults as JSON lines, one file for each rank. A run that resumes adds no fault that is in it already.
 
-    Each rank has a file of its own. A line that a kill has cut short is left out, and written again.
+    A last line that was cut off by a kill is removed; its fault is written again.
+
+    Raises:
+        InputError: the file exists, and is not a report.
+        OutputError: the file cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -173,7 +192,7 @@ class FaultReport:
             self._end_line()
 
     def add(self, faults: Iterable[Fault]) -> None:
-        """Append those that are not there."""
+        """Append the faults that are not in the file yet."""
         fresh = {sign: fault for fault in faults if (sign := _sign(fault)) not in self._known}
         if not fresh:
             return
@@ -195,10 +214,10 @@ class FaultReport:
 
 
 def read_fault_report(paths: Iterable[str | os.PathLike[str]]) -> list[Fault]:
-    """The faults in the reports of some ranks, each once, by position.
+    """Return the faults in the reports of several ranks, each once, ordered by position.
 
     Raises:
-        InputError: a file is missing, or is something else; names the line.
+        InputError: a file is missing, or a line is not a fault; the message names the line.
     """
     found: dict[object, Fault] = {}
     for path in paths:
@@ -206,18 +225,18 @@ def read_fault_report(paths: Iterable[str | os.PathLike[str]]) -> list[Fault]:
             lines = Path(path).read_bytes().split(b"\n")
         except OSError as error:
             raise InputError(f"{path}: the report of faults cannot be read: {error.strerror}") from error
-        # What is behind the last end of a line was cut short.
+        # A last line without an end was cut off.
         for number, line in enumerate(lines[:-1], 1):
             try:
                 fault = msgspec.json.decode(line, type=Fault)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise InputError(f"{path}: line {number}: no fault of a report: {error}") from error
+                raise InputError(f"{path}: line {number}: this is not a fault of a report: {error}") from error
             found.setdefault(_sign(fault), fault)
     return sorted(found.values(), key=lambda one: (-1 if one.position is None else one.position, one.attempt))
 
 
 def _sign(fault: Fault) -> object:
-    """What tells a fault from others: it is the same whenever it is met again, but for the step that it is read for."""
+    """Return what identifies a fault: all that is the same when the fault comes again. The step may differ."""
     return fault.source, fault.position, fault.address, fault.attempt, fault.index, fault.hook, fault.kind
 
 
@@ -237,7 +256,7 @@ _here = _Here()
 
 @contextmanager
 def collecting() -> Iterator[list[Fault]]:
-    """The faults that this thread meets within, in the order in which it meets them."""
+    """Collect the faults that this thread meets within the context, in that order."""
     found: list[Fault] = []
     before, _here.found = _here.found, found
     try:
@@ -248,7 +267,7 @@ def collecting() -> Iterator[list[Fault]]:
 
 @contextmanager
 def at_positions(positions: IntArray) -> Iterator[None]:
-    """Samples of these positions of the run are made by this thread, the first one first; `at_row` says which."""
+    """Tell faults that this thread now makes the samples of these positions; `at_row` says which of them."""
     before = _here.positions, _here.row
     _here.positions, _here.row = positions, 0
     try:
@@ -258,18 +277,18 @@ def at_positions(positions: IntArray) -> Iterator[None]:
 
 
 def at_row(row: int) -> None:
-    """The sample that comes next, by its number among those of `at_positions`."""
+    """Say which of the samples of `at_positions` this thread makes next, by its number."""
     _here.row = row
 
 
 def position_here() -> int | None:
-    """The position of the sample that this thread makes, where that is known."""
+    """Return the position of the sample that this thread makes; None if it is not known."""
     positions = _here.positions
     return int(positions[_here.row]) if positions is not None and _here.row < len(positions) else None
 
 
 def placed(fault: Fault) -> Fault:
-    """A fault with the position of the sample that is made, where that is known; it is collected."""
+    """Return a fault with the position of the sample that this thread makes, if known, and collect it."""
     position = position_here()
     if position is not None:
         fault = msgspec.structs.replace(fault, position=position)
@@ -279,12 +298,12 @@ def placed(fault: Fault) -> Fault:
 
 
 def carrying(error: Error, faults: Sequence[Fault]) -> Error:
-    """The error, which carries the faults that it comes of, out of threads and worker processes too."""
+    """Attach to an error the faults that led to it, so that they travel with it out of threads and workers."""
     setattr(error, _FAULTS, tuple(faults))
     return error
 
 
 def carried(error: Exception) -> tuple[Fault, ...]:
-    """The faults that an error comes of."""
+    """Return the faults that led to an error."""
     found: tuple[Fault, ...] = getattr(error, _FAULTS, ())
     return found

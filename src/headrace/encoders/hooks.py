@@ -1,4 +1,4 @@
-"""Which hooks a task encoder has, and what each promises."""
+"""The hooks of a task encoder: which ones it overrides, and what each promises."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from headrace.samples.media import Cooker
 MANY: Final = ("encode_sample", "preencode_sample", "pack_selected_samples", "encode_batch")
 """Hooks that may be generators."""
 
+# Hooks that return one result.
 ONE: Final = (
     "cook_crude_sample",
     "postencode_sample",
@@ -35,17 +36,17 @@ ONE: Final = (
 
 
 class Hook(msgspec.Struct, frozen=True, kw_only=True):
-    """One hook of a task encoder.
+    """One hook of a task encoder, and what it promises.
 
     Attributes:
-        name: ``encode_sample`` and so on.
+        name: the name of the method, such as ``encode_sample``.
         call: the method.
-        is_overridden: whether it is the user's, and has to be called.
-        is_generator: whether it is written as a generator.
-        stateless: whether it is marked so.
-        seeds: the global generators that are set for it.
-        may_draw: whether it may draw from them, for all that it says.
-        failure_tolerance: how many samples in a row may fail in it, 0 for no bound; None where it does not say.
+        is_overridden: whether the user overrides it, so that it has to be called.
+        is_generator: whether it is a generator function.
+        stateless: whether it is marked ``@stateless``.
+        seeds: the names of the global generators that are seeded for it.
+        may_draw: whether it may draw from them: it says so, or is not marked.
+        failure_tolerance: how many samples in a row may fail in it, 0 for no bound; None if it does not say.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hook_of(encoder: TaskEncoder[Any, Any, Any, Any], name: str) -> Hook:
-    """A hook by its name; of an `AugmentTaskEncoder` that does not override it, that of the encoder within."""
+    """Return a hook by its name. If an `AugmentTaskEncoder` does not override it, it is that of the wrapped encoder."""
     found = getattr(encoder, name)
     function = getattr(found, "__func__", found)
     if isinstance(encoder, AugmentTaskEncoder) and function is getattr(AugmentTaskEncoder, name):
@@ -68,7 +69,7 @@ def hook_of(encoder: TaskEncoder[Any, Any, Any, Any], name: str) -> Hook:
 
 
 def function_hook(name: str, function: Callable[..., Any], *, is_overridden: bool = True) -> Hook:
-    """A function, such as a cooker, as a hook."""
+    """Return a function, such as a cooker, as a hook."""
     return Hook(
         name=name,
         call=function,
@@ -82,38 +83,39 @@ def function_hook(name: str, function: Callable[..., Any], *, is_overridden: boo
 
 
 def hooks_of(encoder: TaskEncoder[Any, Any, Any, Any]) -> dict[str, Hook]:
-    """All hooks by name, checked.
+    """Return all hooks by name, checked.
 
     Raises:
-        ConfigError: not a task encoder; a generator where one result is due; ``encode_sample`` beside
-            ``preencode_sample``; one half of packing without the other, or without lengths to select by.
+        ConfigError: ``encoder`` is not a task encoder; a hook is a generator where one result is expected;
+            ``encode_sample`` and ``preencode_sample`` are both overridden; or packing lacks one of its hooks, and
+            ``sample_length`` does not stand in for it.
     """
     if not isinstance(encoder, TaskEncoder):
-        raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, as DefaultTaskEncoder()")
+        raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, such as DefaultTaskEncoder()")
     kind = type(encoder).__name__
     hooks = {name: hook_of(encoder, name) for name in (*ONE, *MANY)}
     for name in ONE:
         if hooks[name].is_generator:
             raise ConfigError(
-                f"{kind}.{name} is a generator, and has to return one result; generators may be {', '.join(MANY)}"
+                f"{kind}.{name} is a generator, but must return one result; generators may be {', '.join(MANY)}"
             )
     plain = getattr(hooks["encode_sample"].call, "__func__", None) is DefaultTaskEncoder.encode_sample
     if hooks["preencode_sample"].is_overridden and hooks["encode_sample"].is_overridden and not plain:
         raise ConfigError(
-            f"{kind} overrides encode_sample and preencode_sample; encode in one of them: in encode_sample, or before"
-            " packing in preencode_sample and after it in postencode_sample"
+            f"{kind} overrides both encode_sample and preencode_sample; override encode_sample alone, or"
+            " preencode_sample for the part before packing and postencode_sample for the part after it"
         )
     halves = [name for name in ("select_samples_to_pack", "pack_selected_samples") if hooks[name].is_overridden]
     if len(halves) == 1 and not (halves == ["pack_selected_samples"] and hooks["sample_length"].is_overridden):
         raise ConfigError(
-            f"{kind} overrides {halves[0]} alone; packing takes pack_selected_samples and select_samples_to_pack, or"
-            " sample_length, by which best fit selects"
+            f"{kind} overrides {halves[0]} alone; packing needs pack_selected_samples, and either"
+            " select_samples_to_pack or sample_length, by which best fit selects"
         )
     return hooks
 
 
 class BoundCooker:
-    """A cooker that goes through ``cook_crude_sample`` of a task encoder. Pickles, where the encoder does."""
+    """A cooker that is called through ``cook_crude_sample`` of a task encoder. It pickles if the encoder does."""
 
     def __init__(self, encoder: TaskEncoder[Any, Any, Any, Any], cooker: Cooker) -> None:
         self._encoder = encoder
@@ -128,7 +130,7 @@ class BoundCooker:
         self.__qualname__ = f"{hook.__qualname__}({getattr(cooker.cook, '__qualname__', cooker.cook)})"
 
     def __call__(self, crude: Any, **aux: Any) -> Any:
-        """What the hook makes of it."""
+        """Return the sample that the hook makes from a crude one."""
         return self._encoder.cook_crude_sample(crude, self._cooker, aux)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -136,7 +138,7 @@ class BoundCooker:
 
 
 def bound_cookers(encoder: TaskEncoder[Any, Any, Any, Any]) -> tuple[Cooker, ...]:
-    """The cookers of a task encoder, through its ``cook_crude_sample`` where that is overridden."""
+    """Return the cookers of a task encoder, called through its ``cook_crude_sample`` if that is overridden."""
     cookers = tuple(encoder.cookers)
     if not hook_of(encoder, "cook_crude_sample").is_overridden:
         return cookers
@@ -144,7 +146,7 @@ def bound_cookers(encoder: TaskEncoder[Any, Any, Any, Any]) -> tuple[Cooker, ...
 
 
 def encoder_recipe(encoder: TaskEncoder[Any, Any, Any, Any]) -> Mapping[str, Any]:
-    """JSON-safe: what is known of an encoder, its name and version; of one around another, of both."""
+    """Return what identifies an encoder, safe for JSON: name and version, and those of an encoder that it wraps."""
     kind = type(encoder)
     recipe: dict[str, Any] = {"encoder": recorded_name(kind), "version": encoder.version}
     if isinstance(encoder, AugmentTaskEncoder):

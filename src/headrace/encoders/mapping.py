@@ -1,4 +1,4 @@
-"""Samples and batches of one type made into another, field by field."""
+"""Conversion of samples and batches from one type to another, field by field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.samples.media.sample import BASE_FIELDS
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Name -> value of a dict, a dataclass or a named tuple. Raises ConfigError: it is none of them."""
+    """Return the fields of a dict, a dataclass or a named tuple, by name. Raises ConfigError for anything else."""
     if isinstance(value, Mapping):
         return dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -20,16 +20,16 @@ def fields_of(value: Any) -> dict[str, Any]:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return dict(zip(value._fields, value, strict=True))
     raise ConfigError(
-        f"{type(value).__name__} has no fields; a sample or batch is a dataclass, a named tuple or a dict, found"
+        f"{type(value).__name__} has no fields; a sample or batch must be a dataclass, a named tuple or a dict, found"
         f" {value!r:.80}"
     )
 
 
 def made(kind: type[Any], fields: Mapping[str, Any], hook: str) -> Any:
-    """A value of a type, out of fields by name; those that it does not have are left out.
+    """Make a value of a type from fields by name, without those that the type does not have.
 
     Raises:
-        ConfigError: fields that it needs are missing; it is neither a dataclass, a named tuple nor a dict.
+        ConfigError: the type needs fields that are missing, or is neither a dataclass, a named tuple nor a dict.
     """
     if issubclass(kind, dict):
         return kind(fields)
@@ -46,19 +46,20 @@ def made(kind: type[Any], fields: Mapping[str, Any], hook: str) -> Any:
     missing = [name for name in needed if name not in fields]
     if missing:
         raise ConfigError(
-            f"{hook}: {kind.__name__} needs {', '.join(missing)}; there are {', '.join(map(str, fields))}: name the"
-            f" fields alike, or override {hook}"
+            f"{hook}: {kind.__name__} needs {', '.join(missing)}; there are {', '.join(map(str, fields))}: give the"
+            f" fields the same names, or override {hook}"
         )
     return kind(**{name: fields[name] for name in names if name in fields})
 
 
 def batched(samples: Sequence[Any], kind: type[Any]) -> Any:
-    """Samples as one value of a type: of each field arrays padded and stacked, what tells of the samples in lists.
+    """Batch samples into one value of a type: arrays of a field are padded and stacked, all else is put into lists.
 
-    What has no fields is put together as it is: arrays as one, all else in a list.
+    Fields such as ``__key__``, which name the sample, are lists too. Samples without fields are batched as they are:
+    arrays are stacked, all else is put into a list.
 
     Raises:
-        ConfigError: samples with other fields than the first; arrays that cannot be stacked; as `made`.
+        ConfigError: samples have different fields; arrays cannot be stacked; or the type does not fit, as in `made`.
     """
     if issubclass(kind, Batch):
         return kind.from_samples(samples)
@@ -70,23 +71,29 @@ def batched(samples: Sequence[Any], kind: type[Any]) -> Any:
     for row in rows[1:]:
         if row.keys() != rows[0].keys():
             raise ConfigError(
-                f"samples {_key(rows[0])} and {_key(row)} of one batch differ in"
-                f" {', '.join(sorted(map(str, row.keys() ^ rows[0].keys())))}; give them the same fields"
+                f"samples {_key(rows[0])} and {_key(row)} of one batch differ in the fields"
+                f" {', '.join(sorted(map(str, row.keys() ^ rows[0].keys())))}; give all samples the same fields"
             )
     columns = {name: _column(name, [row[name] for row in rows]) for name in rows[0]}
     return made(kind, columns, "batch")
 
 
 def batch_stack(values: Sequence[Any]) -> Any:
-    """Arrays or tensors of one shape as one, (n, ...). Raises ConfigError: they differ; `pad_stack` pads them."""
+    """Stack arrays or tensors of one shape to (n, ...).
+
+    Raises:
+        ConfigError: the shapes differ; ``batch_pad_stack`` pads them.
+    """
     shapes = {tuple(value.shape) for value in values}
     if len(shapes) != 1:
-        raise ConfigError(f"arrays of {', '.join(map(str, sorted(shapes)))} cannot be stacked; take batch_pad_stack")
+        raise ConfigError(
+            f"arrays of the shapes {', '.join(map(str, sorted(shapes)))} cannot be stacked; use batch_pad_stack"
+        )
     return pad_stack(values)
 
 
 def batch_list(values: Sequence[Any]) -> list[Any]:
-    """The values, in a list."""
+    """Return the values in a list, as they are."""
     return list(values)
 
 

@@ -1,4 +1,4 @@
-"""The hooks of one task encoder, run as functions: of one sample, of some to be packed, of some to be batched."""
+"""The class `EncoderPipeline`, which calls the hooks of a task encoder for one sample, a pack, or a batch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from headrace.errors import ConfigError, SkipSample
 
 
 class Output(NamedTuple):
-    """What one sample, or one pack, became: the place that it has now, and the encoded sample."""
+    """An encoded sample or pack, and its place."""
 
     place: CallKey
     sample: Any
 
 
 class Selection(NamedTuple):
-    """Which of n samples go into packs: the numbers of each pack's, in its order, and of those that are left."""
+    """Which of n samples go into packs: for each pack the numbers of its samples, in order, and those that are left."""
 
     packs: list[list[int]]
     left: list[int]
 
 
-class HookFailure(Exception):  # noqa: N818 -- it never leaves the library: who runs the pipeline raises ``error``
-    """A hook raised ``error``; whether another sample may stand in for it is asked of ``hook``."""
+class HookFailure(Exception):  # noqa: N818 -- it never leaves the library: callers of the pipeline raise ``error``
+    """A hook raised ``error``. What ``hook`` promises decides whether another sample may replace the failed one."""
 
     def __init__(self, hook: Hook, error: Exception) -> None:
         super().__init__(hook, error)
@@ -40,18 +40,29 @@ class HookFailure(Exception):  # noqa: N818 -- it never leaves the library: who 
 
 
 class EncoderPipeline:
-    """A task encoder, ready to run. Pure: a result depends on the arguments and the place, not on what ran before.
+    """Calls the hooks of a task encoder. A result depends only on the arguments and the place, not on earlier calls.
 
-    Within ``with pipeline:`` many calls share the cost of saving the global generators; without it each call
-    pays it. In threads other than the main one global generators cannot be seeded: `check_thread`.
+    Within ``with pipeline:`` many calls share the cost of saving the global generators; otherwise each call saves them.
+    In threads other than the main one these generators cannot be seeded, see `check_thread`.
 
     Args:
         encoder: the task encoder.
         packing: whether ``select_samples_to_pack`` and ``pack_selected_samples`` are used.
-        batch_size: samples of a batch, None where ``batch_group_criterion`` says it, or where nothing is batched.
+        batch_size: samples of a batch; None if ``batch_group_criterion`` returns it, or if nothing is batched.
 
     Raises:
-        ConfigError: what `hooks_of` refuses; packing without its hooks.
+        ConfigError: the hooks of the encoder contradict each other, or lack those that packing needs.
+
+    Example:
+        >>> from headrace.encoders import CallKey, DefaultTaskEncoder, EncoderPipeline, stateless
+        >>> class Doubled(DefaultTaskEncoder):
+        ...     @stateless
+        ...     def encode_sample(self, sample):
+        ...         return {"tokens": sample["tokens"] * 2}
+        >>> pipeline = EncoderPipeline(Doubled())
+        >>> [output] = pipeline.encode(lambda: {"tokens": np.arange(3)}, CallKey(key=0, position=7))
+        >>> output.sample["tokens"].tolist()
+        [0, 2, 4]
     """
 
     def __init__(
@@ -63,11 +74,11 @@ class EncoderPipeline:
         self.batch_size = batch_size
         if packing and not self.hooks["pack_selected_samples"].is_overridden:
             raise ConfigError(
-                f"{self._kind}: packing takes select_samples_to_pack and pack_selected_samples, which it does not"
+                f"{self._kind}: packing needs select_samples_to_pack and pack_selected_samples, which it does not"
                 " override; override them, or leave packing out"
             )
         if batch_size is not None and batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size}; it is at least 1, or None")
+            raise ConfigError(f"batch_size is {batch_size}; it must be at least 1, or None")
         before = self.hooks["preencode_sample"]
         self._encode = before if before.is_overridden else self.hooks["encode_sample"]
         self._after = self.hooks["postencode_sample"]
@@ -77,12 +88,12 @@ class EncoderPipeline:
 
     @property
     def groups(self) -> bool:
-        """Whether batches are made of samples of one key."""
+        """Whether ``batch_group_criterion`` groups samples into batches by a key."""
         return self.hooks["batch_group_criterion"].is_overridden
 
     @property
     def not_fixed(self) -> list[str]:
-        """Why a sample may give another number of outputs than one; empty where it always gives exactly one."""
+        """Reasons why a sample may have no output, or several; empty if it always has exactly one."""
         reasons = [f"{self._encode.name} is a generator"] if self._encode.is_generator else []
         packing = ("select_samples_to_pack", "pack_selected_samples")
         reasons += [f"{name} packs samples" for name in packing if self.hooks[name].is_overridden][:1]
@@ -94,16 +105,16 @@ class EncoderPipeline:
 
     @property
     def used(self) -> tuple[Hook, ...]:
-        """The hooks that are called, but for those of the base class, and for cookers.
+        """The overridden hooks that are called; cookers are not among them.
 
-        Lengths decide packs alone: of others they are looked at by who asks.
+        ``sample_length`` is among them only with packing, since otherwise no result depends on it.
         """
         found = (hook for hook in self.hooks.values() if hook.is_overridden)
         return tuple(hook for hook in found if self.packing or hook.name != "sample_length")
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """JSON-safe: what of the pipeline decides its results; what hooks do is told by their names and version."""
+        """What decides the results, safe for JSON. Hooks are identified by their names and the encoder's version."""
         return {
             **encoder_recipe(self.encoder),
             "hooks": sorted(hook.name for hook in self.used),
@@ -113,17 +124,20 @@ class EncoderPipeline:
         }
 
     def check_thread(self, *others: Hook) -> None:
-        """Raise ConfigError in a thread where a hook may draw from global generators, which the process shares."""
+        """Raise ConfigError in a thread other than the main one if a hook may draw from the global generators.
+
+        The threads of a process share these, so what a hook draws would depend on the other threads.
+        """
         if in_main_thread():
             return
         for hook in (*self.used, *others):
             if hook.may_draw:
-                says = "says that it draws random numbers" if hook.stateless else "is not marked @stateless"
+                says = "is marked as drawing random numbers" if hook.stateless else "is not marked @stateless"
                 raise ConfigError(
-                    f"{self._kind}.{hook.name} {says}, and runs in a thread: global generators belong to the process,"
-                    " so the numbers would depend on what other threads draw. Read in worker processes,"
-                    " Reading(num_workers=2), or when asked, Reading(num_threads=0); or mark the hook @stateless, and"
-                    " draw from a generator of its own, numpy.random.default_rng(self.current_seed)"
+                    f"{self._kind}.{hook.name} {says}, and would run in a thread: global generators belong to the"
+                    " process, so the numbers would depend on what other threads draw. Read in worker processes with"
+                    " Reading(num_workers=2), or without threads with Reading(num_threads=0); or mark the hook"
+                    " @stateless, and draw from a generator of its own, numpy.random.default_rng(self.current_seed)"
                 )
 
     def __enter__(self) -> EncoderPipeline:
@@ -134,18 +148,18 @@ class EncoderPipeline:
         self._generators.__exit__(*raised)
 
     def encode(self, make: Callable[[], Any], place: CallKey, cook: Hook | None = None) -> list[Output]:
-        """One sample made and encoded: none, one or several outputs.
+        """Make and encode one sample. Returns no output, one, or several.
 
-        `SkipSample` after some outputs of a generator ends it there, and in ``postencode_sample`` leaves out that
-        one of several, as in Energon.
+        As in Energon, `SkipSample` after some outputs of a generator ends the generator, and in ``postencode_sample``
+        leaves out one of several outputs.
 
         Args:
             make: makes the sample: decodes and cooks it.
-            place: its own; output k has the place with ``output=k``.
-            cook: the cooker that ``make`` runs, to be seeded for; None where there is none.
+            place: the place of the sample; output k has the same place with ``output=k``.
+            cook: the cooker that ``make`` calls, so that generators are seeded for it; None if there is none.
 
         Raises:
-            HookFailure: something failed.
+            HookFailure: ``make`` or a hook failed.
         """
         with self:
             sample = self._call(READING if cook is None else cook, "cook", place, make)
@@ -164,7 +178,7 @@ class EncoderPipeline:
                     if len(encoded) > 1 and isinstance(failure.error, SkipSample):
                         continue
                     raise
-                # Numbers of outputs have no gaps: keys are looked up by them.
+                # The numbers of outputs must have no gaps, since restore keys are looked up by them.
                 after.append(Output(one.place._replace(output=len(after)), sample))
             return after
 
@@ -172,14 +186,14 @@ class EncoderPipeline:
         return self._call(self._after, "postencode_sample", one.place, self._after.call, one.sample)
 
     def select(self, samples: Sequence[Any], place: CallKey) -> Selection:
-        """Which samples go into packs together.
+        """Select the samples that go into packs together.
 
         Args:
-            samples: encoded ones.
-            place: of the first of them.
+            samples: encoded samples.
+            place: the place of the first sample.
 
         Raises:
-            HookFailure: the hook failed; it gave something else than lists of samples that it was given, or one twice.
+            HookFailure: the hook failed, or did not return lists of the samples that it got, each at most once.
         """
         hook = self.hooks["select_samples_to_pack"]
         given = list(samples)
@@ -196,19 +210,19 @@ class EncoderPipeline:
             return numbers.pop(id(sample))
         except KeyError:
             raise ConfigError(
-                f"{self._kind}.select_samples_to_pack chose a sample twice, or one that it was not given"
-                f" ({sample!r:.80}); it returns lists of the very samples that it gets"
+                f"{self._kind}.select_samples_to_pack returned a sample twice, or one that it was not given"
+                f" ({sample!r:.80}); it must return lists of the same objects that it gets"
             ) from None
 
     def pack(
         self, samples: Sequence[Output], on_failure: Callable[[int, HookFailure], None] | None = None
     ) -> list[Output]:
-        """Chosen samples as packs, mostly one; each sample goes through ``postencode_sample`` first.
+        """Make packs, usually one, from selected samples. Each sample goes through ``postencode_sample`` first.
 
         Args:
-            samples: encoded ones, at least one.
-            on_failure: takes the number of a sample that fails there, and how; if it returns, the pack does without,
-                as long as another sample is left. None: the failure is raised.
+            samples: encoded samples, at least one.
+            on_failure: called with the number of a sample that fails in ``postencode_sample``, and the failure. If it
+                returns, the pack leaves the sample out, provided that others are left. With None, it is raised.
 
         Raises:
             HookFailure: a hook failed.
@@ -230,11 +244,11 @@ class EncoderPipeline:
             return [Output(place._replace(part=number), one) for number, one in enumerate(made)]
 
     def group(self, one: Output) -> tuple[Hashable, int]:
-        """The key of the samples that a sample is batched with, and how many make a batch.
+        """Return the key of the group that a sample is batched in, and how many samples make a batch.
 
         Raises:
-            HookFailure: the hook failed; it gave no pair, a key that cannot be hashed, a size beside ``batch_size``, or
-                none where there is no ``batch_size`` either.
+            HookFailure: the hook failed, or returned no pair, or a key that cannot be hashed; or both the hook and
+                ``batch_size`` give the size, or neither does.
         """
         key, size = self.criterion(one)
         try:
@@ -243,10 +257,10 @@ class EncoderPipeline:
             raise HookFailure(self.hooks["batch_group_criterion"], error) from error
 
     def criterion(self, one: Output) -> tuple[Hashable, int | None]:
-        """The same as the hook says it, without a size where that is given elsewhere.
+        """Return what ``batch_group_criterion`` returned: the key, and the size or None.
 
         Raises:
-            HookFailure: the hook failed; it gave no pair, a key that cannot be hashed, or a size below 1.
+            HookFailure: the hook failed, or returned no pair, a key that cannot be hashed, or a size below 1.
         """
         hook = self.hooks["batch_group_criterion"]
         found = self._call(hook, "batch_group_criterion", one.place, hook.call, one.sample)
@@ -256,10 +270,10 @@ class EncoderPipeline:
             raise HookFailure(hook, error) from error
 
     def length(self, one: Output) -> int:
-        """How long a sample is. The hook is seeded only if it says that it draws: lengths are facts of the sample.
+        """Return the length of a sample, from ``sample_length``, which is seeded only if it may draw random numbers.
 
         Raises:
-            HookFailure: the hook failed, or gave something else than a number of at least 0.
+            HookFailure: the hook failed, or returned something other than an integer of at least 0.
         """
         hook = self._length
         found = self._call(hook, "sample_length", one.place, hook.call, one.sample)
@@ -268,21 +282,27 @@ class EncoderPipeline:
         except TypeError:
             length = -1
         if length < 0:
-            error = ConfigError(f"{self._kind}.sample_length gave {found!r:.80}; it gives a number of at least 0")
+            error = ConfigError(
+                f"{self._kind}.sample_length returned {found!r:.80}; it must return an integer of at least 0"
+            )
             raise HookFailure(hook, error)
         return length
 
     def _checked_group(self, found: Any) -> tuple[Hashable, int | None]:
         where = f"{self._kind}.batch_group_criterion"
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Hashable):
-            raise ConfigError(f"{where} gave {found!r:.80}; it gives (key, batch size or None), the key hashable")
+            raise ConfigError(
+                f"{where} returned {found!r:.80}; it must return (key, batch size or None), with a hashable key"
+            )
         key, given = found
         try:
             size = None if given is None else index(given)
         except TypeError:
             size = 0
         if size is not None and size < 1:
-            raise ConfigError(f"{where} gave the size {given!r} for {key!r:.80}; it is a number of at least 1")
+            raise ConfigError(
+                f"{where} returned the batch size {given!r} for {key!r:.80}; it must be an integer of at least 1"
+            )
         return key, size
 
     def _checked_size(self, key: Hashable, size: int | None) -> int:
@@ -291,16 +311,16 @@ class EncoderPipeline:
         if size is None and self.batch_size is not None:
             return self.batch_size
         raise ConfigError(
-            f"{self._kind}.batch_group_criterion gave the size {size} for {key!r:.80}, and batch_size is"
-            f" {self.batch_size}; exactly one of the two says how many samples make a batch"
+            f"{self._kind}.batch_group_criterion returned the batch size {size} for {key!r:.80}, and batch_size is"
+            f" {self.batch_size}; exactly one of the two must say how many samples make a batch"
         )
 
     def batch(self, samples: Sequence[Any], place: CallKey) -> list[Any]:
-        """Samples as batches, mostly one.
+        """Make batches, usually one, from samples.
 
         Args:
-            samples: encoded ones, at least one.
-            place: of the first of them.
+            samples: encoded samples, at least one.
+            place: the place of the first sample.
 
         Raises:
             HookFailure: a hook failed.
@@ -314,7 +334,7 @@ class EncoderPipeline:
             return self._outputs(hook, "encode_batch", place, made, is_batch=True)
 
     def _outputs(self, hook: Hook, stage: str, place: CallKey, given: Any, *, is_batch: bool = False) -> list[Any]:
-        """What a hook gives, each output of a generator with seeds of its own."""
+        """Return the outputs of a hook; each output of a generator has seeds of its own."""
         found = self._call(hook, stage, place, hook.call, given, is_batch=is_batch)
         if not inspect.isgenerator(found):
             return [found]
@@ -329,7 +349,7 @@ class EncoderPipeline:
                 raise
             if made is _END:
                 return outputs
-            # One object given twice is two samples, each with a key of its own.
+            # An object that is yielded twice is two samples, each with a key of its own.
             outputs.append(copy.copy(made) if id(made) in known else made)
             known.add(id(made))
 
@@ -380,7 +400,7 @@ READING: Final = Hook(
     may_draw=False,
     failure_tolerance=None,
 )
-"""What makes samples where no code of the user's does: of its errors `SampleError` alone is of the sample."""
+"""Stands for the reading of samples without code of the user. Of its errors, only `SampleError` is the sample's."""
 
 
 def _again(encoder: TaskEncoder[Any, Any, Any, Any], packing: bool, batch_size: int | None) -> EncoderPipeline:

@@ -1,11 +1,4 @@
-"""Task encoders: the base class with hooks to override, and what a hook promises, and the two that are built in.
-
-What a hook promises: that its result is a function of its arguments and of the random numbers it is given.
-
-A task encoder that maps fields by their names.
-
-A task encoder around another.
-"""
+"""The base class of task encoders, two ready-made ones, and `stateless`, by which a hook says what it promises."""
 
 from __future__ import annotations
 
@@ -36,20 +29,28 @@ def stateless(
 def stateless(
     fn: Any = None, *, restore_seeds: bool | Sequence[str] = False, failure_tolerance: int | None = None
 ) -> Any:
-    """Mark a hook whose result depends on its arguments alone, so that it can be called again.
+    """Mark a hook whose result depends only on its arguments and its random numbers, so that it can be called again.
 
-    The function itself stays as it is. Its seeds are set by whoever runs the hooks, from seed, position and output:
-    nothing of a process is kept.
+    The decorator only marks the function. The pipeline seeds the global generators before each call, from the seed of
+    the run, the position and the output; nothing depends on the process.
 
     Args:
-        fn: the hook, where the decorator is written without parentheses.
-        restore_seeds: the hook draws random numbers: True from any global generator, or the names of those that it
-            draws from, ``("numpy", "torch")``. False: it draws none; they are seeded all the same where that is safe.
-            ``()``: it draws none, and nothing is spent on seeds.
-        failure_tolerance: how many samples in a row may fail in this hook; 0 for no bound of its own.
+        fn: the hook, if the decorator is written without parentheses.
+        restore_seeds: which random numbers the hook draws. True: from any global generator. Names, such as
+            ``("numpy", "torch")``: from these. False: none, but the generators are still seeded where that is safe.
+            ``()``: none, and no time is spent on seeds.
+        failure_tolerance: how many samples in a row may fail in this hook; 0 for no bound. It overrides the
+            ``tolerance`` of `ErrorPolicy`.
 
     Raises:
-        ConfigError: no such generator, or a tolerance below 0.
+        ConfigError: there is no such generator, or the tolerance is below 0.
+
+    Example:
+        >>> from headrace.encoders import DefaultTaskEncoder, stateless
+        >>> class Noisy(DefaultTaskEncoder):
+        ...     @stateless(restore_seeds=("numpy",))
+        ...     def encode_sample(self, sample):
+        ...         return sample + np.random.randint(0, 3, len(sample))
     """
     if fn is None:
         return lambda given: stateless(given, restore_seeds=restore_seeds, failure_tolerance=failure_tolerance)  # type: ignore[call-overload]
@@ -57,7 +58,7 @@ def stateless(
     fn.__restore_seeds__ = _checked(restore_seeds)
     if failure_tolerance is not None:
         if failure_tolerance < 0:
-            raise ConfigError(f"failure_tolerance is {failure_tolerance}; 0 is no bound, else it is at least 1")
+            raise ConfigError(f"failure_tolerance is {failure_tolerance}; allowed are 0, which is no bound, and above")
         fn.__failure_tolerance__ = failure_tolerance
     return fn
 
@@ -68,29 +69,29 @@ def _checked(restore_seeds: bool | Sequence[str]) -> bool | tuple[str, ...]:
     names = (restore_seeds,) if isinstance(restore_seeds, str) else tuple(restore_seeds)
     unknown = [name for name in names if name not in GENERATORS]
     if unknown:
-        raise ConfigError(f"restore_seeds names {unknown}; there are {', '.join(GENERATORS)}, or True for all")
+        raise ConfigError(f"restore_seeds names {unknown}; allowed are {', '.join(GENERATORS)}, or True for all")
     return names
 
 
 def get_stateless(fn: Any) -> bool:
-    """Whether a function or method is marked."""
+    """Whether a function or method is marked ``@stateless``."""
     return bool(getattr(fn, "__stateless__", False))
 
 
 def get_failure_tolerance(fn: Any, default: int | None = None) -> int | None:
-    """How many samples in a row may fail in it."""
+    """Return how many samples in a row may fail in a function or method, or ``default`` if it does not say."""
     found: int | None = getattr(fn, "__failure_tolerance__", default)
     return found
 
 
 def generators_of(fn: Any) -> tuple[str, ...]:
-    """The generators to seed for it: all, unless it says which."""
+    """Return the names of the generators to seed for a function: all, unless it is marked with some."""
     said = getattr(fn, "__restore_seeds__", True)
     return GENERATORS if isinstance(said, bool) else said
 
 
 def may_draw(fn: Any) -> bool:
-    """Whether it says that it draws from global generators, or says nothing."""
+    """Whether a function may draw from global generators: it is marked so, or not marked at all."""
     return not get_stateless(fn) or bool(getattr(fn, "__restore_seeds__", False))
 
 
@@ -101,16 +102,32 @@ T_batch = TypeVar("T_batch")
 
 
 class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
-    """What makes samples of a dataset into batches for one task. Names and meaning of the hooks are Energon's.
+    """Base class of task encoders, which turn the samples of a dataset into batches for one task.
 
-    Override what is needed: ``encode_sample``, or ``preencode_sample`` before packing and ``postencode_sample`` after.
-    Hooks are marked with ``@stateless``; one that is not may hold state, and then no sample can be made again.
+    The names and the meaning of the hooks are Energon's. Override those that you need: ``encode_sample``; or, with
+    packing, ``preencode_sample`` and ``postencode_sample``, which run before and after it. Mark each hook with
+    ``@stateless``. A hook that is not marked may hold state, and then no sample can be made again. Most encoders derive
+    from `DefaultTaskEncoder`.
 
     Attributes:
-        cookers: for crude samples; the first that matches the subflavors of a dataset is used.
-        decoder: how parts become values; None hands out bytes.
-        version: of what the hooks do. They are known by their names alone: write another one here whenever their
+        cookers: functions that make samples from crude ones; the first that matches the subflavors of a dataset is
+            used.
+        decoder: decodes the parts of a sample; None passes bytes.
+        version: the version of your hooks. The code of hooks is not compared, so change the version whenever their
             results change.
+
+    Example:
+        >>> from headrace.encoders import TaskEncoder, stateless
+        >>> class Captions(TaskEncoder):
+        ...     version = "1"
+        ...
+        ...     @stateless
+        ...     def encode_sample(self, sample):
+        ...         return {"text": sample.caption, "height": sample.image.shape[-2]}
+        >>> dataset = headrace.datasets.EncodedDataset(headrace.MediaDataset.open("shards", "train"), Captions())
+        >>> batch = next(iter(headrace.Loader(headrace.Run(dataset, global_batch_size=4), micro_batch_size=4)))
+        >>> len(batch["text"]), len(batch["height"])
+        (4, 4)
     """
 
     cookers: Sequence[Cooker] = ()
@@ -120,64 +137,64 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
     @stateless(restore_seeds=())
     def cook_crude_sample(self, sample: Any, cooker: Cooker, aux: Mapping[str, Any]) -> Any:
-        """A sample of a crude one.
+        """Return a sample made from a crude one.
 
         Args:
             sample: the parts, in a dict.
-            cooker: the one that was chosen for the dataset.
-            aux: the auxiliary stores by name, and ``primary`` and ``cache`` where the cooker wants them.
+            cooker: the cooker that was chosen for the dataset.
+            aux: the auxiliary stores by name, and ``primary`` and ``cache`` if the cooker asks for them.
         """
         others = {name: store for name, store in aux.items() if name not in ("primary", "cache")}
         return cooker(sample, primary=aux.get("primary"), cache=aux.get("cache"), aux=others)
 
     @stateless(restore_seeds=())
     def encode_sample(self, sample: T_sample) -> Any:
-        """An encoded sample; a generator gives none, one or several."""
+        """Return the encoded sample. As a generator, it yields any number of them."""
         return sample
 
     @stateless(restore_seeds=())
     def preencode_sample(self, sample: T_sample) -> Any:
-        """The first half of encoding, before samples are chosen for packs; may be a generator."""
+        """Return the sample after the first part of encoding, before packing. May be a generator."""
         return sample
 
     @stateless(restore_seeds=())
     def postencode_sample(self, sample: Any) -> Any:
-        """The second half, for each sample of a pack; one for one."""
+        """Return the sample after the second part of encoding, for each sample that was selected for a pack."""
         return sample
 
     @stateless(restore_seeds=())
     def sample_length(self, sample: Any) -> int:
-        """How long an encoded sample is, in tokens or what else fills a pack: for `headrace measure` and `BestFit`."""
+        """Return the length of an encoded sample, in tokens or another unit, for `headrace measure` and `BestFit`."""
         raise ConfigError(f"{type(self).__name__}: sample_length must be overridden to know how long samples are")
 
     @stateless(restore_seeds=())
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        """Which of some samples go into packs together; each at most once. What is left waits for more."""
+        """Return lists of samples that go into packs together, each sample at most once. The others wait for more."""
         raise ConfigError(f"{type(self).__name__}: select_samples_to_pack must be overridden to pack")
 
     @stateless(restore_seeds=())
     def pack_selected_samples(self, samples: list[Any]) -> Any:
-        """One sample of some; a generator gives several."""
+        """Return one sample packed from several. As a generator, it yields any number of packs."""
         raise ConfigError(f"{type(self).__name__}: pack_selected_samples must be overridden to pack")
 
     @stateless(restore_seeds=())
     def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
-        """Samples of one key are batched together: (key, batch size), the size None where it is given elsewhere."""
+        """Return (key, batch size). Samples of one key are batched together; the size is None if it is set outside."""
         raise ConfigError(f"{type(self).__name__}: batch_group_criterion must be overridden to group")
 
     @stateless(restore_seeds=())
     def batch(self, samples: list[Any]) -> Any:
-        """Samples as one, of the type that they have: arrays padded with zeros and stacked, all else in lists."""
+        """Return the batch, of the samples' own type: arrays padded with zeros and stacked, all else in lists."""
         return batched(samples, type(samples[0]))
 
     @stateless(restore_seeds=())
     def encode_batch(self, batch: T_raw_batch) -> Any:
-        """A batch as the model wants it."""
+        """Return the batch in the form that the model needs."""
         return batch
 
     @property
     def current_sample_index(self) -> int:
-        """A number for the sample in hand, no other has it; the same on any number of workers. In a batch, its first.
+        """A number that no other sample has, the same on any number of workers. In a batch, that of its first sample.
 
         Raises:
             ConfigError: no hook is running.
@@ -186,18 +203,24 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
     @property
     def current_batch_index(self) -> int:
-        """A number for the batch in hand. Raises ConfigError: this is not a hook for batches."""
+        """A number for the batch. Only ``batch`` and ``encode_batch`` know it.
+
+        Raises:
+            ConfigError: another hook is running, or none.
+        """
         found = current("current_batch_index").batch_index
         if found is None:
             raise ConfigError(
-                "current_batch_index is known in batch and encode_batch: which batch a sample comes into is decided"
-                " after it is encoded; use current_sample_index"
+                "current_batch_index is known only in batch and encode_batch, since samples are batched after they are"
+                " encoded; use current_sample_index"
             )
         return found
 
     @property
     def current_seed(self) -> int:
-        """64 bits for a generator of the hook's own, ``numpy.random.default_rng(self.current_seed)``: safe in threads.
+        """A 64-bit seed for a generator of the hook's own, which is safe in threads.
+
+        Use it as ``numpy.random.default_rng(self.current_seed)``.
 
         Raises:
             ConfigError: no hook is running.
@@ -206,15 +229,25 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
 
 class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
-    """Makes samples, then batches, of the types that are given; where none is, they stay as they are.
+    """A task encoder that works without overriding anything: samples keep their fields, and batches stack them.
 
-    A type is a dataclass, a named tuple or ``dict``. Fields that it lacks are left out, and one that it needs must be
-    there under its name.
+    It can convert samples and batches to other types, by the names of their fields. A type is a dataclass, a named
+    tuple or ``dict``. Fields that the type does not have are left out; fields that it needs must exist.
 
     Args:
-        encoded_sample_type: of ``encode_sample``.
-        raw_batch_type: of ``batch``; None: that of the samples.
-        batch_type: of ``encode_batch``.
+        encoded_sample_type: the type that ``encode_sample`` returns; None leaves samples as they are.
+        raw_batch_type: the type that ``batch`` returns; None means the type of the samples.
+        batch_type: the type that ``encode_batch`` returns; None leaves batches as they are.
+
+    Example:
+        >>> from headrace.encoders import DefaultTaskEncoder, stateless
+        >>> class Halved(DefaultTaskEncoder):
+        ...     @stateless
+        ...     def encode_sample(self, sample):
+        ...         return {"image": sample.image[:, :16, :16], "caption": sample.caption}
+        >>> dataset = headrace.datasets.EncodedDataset(headrace.MediaDataset.open("shards", "train"), Halved())
+        >>> tuple(dataset[0]["image"].shape)
+        (3, 16, 16)
     """
 
     def __init__(
@@ -230,29 +263,44 @@ class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
 
     @stateless(restore_seeds=())
     def encode_sample(self, sample: T_sample) -> Any:
-        """The sample as ``encoded_sample_type``."""
+        """Return the sample as ``encoded_sample_type``."""
         kind = self._encoded_sample_type
         return sample if kind is None or isinstance(sample, kind) else made(kind, fields_of(sample), "encode_sample")
 
     @stateless(restore_seeds=())
     def batch(self, samples: list[Any]) -> Any:
-        """The samples as ``raw_batch_type``: see `batched`."""
+        """Return the samples as one ``raw_batch_type``, see `batched`."""
         return batched(samples, self._raw_batch_type or type(samples[0]))
 
     @stateless(restore_seeds=())
     def encode_batch(self, batch: T_raw_batch) -> Any:
-        """The batch as ``batch_type``."""
+        """Return the batch as ``batch_type``."""
         kind = self._batch_type
         return batch if kind is None or isinstance(batch, kind) else made(kind, fields_of(batch), "encode_batch")
 
 
 class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
-    """Does what another task encoder does; override a hook and call ``super()`` to add to it.
+    """A task encoder that wraps another one. Override a hook and call ``super()`` to add to it.
 
-    A hook that is not overridden is the other's own, with what it promises. Energon's class hands on three hooks only.
+    A hook that is not overridden is the wrapped encoder's own, with its promises. Energon's class passes on only three
+    hooks.
 
     Args:
-        task_encoder: the other.
+        task_encoder: the encoder to wrap.
+
+    Example:
+        >>> from headrace.encoders import AugmentTaskEncoder, DefaultTaskEncoder, stateless
+        >>> class Mirrored(AugmentTaskEncoder):
+        ...     @stateless
+        ...     def encode_sample(self, sample):
+        ...         sample = super().encode_sample(sample)
+        ...         sample.image = sample.image.flip(-1)
+        ...         return sample
+        >>> encoder = Mirrored(DefaultTaskEncoder())
+        >>> media = headrace.MediaDataset.open("shards", "train")
+        >>> left = media[0].image[0, 0, 0]
+        >>> bool(headrace.datasets.EncodedDataset(media, encoder)[0].image[0, 0, -1] == left)
+        True
     """
 
     def __init__(self, task_encoder: TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]) -> None:
@@ -264,41 +312,41 @@ class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
                 setattr(self, name, getattr(task_encoder, name))
 
     def cook_crude_sample(self, sample: Any, cooker: Cooker, aux: Mapping[str, Any]) -> Any:
-        """The other's."""
+        """Call the hook of the wrapped encoder."""
         return self._task_encoder.cook_crude_sample(sample, cooker, aux)
 
     def encode_sample(self, sample: T_sample) -> Any:
-        """The other's."""
+        """Call the hook of the wrapped encoder."""
         return self._task_encoder.encode_sample(sample)
 
     def preencode_sample(self, sample: T_sample) -> Any:
-        """The other's."""
+        """Call the hook of the wrapped encoder."""
         return self._task_encoder.preencode_sample(sample)
 
     def postencode_sample(self, sample: Any) -> Any:
-        """The other's."""
+        """Call the hook of the wrapped encoder."""
         return self._task_encoder.postencode_sample(sample)
 
     def sample_length(self, sample: Any) -> int:
-        """The other's."""
+        """Call the hook of the wrapped encoder."""
         return self._task_encoder.sample_length(sample)
 
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        """The other's."""
+        """Call the hook of the wrapped encoder."""
         return self._task_encoder.select_samples_to_pack(samples)
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
-        """The other's."""
+        """Call the hook of the wrapped encoder."""
         return self._task_encoder.pack_selected_samples(samples)
 
     def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
-        """The other's."""
+        """Call the hook of the wrapped encoder."""
         return self._task_encoder.batch_group_criterion(sample)
 
     def batch(self, samples: list[Any]) -> Any:
-        """The other's."""
+        """Call the hook of the wrapped encoder."""
         return self._task_encoder.batch(samples)
 
     def encode_batch(self, batch: T_raw_batch) -> Any:
-        """The other's."""
+        """Call the hook of the wrapped encoder."""
         return self._task_encoder.encode_batch(batch)

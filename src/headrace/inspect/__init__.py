@@ -1,21 +1,21 @@
-"""What the commands and pages show, gathered as plain frozen structs; whoever draws them reads no store.
+"""What commands and pages show, as plain frozen structs. The code that prints or draws them reads no store.
 
-    description          a store in numbers; what each packing strategy makes of it     headrace info
-    store_checks         whether a store is whole, and its packs                        headrace check
+    description          the numbers of a store, and what each packing strategy makes of it   headrace info
+    store_checks         whether a store and its packs are intact                             headrace check
     shown                what previews hold: samples, sequences, stretches of tokens
-      token_texts          ids -> the text that each token stands for, whose turn it is
-      documents            the keys of a store that belong together; which documents are shown
-      preview              a store -> `Preview`                                         headrace preview
-      rendering            a recipe and a record -> `Rendering`, step by step           headrace render
-    origins              which line of which input a document comes from               headrace where
-    samples              samples with keys and named parts: tar shards and other media  headrace cat
-      sample_description, sample_checks, sample_preview                                 headrace info, check, preview
-    metadataset          a mix in numbers, and its checks
-    lines, sample_lines  the same for a terminal; `figures` writes numbers, `terminal_images` draws pictures
-    pages                one HTML file that needs nothing else
+      token_texts          ids -> the text of each token, and the role of its turn
+      documents            the keys of a store that belong together, and which documents are shown
+      preview              a store -> `Preview`                                               headrace preview
+      rendering            a recipe and a record -> `Rendering`, step by step                 headrace render
+    origins              which line of which input a document comes from                      headrace where
+    samples              samples with keys and named parts: tar shards and other media        headrace cat
+      sample_description, sample_checks, sample_preview                               headrace info, check, preview
+    metadataset          the numbers of a mix, and its checks
+    lines, sample_lines  the same as lines of a terminal; `figures` formats numbers, `terminal_images` draws pictures
+    pages                the same as one HTML file that needs nothing else
 
-Nothing that a ``dataset.yaml`` names is imported, and pickles are not read. Pictures need Pillow, video and sound PyAV;
-without them a line says so.
+Nothing that a ``dataset.yaml`` names is imported, and pickles are not read. Pictures need Pillow, video and sound need
+PyAV; without them, a line says so.
 """
 
 from __future__ import annotations

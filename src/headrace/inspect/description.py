@@ -1,4 +1,4 @@
-"""A token store in numbers, and what each packing strategy makes of it, for ``headrace info``."""
+"""The numbers of a token store, and what each packing strategy makes of it, for ``headrace info``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from headrace.stores.manifest import find_manifest as find_listing
 
 
 class LengthFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens a document, empty ones included."""
+    """The numbers of tokens in documents; empty documents count too."""
 
     min: int
     median: float
@@ -44,7 +44,7 @@ class LengthFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """The documents of ``first`` to ``last`` tokens, both included."""
+    """A bar of a histogram: the documents that have ``first`` to ``last`` tokens, both included."""
 
     first: int
     last: int
@@ -53,19 +53,19 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Supervised(msgspec.Struct, frozen=True, kw_only=True):
-    """The share of a key's tokens that a loss mask trains."""
+    """How many tokens of a key a loss mask trains."""
 
     mask: str
     trained: int
     tokens: int
-    """Those that were looked at, ..."""
+    """The number of tokens that were counted."""
 
     is_all: bool
-    """... which are all, or a sample spread over all."""
+    """Whether all tokens were counted; if not, a sample that is spread over all of them was."""
 
 
 class KeyDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """One key: its stream, and its documents."""
+    """The numbers of one key of a store."""
 
     name: str
     dtype: str
@@ -75,20 +75,23 @@ class KeyDescription(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_document: LengthFigures | None
     histogram: tuple[Bar, ...]
     supervised: Supervised | None = None
-    """What its loss mask trains, where it has one."""
+    """How much of it is trained; None without a loss mask."""
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """All that ``headrace info`` says; from ``tokenizer`` on it comes from the manifest, where there is one."""
+    """All that ``headrace info`` says of a token store.
+
+    The fields from ``tokenizer`` on come from the manifest, and are None without one.
+    """
 
     path: str
     format: str
     shards: int
-    """Of all keys."""
+    """The number of shards of all keys together."""
 
     documents: int
     tokens: int
-    """Of all keys."""
+    """The number of tokens of all keys together."""
 
     bytes: int
     keys: tuple[KeyDescription, ...]
@@ -98,14 +101,14 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[InputFile, ...] | None
     ledger: Ledger | None
     errors: int | None
-    """Records that were skipped."""
+    """The number of bad records that were skipped."""
 
 
 def describe(path: str, options: IndexedOptions = AS_FOUND) -> Description:
-    """Open a store and gather its numbers. Reads the index, not the tokens; memory is that of one shard's lengths.
+    """Open a store and gather its numbers. This reads the index and not the tokens; it holds the lengths of one shard.
 
     Raises:
-        StoreError: it does not open.
+        StoreError: the store cannot be opened.
     """
     with contextlib.ExitStack() as stack:
         stores = {key: stack.enter_context(store) for key, store in opened_keys(path, options).items()}
@@ -131,27 +134,27 @@ def describe(path: str, options: IndexedOptions = AS_FOUND) -> Description:
 
 
 def opened_keys(path: str, options: IndexedOptions) -> dict[str, Store]:
-    """Every key of what lies at a path, understood as the options say."""
+    """Open every key of the store at a path; ``options`` say how to read pairs of .bin and .idx."""
     return open_keys(path, dialect=options.dialect, documents=options.documents)
 
 
 def find_manifest(path: str | os.PathLike[str]) -> Manifest | None:
-    """The manifest that speaks of this store, or None.
+    """Return the manifest that describes a store, or None.
 
     Raises:
-        StoreError: there is one, but it is damaged.
+        StoreError: the manifest is damaged.
     """
     found = find_listing(path)
     return None if found is None else found[1]
 
 
 def shards_of(store: Store) -> tuple[Store, ...]:
-    """The shards that a store is made of, or itself."""
+    """Return the shards of a store, or the store itself if it has none."""
     return store.shards if isinstance(store, ShardedStore) else (store,)
 
 
 def describe_key(key: str, store: Store) -> KeyDescription:
-    """One key, of a store whose main key it is."""
+    """Return the numbers of the main key of a store."""
     lengths, counts = _merge([np.unique(shard.lengths, return_counts=True) for shard in shards_of(store)])
     num_documents = int(counts.sum())
     return KeyDescription(
@@ -166,7 +169,7 @@ def describe_key(key: str, store: Store) -> KeyDescription:
 
 
 def _with_share(key: KeyDescription, stores: dict[str, Store]) -> KeyDescription:
-    """With what its loss mask trains, by the manifest's count or a sample."""
+    """Add how much of a key its loss mask trains, from the manifest or from a sample of the mask."""
     mask = mask_name(key.name, stores.keys(), is_main=key.name in (next(iter(stores)), *TOKEN_KEYS))
     if mask is None or stores[mask].num_tokens != key.tokens:
         return key
@@ -175,13 +178,13 @@ def _with_share(key: KeyDescription, stores: dict[str, Store]) -> KeyDescription
 
 
 def histogram(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Bar, ...]:
-    """Documents by powers of two of their tokens: 0, 1, 2 to 3, 4 to 7, ...; bars at the ends are never empty.
+    """Count documents by powers of two of their tokens: 0, 1, 2 to 3, 4 to 7, ... The first and last bar are not empty.
 
     Args:
         lengths: distinct lengths, ascending.
-        counts: documents of each.
+        counts: the number of documents of each length.
     """
-    # frexp gives n = m * 2^e with m in [1/2, 1), so e is the number of bits; exact below 2^53.
+    # frexp returns n = m * 2^e with m in [1/2, 1), so e is the number of bits; exact below 2^53.
     bits = np.frexp(lengths.astype(np.float64))[1]
     bars = []
     for bit in range(int(bits[0]), int(bits[-1]) + 1) if len(bits) else ():
@@ -217,13 +220,13 @@ def _summarise(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> LengthF
 
 
 FIRST_FIT_DOCUMENTS = 1_000_000
-"""First-fit looks at so many documents: it takes 1 to 3 us each, the other strategies together a tenth of that."""
+"""The number of documents for which first-fit is tried: it takes 1 to 3 us each, ten times the others together."""
 
 OnDocuments = Callable[[int, int, int], None]
 
 
 class PackFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one key of a store, for each length of packs that was asked for."""
+    """What packing would make of one key of a store, for each length of packs that was asked for."""
 
     path: str
     key: str
@@ -240,21 +243,21 @@ def pack_figures(
     on_documents: OnDocuments,
     options: IndexedOptions = AS_FOUND,
 ) -> PackFigures:
-    """Read the lengths of a store's documents, once for each length of packs; memory is bounded.
+    """Forecast packing from the lengths of documents, which are read once for each length of packs, in bounded memory.
 
     Args:
-        path: as for `headrace.open`.
-        seq_lens: tokens a pack.
-        key: of a store with several keys the one to pack; by default the main one, which is the first.
-        options: how pairs of .bin and .idx are understood.
-        on_documents: called now and then with the length of packs, the documents read so far, and all of them.
+        path: the same as for `headrace.open`.
+        seq_lens: the lengths of packs, in tokens.
+        key: the key to pack, if the store has several; by default the main one, which is the first.
+        options: how to read pairs of .bin and .idx.
+        on_documents: called now and then with the length of packs, the number of documents read so far, and of all.
 
     Raises:
-        StoreError: it does not open.
+        StoreError: the store cannot be opened.
         ConfigError: there is no such key, or a length of packs is out of range.
     """
     for seq_len in seq_lens:
-        Packing(seq_len=seq_len)  # refused before anything is read
+        Packing(seq_len=seq_len)  # raises before anything is read
     name, store = open_key(path, key, options)
     with store:
         forecasts = [
@@ -267,7 +270,7 @@ def pack_figures(
 
 
 def _read(store: Store, seq_len: int, on_documents: OnDocuments) -> Iterator[IntArray]:
-    """The lengths, telling how far the reading is."""
+    """Yield the lengths in chunks, and report the progress."""
     done = 0
     for chunk in store.length_chunks(CHUNK):
         yield chunk
@@ -276,10 +279,10 @@ def _read(store: Store, seq_len: int, on_documents: OnDocuments) -> Iterator[Int
 
 
 def open_key(path: str, key: str | None, options: IndexedOptions) -> tuple[str, Store]:
-    """The name of the key that is packed, and the store with it as its main key.
+    """Open the key that is packed; returns its name, and the store with that key as the main one.
 
     Raises:
-        StoreError: it does not open.
+        StoreError: the store cannot be opened.
         ConfigError: there is no such key.
     """
     stores = opened_keys(path, options)
@@ -293,13 +296,13 @@ def open_key(path: str, key: str | None, options: IndexedOptions) -> tuple[str, 
 
 
 def pack_report(figures: PackFigures) -> list[str]:
-    """The figures for people."""
+    """Return the figures as lines to print."""
     lines = [f"{figures.path}: {plural(figures.documents, 'document')}, {plural(figures.tokens, 'token')}"]
     for found in figures.packs:
         lines += ["", f"packs of {plural(found.seq_len, 'token')}", f"  {_over_long(found)}", *_table(found)]
         looked_at = found.strategies[0].documents
         lines += [
-            f"  ({figures.strategy}: of the first {plural(figures.documents, 'document')} alone)"
+            f"  ({figures.strategy}: only of the first {plural(figures.documents, 'document')})"
             for figures in found.strategies
             if figures.documents < looked_at
         ]

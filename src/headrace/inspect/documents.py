@@ -1,4 +1,4 @@
-"""The documents of a store for people: keys that belong together, which documents are shown, and their figures."""
+"""Documents for previews: which keys of a store belong together, which documents are shown, and figures about them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from headrace.stores import open_tokens as open_store
 
 
 class ShownKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """What is shown: keys of tokens, each with the key of its loss mask where there is one, and what stands beside."""
+    """The keys of a store that are shown: keys of tokens, their loss masks, and keys with other facts."""
 
     kind: Kind
     masks: dict[str, str | None]
-    """By key of tokens."""
+    """Key of tokens -> key of its loss mask, or None."""
 
     beside: tuple[str, ...] = ()
-    """``position_ids``, ``response_lengths``, ``rewards``, ``columns``, ``label``: those that there are."""
+    """Those of ``position_ids``, ``response_lengths``, ``rewards``, ``columns`` and ``label`` that exist."""
 
     @property
     def main(self) -> str:
@@ -45,7 +45,7 @@ class ShownKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, store: Store, key: str | None) -> ShownKeys:
-        """What the names of a store's keys say; ``key`` alone, if it is given.
+        """Return the keys of a store that are shown, by their names; with ``key``, only that key and its mask.
 
         Raises:
             ConfigError: there is no such key.
@@ -76,7 +76,7 @@ def _there(names: set[str], *wanted: str) -> tuple[str, ...]:
 
 
 class RecordKeys:
-    """Reads documents of a store, of the keys that are shown."""
+    """Reads documents of a store, with the keys that are shown."""
 
     def __init__(self, store: Store, keys: ShownKeys, texts: TokenTexts) -> None:
         self._store = store
@@ -84,10 +84,10 @@ class RecordKeys:
         self._texts = texts
 
     def document(self, number: int, max_tokens: int) -> ShownSample:
-        """One document, at most so many tokens of each sequence.
+        """Read one document, with at most ``max_tokens`` tokens of each sequence.
 
         Raises:
-            StoreError: keys that do not fit together.
+            StoreError: the lengths of the keys contradict each other.
         """
         if self._keys.kind == "grpo":
             return ShownSample(number=number, sequences=tuple(self._group(number, max_tokens)))
@@ -101,7 +101,7 @@ class RecordKeys:
         )
 
     def piece(self, document: int, begin: int, end: int, max_tokens: int) -> ShownSequence:
-        """The tokens ``[begin, end)`` of a document, which in a pack have positions of their own."""
+        """Read the tokens ``[begin, end)`` of a document as a piece of a pack, whose positions begin at 0."""
         key = self._keys.main
         tokens, mask = self._tokens(document, key)
         shown = slice(begin, min(end, begin + max_tokens))
@@ -135,7 +135,7 @@ class RecordKeys:
         )
 
     def _group(self, number: int, max_tokens: int) -> list[ShownSequence]:
-        """A prompt and the responses to it."""
+        """Return a prompt and the responses to it."""
         prompt, _ = self._tokens(number, "prompts")
         tokens, mask = self._tokens(number, "responses")
         rewards = self._value(number, "rewards").tolist() if "rewards" in self._keys.beside else []
@@ -144,8 +144,8 @@ class RecordKeys:
             lengths = self._value(number, "response_lengths").tolist()
         if sum(lengths) != len(tokens) or min(lengths, default=0) < 0 or (rewards and len(rewards) < len(lengths)):
             raise StoreError(
-                f"{self._store.path}: document {number} has {len(tokens):,} tokens of responses, {len(lengths)} "
-                f"responses of {sum(lengths):,} tokens, and {len(rewards)} rewards: prepare the store again"
+                f"{self._store.path}: document {number} has {len(tokens):,} tokens of responses, but {len(lengths)} "
+                f"responses of {sum(lengths):,} tokens together, and {len(rewards)} rewards: prepare the store again"
             )
         found = [self._sequence("prompt", number, prompt, None, max_tokens)]
         begin = 0
@@ -167,8 +167,8 @@ class RecordKeys:
         values = self._value(number, key)
         if len(values) != len(tokens):
             raise StoreError(
-                f"{self._store.path}: document {number} has {len(tokens):,} tokens and {len(values):,} values of "
-                f"{key!r}, which has one for each token: prepare the store again"
+                f"{self._store.path}: document {number} has {len(tokens):,} tokens, but {len(values):,} values of "
+                f"{key!r}, which should have one for each token: prepare the store again"
             )
         return values
 
@@ -183,24 +183,24 @@ class RecordKeys:
             return msgspec.json.decode(data, type=dict[str, Any]) if data else {}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StoreError(
-                f"{self._store.path}: document {number}: its columns are no JSON object: {error}"
+                f"{self._store.path}: document {number}: its columns are not a JSON object: {error}"
             ) from error
 
 
 By = Literal["longest", "least_trained"]
 
 MAX_SAMPLES = 1000
-"""More than that nobody looks at, and a page would be slow."""
+"""The most samples that are shown at once; a page with more would be slow."""
 MOST_LENGTHS = 1 << 24
-"""Documents whose lengths are compared: a second of reading."""
+"""The most documents whose lengths are compared; reading these takes about a second."""
 MOST_MASKS = 1 << 14
-"""Documents whose masks are read where the store does not count trained tokens."""
+"""The most documents whose masks are read if the store does not count trained tokens."""
 _BLOCKS = 64
 NUM_SUPERVISED = "num_supervised"
 
 
 def spread(num_documents: int, most: int) -> tuple[list[tuple[int, int]], str]:
-    """Documents ``[begin, end)`` to look at, ascending: all, or ``most`` of them in blocks; and words for it."""
+    """Return ascending ranges ``[begin, end)`` of documents to compare: all, or ``most`` in blocks, said in words."""
     if num_documents <= most:
         return [(0, num_documents)], ""
     each = most // _BLOCKS
@@ -211,9 +211,10 @@ def spread(num_documents: int, most: int) -> tuple[list[tuple[int, int]], str]:
 def trained_shares(
     store: Store, keys: ShownKeys, dialect: Dialect | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], str] | None:
-    """Documents, the share of each that is trained, and how they were chosen; None where there is no loss mask.
+    """Return documents, the share of each that is trained, and how they were chosen; None without a loss mask.
 
-    Empty documents are left out. Cost: the index, and by `MOST_MASKS` masks where nothing counts trained tokens.
+    Empty documents are left out. This reads the index, and up to `MOST_MASKS` masks if the store does not count
+    trained tokens.
     """
     mask = keys.masks[keys.main]
     if mask is None:
@@ -227,8 +228,8 @@ def trained_shares(
             trained = np.concatenate([supervised.fetch(*block) for block in blocks]).astype(np.int64)
     else:
         trained = np.array([np.count_nonzero(store.document(one, mask)) for one in documents.tolist()], np.int64)
-    there = lengths > 0
-    return documents[there], trained[there] / lengths[there], words
+    has_tokens = lengths > 0
+    return documents[has_tokens], trained[has_tokens] / lengths[has_tokens], words
 
 
 def choose(
@@ -242,10 +243,12 @@ def choose(
     by: By | None,
     dialect: Dialect | None,
 ) -> tuple[Sequence[int], str]:
-    """The numbers to show, in their order, and how they were chosen; nothing to say of those named and the first ones.
+    """Choose the numbers of the samples to show, in order, and say how they were chosen.
+
+    The text is empty for samples that were named, and for the first ones.
 
     Raises:
-        ConfigError: a number is not there, or what is asked for does not go together.
+        ConfigError: there is no such sample, or two options contradict each other.
     """
     noun = "documents" if plan is None else "packs"
     num_samples = store.num_documents if plan is None else len(plan)
@@ -259,16 +262,16 @@ def choose(
                 raise ConfigError(f"{store.path} has no {noun[:-1]} {number}; it has {num_samples:,}, counted from 0")
     if (num if named is None else len(named)) > MAX_SAMPLES:
         shown = num if named is None else len(named)
-        raise ConfigError(f"{shown:,} {noun} are asked for; at most {MAX_SAMPLES:,} are shown at once")
+        raise ConfigError(f"{shown:,} {noun} were asked for; at most {MAX_SAMPLES:,} are shown at once")
     if named is not None:
         return named, ""
     if seed is not None:
         chosen = random.Random(seed).sample(range(num_samples), min(num, num_samples))
-        return chosen, f"{count(len(chosen))} by chance, seed {seed}"
+        return chosen, f"{count(len(chosen))} at random, seed {seed}"
     if by is None:
         return range(min(num, num_samples)), ""
     if plan is not None:
-        raise ConfigError(f"--{by.replace('_', '-')} is of documents: leave out --pack, or say --random SEED")
+        raise ConfigError(f"--{by.replace('_', '-')} chooses documents: leave out --pack, or use --random SEED")
     return _extreme(store, keys, num, by, dialect)
 
 
@@ -280,7 +283,7 @@ def _extreme(store: Store, keys: ShownKeys, num: int, by: By, dialect: Dialect |
         return documents[np.argsort(values, kind="stable")[:num]].tolist(), f"the longest{words}"
     found = trained_shares(store, keys, dialect)
     if found is None:
-        raise ConfigError(f"{store.path} has no loss mask: --least-trained is for stores that have one")
+        raise ConfigError(f"{store.path} has no loss mask, which --least-trained needs")
     documents, shares, words = found
     return documents[np.argsort(shares, kind="stable")[:num]].tolist(), f"the least trained{words}"
 
@@ -295,13 +298,13 @@ def _lengths(store: Store, keys: ShownKeys, documents: NDArray[np.int64], dialec
 
 
 MOST_MARKS = 1 << 28
-"""Of a loss mask so many values are read, at about a gigabyte a second."""
+"""The most values of loss masks that are read, at about a gigabyte a second."""
 
 _CHUNK = 1 << 22
 
 
 def figures_of(store: Store, keys: ShownKeys, plan: PackPlan | None, *, dialect: Dialect | None) -> StoreFigures:
-    """All figures. O(documents), and one pass over the masks where no counts are stored."""
+    """Return the figures of the whole store. O(documents), and one pass over the masks if no counts are stored."""
     main = store if keys.main == store.keys[0] else open_store(store.path, key=keys.main, dialect=dialect)
     described = describe_key(keys.main, main)
     packs = None

@@ -1,7 +1,7 @@
-"""Numbers and text of data as people read them: ``1,234,567``, ``3.1 GB``, ``2 h 05 min``; tables and lists.
+"""Formatting of numbers and texts for people: ``1,234,567``, ``3.1 GB``, ``2 h 05 min``; tables and lists.
 
-Units are decimal. Text of data is made harmless for terminals and pages: what does not print, or moves other text, is
-written out.
+Units are decimal. Text that comes from data is made harmless for terminals and pages: characters that do not print, or
+that move other text, are written as escapes.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 def count(number: int) -> str:
-    """A whole number with separators: ``1,234,567``."""
+    """Format a whole number with separators: ``1,234,567``."""
     return f"{number:,}"
 
 
 def plural(number: int, noun: str) -> str:
-    """A count and its noun: ``1 file``, ``2 files``."""
+    """Format a count with its noun: ``1 file``, ``2 files``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def short(number: float) -> str:
-    """Three digits and a prefix: ``13.0 M``. Ends in a space where there is no prefix, so that units line up."""
+    """Format a number with three digits and a prefix: ``13.0 M``. Without a prefix it ends in a space."""
     step = 0
     while abs(number) >= 999.5 and step < len(_PREFIXES) - 1:
         number /= 1000
@@ -40,12 +40,12 @@ def short(number: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes: ``26.1 MB``."""
+    """Format a number of bytes: ``26.1 MB``."""
     return f"{short(number)}B"
 
 
 def duration(seconds: float) -> str:
-    """Seconds: ``0.4 s``, ``3 min 05 s``, ``2 h 05 min``, ``4 d 03 h``."""
+    """Format seconds: ``0.4 s``, ``3 min 05 s``, ``2 h 05 min``, ``4 d 03 h``."""
     if seconds < 99.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -56,20 +56,20 @@ def duration(seconds: float) -> str:
 
 
 class Heading(str):
-    """The first line of a table, which terminals show in bold."""
+    """The heading of a table, which terminals show in bold."""
 
     __slots__ = ()
 
 
 class NamedValue(str):
-    """A line of a listing; terminals show its first ``name_chars`` characters faintly."""
+    """A line of a listing. Terminals dim its first ``name_chars`` characters, which are the name."""
 
     name_chars: int
     __slots__ = ("name_chars",)
 
 
 def table(rows: Sequence[Sequence[str]], *, indent: int = 2) -> list[str]:
-    """Rows as lines of right-aligned columns; the first row is the heading."""
+    """Format rows as lines of right-aligned columns. The first row is the heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         " " * indent + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -79,7 +79,7 @@ def table(rows: Sequence[Sequence[str]], *, indent: int = 2) -> list[str]:
 
 
 def listing(pairs: Sequence[tuple[str, str]], *, indent: int = 2) -> list[str]:
-    """Names and values as lines of two left-aligned columns."""
+    """Format pairs of name and value as lines of two left-aligned columns."""
     width = max((len(name) for name, _ in pairs), default=0)
     lines: list[str] = []
     for name, value in pairs:
@@ -90,13 +90,13 @@ def listing(pairs: Sequence[tuple[str, str]], *, indent: int = 2) -> list[str]:
 
 
 def problem_lines(problems: Sequence[Problem]) -> list[str]:
-    """Faults for people, in their order; of those that differ in names and numbers alone the first three and a count.
+    """Format problems as lines, in their order. Of problems that differ only in names and numbers, three are shown.
 
-    For example `a.tar: sample 17: ...`, the same of `b.tar` and `c.tar`, then ``and 429 more like it``.
+    For example `a.tar: sample 17: ...`, the same for `b.tar` and `c.tar`, then ``and 429 more like it``.
     """
     kinds: dict[str, list[Problem]] = {}
     for problem in problems:
-        # What is quoted is a name; so is whatever holds a dot or a slash, as files and their parts do.
+        # A quoted word is a name; so is a word with a dot or a slash, as in files and their parts.
         words = re.sub(r"'[^']*'|\"[^\"]*\"|\S*[./\d]\S*", "#", f"{problem.place}: {problem.message}")
         kinds.setdefault(words, []).append(problem)
     lines: list[str] = []
@@ -108,16 +108,16 @@ def problem_lines(problems: Sequence[Problem]) -> list[str]:
 
 
 LINE_END = "⏎"
-"""Stands before each line break of the data, so that it cannot be taken for one of ours."""
+"""Marks each line break of the data, to tell it from line breaks of the output."""
 
 _KEPT = frozenset("\u200c\u200d\u3000")
-"""They join letters and emoji, or are the space of Chinese and Japanese, and are harmless."""
+"""Characters that are kept as they are: two that join letters and emoji, and the space of Chinese and Japanese."""
 
 
 def safe_text(text: str) -> str:
-    """One line: every character that does not print as ``\\n``, ``\\x1b`` or ``\\u202e``.
+    """Return a text as one line, with every character that does not print as ``\\n``, ``\\x1b`` or ``\\u202e``.
 
-    So are escape sequences of terminals, characters that turn the direction of text, and spaces that look like others.
+    That includes escape sequences of terminals, characters that reverse the direction of text, and unusual spaces.
     """
     if text.isprintable():
         return text
@@ -127,7 +127,7 @@ def safe_text(text: str) -> str:
 
 
 def safe_lines(text: str) -> list[str]:
-    """The lines, each but the last with `LINE_END`; apart from the breaks as `safe_text`."""
+    """Return the lines of a text, each as `safe_text`, and all except the last with `LINE_END`."""
     *ended, last = text.split("\n")
     return [*(safe_text(line) + LINE_END for line in ended), safe_text(last)]
 
@@ -142,7 +142,10 @@ def _written_out(character: str) -> str:
 
 
 def writable(value: Any) -> Any:
-    """Plain data with bytes of names that are no UTF-8 (and half characters of JSON) written as ``\\udcff``."""
+    """Return plain data without lone surrogates, which UTF-8 cannot encode: they are written as ``\\udcff``.
+
+    They come from file names that are not UTF-8, and from incomplete characters in JSON.
+    """
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):

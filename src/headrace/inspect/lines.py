@@ -1,4 +1,4 @@
-"""Previews and renderings as terminal lines: trained text in colour, or between marks where colours are missing."""
+"""Previews and renderings as lines for a terminal: trained text is in colour, or between marks if there are none."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _HANGING, _LEAST_ROOM = "  ", 20
 
 
 class Style(NamedTuple):
-    """How trained text is told from the rest."""
+    """How text is marked as trained, special or cut off, and where it wraps."""
 
     is_coloured: bool
     width: int | None = None
-    """Of the terminal, at which text wraps; None: it does not."""
+    """The width of the terminal, at which text wraps; with None it does not wrap."""
 
     @classmethod
     def of(cls, stream: TextIO, *, plain: bool) -> Style:
-        """Colours on a terminal, unless the user or ``NO_COLOR`` says otherwise."""
+        """Return the style for a stream: colours on a terminal, unless ``plain`` or ``NO_COLOR`` forbids them."""
         is_terminal = stream.isatty()
         is_coloured = not plain and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         return cls(is_coloured and is_terminal, shutil.get_terminal_size().columns if is_terminal else None)
 
     def piece(self, text: str, stretch: Stretch) -> str:
-        """A part of a line."""
+        """Format a part of a line."""
         if not text:
             return ""
         if not stretch.is_kept:
@@ -53,25 +53,25 @@ class Style(NamedTuple):
         return f"{_SPECIAL}{text}{_END}" if self.is_coloured and stretch.is_special else text
 
     def key(self, stretch: Stretch) -> tuple[bool | None, ...]:
-        """What `piece` looks at, so that neighbours that are equal in it are one piece."""
+        """Return what `piece` depends on. Neighbouring stretches with the same key are formatted together."""
         if not stretch.is_kept:
             return (False,)
         return True, stretch.is_trained, self.is_coloured and stretch.is_special
 
     def heading(self, text: str) -> str:
-        """A line that begins something."""
+        """Format a heading: bold where there are colours."""
         return f"{_BOLD}{text}{_END}" if self.is_coloured else text
 
     @property
     def legend(self) -> str:
-        """What the colours mean."""
+        """The line that explains the colours or marks."""
         if self.is_coloured:
             return f"{_TRAINED}trained{_END} not trained"
         return "[[trained]] not trained"
 
 
 def preview_lines(preview: Preview, style: Style) -> list[str]:
-    """All that `headrace preview` prints."""
+    """Return all lines that `headrace preview` prints."""
     unit = "document" if preview.seq_len is None else f"pack of {count(preview.seq_len)} tokens"
     lines = [
         f"{safe_text(preview.path)}: {preview.kind}, {preview.format}, keys {', '.join(map(safe_text, preview.keys))}",
@@ -95,7 +95,7 @@ def preview_lines(preview: Preview, style: Style) -> list[str]:
 
 
 def sample_heading(preview: Preview, sample: ShownSample) -> str:
-    """A line about a document or a pack."""
+    """Return the heading of a document or a pack."""
     trained = [sequence.num_trained for sequence in sample.sequences if sequence.num_trained is not None]
     if preview.seq_len is None:
         text = f"document {count(sample.number)}: {plural(sample.num_tokens, 'token')}"
@@ -112,12 +112,12 @@ def sample_heading(preview: Preview, sample: ShownSample) -> str:
 
 
 def trained_share(trained: int, num_tokens: int) -> str:
-    """Words for how much of some tokens is trained."""
+    """Return words for the trained share of a number of tokens."""
     return f", {count(trained)} trained ({trained / max(num_tokens, 1):.1%})"
 
 
 def sequence_heading(sequence: ShownSequence, *, is_piece: bool) -> str:
-    """A line about one of several sequences."""
+    """Return the heading of one of several sequences."""
     if is_piece:
         span = f"tokens {count(sequence.begin)} to {count(sequence.begin + sequence.num_tokens)}"
         source = f" (from {safe_text(sequence.source)})" if sequence.source else ""
@@ -130,7 +130,7 @@ def sequence_heading(sequence: ShownSequence, *, is_piece: bool) -> str:
 
 
 def sample_lines(preview: Preview, sample: ShownSample, style: Style) -> list[str]:
-    """The sequences of a sample, each with a heading where there are several."""
+    """Return the lines of a sample: its sequences, with headings if there are several, pads, and columns."""
     is_pack = preview.seq_len is not None
     lines = []
     for sequence in sample.sequences:
@@ -145,12 +145,12 @@ def sample_lines(preview: Preview, sample: ShownSample, style: Style) -> list[st
 
 
 def as_json(value: object) -> str:
-    """A value of a record in one line."""
+    """Return a value of a record as JSON in one line."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def sequence_lines(sequence: ShownSequence, style: Style) -> list[str]:
-    """The text, with the role and the position of what begins in a line before it."""
+    """Return the text of a sequence in lines; each turn begins with its role and the position of its first token."""
     width = max((len(stretch.role) for stretch in sequence.stretches), default=0)
     width = min(width, _MOST_ROLE_CHARS)
     lines: list[str] = []
@@ -167,7 +167,7 @@ def sequence_lines(sequence: ShownSequence, style: Style) -> list[str]:
 
 
 def turns(stretches: Sequence[Stretch]) -> Iterable[list[Stretch]]:
-    """Stretches in groups: a new one begins with a role, and where positions do not count on."""
+    """Group stretches into turns. A turn begins with a new role, or where positions begin anew."""
     turn: list[Stretch] = []
     for stretch in stretches:
         if turn and (stretch.role != turn[-1].role or stretch.position != turn[-1].position + len(turn[-1].ids)):
@@ -190,7 +190,7 @@ def _lines_of(turn: Sequence[Stretch], style: Style, room: int | None) -> list[s
 
 
 def _wrapped(line: Sequence[tuple[str, Stretch]], style: Style, room: int | None) -> list[str]:
-    """A line of the data as lines that fit, all but the first a little further to the right."""
+    """Wrap a line of the data. All lines except the first are indented."""
     if room is None:
         return ["".join(style.piece(text, stretch) for text, stretch in line)]
     found, left, is_empty = [""], room, True
@@ -214,7 +214,7 @@ def _wrapped(line: Sequence[tuple[str, Stretch]], style: Style, room: int | None
 
 
 def _fitting(text: str, room: int) -> int:
-    """How many characters of a text fit into so many cells of a terminal."""
+    """Return how many characters of a text fit into ``room`` cells of a terminal."""
     for place, character in enumerate(text):
         room -= cell_len(character)
         if room < 0:
@@ -227,7 +227,7 @@ EVIDENCE_HEADS = ("tokens", "bytes", "turn", "role", "region", "trained", "why",
 
 
 def rendering_lines(rendering: Rendering, style: Style) -> list[str]:
-    """All that `headrace render` prints."""
+    """Return all lines that `headrace render` prints."""
     lines = [safe_text(f"{rendering.input}, {rendering.place}: record {count(rendering.record)}")]
     lines += listing([(name, safe_text(value)) for name, value in rendering_summary(rendering)])
     for part in rendering.parts:
@@ -243,7 +243,7 @@ def rendering_lines(rendering: Rendering, style: Style) -> list[str]:
 
 
 def rendering_summary(rendering: Rendering) -> list[tuple[str, str]]:
-    """The record in a few words; data among them."""
+    """Return pairs of name and value that summarise a record. The values hold text of the data."""
     pairs = [
         ("recipe", f"{rendering.recipe}, type {rendering.type}"),
         ("layout", f"{rendering.layout} ({rendering.layout_why})" if rendering.layout else rendering.layout_why),
@@ -261,20 +261,20 @@ def rendering_summary(rendering: Rendering) -> list[tuple[str, str]]:
 
 
 def part_heading(part: RecordPart) -> str:
-    """A line about a text or a conversation."""
+    """Return the heading of a text or a conversation."""
     text = f"{part.name}: {plural(len(part.messages), 'message')}" if part.messages is not None else part.name
     return text + ("" if part.reward is None else f", reward {part.reward:g}")
 
 
 def message_heading(part: RecordPart, number: int) -> str:
-    """The role of a message, and its flag where the record has one."""
+    """Return the role of a message, and its ``train`` flag if the record has one."""
     role = str((part.messages or [])[number].get("role"))
     flag = part.train[number] if part.train else None
     return role + ("" if flag is None else " (train: true)" if flag else " (train: false)")
 
 
 def message_fields(message: dict[str, object]) -> list[str]:
-    """A message without its role: the content as it is, other fields as JSON."""
+    """Return the fields of a message without its role: the content as it is, others as JSON."""
     content = message.get("content")
     lines = [content if isinstance(content, str) else as_json(content)] if "content" in message else []
     others = {name: value for name, value in message.items() if name not in ("role", "content")}
@@ -282,24 +282,24 @@ def message_fields(message: dict[str, object]) -> list[str]:
 
 
 def extras(part: RecordPart) -> list[tuple[str, str]]:
-    """What the template sees besides the messages."""
+    """Return what the template gets in addition to the messages: tools and arguments."""
     named = (("tools", part.tools), ("template arguments", part.template_kwargs))
     return [(name, as_json(value)) for name, value in named if value]
 
 
 def rendered_heading(sequence: RenderedSequence) -> str:
-    """A line about a sequence."""
+    """Return the heading of a sequence."""
     shown = sequence.shown
     text = f"{shown.name}: {plural(shown.num_tokens, 'token')}"
     return text + trained_share(shown.num_trained or 0, shown.num_tokens)
 
 
 def remarks(sequence: RenderedSequence) -> list[str]:
-    """What is stored of a sequence, where that is not simply all."""
+    """Return remarks on what is stored of a sequence, if that is not simply all of it."""
     found = []
-    for tokens, where in ((sequence.added_before, "before"), (sequence.added_after, "behind")):
+    for tokens, where in ((sequence.added_before, "before"), (sequence.added_after, "after")):
         if tokens:
-            found.append(f"put {where} it: {' '.join(tokens)}")
+            found.append(f"added {where} it: {' '.join(tokens)}")
     cut = sum(len(stretch.ids) for stretch in sequence.shown.stretches if not stretch.is_kept)
     if cut:
         found.append(f"not stored: {plural(cut, 'token')}")
@@ -307,7 +307,7 @@ def remarks(sequence: RenderedSequence) -> list[str]:
 
 
 def evidence_cells(row: EvidenceRow) -> tuple[str, ...]:
-    """A row of the table, its text apart."""
+    """Return the cells of a row of the evidence table, without its text."""
     return (
         f"{row.begin:,} to {row.end:,}",
         f"{row.begin_bytes:,} to {row.end_bytes:,}",

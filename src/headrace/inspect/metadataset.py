@@ -1,6 +1,6 @@
-"""A metadataset in numbers (weights, shares, samples, tokens, epochs), and its checks.
+"""The numbers of a metadataset (weights, shares, samples, tokens, epochs), and its checks.
 
-A check covers what the file says, its joins, and every dataset it names, once each.
+A check covers the file itself, its joins, and every dataset that it names, each once.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from headrace.stores.sample_layouts import sample_layout
 
 
 class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of a mix.
+    """The numbers of one node of a mix: a source, a join, or a node that mixes others.
 
     Attributes:
-        name: its part of the path.
-        kind: ``source``, ``join``, or how it mixes what is below it.
-        number: its weight, or in a ``blend_epochized`` its repetitions, as it is written; None of the root, in a
-            ``concat`` and under a schedule.
-        share: of the samples of the whole mix, in the long run; under a schedule by its last piece.
-        samples: of a pass; None where there is no end.
-        limit: samples that a pass is limited to.
-        path: of a source; of a join of all its datasets.
-        split_part: of a source.
-        subset: the first sample and the one after the last, of a source of which a part is taken.
-        subflavors: of a source.
-        tokens: of an epoch of a source, where they are known.
-        seen: samples that it has given after the steps asked for.
-        epochs: the same in passes through a source.
-        schedule: of a blend, (until, weights by name, whether they ramp) of each piece.
-        children: what it mixes.
+        name: the part of the path that names it.
+        kind: ``source``, ``join``, or how it mixes its children.
+        number: its weight, or its repetitions in a ``blend_epochized``, as written in the file; None for the root, in a
+            ``concat``, and under a schedule.
+        share: its share of the samples of the whole mix, in the long run; under a schedule, by the last piece.
+        samples: the samples of one pass; None if it has no end.
+        limit: the number of samples that a pass is limited to.
+        path: the path of a source; for a join, the paths of all its datasets.
+        split_part: the split part of a source.
+        subset: for a source of which only a part is read, its first sample and the one after the last.
+        subflavors: the subflavors of a source.
+        tokens: the tokens of one epoch of a source, if they are known.
+        seen: the samples that it has delivered after the steps that were asked for.
+        epochs: the same number in passes through a source.
+        schedule: for a blend with a schedule, (until, weights by name, whether they ramp) for each piece.
+        children: the nodes that it mixes.
     """
 
     name: str
@@ -80,9 +80,9 @@ class MetadatasetNumbers(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: the file.
-        splits: name -> its mix in training.
-        steps: after which ``seen`` and ``epochs`` are counted, or None.
-        global_batch_size: of these steps.
+        splits: name of a split -> its mix in training.
+        steps: the number of steps after which ``seen`` and ``epochs`` are counted, or None.
+        global_batch_size: the global batch size of these steps.
     """
 
     path: str
@@ -95,12 +95,12 @@ def metadataset_numbers(path: str, *, steps: int | None, global_batch_size: int 
     """Open all datasets of a metadataset, and count. No sample is read, and nothing that a file names is imported.
 
     Raises:
-        HeadraceError: a file is missing or says something impossible; names the place.
+        HeadraceError: a file is missing, or says something impossible; the message names the place.
     """
     if steps is not None and (steps < 0 or global_batch_size is None):
-        raise ConfigError(f"--steps {steps}: is 0 or more, and needs --global-batch-size")
+        raise ConfigError(f"--steps {steps}: must be 0 or more, and needs --global-batch-size")
     if global_batch_size is not None and global_batch_size < 1:
-        raise ConfigError(f"--global-batch-size is at least 1, found {global_batch_size}")
+        raise ConfigError(f"--global-batch-size must be at least 1, found {global_batch_size}")
     metadataset = load_dataset(path)
     splits = {
         name: _split_numbers(metadataset, name, steps=steps, global_batch_size=global_batch_size)
@@ -126,7 +126,7 @@ def _split_numbers(
 
 
 class _Counting:
-    """Walks along what a metadataset says and the nodes of the plan that it became."""
+    """Walks along the tree of a metadataset and the nodes of its plan at the same time."""
 
     def __init__(self, datasets: Mapping[str, Dataset], seen: Mapping[str, int] | None) -> None:
         self.datasets = datasets
@@ -143,9 +143,11 @@ class _Counting:
             node = node.child
         common: dict[str, Any] = {"name": name, "number": number, "share": share, "samples": samples, "limit": limit}
         if not isinstance(tree, Mixed):
-            assert isinstance(node, Leaf)
+            if not isinstance(node, Leaf):
+                raise _mismatch(path)
             return NodeNumbers(**common, **self._source(tree, node))
-        assert not isinstance(node, Leaf)
+        if isinstance(node, Leaf):
+            raise _mismatch(path)
         shares = _shares(node, tree)
         children = tuple(
             self.numbers(
@@ -186,7 +188,7 @@ class _Counting:
 
 
 def _given(node: Node, num_ranks: int) -> Counter[str]:
-    """How many samples each source gave among the first of a node, without those that a limit left out."""
+    """Return how many samples each source has among the first ones of a node, without those that a limit left out."""
     if isinstance(node, Leaf):
         return Counter({node.path: num_ranks})
     given: Counter[str] = Counter()
@@ -195,7 +197,7 @@ def _given(node: Node, num_ranks: int) -> Counter[str]:
         for child, begin, end in zip(node.children, node.begins.tolist(), ends, strict=True):
             given.update(_given(child, max(0, min(end, num_ranks) - begin)))
     elif isinstance(node, LimitNode) and node.num_samples < (node.child.num_samples or 0):
-        # Every pass begins as the first one does, but for a sample or two where passes below are not as long.
+        # Every pass begins like the first one, apart from a sample or two if passes further down have other lengths.
         passes, within = divmod(num_ranks, node.num_samples)
         first = _given(node.child, node.num_samples)
         given.update({path: passes * count for path, count in first.items()})
@@ -207,33 +209,41 @@ def _given(node: Node, num_ranks: int) -> Counter[str]:
 
 
 def _child(node: Node, path: str) -> Node:
-    """The child at a path; of a schedule that of the first piece which has it."""
+    """Return the child at a path; in a schedule, that of the first piece which has it."""
     if isinstance(node, Schedule):
         branches = [child for child in node.children if not isinstance(child, Leaf)]
         return next(child for branch in branches for child in branch.children if child.path == path)
-    assert not isinstance(node, Leaf)
+    if isinstance(node, Leaf):
+        raise _mismatch(path)
     return next(child for child in node.children if child.path == path)
 
 
 def _shares(node: Node, tree: Mixed) -> dict[str, float]:
-    """Path of a child -> its share of what this node gives."""
+    """Return the share of each child in the samples of this node, by its path."""
     if isinstance(node, Schedule):
         return _shares(node.children[-1], tree)
-    assert not isinstance(node, Leaf)
+    if isinstance(node, Leaf):
+        raise _mismatch(node.path)
     counts = node.shares if isinstance(node, Branch) else [child.num_samples or 0 for child in node.children]
     return {child.path: count / sum(counts) for child, count in zip(node.children, counts, strict=True)}
+
+
+def _mismatch(path: str) -> HeadraceError:
+    return HeadraceError(
+        f"the plan of the mix differs from the metadataset at {path!r}. This is a defect of Headrace: please report it."
+    )
 
 
 class MixVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a check of a metadataset found.
 
     Attributes:
-        path: of the metadataset.
-        ok: whether it and all its datasets are whole.
-        problems: of the metadataset itself and of its joins; those of datasets are with them.
-        splits: that were checked.
-        joins: indices that were read.
-        datasets: each that it reaches, once, in whatever places.
+        path: the path of the metadataset.
+        ok: whether the metadataset and all its datasets are intact.
+        problems: the problems of the metadataset and of its joins. Those of a dataset are in its own verdict.
+        splits: the splits that were checked.
+        joins: the number of join indices that were read.
+        datasets: the verdicts of all datasets that it reaches, each once.
     """
 
     path: str
@@ -251,18 +261,18 @@ def check_mix(
     on_read: Callable[[str, int], None],
     on_decoded: Callable[[int, int], None],
 ) -> MixVerdict:
-    """Check a metadataset and collect what is wrong.
+    """Check a metadataset with all its datasets, and collect what is wrong.
 
     Args:
-        path: of the ``.yaml``.
-        check: what else to check of samples; of its options the split part is that of the metadataset, None for all.
-        on_read: as of `check_samples`.
-        on_decoded: as of `check_samples`.
+        path: the path of the ``.yaml``.
+        check: what to check of samples. Its split part is a split of the metadataset, or None for all splits.
+        on_read: the same as for `check_samples`.
+        on_decoded: the same as for `check_samples`.
 
     Raises:
-        StoreError: there is no such file, or it is no YAML.
-        ConfigError: it has keys or values that it cannot have, or no such split.
-        WorkerError: a process that decodes ended.
+        StoreError: there is no such file, or it is not YAML.
+        ConfigError: the file has keys or values that are not allowed, or no such split.
+        WorkerError: a process that decodes has ended.
     """
     metadataset = load_dataset(path)
     wanted = check.dataset.split_part
@@ -277,7 +287,7 @@ def check_mix(
         try:
             verdicts.append(_checked(place, msgspec.structs.replace(check, dataset=options), on_read, on_decoded))
         except (ConfigError, StoreError) as error:
-            # There is nothing to judge, which opening it has told as well.
+            # Without a verdict; opening the dataset for the mix has mostly reported the same problem.
             if place not in mix.unopened:
                 mix.add(Problem(path=place, place="", message=_without(str(error), place)))
     problems = tuple(mix.problems)
@@ -292,13 +302,13 @@ def check_mix(
 
 
 class _Mix:
-    """Goes through the splits of a metadataset, and notes what is wrong and which datasets there are.
+    """Goes through the splits of a metadataset, and collects problems and datasets.
 
     Attributes:
-        problems: found so far, each once.
-        places: path of a dataset and how it is to be opened, each once.
-        unopened: paths of datasets that cannot be opened as the metadataset says.
-        joins: that were read.
+        problems: the problems found so far, each once.
+        places: the datasets, each once: path, and how to open it.
+        unopened: the paths of datasets that cannot be opened as the metadataset says.
+        joins: the number of joins that were read.
     """
 
     def __init__(self, metadataset: Metadataset) -> None:
@@ -310,7 +320,7 @@ class _Mix:
         self.joins = 0
 
     def look(self, split: str) -> None:
-        """Note what a split reaches, and whether it can be opened and put together."""
+        """Collect the datasets of a split, and try to open and mix them."""
         before = len(self.problems)
         try:
             tree = self._metadataset.tree(split)
@@ -326,12 +336,12 @@ class _Mix:
             self._opened.clear()
 
     def add(self, problem: Problem) -> None:
-        """Note a problem, once however many splits have it."""
+        """Add a problem, unless another split had it already."""
         if problem not in self.problems:
             self.problems.append(problem)
 
     def _say(self, message: str) -> None:
-        # Errors of metadatasets begin with file and place.
+        # The messages of metadatasets begin with file and place.
         self.add(Problem(path=self._metadataset.path, place="", message=_without(message, self._metadataset.path)))
 
     def _look_at(self, source: NamedSource | JoinedSource) -> None:
@@ -342,7 +352,7 @@ class _Mix:
                 if not Path(folder := aux.removeprefix(FILESYSTEM)).exists():
                     self._say(f"{source.where}: aux.{name}: nothing is at {folder}")
         try:
-            # Opens it, and looks whether its range and its limits are of as many samples.
+            # This opens the source, and compares its subset and limits with the number of its samples.
             build(source, self._dataset, training=False, schedule=None)
         except HeadraceError as error:
             self._say(str(error))
@@ -360,7 +370,7 @@ class _Mix:
 
 
 def _places(source: NamedSource | JoinedSource) -> Iterator[tuple[str, SampleOptions]]:
-    """The datasets of a source, whole: of all parts, whichever of them the metadataset takes."""
+    """Yield the datasets of a source, with all their split parts, even if the metadataset uses only one."""
     if isinstance(source, JoinedSource):
         for column in source.columns:
             yield column.path, options_of(column)

@@ -1,7 +1,7 @@
-"""Which line of which input a document or a sample comes from, for ``headrace where`` and ``headrace trace``.
+"""Origins: which line of which input a document or a sample comes from, for ``headrace where`` and ``headrace trace``.
 
-Documents of a copy are followed to the store they were copied from, and on to its own inputs. Records are read again
-where their text is asked for.
+A document of a copy is followed to the store that it was copied from, and on to the inputs of that store. A record is
+read again if its text is asked for.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from headrace.prepare.sources import Block, RecordSpec, SourceFile
 
 FREE_BYTES = 256 << 20
-"""A file up to this size is read without being asked to."""
+"""Inputs up to this size are read for texts by default; larger ones only with ``read_all``."""
 
 _READ_BYTES = 1 << 20
 
 
 def describe_input(manifest: Manifest, file: int) -> tuple[str, int]:
-    """What is counted in an input, and whether people count it from 0 or from 1."""
+    """Return what is counted in an input, such as ``line``, and whether people count it from 0 or from 1."""
     entry = manifest.inputs[file]
     kind = entry.format or format_of(entry.path) or "jsonl"
     unit = record_noun(kind, _records(manifest).sample_by)
@@ -48,7 +48,7 @@ def describe_input(manifest: Manifest, file: int) -> tuple[str, int]:
 
 
 class _Records(msgspec.Struct, frozen=True):
-    """What of the options of a run decides what a record is."""
+    """The options of a run that decide what a record is."""
 
     fields: tuple[str, ...] = ("text",)
     sample_by: SampleBy = "document"
@@ -56,7 +56,7 @@ class _Records(msgspec.Struct, frozen=True):
 
 
 class InputTexts:
-    """Texts of records by input and line; all of a file are read in one pass."""
+    """Reads the texts of records, by input and line. All records of a file are read in one pass."""
 
     def __init__(self, manifest: Manifest, *, read_all: bool) -> None:
         self._manifest = manifest
@@ -76,10 +76,10 @@ class InputTexts:
                     self._read(file, lines)
                 except HeadraceError as error:
                     note = str(error)
-            self._notes[file] = note or "the record cannot be read; the input was changed since"
+            self._notes[file] = note or "the record cannot be found; the input has changed"
 
     def get(self, file: int, line: int) -> tuple[dict[str, str] | None, str]:
-        """The texts by field, or None and the reason why there are none."""
+        """Return the texts by field and an empty text; or None and the reason why there are none."""
         found = self._found.get((file, line))
         return found, "" if found is not None else self._notes[file]
 
@@ -92,9 +92,9 @@ class InputTexts:
         except OSError as error:
             return f"the input cannot be read: {error.strerror or error}"
         if size != entry.size:
-            return f"the input was changed: it had {entry.size:,} bytes, it has {size:,}"
+            return f"the input has changed: it had {entry.size:,} bytes, and has {size:,}"
         if size > FREE_BYTES and not self._read_all:
-            return "the input is large; --show reads it up to the record"
+            return "the input is large, and was not read; with --show it is read up to the record"
         return ""
 
     def _read(self, file: int, lines: list[int]) -> None:
@@ -112,14 +112,14 @@ class InputTexts:
 def read_records(
     source: SourceFile, spec: RecordSpec, lines: list[int], max_record_bytes: int | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """Line and texts of the records on these lines (ascending), those that can be read; of whole ones their JSON."""
+    """Yield line and texts of the records on these lines (ascending) that can be read; whole records are JSON."""
     from headrace.prepare.sources import Span, open_span
     from headrace.prepare.sources.lines import MAX_LINE_BYTES
 
     limit = max_record_bytes or MAX_LINE_BYTES
     if source.can_split:
         for line, offset in _offsets(Path(source.path), lines):
-            # The line that begins at this byte, and no other.
+            # A span of one byte holds only the line that begins at it.
             for block in open_span(source, Span(0, offset, offset + 1), spec, max_record_bytes=limit).blocks():
                 if len(block.lines):
                     yield line, _texts_of(block, 0)
@@ -141,7 +141,7 @@ def _texts_of(block: Block, index: int) -> list[str]:
 
 
 def _offsets(path: Path, lines: list[int]) -> Iterator[tuple[int, int]]:
-    """Where lines (ascending) begin: reads up to the last of them, and counts newlines."""
+    """Yield lines (ascending) with the byte at which each begins. Reads up to the last one, and counts newlines."""
     reached = begin = 0
     rest = iter(lines)
     line = next(rest, None)
@@ -166,20 +166,20 @@ def _offsets(path: Path, lines: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _records(manifest: Manifest) -> _Records:
-    """The options of the run that decide what a record is.
+    """Return the options of the run that decide what a record is.
 
     Raises:
-        StoreError: they are of other types than any run has written.
+        StoreError: the options have types that no run writes.
     """
     try:
         given = manifest.options.get("records")
         return msgspec.convert(given if isinstance(given, dict) else {}, _Records)
     except msgspec.ValidationError as error:
-        raise StoreError(f"the manifest's options: records: {error}; no run writes such") from error
+        raise StoreError(f"the manifest is damaged: options: records: {error}") from error
 
 
 class ShardPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One key of a document: the shard that holds it, its number in there, and its tokens."""
+    """One key of a document: the shard that holds it, its number in the shard, and how many tokens it has."""
 
     key: str
     prefix: str
@@ -188,7 +188,7 @@ class ShardPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredAt(msgspec.Struct, frozen=True, kw_only=True):
-    """A document of a store: the path as a run was given it, and its number from 0."""
+    """A document of a store: the path of the store, as it was given to the run, and the number of the document."""
 
     path: str
     document: int
@@ -198,45 +198,45 @@ class DocumentOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """All that ``headrace where`` says of a document."""
 
     document: int
-    """Number over all shards, from 0."""
+    """The number of the document over all shards, from 0."""
 
     input: str
-    """As the run was given it."""
+    """The path of the input, as it was given to the run."""
 
     unit: str
-    """What is counted in the input: ``line``, ``row``, ``paragraph`` or ``document``; or ``stored document`` where the
-    way ends at a store."""
+    """What is counted in the input: ``line``, ``row``, ``paragraph`` or ``document``; or ``stored document`` if the
+    origin is known only up to a store."""
 
     number: int
     counted_from: int
-    """0 for rows and stored documents, else 1."""
+    """0 for rows and stored documents, otherwise 1."""
 
     id: str | None
     shards: tuple[ShardPart, ...]
     texts: dict[str, str] | None
-    """For each field the text as the input holds it now; None: see `note`."""
+    """For each field its text in the input as it is now; None if it was not read, see ``note``."""
 
     note: str
-    """Why no text is shown."""
+    """The reason why there is no text."""
 
     copied_from: tuple[StoredAt, ...] = ()
-    """Of a copy: the stores that the document was copied through, the last copy first."""
+    """The stores that the document was copied through, the last copy first."""
 
 
 def find_origins(
     path: str, documents: Sequence[int], *, read_all: bool = False, with_texts: bool = True
 ) -> list[DocumentOrigin]:
-    """Where documents come from, in the order asked for.
+    """Find where documents come from. Returns their origins in the given order.
 
     Args:
         path: a prepared folder, a copy of one, or the prefix of a shard in one.
-        documents: numbers in the store, or in the shard.
-        read_all: read texts also where that means to read much of a large file.
-        with_texts: look into inputs and stores at all; without, the origins have no texts and no shards.
+        documents: the numbers of documents in the store, or in the shard.
+        read_all: read texts from large files too.
+        with_texts: read inputs and stores; without it, the origins have no texts and no shards.
 
     Raises:
-        StoreError: no such store, a damaged one, or one without provenance.
-        ConfigError: a document that is not there.
+        StoreError: there is no such store, or it is damaged, or has no provenance.
+        ConfigError: there is no such document.
     """
     folder, manifest, shard = _find_store(path)
     domain = manifest.options.get("domain") if (folder.parent / MANIFEST_NAME).exists() else None
@@ -255,7 +255,7 @@ def find_origins(
         if not 0 <= document < end - begin:
             raise ConfigError(f"{path} has no document {document}; it has {end - begin:,}, counted from 0")
     chosen = np.array(documents, np.int64) + begin
-    if domain is not None:  # a part of a store, which keeps for all of them where its documents come from
+    if domain is not None:  # a part of a split store, which keeps the origins of all its parts
         whole = (chosen + int(domain["first_document"])).tolist()
         origins = find_origins(str(folder.parent), whole, read_all=read_all, with_texts=with_texts)
         return [
@@ -273,14 +273,14 @@ def find_origins(
     provenance = Provenance(folder / PROVENANCE_NAME)
     if provenance.num_documents != sum(entry.documents for entry in next(iter(series.values()))):
         raise StoreError(
-            f"{provenance.folder}: tells of {provenance.num_documents:,} documents, {MANIFEST_NAME} of "
-            f"{manifest.ledger.documents.kept:,}; one of them is not of this store"
+            f"{provenance.folder}: holds the origins of {provenance.num_documents:,} documents, but {MANIFEST_NAME} "
+            f"lists {manifest.ledger.documents.kept:,}; one of the two belongs to another store"
         )
     files, lines = (array.tolist() for array in provenance.locate(chosen))
     if max(files) >= len(manifest.inputs):
         raise StoreError(
-            f"{provenance.folder}: tells of input {max(files)}, {MANIFEST_NAME} has {len(manifest.inputs)} of them; "
-            "it was changed"
+            f"{provenance.folder}: names input {max(files)}, but {MANIFEST_NAME} lists {len(manifest.inputs)} inputs; "
+            "one of the two was changed"
         )
     ids = provenance.ids(chosen) if provenance.has_ids else [None] * len(chosen)
     texts = InputTexts(manifest, read_all=read_all)
@@ -318,8 +318,8 @@ def _find_store(path: str) -> tuple[Path, Manifest, OutputShard | None]:
             if shard is not None:
                 return folder, manifest, shard
     if not place.exists():
-        raise StoreError(f"{path}: nothing is there; expected a folder that headrace prepare wrote, or a shard in one")
-    raise StoreError(f"{path}: no {MANIFEST_NAME} tells of it; only what headrace prepare wrote leads back to inputs")
+        raise StoreError(f"{path}: does not exist; expected a folder that headrace prepare wrote, or a shard in one")
+    raise StoreError(f"{path}: no {MANIFEST_NAME} lists it; origins are known only for what headrace prepare wrote")
 
 
 def _parts(folder: Path, series: dict[str, list[OutputShard]], documents: list[int]) -> list[tuple[ShardPart, ...]]:
@@ -347,7 +347,7 @@ def _parts(folder: Path, series: dict[str, list[OutputShard]], documents: list[i
 
 
 STORED = "stored document"
-"""The unit of an origin that ends at a store."""
+"""The unit of an origin that is known only up to a store."""
 
 Find = Callable[[str, Sequence[int]], list[DocumentOrigin]]
 
@@ -355,16 +355,16 @@ Find = Callable[[str, Sequence[int]], list[DocumentOrigin]]
 def copied_origins(
     manifest: Manifest, documents: Sequence[int], parts: Sequence[tuple[ShardPart, ...]], find: Find
 ) -> list[DocumentOrigin]:
-    """Where documents of a copy come from, through any number of copies.
+    """Find where documents of a copy come from, through any number of copies.
 
     Args:
-        manifest: of the copy.
-        documents: numbers over all its shards.
-        parts: where each lies in the copy.
-        find: the same for a store and documents of it.
+        manifest: the manifest of the copy.
+        documents: the numbers of documents over all shards of the copy.
+        parts: the shards in the copy that hold each document.
+        find: finds the origins of documents of the store that was copied.
 
     Raises:
-        StoreError: the manifest's ranges are not those of the store.
+        StoreError: the ranges in the manifest are not those of the store.
     """
     copied = copied_documents(manifest, documents)
     by_source: dict[SourceEntry, list[int]] = {}
@@ -387,18 +387,18 @@ def copied_origins(
 
 
 def _obstacle(manifest: Manifest, source: SourceEntry) -> str:
-    """Why the way ends at the source; empty: it goes on."""
+    """Return why origins cannot be followed beyond a source; an empty text if they can."""
     if source.documents != "indices":
-        return "each sequence was taken as a document, so the documents of the source are others"
+        return "each sequence was read as a document, so they are not the documents of the source"
     try:
-        there = find_manifest(source.path)
+        found = find_manifest(source.path)
     except HeadraceError as error:
         return str(error)
-    if there is None:
-        is_there = Path(source.path).exists() or Path(source.path + ".idx").exists()
-        gone = "has no headrace.json" if is_there else "is not there any more"
-        return f"the store {source.path} {gone}, so the way ends there"
-    folder, listing = there
+    if found is None:
+        exists = Path(source.path).exists() or Path(source.path + ".idx").exists()
+        gone = "has no headrace.json" if exists else "no longer exists"
+        return f"the store {source.path} {gone}, so the origin is not known further"
+    folder, listing = found
     hashes: dict[Path, str] = {}
     for shard in listing.outputs:
         inside = folder / shard.prefix if shard.format == "keyed" else (folder / shard.prefix).parent
@@ -406,7 +406,7 @@ def _obstacle(manifest: Manifest, source: SourceEntry) -> str:
     was = {Path(file.path).resolve(): file.xxh3_128 for file in manifest.inputs}
     same = [hashes[path] == digest for path, digest in was.items() if path in hashes]
     if not same or not all(same):
-        return f"the store {source.path} was written anew since, so the way ends there"
+        return f"the store {source.path} has been written anew, so the origin is not known further"
     return ""
 
 
@@ -433,29 +433,29 @@ class SampleOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """All that ``headrace where`` says of a sample."""
 
     sample: int
-    """Number over all shards, from 0."""
+    """The number of the sample over all shards, from 0."""
 
     key: str
     shard: str
     index: int
-    """In the shard."""
+    """The number of the sample in its shard."""
 
     parts: dict[str, int]
-    """Bytes of each part."""
+    """The number of bytes of each part."""
 
     input: str
-    """As the run was given it."""
+    """The path of the input, as it was given to the run."""
 
     unit: str
     """What is counted in the input: ``line``, ``row`` or ``record`` of a table, or ``sample`` of a folder."""
 
     number: int
     files: tuple[str, ...] = ()
-    """Of a folder, the files by the name that the sample has there, the extension left out."""
+    """For a folder, the name of the sample's files there, without their extensions."""
 
 
 def find_shards(path: str) -> Manifest | None:
-    """The manifest of a folder of tar shards that ``headrace prepare --format tar`` wrote; None: it is none."""
+    """Return the manifest of tar shards that ``headrace prepare --format tar`` wrote; None if the path has none."""
     if not (Path(path) / MANIFEST_NAME).is_file():
         return None
     manifest = load_manifest(path)
@@ -463,10 +463,10 @@ def find_shards(path: str) -> Manifest | None:
 
 
 def find_sample_origins(path: str, manifest: Manifest, samples: Sequence[str]) -> list[SampleOrigin]:
-    """Where samples come from, in the order asked for.
+    """Find where samples come from. Returns their origins in the given order.
 
     Args:
-        path: the folder.
+        path: the folder of tar shards.
         manifest: its manifest.
         samples: keys, or numbers over all shards.
 
@@ -479,8 +479,8 @@ def find_sample_origins(path: str, manifest: Manifest, samples: Sequence[str]) -
     with EnergonStore(path) as store:
         if origins.num_documents != len(store):
             raise StoreError(
-                f"{origins.folder}: tells of {origins.num_documents:,} samples, the shards hold {len(store):,}; they "
-                "do not belong together"
+                f"{origins.folder}: holds the origins of {origins.num_documents:,} samples, but the shards hold "
+                f"{len(store):,}; they do not belong together"
             )
         for given in samples:
             sample = _number(store, path, given)
@@ -506,7 +506,7 @@ def find_sample_origins(path: str, manifest: Manifest, samples: Sequence[str]) -
 
 
 def sample_report(origin: SampleOrigin, path: str) -> list[str]:
-    """An origin for people."""
+    """Return an origin as lines to print."""
     place = f"{origin.unit} {count(origin.number)}"
     pairs = [
         ("key", origin.key),
@@ -525,7 +525,7 @@ def _unit(kind: str) -> tuple[str, int]:
 
 
 def _number(store: SampleStore, path: str, given: str) -> int:
-    """A key comes first: those of numbered samples are numbers, but of nine digits."""
+    """Return the number of a sample. Keys are tried first: those of numbered samples are numbers of nine digits."""
     try:
         return store.find(given)
     except KeyError:
@@ -537,7 +537,7 @@ def _number(store: SampleStore, path: str, given: str) -> int:
 
 
 def place_in_input(origin: DocumentOrigin) -> str:
-    """The place in the input as people count it."""
+    """Return the place in the input in words, such as ``line 12``."""
     if origin.unit == "stored document":
         return f"document {count(origin.number)}"
     if origin.unit == "document":
@@ -547,7 +547,7 @@ def place_in_input(origin: DocumentOrigin) -> str:
 
 
 def with_inputs(samples: Sequence[Traced]) -> list[Traced]:
-    """The same with file and line of each document or sample of media whose store keeps where it comes from."""
+    """Add file and line to the documents and media samples whose stores keep their origins."""
     wanted: dict[str, dict[int | str, None]] = {}
     for sample in samples:
         for origin in sample.origins:
@@ -555,14 +555,14 @@ def with_inputs(samples: Sequence[Traced]) -> list[Traced]:
                 wanted.setdefault(origin.store, {})[name] = None
     known = {(store, name): found for store, names in wanted.items() for name, found in _inputs(store, list(names))}
 
-    def told(origin: Origin) -> Origin:
+    def with_input(origin: Origin) -> Origin:
         name = _name(origin)
         found = None if name is None else known.get((origin.store, name))
         if found is None:
             return origin
         return msgspec.structs.replace(origin, input=found[0], unit=found[1], number=found[2])
 
-    return [msgspec.structs.replace(sample, origins=tuple(map(told, sample.origins))) for sample in samples]
+    return [msgspec.structs.replace(sample, origins=tuple(map(with_input, sample.origins))) for sample in samples]
 
 
 def _name(origin: Origin) -> int | str | None:
@@ -570,13 +570,13 @@ def _name(origin: Origin) -> int | str | None:
 
 
 def _inputs(store: str, names: list[int | str]) -> Iterable[tuple[int | str, tuple[str, str, int]]]:
-    """File, unit and number for each document or key, as far as the store tells."""
+    """Return file, unit and number for each document or key; nothing if the store does not keep them."""
     try:
         if (shards := find_shards(store)) is not None:
             samples = find_sample_origins(store, shards, list(map(str, names)))
             return [(name, (one.input, one.unit, one.number)) for name, one in zip(names, samples, strict=True)]
         documents = find_origins(store, [int(name) for name in names], with_texts=False)
     except (HeadraceError, ValueError):
-        # Not made by `headrace prepare`, or without provenance: documents and keys are all that is known.
+        # The store was not made by `headrace prepare`, or has no provenance: only documents and keys are known.
         return []
     return [(name, (one.input, one.unit, one.number)) for name, one in zip(names, documents, strict=True)]

@@ -1,4 +1,4 @@
-"""Previews and renderings as one HTML file that needs nothing else."""
+"""Previews and renderings as a single HTML file that needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -118,35 +118,38 @@ box.addEventListener("input", () => {
 """
 SEARCH_SCRIPT = f"<script>{_SEARCH_CODE}</script>"
 SEARCH_POLICY = f"script-src 'sha256-{b64encode(sha256(_SEARCH_CODE.encode()).digest()).decode()}'"
-"""Hides the samples that do not hold what was typed. No other script runs, whatever the data says."""
+"""Allows the script that hides the samples without the searched text, and no other script, whatever the data holds."""
 
 _BAR_WIDTH, _HEIGHT, _ABOVE, _BELOW = 58, 120, 16, 20
 
 
 def escaped(text: str) -> str:
-    """Data as HTML: one line, characters that do not print written out."""
+    """Return data as HTML in one line, with characters that do not print written as escapes."""
     return html.escape(safe_text(text))
 
 
 def page(title: str, parts: Iterable[str], *, style: str = "", policy: str = "") -> str:
-    """The whole file; ``title`` is data, ``parts`` are HTML, ``policy`` what a browser may show besides styles."""
+    """Return the whole file. ``title`` is data and is escaped; ``parts`` are HTML.
+
+    ``policy`` adds to the content security policy, which otherwise allows only styles.
+    """
     policy = f"; {policy}" if policy else ""
     return _FRAME.format(title=escaped(title), style=_STYLE + style, body="\n".join(parts), policy=policy)
 
 
 def pairs_html(pairs: Sequence[tuple[str, str]]) -> str:
-    """Names and values, both data."""
+    """Return pairs of name and value as HTML. Both are data, and are escaped."""
     return f"<dl>{''.join(f'<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>' for name, value in pairs)}</dl>"
 
 
 def block_html(text: str) -> str:
-    """Data of several lines, as it is."""
-    # Browsers drop a line break that comes first in a pre.
+    """Return data of several lines as HTML that shows it as it is."""
+    # Browsers drop the first line break in a pre.
     return f"<pre>\n{html.escape(chr(10).join(map(safe_text, text.split(chr(10)))))}</pre>"
 
 
 def sequence_html(sequence: ShownSequence, heading: str) -> str:
-    """A sequence turn by turn; ``heading`` is data."""
+    """Return a sequence as HTML, turn by turn. ``heading`` is data, and is escaped."""
     parts = [f'<div class="sequence">{f"<h3>{escaped(heading)}</h3>" if heading else ""}']
     for turn in turns(sequence.stretches):
         text = "".join(map(_stretch_html, turn))
@@ -181,7 +184,7 @@ def _lines_html(text: str) -> str:
 
 
 def histogram_svg(bars: Sequence[Bar]) -> str:
-    """Documents by their lengths."""
+    """Draw the histogram of the lengths of documents."""
     shown = []
     for bar in bars:
         span = count(bar.first) if bar.first == bar.last else f"{count(bar.first)} to {count(bar.last)}"
@@ -191,7 +194,7 @@ def histogram_svg(bars: Sequence[Bar]) -> str:
 
 
 def shares_svg(documents: Sequence[int]) -> str:
-    """Documents by the share of their tokens that is trained: none, up to 10 %, 20 %, and so on."""
+    """Draw the histogram of the trained share of documents: none, up to 10 %, up to 20 %, and so on."""
     shown = [
         (f"{place * 10} %", number, f"{_share_words(place)}: {plural(number, 'document')}")
         for place, number in enumerate(documents)
@@ -204,7 +207,7 @@ def _share_words(place: int) -> str:
 
 
 def _bars_svg(bars: Sequence[tuple[str, int, str]], label: str) -> str:
-    """Bars, each with its name, height and title."""
+    """Draw bars, each given by its name, its number and its title."""
     most = max(1, *(number for _, number, _ in bars))
     width = len(bars) * _BAR_WIDTH + 10
     shapes = []
@@ -226,7 +229,7 @@ def _bars_svg(bars: Sequence[tuple[str, int, str]], label: str) -> str:
 
 
 def preview_page(preview: Preview) -> str:
-    """One HTML file: figures of the store, if the preview has them, and its samples."""
+    """Return a preview as one HTML file: figures of the store, if the preview has them, and its samples."""
     parts = [
         f"<h1>{escaped(preview.path)}</h1>",
         f'<p class="soft">{_shown(preview)}</p>',
@@ -267,7 +270,7 @@ def _pairs(preview: Preview) -> list[tuple[str, str]]:
 
 
 def figure_pairs(figures: StoreFigures) -> list[tuple[str, str]]:
-    """The numbers of a store, in words."""
+    """Return the figures of a store as pairs of name and value."""
     pairs = [("tokens", f"{count(figures.tokens)} of {figures.key!r}")]
     lengths = figures.tokens_per_document
     if lengths is not None:
@@ -301,7 +304,7 @@ def _sample_html(preview: Preview, sample: ShownSample) -> str:
 
 
 def rendering_page(rendering: Rendering) -> str:
-    """One HTML file."""
+    """Return a rendering as one HTML file."""
     title = f"{rendering.input}, {rendering.place}"
     parts = [f"<h1>{escaped(title)}</h1>", f'<p class="soft">record {count(rendering.record)}</p>']
     parts += [pairs_html(rendering_summary(rendering)), "<h2>Record</h2>"]

@@ -1,4 +1,4 @@
-"""A store -> the documents or packs that a user wants to see, as a `Preview`."""
+"""Previews of token stores: the documents or packs that a user wants to see, as a `Preview`."""
 
 from __future__ import annotations
 
@@ -22,45 +22,58 @@ from headrace.stores import Dialect, Manifest, Store
 from headrace.stores import open_tokens as open_store
 
 MOST_LEFT_OUT = 20
-"""Bad records that are listed; how many there are is said."""
+"""The most bad records that are listed; any others are counted."""
 
 
 class PreviewOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to show of a store, and how."""
+    """What to show of a token store, and how. Pass it to `preview_store`.
+
+    At most one of ``samples``, ``seed`` and ``by`` may be given; without any, the first ``num`` samples are shown.
+
+    Attributes:
+        samples: the numbers of documents, or of packs.
+        num: how many samples are shown if they are not named.
+        seed: show ``num`` random samples, the same for the same seed and store.
+        by: ``"longest"`` or ``"least_trained"``: show the ``num`` documents that are the longest, or of which the
+            smallest share is trained.
+        max_tokens: the most tokens that are shown of each sequence, or of a whole pack.
+        packing: show packs in place of documents.
+        key: show only this key, with its loss mask, in place of all keys that belong together.
+        tokenizer: a ``tokenizer.json`` or its folder; by default the one that the manifest names.
+        any_tokenizer: allow a tokeniser other than the one that the store was made with.
+        ids: show ids in place of texts.
+        dialect: how to read pairs of .bin and .idx.
+        with_figures: count lengths and trained tokens of the whole store, which reads its index and its masks.
+
+    Example:
+        >>> from headrace.inspect import PreviewOptions, preview_store
+        >>> preview = preview_store("stores/web", PreviewOptions(samples=(0, 7), max_tokens=5))
+        >>> [sample.number for sample in preview.samples]
+        [0, 7]
+        >>> preview.samples[0].sequences[0].num_shown
+        5
+    """
 
     samples: tuple[int, ...] | None = None
-    """Numbers of documents, or of packs; None takes the first ``num``."""
-
     num: int = 3
     seed: int | None = None
-    """``num`` by chance, the same for the same seed and store."""
-
     by: By | None = None
-    """``longest`` or ``least_trained``: the ``num`` documents that are most so."""
-
     max_tokens: int = 2048
-    """Of each sequence; of a pack, of all of it."""
-
     packing: Packing | None = None
     key: str | None = None
-    """One key alone, in place of all that belong together."""
-
     tokenizer: str | None = None
     any_tokenizer: bool = False
     ids: bool = False
-    """Numbers in place of texts."""
-
     dialect: Dialect | None = None
     with_figures: bool = False
-    """Count lengths and trained tokens of the whole store, which reads its index and its masks."""
 
 
 def preview_store(path: str | os.PathLike[str], options: PreviewOptions | None = None) -> Preview:
-    """Some samples of a store, with the text, mask, role and position of each token.
+    """Return some samples of a store, with the text, mask, role and position of each token.
 
     Raises:
-        StoreError: there is no store, or its tokeniser is not there.
-        ConfigError: a number, key or tokeniser that does not fit.
+        StoreError: there is no store, or its tokeniser is missing.
+        ConfigError: there is no such sample or key, the tokeniser is another one, or options contradict each other.
     """
     options = options or PreviewOptions()
     name = os.fspath(path)
@@ -68,7 +81,7 @@ def preview_store(path: str | os.PathLike[str], options: PreviewOptions | None =
         keys = ShownKeys.of(store, options.key)
         if options.packing is not None and keys.kind not in ("seq", "sft"):
             raise ConfigError(
-                f"{name}: records of type {keys.kind} are not packed; say one key with --key "
+                f"{name}: records of type {keys.kind} cannot be packed; choose one key, such as --key "
                 f"{keys.main}, or leave --pack out"
             )
         manifest = find_manifest(name)
@@ -84,7 +97,7 @@ def preview_store(path: str | os.PathLike[str], options: PreviewOptions | None =
         )
         plan = None if options.packing is None else _plan(store, keys, options.packing, options)
         if options.max_tokens < 1 or options.num < 1:
-            raise ConfigError("num and max_tokens are at least 1")
+            raise ConfigError(f"num and max_tokens must be at least 1, found {options.num} and {options.max_tokens}")
         chosen, chosen_by = choose(
             store,
             keys,
@@ -119,7 +132,7 @@ def preview_store(path: str | os.PathLike[str], options: PreviewOptions | None =
 
 
 def _placed(path: str, manifest: Manifest | None, samples: list[ShownSample]) -> list[ShownSample]:
-    """The samples, each sequence with the file and line that it comes from, where the store keeps them."""
+    """Add to each sequence the file and line that it comes from, if the store keeps them."""
     if manifest is None or not (manifest.provenance or is_copy(manifest) or manifest.options.get("domain")):
         return samples
     documents = sorted({sequence.document for sample in samples for sequence in sample.sequences})
@@ -143,7 +156,7 @@ def _placed(path: str, manifest: Manifest | None, samples: list[ShownSample]) ->
 
 
 def _left_out(manifest: Manifest) -> tuple[str, ...]:
-    """What the run that made the store left out, in lines: by reason, then bad records by their places."""
+    """Return lines about what the run that made the store left out: by reason, then bad records by place."""
     lines = [
         f"{plural(number, 'document')} dropped: {reason}"
         for reason, number in sorted(manifest.ledger.documents.dropped.items())

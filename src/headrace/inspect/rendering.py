@@ -1,7 +1,7 @@
-"""A recipe and the number of a record -> the record on its way to the store, as a `Rendering`.
+"""Renderings: one record of a recipe on its way to the store, as a `Rendering`.
 
-The record is read again from the inputs and goes through the maker that a run of the recipe would use: layout,
-messages, rendered text, tokens, which of them are trained and why, and what is kept.
+The record is read from the inputs and goes through the maker that a run of the recipe would use: layout, messages,
+rendered text, tokens, which of them are trained and why, and what is kept.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from headrace.samples.templates import ChatTemplate
 
 
 def parts_of(sample: object) -> tuple[RecordPart, ...]:
-    """All of it; nothing of a record that is read field by field."""
+    """Return the texts and conversations of a record; none for a record that is read field by field."""
     if isinstance(sample, Text):
         return (_part("text", sample.text),)
     if isinstance(sample, Conversation):
@@ -57,7 +57,7 @@ def parts_of(sample: object) -> tuple[RecordPart, ...]:
 
 
 def columns_of(sample: object) -> dict[str, Any] | None:
-    """What is passed through beside a prompt; of a record that is read field by field all of it."""
+    """Return the columns that are passed through with a prompt; for a record read field by field, all fields."""
     if isinstance(sample, Prompt):
         return sample.columns
     return dict(sample) if isinstance(sample, Mapping) else None
@@ -77,7 +77,7 @@ def _part(name: str, value: Conversation | str, reward: float | None = None) -> 
 
 
 class OpenedMaker(NamedTuple):
-    """A maker, and what it was made of."""
+    """A maker, with its tokeniser and its template."""
 
     maker: SampleMaker
     tokenizer: Tokenizer
@@ -85,15 +85,16 @@ class OpenedMaker(NamedTuple):
 
 
 def open_maker(recipe: Recipe, source: int, tokenizer: str | None = None) -> OpenedMaker:
-    """The maker for input number ``source`` of a recipe whose layouts are said.
+    """Return the maker for an input of a recipe whose layouts are known.
 
     Args:
         recipe: the recipe.
-        source: number of the input.
-        tokenizer: where the recipe names none.
+        source: the number of the input.
+        tokenizer: the tokeniser, if the recipe names none.
 
     Raises:
-        ConfigError: there is no tokeniser, it or the template cannot be read, or the maker refuses the recipe.
+        ConfigError: there is no tokeniser, the tokeniser or the template cannot be read, or the maker refuses the
+            recipe.
     """
     loaded, folder = find_tokenizer(recipe, tokenizer)
     recipe, setup = find_template(recipe, folder, {})
@@ -114,11 +115,11 @@ OnRecords = Callable[[int], None]
 
 
 class FoundRecord(NamedTuple):
-    """A record, where it is, and the first records of its input, by which the layout is known."""
+    """A record, its place, and the first records of its input, by which the layout is recognised."""
 
     record: Any
     source: int
-    """Number of the input in the recipe."""
+    """The number of the input in the recipe."""
 
     input: str
     place: str
@@ -126,9 +127,9 @@ class FoundRecord(NamedTuple):
 
 
 def find_record(recipe: Recipe, number: int, on_records: OnRecords | None = None) -> FoundRecord:
-    """Record ``number``, counted from 0 over all inputs in their order, bad ones included and blank lines not.
+    """Find record ``number``, counted from 0 over all inputs in order. Bad records count, blank lines do not.
 
-    Reads the inputs up to it.
+    This reads the inputs up to the record.
 
     Raises:
         ConfigError: there is no such record, or no such file.
@@ -155,7 +156,7 @@ def find_record(recipe: Recipe, number: int, on_records: OnRecords | None = None
                 break
         if found is not None:
             return FoundRecord(found[0], source, found[1], found[2], first)
-    raise ConfigError(f"--record {number}: the inputs have {reached:,} records, counted from 0")
+    raise ConfigError(f"--record {number}: the inputs have only {reached:,} records, counted from 0")
 
 
 class _Bad(NamedTuple):
@@ -163,7 +164,7 @@ class _Bad(NamedTuple):
 
 
 def _records(paths: list[str]) -> Iterator[tuple[str, str, Any]]:
-    """File, place in words and record, or a `_Bad` in its stead."""
+    """Yield file, place in words, and the record, or a `_Bad` if it cannot be read."""
     spec = RecordSpec(fields=(), whole=True, lists=True)
     for file in find_inputs(paths, spec=spec):
         unit = record_noun(file.format, spec.sample_by)
@@ -179,11 +180,11 @@ def _of_file(file: SourceFile, spec: RecordSpec) -> Iterator[tuple[int, Any]]:
 
 
 _MOST_ADDED = 2
-"""Tokens that may be put at either end of a sequence."""
+"""The most tokens that may be added at either end of a sequence."""
 
 
 class KeptTokens(NamedTuple):
-    """Which tokens of a sequence are stored, and the ids that are put before and behind them."""
+    """Which tokens of a sequence are stored, and the ids that are added before and after them."""
 
     is_kept: NDArray[np.bool_]
     before: tuple[int, ...] = ()
@@ -193,11 +194,16 @@ class KeptTokens(NamedTuple):
 def kept_tokens(
     whole: NDArray[Any], stored: NDArray[Any], *, from_end: bool, borders: Collection[int] = ()
 ) -> KeptTokens | None:
-    """Which of the tokens ``whole`` are ``stored``; None where they are other tokens.
+    """Find which of the tokens ``whole`` are ``stored``; None if the stored ones are other tokens.
 
-    Stored is one stretch of them or, where exchanges were taken out of the middle, a beginning and an end; up to two
-    tokens at either end may be added ones. ``from_end``: of several such stretches the last one; ``borders``: where
-    messages begin, which is where exchanges are taken out.
+    What is stored is one stretch of the tokens or, if exchanges were removed from the middle, a beginning and an end.
+    Up to two tokens at either end may have been added.
+
+    Args:
+        whole: all tokens of the sequence.
+        stored: the tokens in the store.
+        from_end: if there are several such stretches, choose the last one.
+        borders: where messages begin; exchanges are removed there.
     """
     size = len(stored)
     for before in range(min(_MOST_ADDED, size) + 1):
@@ -215,7 +221,7 @@ def kept_tokens(
         begin = _num_equal(core, whole[: len(core)])
         end = _num_equal(core[::-1], whole[::-1][: len(core)])
         if begin + end >= len(core):
-            # Where the texts of messages are alike, several places would do.
+            # If messages have equal texts, several places are possible.
             places = range(len(core) - end, begin + 1)
             place = next((place for place in places if place in borders), places[0])
             is_kept = np.zeros(len(whole), np.bool_)
@@ -226,12 +232,12 @@ def kept_tokens(
 
 
 def _num_equal(one: NDArray[Any], other: NDArray[Any]) -> int:
-    """How many values are equal from the beginning on."""
+    """Return how many values are equal, from the beginning on."""
     return int(np.argmin(np.append(one == other, False)))
 
 
 def _find(part: NDArray[Any], whole: NDArray[Any], *, from_end: bool) -> int | None:
-    """Where the values of an array stand in another one, or None."""
+    """Return where the values of an array stand in another one, or None."""
     needle, hay = part.astype("<i8"), whole.astype("<i8")
     find = hay.tobytes().rfind if from_end else hay.tobytes().find
     first, last = 0, hay.nbytes
@@ -239,7 +245,7 @@ def _find(part: NDArray[Any], whole: NDArray[Any], *, from_end: bool) -> int | N
         place = find(needle.tobytes(), first, last)
         if place < 0 or place % hay.itemsize == 0:
             return None if place < 0 else place // hay.itemsize
-        # Bytes that happen to be equal across the borders of values.
+        # The bytes found happen to be equal, but are not aligned to values.
         first, last = (first, place + needle.nbytes - 1) if from_end else (place + 1, last)
 
 
@@ -250,7 +256,7 @@ _RESPONSES = "responses"
 def rendered_sequences(
     explained: Sequence[Explained], stored: Rows, tokenizer: Tokenizer, length: LengthSpec
 ) -> tuple[RenderedSequence, ...]:
-    """One for each that the record asks for, with which of its tokens are ``stored``."""
+    """Return the sequences that the record becomes, each with the tokens that are ``stored``."""
     special = frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
     cut_at_begin = length.truncate in ("keep_end", "keep_last_turns") and length.first_tokens is None
     wanted = Counter(one.key for one in explained)
@@ -266,7 +272,7 @@ def rendered_sequences(
             from_end = cut_at_begin or one.key == _RESPONSES
             kept = kept_tokens(one.sample.ids, row, from_end=from_end, borders=_message_begins(one))
         if kept is not None and one.key == _RESPONSES:
-            # What stands before a response is its prompt, which has a key of its own.
+            # The prompt before a response is stored under a key of its own.
             kept.is_kept[: int(np.argmax(kept.is_kept))] = True
         name = one.key if wanted[one.key] == 1 else f"{one.key.removesuffix('s')} {number}"
         found.append(_rendered(one, name, special, tokenizer, row, kept))
@@ -280,7 +286,7 @@ def _message_begins(one: Explained) -> set[int]:
 
 
 def stored_rows(maker: SampleMaker, made: MadeDocuments) -> Rows:
-    """By key of ids, by our names, the sequences that are stored, in the order in which they were asked for."""
+    """Return the stored sequences of each key of ids, in the order of the record."""
     names = {key.name: key.stored for key in maker.keys}
     found = {}
     for key in maker.keys:
@@ -294,7 +300,7 @@ def stored_rows(maker: SampleMaker, made: MadeDocuments) -> Rows:
 
 
 def first_or_last(rows: Rows, length: LengthSpec) -> Rows:
-    """The rows as their limits cut them, whatever that leaves."""
+    """Return the rows as the length limits cut them, even if no trained token is left."""
 
     def cut(row: NDArray[Any]) -> NDArray[Any]:
         row = row[: length.first_tokens]
@@ -343,7 +349,7 @@ def _rendered(
     )
     note = ""
     if stored is not None and kept is None:
-        note = f"it was encoded anew, so that it is not shown which tokens are stored: {len(stored):,} are"
+        note = f"{len(stored):,} tokens are stored; since they were encoded anew, it is not shown which ones"
     return RenderedSequence(
         text=one.text,
         shown=ShownSequence(
@@ -383,7 +389,10 @@ def _row(begin: int, tokens: Sequence[TokenEvidence], *, is_kept: bool, text: st
 
 
 def _groups(data: bytes, tokens: Sequence[TokenEvidence]) -> list[TokenGroup]:
-    """The tokens of a text; a group ends where a character does. Bytes of no token are with the one before them."""
+    """Group the tokens of a text so that each group ends where a character does.
+
+    Bytes that belong to no token are added to the group before them.
+    """
     found: list[TokenGroup] = []
     begin = reached = 0
     for place, token in enumerate(tokens):
@@ -411,34 +420,34 @@ def render_record(
     now: str | None = None,
     on_records: OnRecords | None = None,
 ) -> Rendering:
-    """Record ``number`` of a recipe's inputs: its layout, messages, text, tokens, mask, and the evidence for them.
+    """Show record ``number`` of a recipe: its layout, messages, text, tokens and mask, with the evidence for them.
 
-    A record that the recipe drops or refuses is shown as far as it comes, with the reason.
+    A record that the recipe drops or refuses is shown as far as it gets, with the reason.
 
     Args:
-        recipe_path: of YAML or JSON.
-        number: counted from 0 over all inputs.
-        input_path: a file in place of the recipe's only input.
-        tokenizer: where the recipe names none.
-        now: the time that the template sees, of ISO 8601; by default the one there is.
+        recipe_path: the path of the recipe, in YAML or JSON.
+        number: the number of the record, counted from 0 over all inputs.
+        input_path: a file to read in place of the recipe's only input.
+        tokenizer: the tokeniser, if the recipe names none.
+        now: the time that the template gets, in ISO 8601; by default the current time.
         on_records: called with the number of records read so far.
 
     Raises:
         ConfigError: the recipe is wrong, or there is no such record.
-        InputError: the record is no JSON.
+        InputError: the record is not JSON.
     """
     recipe = load_recipe(recipe_path)
     if now is not None:
         recipe = with_now(recipe, now, os.fspath(recipe_path))
     recipe = with_inputs(recipe, [] if input_path is None else [input_path])
     found = find_record(recipe, number, on_records)
-    layout, why = "", "the recipe says sections, field by field"
+    layout, why = "", "the recipe has sections, which are read field by field"
     if not recipe.by_sections:
         recipe, recognised = resolve_layout(recipe, found.first, source=found.source)
         layout = recipe.inputs[found.source].layout
         why = "the recipe says so" if recognised is None else recognised.why
         if recognised is not None and recognised.alternatives:
-            why += f"; {', '.join(recognised.alternatives)} would fit too, and gave way"
+            why += f"; {', '.join(recognised.alternatives)} would fit too"
     maker, encoder, template = open_maker(recipe, found.source, tokenizer)
     sample, explained = _explained(maker, found.record)
     made = maker.make([found.record])
@@ -448,7 +457,7 @@ def render_record(
     outcome, reason, message = _outcome(made)
     rows = stored_rows(maker, made)
     if reason == SUPERVISION_CUT:
-        # Nothing is stored, and what the cut would leave is what the reader has to see.
+        # Nothing is stored since the cut leaves no trained token, so the reader has to see what it would leave.
         unlimited = open_maker(msgspec.structs.replace(recipe, length=LengthSpec()), found.source, tokenizer).maker
         rows = first_or_last(stored_rows(unlimited, unlimited.make([found.record])), recipe.length)
     return Rendering(
@@ -474,7 +483,7 @@ def render_record(
 
 
 def _explained(maker: SampleMaker, record: Any) -> tuple[Sample | None, list[Explained]]:
-    """As far as it comes; what stands in the way is found again when the record is made."""
+    """Return the sample and its explanation, as far as they can be made; making the record meets the error again."""
     sample = None
     try:
         sample = maker.sample(record)
@@ -492,7 +501,7 @@ def _outcome(made: MadeDocuments) -> tuple[Outcome, str, str]:
 
 
 def _with_text(part: RecordPart, template: ChatTemplate, recipe: Recipe) -> RecordPart:
-    """The part with its text, to be seen where it was refused later on."""
+    """Add the rendered text to a part, since no sequence shows it if the record was refused later."""
     if part.messages is None:
         return part
     kwargs = {**(recipe.template.kwargs if recipe.template is not None else {}), **part.template_kwargs}

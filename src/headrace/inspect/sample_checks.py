@@ -1,4 +1,4 @@
-"""The checks of a store of samples; with ``--decode``, every part of every sample is decoded in worker processes."""
+"""The checks of a store of samples. With ``--decode``, worker processes decode every part of every sample."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from headrace.stores.tar.index import index_path
 
 TASK_SAMPLES: Final = 64
 MAX_NAMED: Final = 1000
-"""Faults that are named one by one; the rest is counted."""
+"""The most faults that are named one by one; any others are counted."""
 
 
 class Decoded(msgspec.Struct, frozen=True, kw_only=True):
-    """How many samples and parts were decoded, and what was wrong with the others."""
+    """How many samples and parts were decoded, and which samples have faults."""
 
     samples: int
     faulty_samples: int
@@ -51,11 +51,11 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
 
     faulty_parts: dict[str, int]
     bad: tuple[BadSample, ...]
-    """Samples with a part at fault."""
+    """The samples that have a faulty part or field."""
 
 
 class _Result(msgspec.Struct, frozen=True):
-    """Of one task."""
+    """The result of one task."""
 
     samples: int
     faulty_samples: int
@@ -66,7 +66,7 @@ class _Result(msgspec.Struct, frozen=True):
 
 
 class _Task:
-    """Decodes ranges of samples; pickles."""
+    """Decodes ranges of samples. It can be pickled."""
 
     def __init__(self, store: SampleStore, exclude: frozenset[str]) -> None:
         self.store = store
@@ -86,7 +86,7 @@ class _Task:
         return msgspec.structs.replace(result, samples=samples, faulty_samples=faulty)
 
     def _sample(self, number: int, result: _Result) -> list[Problem] | None:
-        """What is wrong with a sample; None: it is excluded."""
+        """Return what is wrong with a sample; None if it is excluded."""
         try:
             raw = self.store.read(np.array([number]), self._parts)[0]
         except HeadraceError as error:
@@ -139,18 +139,18 @@ def decode_all(
     on_samples: Callable[[int], None],
     on_problem: Callable[[Problem], None],
 ) -> Decoded:
-    """Decode the parts that the field map of the ``dataset.yaml`` names, or else all that are there.
+    """Decode the parts of all samples: those that the field map of the ``dataset.yaml`` names, or else all parts.
 
     Args:
-        store: pickles.
-        exclude: ``"<shard>"`` or ``"<shard>/<key>"`` of samples to pass over.
-        workers: processes; with one it is done in this process.
+        store: the store, which must pickle.
+        exclude: ``"<shard>"`` or ``"<shard>/<key>"`` of samples to skip.
+        workers: the number of processes; with 1, this process decodes.
         on_samples: called now and then with the number of samples that are done.
         on_problem: called for each fault, in the order of the store.
 
     Raises:
-        WorkerError: a process ended, as codecs written in C can make it; says between which samples.
-        MissingExtraError: what decodes a part is not installed.
+        WorkerError: a process has ended, as a codec written in C can cause; the message says among which samples.
+        MissingExtraError: the package that decodes a part is not installed.
     """
     samples = faulty = unnamed = named = 0
     bad: list[BadSample] = []
@@ -170,7 +170,7 @@ def decode_all(
                 unnamed += 1
         on_samples(samples)
     if unnamed:
-        on_problem(Problem(path=store.path, place="", message=f"{unnamed:,} more parts at fault"))
+        on_problem(Problem(path=store.path, place="", message=f"{unnamed:,} more faulty parts"))
     return Decoded(
         samples=samples,
         faulty_samples=faulty,
@@ -181,14 +181,14 @@ def decode_all(
 
 
 def _results(task: _Task, workers: int) -> Iterator[_Result]:
-    """Of all tasks, in the order of the store; twice as many are under way as there are workers."""
+    """Yield the results of all tasks, in the order of the store; twice as many run ahead as there are workers."""
     store = task.store
     tasks = [(first, min(first + TASK_SAMPLES, len(store))) for first in range(0, len(store), TASK_SAMPLES)]
     if workers == 1 or len(tasks) < 2:
         for first, end in tasks:
             yield task.run(first, end)
         return
-    # Spawned: a fork would take over the threads of whoever called us.
+    # Spawned, since a fork is not safe if the caller has threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(tasks)), context, _begin, (task,)) as pool:
         waiting: collections.deque[tuple[tuple[int, int], Future[_Result]]] = collections.deque()
@@ -204,15 +204,15 @@ def _results(task: _Task, workers: int) -> Iterator[_Result]:
                 yield future.result()
         except BrokenProcessPool as error:
             raise WorkerError(
-                f"{store.path}: a process ended while samples from {span[0]:,} on were decoded: a codec failed, or"
-                " memory was short; --workers 1 shows which sample it is"
+                f"{store.path}: a process ended while samples from {span[0]:,} on were decoded: a codec crashed, or"
+                " memory ran out; --workers 1 shows which sample it is"
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 _TASK: _Task | None = None
-"""Of a worker process."""
+"""The task of this worker process."""
 
 
 def _begin(task: _Task) -> None:
@@ -222,16 +222,17 @@ def _begin(task: _Task) -> None:
 
 def _run(first: int, end: int) -> _Result:
     if _TASK is None:
-        raise WorkerError("a worker was given samples before their store")
+        raise WorkerError("a worker got samples before their store. This is a defect of Headrace: please report it.")
     return _TASK.run(first, end)
 
 
 def decode_media(data: bytes) -> int:
-    """Decode all of a video or a sound, one frame after another, and count them.
+    """Decode all of a video or a sound, one frame after another, and return the number of frames.
 
     Raises:
-        DecodeError: it cannot be opened, or is too large.
-        Exception: whatever the codec raises, or ValueError: it holds nothing.
+        DecodeError: the data cannot be opened, or are too large.
+        ValueError: there are no frames.
+        Exception: whatever the codec raises.
     """
     frames = 0
     container = open_container(data, MAX_PIXELS)
@@ -243,7 +244,7 @@ def decode_media(data: bytes) -> int:
     finally:
         container.close()
     if not frames:
-        raise ValueError("neither a picture nor a sound is in it")
+        raise ValueError("it holds neither a picture nor a sound")
     return frames
 
 
@@ -262,7 +263,22 @@ def _make_fields(fields: FieldMap, raw: RawSample, values: dict[str, Any]) -> No
 
 
 class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What to check beside what is always checked."""
+    """What to check in addition to what is always checked. Pass it to `check_samples`.
+
+    Attributes:
+        dataset: which part of an Energon dataset is checked, and by which of its files.
+        decode: whether every part of every sample is decoded.
+        workers: the number of processes that decode.
+
+    Example:
+        >>> from headrace.inspect import SampleCheck, check_samples
+        >>> def ignore(*progress):
+        ...     pass
+        >>> check = SampleCheck(decode=True)
+        >>> verdict = check_samples("shards", check, on_read=ignore, on_decoded=ignore)
+        >>> verdict.ok, verdict.samples, verdict.decoded.parts
+        (True, 20, {'jpg': 20, 'txt': 20})
+    """
 
     dataset: SampleOptions = SampleOptions()
     decode: bool = False
@@ -270,29 +286,29 @@ class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check found and how much it looked at. Counts are zero where the store does not even open."""
+    """What a check found, and how much it read. Counts are zero if the store cannot be opened."""
 
     path: str
     ok: bool
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
-    """What may be meant, and may be an oversight."""
+    """Remarks on what may be intended or a mistake."""
 
     unvouched: tuple[str, ...]
-    """Files of which no hash was written down: of tars the headers are compared, of the others what they say."""
+    """Files without a recorded hash. Of tars among them only the headers are checked, of others their contents."""
 
     samples: int
     shards: int
     files: int
     bytes: int
     hashed: bool
-    """Whether a manifest vouches for the bytes of the shards, and they were read."""
+    """Whether a manifest has the hashes of the shards, and these were compared."""
 
     decoded: Decoded | None
 
 
 class Watched(PreadReader):
-    """Reads, and tells which file and how many bytes so far."""
+    """A reader that reports which file it reads, and how many bytes it has read so far."""
 
     def __init__(self, on_read: Callable[[str, int], None]) -> None:
         super().__init__()
@@ -313,18 +329,18 @@ def check_samples(
     on_read: Callable[[str, int], None],
     on_decoded: Callable[[int, int], None],
 ) -> SampleVerdict | None:
-    """Check everything at a path and collect what is wrong; None where it holds no samples.
+    """Check everything at a path, and collect what is wrong. Returns None if the path holds no samples.
 
     Args:
-        path: as for `headrace.open`.
-        check: what else.
-        on_read: called before each read with the file, and with the bytes read so far.
-        on_decoded: called now and then with the number of samples that were decoded, and of all.
+        path: the same as for `headrace.open`.
+        check: what to check in addition.
+        on_read: called before each read with the file, and the number of bytes read so far.
+        on_decoded: called now and then with the number of samples that were decoded, and of all samples.
 
     Raises:
-        StoreError: nothing is there.
-        ConfigError: there is no such part.
-        WorkerError: a process that decodes ended.
+        StoreError: the path does not exist.
+        ConfigError: there is no such split part.
+        WorkerError: a process that decodes has ended.
     """
     if sample_layout(path) is None:
         return None
@@ -341,7 +357,7 @@ def check_samples(
         problems = list(_problems(store, path, manifest, check, on_read))
         decoded = None
         if check.decode:
-            # What is read now is pickled, and need not be watched.
+            # Opened again without the watching reader, since the store is pickled for the workers.
             with _reopened(path, check) as again:
                 decoded = decode_all(
                     again,
@@ -369,7 +385,7 @@ def check_samples(
 def _reopened(path: str, check: SampleCheck) -> SampleStore:
     store = open_sample_store(path, check.dataset, faulty=True)
     if store is None:
-        raise StoreError(f"{path}: is gone; it was there a moment ago")
+        raise StoreError(f"{path}: was removed during the check")
     return store
 
 
@@ -395,7 +411,7 @@ def _problems(
         for place, file in listed:
             on_read(str(place), file.size)
             yield from check_file(place, file)
-        if _state_file(store) is not None:  # which was written later, and vouches for .nv-meta
+        if _state_file(store) is not None:  # it was written later, and has the hashes of .nv-meta
             manifest = msgspec.structs.replace(manifest, beside=msgspec.UNSET)
         yield from manifest.check_beside(path)
     if isinstance(store, EnergonStore):
@@ -403,7 +419,7 @@ def _problems(
 
 
 def _state_file(store: SampleStore) -> Path | None:
-    """What `headrace prepare` has left in place, None where it was not at work."""
+    """Return the state file that `headrace prepare` wrote into an Energon dataset; None if there is none."""
     if not isinstance(store, EnergonStore):
         return None
     path = store.root / META_FOLDER / STATE_NAME
@@ -411,7 +427,7 @@ def _state_file(store: SampleStore) -> Path | None:
 
 
 def _unvouched(store: SampleStore, path: str, manifest: Manifest | None) -> tuple[str, ...]:
-    """The files of which no hash was written down."""
+    """Return the files without a recorded hash."""
     files = set(store.files)
     vouched: set[Path] = set()
     if isinstance(store, EnergonStore):
@@ -431,7 +447,7 @@ def _unvouched(store: SampleStore, path: str, manifest: Manifest | None) -> tupl
 
 
 def _split_problems(store: EnergonStore, options: SampleOptions) -> Iterator[Problem]:
-    """Parts that cannot be opened, and excluded samples that are not there; whichever part was asked for."""
+    """Yield split parts that cannot be opened, and excluded samples that do not exist; of one part, or of all."""
     try:
         splits = _splits(store, options)
     except HeadraceError as error:
@@ -447,7 +463,7 @@ def _split_problems(store: EnergonStore, options: SampleOptions) -> Iterator[Pro
                 wanted = sum(map(len, part.part_shards.keys.values()))
                 if part.num_left_out < wanted and len(set(part.shards)) == len(part.shards):
                     message = (
-                        f"part {name!r}: excludes {wanted} samples, of which {wanted - part.num_left_out} are not there"
+                        f"part {name!r}: excludes {wanted} samples, of which {wanted - part.num_left_out} do not exist"
                     )
                     yield Problem(path=str(splits.path), place="exclude", message=message)
         except HeadraceError as error:
@@ -460,18 +476,18 @@ def _splits(store: EnergonStore, options: SampleOptions) -> Splits | None:
 
 
 def _excluded(store: SampleStore, options: SampleOptions) -> frozenset[str]:
-    """What the split file leaves out, which a run never decodes."""
+    """Return what the split file excludes, which a run never decodes."""
     if not isinstance(store, EnergonStore):
         return frozenset()
     try:
         splits = _splits(store, options)
     except HeadraceError:
-        return frozenset()  # a fault that was told
+        return frozenset()  # reported by _split_problems
     return frozenset() if splits is None else splits.exclude
 
 
 def _notes(store: SampleStore, options: SampleOptions) -> Iterator[str]:
-    """Shards in several parts, in none, and tars that nobody lists."""
+    """Yield notes on shards in several parts or in none, and on tars that no file lists."""
     if not isinstance(store, EnergonStore) or options.split_part is not None:
         return
     known = store.info.shard_counts
@@ -482,9 +498,9 @@ def _notes(store: SampleStore, options: SampleOptions) -> Iterator[str]:
     try:
         splits = _splits(store, options)
     except HeadraceError:
-        return  # which is a fault, and was told
+        return  # reported by _split_problems
     if splits is None:
-        yield "there is no split file: only all shards together can be opened"
+        yield "there is no split file, so the dataset can only be opened as a whole"
         return
     parts: dict[str, list[str]] = {shard: [] for shard in known}
     for name, listed in splits.parts.items():
@@ -499,12 +515,12 @@ def _notes(store: SampleStore, options: SampleOptions) -> Iterator[str]:
 
 
 def _note_of(unvouched: tuple[str, ...], store: SampleStore, manifest: Manifest | None) -> tuple[str, ...]:
-    """A line where hashes were written down, and not of all files."""
+    """Return a note if some files have recorded hashes, but not all."""
     if not unvouched or (manifest is None and _state_file(store) is None):
         return ()
     root = store.root if isinstance(store, EnergonStore) else Path(store.path)
     names = {str(Path(name).relative_to(root)) if Path(name).is_relative_to(root) else name for name in unvouched}
-    return (f"no hash vouches for {_some(names)}: of tars the headers are checked alone",)
+    return (f"no hash was recorded for {_some(names)}: of tars, only the headers are checked",)
 
 
 def _some(names: set[str]) -> str:

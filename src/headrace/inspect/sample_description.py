@@ -1,4 +1,4 @@
-"""A store of samples in numbers, for ``headrace info``, and its samples one after another, for ``headrace ls``."""
+"""The numbers of a store of samples, for ``headrace info``, and a list of its samples, for ``headrace ls``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from headrace.stores.quarantine import QuarantinedStore
 from headrace.stores.sample_store import SampleStore
 
 LOOKED_AT: Final = 1000
-"""Samples whose parts are looked at, evenly spread over the store."""
+"""The number of samples whose parts are examined, evenly spread over the store."""
 
 
 class PartKind(msgspec.Struct, frozen=True, kw_only=True):
-    """A name of parts: how many of the samples looked at have one, and bytes."""
+    """All parts of one name: how many of the examined samples have one, and their sizes in bytes."""
 
     name: str
     samples: int
@@ -42,27 +42,27 @@ class SplitNumbers(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     shards: int
     samples: int
-    """Without those that are left out."""
+    """The number of samples, without excluded ones."""
 
     excluded: int
-    """Samples that are left out one by one."""
+    """The number of samples that are excluded one by one."""
 
     excluded_shards: int
 
 
 class MediaNumbers(msgspec.Struct, frozen=True, kw_only=True):
-    """Media metadata that were gathered: how many entries of each kind, and by which patterns they were found."""
+    """The stored metadata of media: how many entries of each kind, and by which patterns they were found."""
 
     entries: dict[str, int]
     filters: tuple[tuple[str, str], ...]
 
 
 class TypeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ``dataset.yaml`` says the samples are."""
+    """What the ``dataset.yaml`` says about the type of the samples."""
 
     file: str
     kind: str
-    """``typed``, ``crude``, or ``other``: a class of someone's own."""
+    """``typed``, ``crude``, or ``other``, which is a class of the user's own."""
 
     class_name: str
     sample_type: str | None
@@ -79,35 +79,35 @@ class SampleDescription(msgspec.Struct, frozen=True, kw_only=True):
     format: str
     samples: int
     left_out: int
-    """Bad samples that a list beside the files takes out; of Energon's datasets see ``splits``."""
+    """The number of bad samples that a quarantine list leaves out. For Energon's datasets see ``splits``."""
 
     shards: int
     bytes: int
-    """Of all files, indices included."""
+    """The size of all files, indices included."""
 
     energon_version: str | None
     uuid: str | None
     type: TypeInfo | None
     splits: tuple[SplitNumbers, ...] | None
     looked_at: int
-    """Samples whose parts were looked at."""
+    """The number of samples whose parts were examined."""
 
     parts: tuple[PartKind, ...]
     media: MediaNumbers | None
     index: dict[str, tuple[str, ...]] | None
-    """Tables of ``index.sqlite`` -> columns."""
+    """Table of ``index.sqlite`` -> its columns."""
 
 
 def describe_samples(path: str, options: SampleOptions) -> SampleDescription | None:
-    """Open a store and gather its numbers; None where it holds no samples. Reads the headers of a thousand of them.
+    """Open a store and gather its numbers; None if it holds no samples. This reads the headers of a thousand samples.
 
     Raises:
-        HeadraceError: it does not open.
+        HeadraceError: the store cannot be opened.
     """
     split_config = options.split_config
     opened = open_sample_store(path, msgspec.structs.replace(options, split_config=None))
     if split_config is not None and not isinstance(opened, EnergonStore):
-        raise ConfigError(f"{path}: --split-config is for datasets of Energon; this has no .nv-meta")
+        raise ConfigError(f"{path}: --split-config is only for Energon datasets, and this has no .nv-meta")
     if opened is None:
         return None
     with opened as store:
@@ -146,7 +146,7 @@ def _parts(store: SampleStore) -> tuple[int, tuple[PartKind, ...]]:
 
 
 def part_sizes(store: SampleStore, number: int) -> dict[str, int]:
-    """Bytes of each part of a sample, in the order of the file; what lies nowhere is made for it."""
+    """Return the bytes of each part of a sample, in the order of the file. Parts without a place in a file are read."""
     places = store.places(number)
     if places:
         return {name: place.size for name, place in places.items()}
@@ -188,7 +188,7 @@ def _split(store: EnergonStore, splits: Splits, name: str, split_config: str | N
     listed = splits.parts[name]
     kept = [shard for shard in listed if shard not in splits.exclude]
     samples = excluded = 0
-    if kept:  # a part without shards does not open
+    if kept:  # a part without shards cannot be opened
         with EnergonStore(store.root, split_part=name, split_config=split_config) as part:
             samples, excluded = len(part), part.num_left_out
     return SplitNumbers(
@@ -210,30 +210,31 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     key: str
     number: int
-    """In the store."""
+    """The number of the sample in the store."""
 
     shard: str
     index: int
-    """In the shard."""
+    """The number of the sample in its shard."""
 
     parts: dict[str, int] | None = None
-    """Bytes of each part, if they were asked for."""
+    """The bytes of each part, if they were asked for."""
 
 
 def listed(store: SampleStore, pattern: str | None, *, with_parts: bool) -> Iterator[Listed]:
-    """The samples whose keys match, in the order of the store, as they are found; contents are not read.
+    """Yield the samples whose keys match, in the order of the store, as they are found. Contents are not read.
 
     Args:
         store: the store.
-        pattern: ``cats/*``, with ``*``, ``?`` and ``[a-z]`` as in a shell, but that they match slashes too; None: all.
-        with_parts: the sizes of the parts too, which costs twice as much.
+        pattern: such as ``cats/*``, with ``*``, ``?`` and ``[a-z]`` as in a shell, except that they also match
+            slashes; None matches all.
+        with_parts: whether to add the sizes of the parts, which doubles the cost.
 
     Raises:
         InputError: a sample is malformed.
-        StoreError: a file is missing, or changed.
+        StoreError: a file is missing, or has changed.
     """
     if pattern is not None and not _MAGIC.search(pattern):
-        # A key as it is: the index of a dataset knows its place.
+        # Without wildcards it is a key, which the index of a dataset finds at once.
         try:
             numbers = [store.find(pattern)]
         except KeyError:

@@ -1,4 +1,4 @@
-"""Samples with named parts as lines for a terminal and as a page; a store of them in numbers, as lines."""
+"""Samples with named parts, as lines for a terminal and as a page; and the numbers of their store, as lines."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from headrace.inspect.sample_preview import MixPreview
 
 Draw = Callable[[Picture], str]
-"""A picture -> what a terminal shows it by."""
+"""Turns a picture into the text with which a terminal shows it."""
 
 
 def preview_lines(found: StorePreview | MixPreview, draw: Draw | None) -> Iterator[str]:
-    """All that ``headrace preview`` prints of samples."""
+    """Yield all lines that ``headrace preview`` prints for samples."""
     yield heading(found.facts)
     yield how_many(found)
     for sample in found:
@@ -32,20 +32,20 @@ def preview_lines(found: StorePreview | MixPreview, draw: Draw | None) -> Iterat
 
 
 def how_many(found: StorePreview | MixPreview) -> str:
-    """How many samples are shown, and of how many."""
+    """Say how many samples are shown, and of how many."""
     if found.facts.num_samples is None:
-        return f"{plural(len(found.numbers), 'sample')} of a mix without an end"
+        return f"{plural(len(found.numbers), 'sample')} of an endless mix"
     of_passes = " a pass" if isinstance(found.facts, MixFacts) else ""
     return f"{count(len(found.numbers))} of {plural(found.facts.num_samples, 'sample')}{of_passes}"
 
 
 def heading(preview: SamplePreview | MixFacts) -> str:
-    """What lies where, in a line."""
+    """Return the first line of a preview: the path, and what is there."""
     return safe_text(f"{preview.path}: {what(preview)}")
 
 
 def what(preview: SamplePreview | MixFacts) -> str:
-    """What the store is, or the mix."""
+    """Describe the store or the mix in words."""
     if isinstance(preview, MixFacts):
         order = f"order {preview.order}, seed {preview.seed}"
         return f"{preview.format}, split {preview.split_part}, {plural(len(preview.sources), 'source')}, {order}"
@@ -55,7 +55,7 @@ def what(preview: SamplePreview | MixFacts) -> str:
 
 
 def sample_heading(shown: ShownParts) -> str:
-    """Number, key and place of a sample; in a mix its position there, and its source, too."""
+    """Return the number, key and place of a sample; in a mix also its position, source and epoch."""
     if shown.place is not None:
         shard = f", {shown.shard}, {count(shown.index)}" if shown.shard else ""
         at = f"position {count(shown.place.position)}: {shown.place.source or '.'}, epoch {count(shown.place.epoch)}"
@@ -64,7 +64,7 @@ def sample_heading(shown: ShownParts) -> str:
 
 
 def sample_lines(sample: LookedAtSample, draw: Draw | None) -> Iterator[str]:
-    """The parts of a sample, and its fields."""
+    """Yield the lines of a sample: its parts, pictures, boxes and fields."""
     for part in sample.shown.parts:
         yield from part_lines(part)
         if draw is not None and part.name in sample.pictures:
@@ -76,7 +76,7 @@ def sample_lines(sample: LookedAtSample, draw: Draw | None) -> Iterator[str]:
 
 
 def part_lines(part: ShownPart) -> Iterator[str]:
-    """One part: a line about it, and its text."""
+    """Yield the lines of a part: one about it, then its text."""
     yield f"  {part_line(part)}"
     if part.text and part.kind != "bytes":
         for line in safe_lines(part.text) if part.kind == "text" else map(safe_text, part.text.split("\n")):
@@ -86,42 +86,42 @@ def part_lines(part: ShownPart) -> Iterator[str]:
 
 
 def part_line(part: ShownPart) -> str:
-    """Name, kind, facts and size of a part in a line."""
-    said = f": {part.text} ..." if part.kind == "bytes" and part.text else ""
+    """Return name, kind, facts and size of a part, or its error, in one line."""
+    words = f": {part.text} ..." if part.kind == "bytes" and part.text else ""
     error = f": cannot be shown: {part.error}" if part.error else ""
     facts = "".join(f", {fact}" for fact in facts_of(part))
-    return safe_text(f"{part.name or '(no name)'}: {part.kind}{facts}, {size(part.size)}{said}{error}")
+    return safe_text(f"{part.name or '(no name)'}: {part.kind}{facts}, {size(part.size)}{words}{error}")
 
 
 def facts_of(part: ShownPart) -> list[str]:
-    """The facts of a part as people say them: ``640 x 480``, ``2.0 s``, ``25 frames a second``."""
+    """Return the facts of a part in words: ``640 x 480``, ``2.0 s``, ``25 frames/s``."""
     facts = part.facts
-    said = []
+    words = []
     for begin in ("", "video_"):
         if f"{begin}width" in facts:
-            said.append(f"{facts[f'{begin}width']} x {facts[f'{begin}height']}")
+            words.append(f"{facts[f'{begin}width']} x {facts[f'{begin}height']}")
     seconds = facts.get("video_duration", facts.get("audio_duration"))
     if isinstance(seconds, int | float):
-        said.append(duration(seconds))
+        words.append(duration(seconds))
     if "video_fps" in facts:
-        said.append(f"{facts['video_fps']:.4g} frames/s")
+        words.append(f"{facts['video_fps']:.4g} frames/s")
     if "audio_sample_rate" in facts:
         channels = facts.get("audio_channels", 1)
-        said.append(f"sound {facts['audio_sample_rate']} Hz, {channels} channel{'' if channels == 1 else 's'}")
+        words.append(f"sound {facts['audio_sample_rate']} Hz, {channels} channel{'' if channels == 1 else 's'}")
     if "dtype" in facts:
-        said.append(f"{facts['dtype']} {facts['shape']}")
-    return said
+        words.append(f"{facts['dtype']} {facts['shape']}")
+    return words
 
 
 def boxes_line(boxes: Boxes) -> str:
-    """How many boxes there are, and their first texts."""
+    """Say how many boxes there are, with their first texts."""
     texts = f": {' | '.join(boxes.texts[:8])}{' ...' if len(boxes.texts) > 8 else ''}" if boxes.texts else ""
     number = len(boxes.boxes) + boxes.left_out
     return safe_text(f"{count(number)} {'box' if number == 1 else 'boxes'} of {boxes.kind} on {boxes.picture}{texts}")
 
 
 def description_lines(found: SampleDescription) -> list[str]:
-    """All that ``headrace info`` prints of a store of samples."""
+    """Return all lines that ``headrace info`` prints for a store of samples."""
     pairs = [
         ("format", f"{found.format}, {plural(found.shards, 'shard')}"),
         ("samples", count(found.samples) + (f", {count(found.left_out)} bad ones left out" if found.left_out else "")),
@@ -134,7 +134,7 @@ def description_lines(found: SampleDescription) -> list[str]:
     if found.type is not None:
         pairs += _type_pairs(found.type)
     elif found.format == "energon":
-        pairs.append(("sample type", "not said: there is no dataset.yaml"))
+        pairs.append(("sample type", "unknown: there is no dataset.yaml"))
     if found.media is not None:
         kinds = ", ".join(f"{count(number)} {kind}" for kind, number in found.media.entries.items()) or "none"
         by = "; ".join(f"{strategy.lower()}: {patterns}" for strategy, patterns in found.media.filters)
@@ -149,8 +149,8 @@ def description_lines(found: SampleDescription) -> list[str]:
 
 
 def _type_pairs(found: TypeInfo) -> list[tuple[str, str]]:
-    said = f"crude, {found.class_name}" if found.kind == "crude" else found.sample_type or found.class_name
-    pairs = [("sample type", f"{said} ({found.file})")]
+    words = f"crude, {found.class_name}" if found.kind == "crude" else found.sample_type or found.class_name
+    pairs = [("sample type", f"{words} ({found.file})")]
     if found.sample_loader is not None:
         pairs.append(("loader", f"{found.sample_loader}, which is code and was not run"))
     if found.part_filter is not None:
@@ -185,13 +185,13 @@ def _part_lines(found: SampleDescription) -> list[str]:
 
 
 MEDIA_BYTES: Final = 16 << 20
-"""A video or sound of more is not put into the page."""
+"""The largest video or sound that is put into a page."""
 
 PAGE_BYTES: Final = 128 << 20
-"""Nor any more of them once they are this much together."""
+"""The most bytes of video and sound in a page."""
 
 _EXACT_PIXELS: Final = 1 << 16
-"""Pictures up to this size are kept to the pixel (PNG), larger ones as JPEG."""
+"""Pictures up to this size are exact (PNG); larger ones are JPEG."""
 
 _TYPES: Final = {
     "mp4": "video/mp4",
@@ -203,7 +203,7 @@ _TYPES: Final = {
     "mp3": "audio/mpeg",
     "wav": "audio/wav",
 }
-"""What browsers play, by the last component of the name. The type is ours, never the data's."""
+"""The types that browsers play, by the last component of the part's name. The data cannot set the type."""
 
 _STYLE: Final = (
     """
@@ -227,7 +227,10 @@ _POLICY: Final = "img-src data:; media-src data:"
 
 
 def sample_page(found: StorePreview | MixPreview) -> str:
-    """One HTML file. Data never is markup; pictures are encoded anew, so that no bytes of theirs reach the browser."""
+    """Return samples as one HTML file.
+
+    Data never becomes markup. Pictures are encoded anew, so that their bytes do not reach the browser.
+    """
     preview = found.facts
     parts = [
         f"<h1>{escaped(preview.path)}</h1>",
@@ -245,7 +248,7 @@ def sample_page(found: StorePreview | MixPreview) -> str:
 
 
 def _sample_html(sample: LookedAtSample, room: int) -> tuple[str, int]:
-    """A card, and the bytes of video and sound in it."""
+    """Return a sample as HTML, and the bytes of video and sound in it."""
     shown = sample.shown
     bodies, used = [], 0
     for part in shown.parts:
@@ -270,8 +273,8 @@ def _part_heading(part: ShownPart) -> str:
     if part.error:
         return f'<h4 class="bad">{escaped(part_line(part))}</h4>'
     facts = ", ".join([part.kind, *facts_of(part), size(part.size)])
-    said = f": {part.text} ..." if part.kind == "bytes" else ""
-    return f"<h4><b>{escaped(part.name or '(no name)')}</b> {escaped(facts + said)}</h4>"
+    words = f": {part.text} ..." if part.kind == "bytes" else ""
+    return f"<h4><b>{escaped(part.name or '(no name)')}</b> {escaped(facts + words)}</h4>"
 
 
 def _picture(part: ShownPart, picture: Picture, boxes: list[Boxes]) -> str:
@@ -294,7 +297,7 @@ def _boxes_svg(found: Boxes) -> str:
 
 
 def picture_uri(picture: Picture) -> str:
-    """A picture as a data URI."""
+    """Return a picture as a data URI, in PNG or JPEG."""
     buffer = io.BytesIO()
     is_exact = picture.width * picture.height <= _EXACT_PIXELS
     picture.save(buffer, "PNG" if is_exact else "JPEG", **({} if is_exact else {"quality": 90}))

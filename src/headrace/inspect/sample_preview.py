@@ -1,4 +1,4 @@
-"""Samples that a user wants to see: those of one store, or those of a metadataset in the order of the mix."""
+"""Previews of samples: those of one store, or those of a metadataset in the order of its mix."""
 
 from __future__ import annotations
 
@@ -42,22 +42,35 @@ OrderKind = Literal["full", "blocks", "shards", "none"]
 
 
 class SamplePreviewOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to show of a store of samples."""
+    """What to show of a store of samples. Pass it to `open_preview`.
+
+    Attributes:
+        numbers: the numbers of samples; None shows the first ``num``.
+        num: how many samples are shown if they are not named.
+        key: show only the sample of this key.
+        max_chars: the most characters that are kept of each text.
+        pictures: whether pictures of images and videos are made.
+        dataset: which part of an Energon dataset is shown, and by which of its files.
+
+    Example:
+        >>> from headrace.inspect import SamplePreviewOptions, open_preview
+        >>> with open_preview("shards", SamplePreviewOptions(num=2)) as preview:
+        ...     for sample in preview:
+        ...         print(sample.shown.number, [part.name for part in sample.shown.parts])
+        0 ['jpg', 'txt']
+        1 ['jpg', 'txt']
+    """
 
     numbers: tuple[int, ...] | None = None
-    """Numbers of samples; None takes the first ``num``."""
-
     num: int = 3
     key: str | None = None
-    """The sample of this key alone."""
-
     max_chars: int = 2000
     pictures: bool = True
     dataset: SampleOptions = SampleOptions()
 
 
 class SamplePreview(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store is whose samples are shown."""
+    """Facts about a store whose samples are shown."""
 
     path: str
     format: str
@@ -69,13 +82,13 @@ class SamplePreview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MixFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a metadataset is whose samples are shown."""
+    """Facts about a metadataset whose samples are shown."""
 
     path: str
     format: str
     split_part: str
     num_samples: int | None
-    """Of one pass; None of a mix without an end."""
+    """The number of samples of one pass; None for an endless mix."""
 
     sources: tuple[str, ...]
     order: OrderKind
@@ -83,11 +96,11 @@ class MixFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StorePreview:
-    """An open store, and the samples of it that a user wants to see: each is read and looked at when its turn comes.
+    """An open store, and the samples of it that a user wants to see. Iterating reads and decodes them one by one.
 
     Attributes:
-        facts: of the store.
-        numbers: of the samples.
+        facts: facts about the store.
+        numbers: the numbers of the samples.
     """
 
     def __init__(self, store: SampleStore, options: SamplePreviewOptions) -> None:
@@ -107,11 +120,11 @@ class StorePreview:
         )
 
     def __iter__(self) -> Iterator[LookedAtSample]:
-        """The samples. What is wrong with their parts is said there.
+        """Yield the samples. A part that cannot be decoded says so itself.
 
         Raises:
             InputError: a sample is malformed.
-            StoreError: a file is missing, or changed.
+            StoreError: a file is missing, or has changed.
         """
         for number in self.numbers:
             yield look_at(self._store.read(np.array([number]))[0], number, self._fields, self._viewer)
@@ -124,10 +137,10 @@ class StorePreview:
 
 
 def open_preview(path: str, options: SamplePreviewOptions) -> StorePreview | None:
-    """The store at a path, to look at; None where it holds no samples.
+    """Open a store to show its samples; None if the path holds no samples.
 
     Raises:
-        HeadraceError: it does not open.
+        HeadraceError: the store cannot be opened.
         ConfigError: there is no such sample.
     """
     store = open_sample_store(path, options.dataset)
@@ -141,17 +154,17 @@ def open_preview(path: str, options: SamplePreviewOptions) -> StorePreview | Non
 
 
 def field_map_of(store: SampleStore) -> FieldMap | None:
-    """The field map that a dataset of Energon's says, if it does.
+    """Return the field map of an Energon dataset, if it has one.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the field map cannot be parsed.
     """
     dataset = dataset_of(store)
     return None if dataset is None or dataset.field_map is None else parse_field_map(dataset.field_map)
 
 
 def type_name(store: SampleStore) -> str | None:
-    """The sample type, as the ``dataset.yaml`` names it."""
+    """Return the name of the sample type in the ``dataset.yaml``."""
     dataset = dataset_of(store)
     if dataset is None:
         return None
@@ -159,10 +172,10 @@ def type_name(store: SampleStore) -> str | None:
 
 
 def find_sample(store: SampleStore, key: str) -> int:
-    """The number of the sample of a key.
+    """Return the number of the sample with a key.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no sample has the key.
     """
     try:
         return store.find(key)
@@ -187,11 +200,11 @@ _FIELD = "input_ids"
 
 
 class TokenViewer:
-    """Looks at the samples of a run that are of tokens; each store is read by the tokeniser that made it.
+    """Shows the samples of a run that consist of tokens. Each store is read with the tokeniser that made it.
 
     Args:
-        run: with one sample a step.
-        max_chars: of each text so many characters are kept.
+        run: a run with one sample for each step.
+        max_chars: the most characters that are kept of each text.
     """
 
     def __init__(self, run: Run, *, max_chars: int) -> None:
@@ -200,19 +213,19 @@ class TokenViewer:
         self._texts: dict[str, TokenTexts] = {}
 
     def look(self, position: int, number: int, place: MixPlace) -> LookedAtSample:
-        """The sample of a position.
+        """Return the sample at a position.
 
         Args:
-            position: in the run.
-            number: of the sample in its dataset.
-            place: in the mix.
+            position: the position in the run.
+            number: the number of the sample in its dataset.
+            place: the place of the sample in the mix.
 
         Raises:
-            StoreError: the tokeniser of the store is not there, or was changed.
+            StoreError: the tokeniser of the store is missing, or has changed.
         """
         located = self._run.locate(np.array([position]))
         (origins,) = self._run.datasets[int(located.sources[0])].origins(located.addresses)
-        # What follows the documents of a pack is pads.
+        # Only pads follow the documents of a pack.
         ids = self._run.read(located)[_FIELD][0][: sum(origin.tokens or 0 for origin in origins)]
         text = "".join(group.text for group in self._texts_of(place.path).groups(ids.tolist()))
         part = ShownPart(
@@ -245,7 +258,7 @@ class TokenViewer:
 
 
 def _documents(origins: tuple[Origin, ...]) -> str:
-    """``document 12 from token 30, document 13``."""
+    """Return ``document 12 from token 30, document 13``."""
     found = []
     for origin in origins:
         begin = f" from token {count(origin.begin)}" if origin.begin else ""
@@ -254,22 +267,22 @@ def _documents(origins: tuple[Origin, ...]) -> str:
 
 
 class MixOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Which mix of a metadataset, and in which order."""
+    """Which mix of a metadataset is shown, and in which order."""
 
     split_part: str | None = None
-    """None: ``train``, or the only one."""
+    """The split; None means ``train``, or the only one."""
 
     order: OrderKind = "full"
     seed: int = 0
     global_batch_size: int | None = None
-    """For schedules that count in steps."""
+    """Needed for schedules that count in steps."""
 
 
 class MixPreview:
-    """A metadataset that is opened, and the samples of its mix that a user wants to see.
+    """An open metadataset, and the samples of its mix that a user wants to see.
 
     Attributes:
-        facts: of the mix.
+        facts: facts about the mix.
         numbers: the positions of the samples.
     """
 
@@ -302,11 +315,11 @@ class MixPreview:
         )
 
     def __iter__(self) -> Iterator[LookedAtSample]:
-        """The samples. What is wrong with their parts is said there.
+        """Yield the samples. A part that cannot be decoded says so itself.
 
         Raises:
             InputError: a sample is malformed.
-            StoreError: a file is missing, or changed; the tokeniser of a store is.
+            StoreError: a file, or the tokeniser of a store, is missing or has changed.
         """
         found = self._run.lookup(np.array(self.numbers, dtype=np.int64))
         rows = zip(self.numbers, found.sources.tolist(), found.epochs.tolist(), found.indices.tolist(), strict=True)
@@ -332,13 +345,14 @@ def _split(path: str, splits: tuple[str, ...], wanted: str | None) -> str:
         return wanted
     if "train" in splits or len(splits) == 1:
         return "train" if "train" in splits else splits[0]
-    raise ConfigError(f"{path}: which split? --split-part takes {', '.join(splits)}")
+    raise ConfigError(f"{path}: choose a split with --split-part; the splits are {', '.join(splits)}")
 
 
 def _positions(path: str, options: SamplePreviewOptions, length: int | None) -> list[int]:
     if options.key is not None:
         raise ConfigError(
-            f"{path}: --key {options.key} names a sample of one dataset, and this is a mix of some: preview that one"
+            f"{path}: --key {options.key} names a sample of one dataset, and this is a mix of several: preview the"
+            " dataset itself"
         )
     if options.numbers is None:
         if not 1 <= options.num <= MAX_SAMPLES:

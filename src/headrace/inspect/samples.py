@@ -1,7 +1,7 @@
-"""Samples with keys and named parts for people: what is in each part, its picture, and boxes of text drawn on it.
+"""Samples with keys and named parts: what each part holds, its picture, and the boxes of text on it.
 
-Stores and metadatasets are opened as they lie on disk, so that looking at them changes nothing and runs no code that
-a ``dataset.yaml`` names.
+Stores and metadatasets are opened as they are on disk. Looking at them changes nothing, and runs no code that a
+``dataset.yaml`` names.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from headrace.stores.tar.store import TarStore
 
 
 class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Which samples of a dataset of Energon's, and by which of its files."""
+    """Which split part of an Energon dataset is opened, and by which of its files."""
 
     split_part: str | None = None
     split_config: str | None = None
     dataset_config: str | None = None
 
     def named(self) -> list[str]:
-        """The options that were given, as the user writes them."""
+        """Return the options that were given, as on the command line."""
         return [f"--{name.replace('_', '-')}" for name in self.__struct_fields__ if getattr(self, name) is not None]
 
 
@@ -52,20 +52,21 @@ WHOLE = SampleOptions()
 def open_sample_store(
     path: str, options: SampleOptions = WHOLE, *, using: str | Reader = "mmap", faulty: bool = False
 ) -> SampleStore | None:
-    """The samples at a path; None where there are none: tokens, another thing, or nothing.
+    """Open the samples at a path; None if there are none, because it holds tokens, something else, or nothing.
 
-    As `headrace.open`, but that the index of a tar that has none is kept in the cache, never beside the tar.
+    It works like `headrace.open`, except that the index of a tar without one is kept in the cache, never beside the
+    tar.
 
     Args:
-        path: as the user wrote it.
-        options: of datasets of Energon's.
+        path: the path, as the user wrote it.
+        options: options for Energon datasets.
         using: how to read.
-        faulty: open tars that are damaged, as far as they can be read.
+        faulty: also open damaged tars, as far as they can be read.
 
     Raises:
-        StoreError: missing or malformed.
+        StoreError: the store is missing or malformed.
         InputError: a tar is compressed, or damaged.
-        ConfigError: there is no such part, or options of Energon's datasets for something else.
+        ConfigError: there is no such split part, or the options are given for something other than an Energon dataset.
     """
     layout = sample_layout(path, using)
     if layout == "energon":
@@ -78,18 +79,18 @@ def open_sample_store(
         )
     if options != WHOLE:
         what = "this has no .nv-meta" if layout is None else f"this is {WORDS[layout]}"
-        raise ConfigError(f"{path}: {', '.join(options.named())} is for datasets of Energon; {what}")
+        raise ConfigError(f"{path}: {', '.join(options.named())} is only for Energon datasets; {what}")
     if layout == "tar":
         return quarantined(TarStore(path, using=using, index="cache", faulty="skip" if faulty else "error"))
     return None if layout is None else open_samples(path, layout, split_part=None, using=using)
 
 
 def need_samples(path: str, options: SampleOptions = WHOLE) -> SampleStore:
-    """As `open_sample_store`, where nothing else will do.
+    """Open the samples at a path like `open_sample_store`; anything else is an error.
 
     Raises:
-        ConfigError: it holds documents of tokens.
-        StoreError: nothing is there, or it is malformed.
+        ConfigError: the path holds documents of tokens.
+        StoreError: the path does not exist, or the store is malformed.
     """
     store = open_sample_store(path, options)
     if store is not None:
@@ -97,17 +98,17 @@ def need_samples(path: str, options: SampleOptions = WHOLE) -> SampleStore:
     with open_tokens(path) as tokens:
         raise ConfigError(
             f"{path}: holds {len(tokens):,} documents of tokens, which have numbers and no keys; headrace preview shows"
-            " them as text. Samples are in tar shards, datasets of Energon, .jsonl, and folders of files"
+            " them as text. Samples are in tar shards, Energon datasets, .jsonl, and folders of files"
         )
 
 
 def dataset_of(store: SampleStore) -> DatasetConfig | None:
-    """The ``dataset.yaml`` of a dataset of Energon's, if it has one."""
+    """Return the ``dataset.yaml`` of an Energon dataset, if it has one."""
     return store.dataset if isinstance(store, EnergonStore) else None
 
 
 def total_bytes(store: SampleStore) -> int:
-    """Of all files of a store; those that are missing count nothing."""
+    """Return the bytes of all files of a store. Missing files do not count."""
     total = 0
     for file in store.files:
         try:
@@ -118,11 +119,11 @@ def total_bytes(store: SampleStore) -> int:
 
 
 def plain_dataset(source: NamedSource | JoinedSource) -> Dataset | None:
-    """The samples of a source, neither decoded nor cooked; None for tokens. For ``SourceOptions(open=...)``.
+    """Open the samples of a source, neither decoded nor cooked; None for tokens. Used as ``SourceOptions(open=...)``.
 
     Raises:
-        StoreError: nothing is there, or it is malformed.
-        ConfigError: there is no such part.
+        StoreError: the path does not exist, or the store is malformed.
+        ConfigError: there is no such split part.
     """
     if isinstance(source, JoinedSource):
         store = join_store(source)
@@ -139,12 +140,12 @@ def plain_dataset(source: NamedSource | JoinedSource) -> Dataset | None:
 
 
 def options_of(source: NamedSource | SourceColumn) -> SampleOptions:
-    """By which files a dataset of Energon's is opened, whole: of all its parts."""
+    """Return the options that open the Energon dataset of a source, with all its split parts."""
     return SampleOptions(split_config=source.split_config, dataset_config=source.dataset_config)
 
 
 def closed(dataset: Dataset) -> None:
-    """Let go of the files of a dataset."""
+    """Close the files of a dataset."""
     getattr(dataset, "close", getattr(getattr(dataset, "store", None), "close", lambda: None))()
 
 
@@ -153,36 +154,36 @@ Picture = Any
 """A ``PIL.Image.Image`` of mode RGB."""
 
 MAX_PIXELS_SIDE: Final = 1024
-"""Pictures are made smaller than this before they are kept."""
+"""The longest side of a picture; larger pictures are scaled down."""
 
 _TEXT_BYTES: Final = 1 << 20
 _HEAD_BYTES: Final = 32
 _LINE_CHARS: Final = 100
 _LIST_OF_NUMBERS: Final = re.compile(r"\[\n\s+([-+.\deE]+(?:,\n\s+[-+.\deE]+)*)\n\s*\]")
-"""Line breaks are never within a text of JSON, so that this is one indeed."""
+"""A list of numbers over several lines. Strings of JSON have no line breaks, so this matches no text."""
 
 
 class ShownPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One part."""
+    """What a preview shows of one part of a sample."""
 
     name: str
     size: int
     kind: Kind
     text: str = ""
-    """Text, number, JSON on several lines, numbers of an array; of unknown bytes the first in hexadecimal."""
+    """Text, number, JSON on several lines, or values of an array; for unknown bytes, the first ones in hexadecimal."""
 
     left_out: int = 0
-    """Characters of the text that are not shown."""
+    """The number of characters of the text that are not shown."""
 
     facts: dict[str, int | float | str] = {}
-    """Of pictures, video and sound: width, height, seconds, ...; of arrays dtype and shape."""
+    """For pictures, video and sound: width, height, seconds, ...; for arrays: dtype and shape."""
 
     error: str = ""
-    """Why it cannot be decoded."""
+    """Why the part cannot be decoded."""
 
 
 class LookedAt(NamedTuple):
-    """A part, what it decodes to, and its picture, scaled down; of a video its first frame."""
+    """A part, its decoded value, and its picture, scaled down; for a video, the picture is its first frame."""
 
     shown: ShownPart
     value: Any = None
@@ -191,11 +192,11 @@ class LookedAt(NamedTuple):
 
 
 class PartViewer:
-    """Looks at parts, decoded as training decodes them by their names; pickles are not read.
+    """Decodes parts for previews as training decodes them, by their names. Pickles are not read.
 
     Args:
-        max_chars: of each text so many characters are kept.
-        pictures: make pictures of images and videos.
+        max_chars: the most characters that are kept of each text.
+        pictures: whether pictures of images and videos are made.
     """
 
     def __init__(self, *, max_chars: int, pictures: bool = True) -> None:
@@ -204,7 +205,7 @@ class PartViewer:
         self._pictures = pictures
 
     def look(self, name: str, data: bytes) -> LookedAt:
-        """One part. What is wrong with it is said there, not raised."""
+        """Decode one part. If that fails, the result says why, and nothing is raised."""
         known = _kind_of(name)
         try:
             value = self._decoder.decode(name, data)
@@ -224,14 +225,14 @@ class PartViewer:
         return LookedAt(shown, image, _smaller(image) if self._pictures else None)
 
     def _media(self, name: str, decoder: AVDecoder) -> LookedAt:
-        """Facts and first frame of a medium, which is opened only now.
+        """Return the facts and the first frame of video or sound, which is opened only now.
 
         Raises:
-            HeadraceError: it is broken.
+            HeadraceError: the data are broken.
         """
         try:
             return self._opened_media(name, AVDecoder(decoder.data, arrays="numpy"))
-        except Exception as error:  # of a broken medium PyAV raises what it likes
+        except Exception as error:  # PyAV raises errors of many types for broken data
             reraise(name, error)
 
     def _opened_media(self, name: str, media: AVDecoder) -> LookedAt:
@@ -258,7 +259,7 @@ class PartViewer:
 
 
 def _kind_of(name: str) -> Kind | None:
-    """Of pictures, video and sound, by the name alone."""
+    """Return the kind of a picture, video or sound by its name; None for other parts."""
     extension = name.removesuffix(".gz").rpartition(".")[2].lower()
     if extension in IMAGE_EXTENSIONS:
         return "image"
@@ -284,10 +285,10 @@ def _described(value: Any) -> tuple[Kind, str, dict[str, int | float | str]]:
 
 
 def as_json(value: Any, *, indent: int | None = None) -> str:
-    """A decoded value as JSON text; what JSON lacks (arrays, dates, bytes) in words."""
+    """Return a decoded value as JSON, with words for values that JSON lacks, such as arrays, dates and bytes."""
     try:
         return json.dumps(value, indent=indent, ensure_ascii=False, default=_in_words)
-    except (TypeError, ValueError, RecursionError):  # keys that are no text, or nested too deeply
+    except (TypeError, ValueError, RecursionError):  # keys that are not strings, or too deep nesting
         return repr(value)
 
 
@@ -298,7 +299,7 @@ def _in_words(value: Any) -> str:
 
 
 def _as_text(data: bytes) -> str | None:
-    """What no decoder knows, as text if it is one."""
+    """Return bytes that no decoder knows as text, if they are text."""
     if len(data) > _TEXT_BYTES or b"\0" in data:
         return None
     try:
@@ -315,7 +316,7 @@ def _smaller(image: Picture) -> Picture:
 
 
 MAX_BOXES: Final = 2000
-"""Of each kind; more than that nobody can tell apart."""
+"""The most boxes of each kind that are drawn; more could not be told apart."""
 
 _BOX_KINDS: Final = ("block", "lines", "words", "chars")
 _FIELD_CHARS: Final = 200
@@ -333,31 +334,31 @@ class Boxes(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     picture: str
-    """The part that they are on."""
+    """The name of the part that the boxes are on."""
 
     boxes: tuple[tuple[float, float, float, float], ...]
-    """x, y, width, height in pixels of the whole picture."""
+    """x, y, width and height of each, in pixels of the picture before it was scaled down."""
 
     texts: tuple[str, ...]
-    """One a box, or none at all."""
+    """One text for each box, or none at all."""
 
     left_out: int = 0
 
 
 class MixPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a sample stands in a mix."""
+    """The place of a sample in a mix."""
 
     position: int
     source: str
-    """Path of the source in the mix."""
+    """The path of the source in the mix."""
 
     epoch: int
     path: str
-    """Of its dataset."""
+    """The path of the dataset."""
 
 
 class ShownParts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sample."""
+    """What a preview shows of one sample."""
 
     number: int
     key: str
@@ -369,29 +370,29 @@ class ShownParts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     boxes: tuple[Boxes, ...]
     place: MixPlace | None = None
-    """In a mix, where it is shown as a part of one."""
+    """The place in a mix, if the sample is shown as a part of one."""
 
 
 class LookedAtSample(msgspec.Struct, frozen=True):
-    """A sample, with its bytes and pictures."""
+    """What a preview shows of a sample, with its bytes and pictures."""
 
     shown: ShownParts
     raw: RawSample
     pictures: dict[str, Picture]
-    """Part -> picture, scaled down."""
+    """Name of the part -> its picture, scaled down."""
 
 
 def look_at(
     raw: RawSample, number: int, fields: FieldMap | None, viewer: PartViewer, place: MixPlace | None = None
 ) -> LookedAtSample:
-    """One sample; what is wrong with its parts is said in them.
+    """Decode a sample for a preview. A part that cannot be decoded says so itself.
 
     Args:
         raw: the sample.
-        number: in its store.
+        number: the number of the sample in its store.
         fields: the field map of its ``dataset.yaml``, if it has one.
-        viewer: looks at the parts.
-        place: in a mix.
+        viewer: decodes the parts.
+        place: the place in a mix, if the sample is shown as a part of one.
     """
     looked = {name: viewer.look(name, data) for name, data in raw.parts.items()}
     values = _field_values(raw, fields or {}, looked)
@@ -410,7 +411,7 @@ def look_at(
 
 
 def _field_values(raw: RawSample, fields: FieldMap, looked: dict[str, LookedAt]) -> dict[str, Any]:
-    """Field -> its value, or the error that it meets with."""
+    """Return the value of each field, or the error that prevents it."""
     meta = {"__key__": raw.key, "__shard__": raw.shard, "__restore_key__": (), "__subflavors__": None}
 
     def part(name: str) -> Any:
@@ -443,7 +444,7 @@ def _in_a_line(field: str, value: Any, fields: FieldMap, looked: dict[str, Looke
 
 
 def _boxes(values: dict[str, Any], fields: FieldMap | None, looked: dict[str, LookedAt]) -> tuple[Boxes, ...]:
-    """Those that the field map names; without one those in JSON objects that have the names of an OCR sample's."""
+    """Return the boxes that the field map names; without one, those in JSON objects, by the names of OCR samples."""
     pictures = [name for name, one in looked.items() if one.shown.kind == "image" and one.error is None]
     if fields is not None:
         named = [option.part for option in fields.get("image", ()) if option.part in pictures]
@@ -472,7 +473,7 @@ def _boxes(values: dict[str, Any], fields: FieldMap | None, looked: dict[str, Lo
 
 
 def _numbers(value: Any) -> list[tuple[float, float, float, float]]:
-    """Rows of x, y, width, height, and maybe a confidence; empty where it is anything else."""
+    """Return rows of x, y, width and height, without a confidence if they have one; empty for anything else."""
     rows = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(rows, list):
         return []
@@ -480,21 +481,21 @@ def _numbers(value: Any) -> list[tuple[float, float, float, float]]:
     for row in rows:
         if not isinstance(row, list) or len(row) not in (4, 5):
             return []
-        if not all(isinstance(number, int | float) and abs(number) < 1e9 for number in row[:4]):  # nor NaN
+        if not all(isinstance(number, int | float) and abs(number) < 1e9 for number in row[:4]):  # refuses NaN, too
             return []
         found.append((float(row[0]), float(row[1]), float(row[2]), float(row[3])))
     return found
 
 
 def _texts(value: Any, count: int) -> tuple[str, ...]:
-    """One a box, or none at all."""
+    """Return one text for each box, or none at all."""
     if not isinstance(value, list) or len(value) != count:
         return ()
     return tuple(text if isinstance(text, str) else str(text) for text in value)
 
 
 def with_boxes(sample: LookedAtSample, part: str) -> Picture:
-    """A copy of the picture of a part, with the boxes that are on it."""
+    """Return a copy of the picture of a part, with its boxes drawn on it."""
     picture = sample.pictures[part].copy()
     found = [boxes for boxes in sample.shown.boxes if boxes.picture == part]
     if found:

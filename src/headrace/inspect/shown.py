@@ -1,4 +1,4 @@
-"""The structs that previews hold: samples with their sequences and stretches of tokens, and one record step by step."""
+"""The structs of previews (samples, sequences, stretches of tokens) and of renderings (one record, step by step)."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ Kind = Literal["seq", "sft", "dpo", "grpo", "prompt"]
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens in a row that are alike: all trained or none, of one role, of one segment."""
+    """Consecutive tokens that are alike: all trained or none, of one role, and of one segment."""
 
     begin: int
-    """The first token, counted in its sequence."""
+    """The number of the first token in its sequence."""
 
     position: int
-    """The position id of the first token; those of the others count on."""
+    """The position id of the first token; the ids of the others follow it."""
 
     ids: tuple[int, ...]
 
     texts: tuple[str, ...]
-    """What each token stands for. Where several make one character, the first of them has it, and the others nothing;
-    where they are not alike, each has its bytes as ``\\xf0``."""
+    """The text of each token. If several tokens make one character, the first has the character, and the others are
+    empty; if the tokens of a character are not alike, each has its bytes, as in ``\\xf0``."""
 
     is_trained: bool | None = None
-    """None: there is no loss mask."""
+    """None if there is no loss mask."""
 
     is_special: bool = False
     role: str = ""
-    """Whose turn it is, as the special tokens tell it; empty where they do not."""
+    """The role of the turn, as special tokens name it; empty if they do not."""
 
     is_kept: bool = True
     """Whether the tokens are stored; those that a limit cuts off are not."""
@@ -44,7 +44,7 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def end(self) -> int:
-        """Behind the last token, counted in the sequence."""
+        """The number, in the sequence, of the token after the last one."""
         return self.begin + len(self.ids)
 
 
@@ -54,23 +54,23 @@ class ShownSequence(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     document: int
     begin: int = 0
-    """Of a piece: its first token, counted in the document."""
+    """For a piece of a pack, the number of its first token in the document."""
 
     num_tokens: int
     num_trained: int | None = None
-    """None: there is no loss mask."""
+    """None if there is no loss mask."""
 
     stretches: tuple[Stretch, ...]
-    """Of its first tokens, if it is long."""
+    """The tokens; only the first ones of a long sequence."""
 
     reward: float | None = None
 
     source: str = ""
-    """The input file and the line that the document comes from, where the store keeps that."""
+    """The input file and the line that the document comes from, if the store keeps them."""
 
     @property
     def num_shown(self) -> int:
-        """Tokens that are in ``stretches``."""
+        """The number of tokens in ``stretches``."""
         return sum(len(stretch.ids) for stretch in self.stretches)
 
 
@@ -80,32 +80,32 @@ class ShownSample(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     sequences: tuple[ShownSequence, ...]
     num_pads: int = 0
-    """Of a pack."""
+    """For a pack, the number of its pads."""
 
     columns: dict[str, Any] | None = None
-    """Of a prompt: what was passed through."""
+    """For a prompt, the columns of the record that were passed through."""
 
     label: bool | None = None
-    """Of an answer for KTO: whether it is wanted."""
+    """For an answer in KTO data, whether it is wanted."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all sequences."""
+        """The number of tokens of all sequences, without pads."""
         return sum(sequence.num_tokens for sequence in self.sequences)
 
 
 class Shares(msgspec.Struct, frozen=True, kw_only=True):
-    """Documents by the share of their tokens that is trained."""
+    """The histogram of the trained share of documents."""
 
     documents: tuple[int, ...]
-    """Of none; of more than 0 and up to 10 %, 20 %, ... 100 %."""
+    """The number of documents with no trained token; then with more than 0 and up to 10 %, 20 %, ... 100 %."""
 
     words: str = ""
-    """Which were looked at, where it is not all."""
+    """Which documents were counted, if not all."""
 
 
 class PackFill(msgspec.Struct, frozen=True, kw_only=True):
-    """What packing makes of all documents."""
+    """The number and the fill of packs of all documents, and the tokens that packing loses."""
 
     strategy: str
     packs: int
@@ -114,10 +114,10 @@ class PackFill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of the whole store."""
+    """Figures of a whole store."""
 
     key: str
-    """That lengths and tokens are of: the first one."""
+    """The key that lengths and tokens are counted in, which is the first one shown."""
 
     tokens: int
 
@@ -129,7 +129,7 @@ class StoreFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """Some samples of a store, for people to look at."""
+    """Some samples of a store, and facts about the store."""
 
     path: str
     format: str
@@ -137,22 +137,22 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...]
     num_documents: int
     tokenizer: str | None
-    """Where it was read from; None: there is none, and ids stand in place of texts."""
+    """Where the tokeniser was read from; None if there is none, and ids stand in place of texts."""
 
     note: str = ""
     """What a reader should know about the texts."""
 
     seq_len: int | None = msgspec.field(name="max_seq_len", default=None)  # the name in JSON
-    """Of packs; None: the samples are documents."""
+    """The length of packs; None if the samples are documents."""
 
     num_samples: int
-    """Documents or packs that there are."""
+    """The number of documents or packs in all."""
 
     chosen_by: str = ""
-    """How those that are shown were chosen; empty for the first ones, and those that were named."""
+    """How the samples were chosen; empty if they are the first ones, or were named."""
 
     left_out: tuple[str, ...] = ()
-    """What the run that made the store dropped, and its bad records, in lines."""
+    """Lines about what the run that made the store dropped, and about its bad records."""
 
     samples: tuple[ShownSample, ...]
     figures: StoreFigures | None = None
@@ -167,31 +167,31 @@ class RecordPart(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     text: str | None = None
     messages: list[dict[str, Any]] | None = None
-    """As the template sees them."""
+    """The messages as the template gets them."""
 
     tools: list[Any] | None = None
     template_kwargs: dict[str, Any] = {}
     train: tuple[bool | None, ...] = ()
-    """What the record itself says of each message; empty where it says nothing."""
+    """The ``train`` flags of the messages in the record; empty if it has none."""
 
     reward: float | None = None
     rendered: str | None = None
-    """Its text, where no sequence shows it."""
+    """The rendered text, if no sequence shows it."""
 
 
 class EvidenceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens in a row for which all of this is the same."""
+    """Consecutive tokens of a sequence with the same evidence for being trained or not."""
 
     begin: int
     end: int
-    """``[begin, end)`` of the sequence's tokens."""
+    """The tokens are ``[begin, end)`` of the sequence."""
 
     begin_bytes: int
     end_bytes: int
-    """Of the rendered text in UTF-8."""
+    """The range of bytes in the rendered text, in UTF-8."""
 
     message: int
-    """Number of the message; -1 for text of the template."""
+    """The number of the message; -1 for text of the template."""
 
     role: str
     region: str
@@ -202,43 +202,43 @@ class EvidenceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RenderedSequence(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence: the whole of it, and what is stored."""
+    """One sequence of a record: all of it, and what is stored."""
 
     text: str
-    """As it was rendered."""
+    """The rendered text."""
 
     shown: ShownSequence
-    """Its tokens, whole; those that are cut off are not ``is_kept``."""
+    """All tokens; those that are cut off are not ``is_kept``."""
 
     evidence: tuple[EvidenceRow, ...]
     num_stored: int | None = None
-    """Tokens in the store; None: nothing is stored."""
+    """The number of tokens in the store; None if nothing is stored."""
 
     added_before: tuple[str, ...] = ()
     added_after: tuple[str, ...] = ()
-    """Tokens that are put at its ends, which the text does not have."""
+    """Tokens that are added at its ends, and are not in the text."""
 
     note: str = ""
 
 
 class Rendering(msgspec.Struct, frozen=True, kw_only=True):
-    """One record, step by step."""
+    """One record on its way to the store, step by step."""
 
     recipe: str
     type: str
     input: str
     record: int
-    """Counted over the records of the input, from 0."""
+    """The number of the record over all inputs, from 0."""
 
     place: str
-    """In words: ``line 12``."""
+    """The place in the input in words, such as ``line 12``."""
 
     layout: str
     """Empty for recipes with sections."""
 
     layout_why: str
     template: str
-    """Where it came from; empty: none."""
+    """Where the template came from; empty if there is none."""
 
     source: Any
     """The record as it was read."""
@@ -248,13 +248,13 @@ class Rendering(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     reason: str = ""
     message: str = ""
-    """Why it is not kept."""
+    """Why the record is not kept."""
 
     sequences: tuple[RenderedSequence, ...]
     notes: dict[str, int] = {}
-    """What was counted, by name."""
+    """Counts by name."""
 
     stored: dict[str, int] = {}
-    """Values of each key in the store; of several documents together."""
+    """The number of values of each key in the store, over all documents of the record."""
 
     num_documents: int = 0

@@ -1,6 +1,6 @@
-"""The checks of a token store, and of the packs made of it, for ``headrace check``.
+"""The checks of a token store and of its packs, for ``headrace check``.
 
-Packs are checked by `Tiling`: met in any order, the parts of each document must add up to its tokens, each once.
+`Tiling` checks packs: in any order, the pieces of each document must add up to all its tokens, each exactly once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headrace.stores.written import META_NAME
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check found and how much it read. Counts are zero where the store does not even open."""
+    """What a check found, and how much it read. Counts are zero if the store cannot be opened."""
 
     path: str
     ok: bool
@@ -40,13 +40,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     documents: int
     tokens: int
-    """Of all keys."""
+    """The number of tokens of all keys together."""
 
     hashed: bool
-    """Whether a manifest vouches for every byte; without one only the structure can be checked."""
+    """Whether a manifest has hashes of all bytes; without one, only the structure can be checked."""
 
     vocab_size: int | None
-    """Ids were checked to be below this; None: not checked."""
+    """Ids were checked to be below this number; None if they were not checked."""
 
 
 def check_store(
@@ -56,16 +56,16 @@ def check_store(
     on_shard: Callable[[int, int, str, int], None],
     options: IndexedOptions = AS_FOUND,
 ) -> Verdict:
-    """Read everything at a path and collect what is wrong.
+    """Read everything at a path, and collect what is wrong.
 
     Args:
-        path: as for `headrace.open`.
-        tokenizer: its vocabulary is taken, else that of the manifest.
-        options: how pairs of .bin and .idx are understood.
+        path: the same as for `headrace.open`.
+        tokenizer: the tokeniser whose vocabulary ids are compared with; by default the manifest's.
+        options: how to read pairs of .bin and .idx.
         on_shard: called before each shard with its number, the number of shards, its path, and its bytes.
 
     Raises:
-        StoreError: nothing is there.
+        StoreError: the path holds no store.
         ConfigError: the tokeniser cannot be read.
     """
     vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
@@ -81,8 +81,8 @@ def check_store(
     with contextlib.ExitStack() as stack:
         for store in stores.values():
             stack.enter_context(store)
-        # A shard of the keyed format checks all its keys, one of the indexed format has one. They are told apart by
-        # their files: indexed keys of one shard each all have the folder for their path.
+        # A shard of the keyed format checks all its keys; one of the indexed format has only one key. Shards are told
+        # apart by their files, since indexed keys of one shard each all have the folder as their path.
         shards = {frozenset(shard.files): shard for store in stores.values() for shard in shards_of(store)}
         problems: list[Problem] = []
         num_bytes = 0
@@ -124,7 +124,7 @@ def _vocab_size(tokenizer: str) -> int:
 
 
 def _is_there(path: str) -> bool:
-    """Whether something at this path means to be a store; then what is wrong with it is a finding."""
+    """Whether something at this path looks like a store, so that an error in it is a finding."""
     place = Path(path)
     if place.is_dir():
         names = (MANIFEST_NAME, META_NAME)
@@ -136,7 +136,7 @@ def _is_there(path: str) -> bool:
 
 
 def _as_problem(error: StoreError, path: str) -> Problem:
-    """The error as a finding; errors of stores begin with the file they speak of."""
+    """Return an error as a finding. The messages of stores begin with the path of the file."""
     file, _, message = str(error).partition(": ")
     if message and Path(file).exists():
         return Problem(path=file, place="", message=message)
@@ -158,16 +158,16 @@ def _faulty(path: str, problem: Problem, vocab_size: int | None) -> Verdict:
 
 
 class Tiling:
-    """Takes pieces, and tells which documents they do not tile. 8 bytes a document.
+    """Collects pieces of documents, and finds the documents that these do not tile. Takes 8 bytes for each document.
 
-    A piece adds mark(end) - mark(begin) to the sum of its document, where marks are 64 bits of a hash. Marks cancel
+    A piece adds mark(end) - mark(begin) to the sum of its document, where marks are 64 bits of a hash. The marks cancel
     where one piece ends and another one begins:
 
         [0, 4)  [4, 9)      mark(4) - mark(0) + mark(9) - mark(4) = mark(9) - mark(0)
         [0, 4)  [5, 9)      mark(4) and mark(5) are left
 
-    As no piece is empty, what cancels so is one chain from the first token to the last: a token that is missing, or
-    there twice, is missed with a chance of 2^-64.
+    Since no piece is empty, pieces whose marks cancel form one chain from the first token to the last. A token that is
+    missing or doubled is overlooked with a probability of 2^-64.
     """
 
     def __init__(self, num_documents: int) -> None:
@@ -175,13 +175,13 @@ class Tiling:
         self.num_tokens = 0
 
     def add(self, items: PackItems) -> None:
-        """Take the pieces of some packs."""
+        """Add the pieces of some packs."""
         marks = _marks(items.begins + items.lengths) - _marks(items.begins)
         np.add.at(self._sums, items.documents, marks)
         self.num_tokens += int(items.lengths.sum())
 
     def is_wrong(self, first: int, begins: IntArray, ends: IntArray) -> NDArray[np.bool_]:
-        """(n,): of the documents from ``first`` on, whether the pieces are not ``[begins, ends)`` of each, once."""
+        """Return (n,) bool: whether the pieces of each document from ``first`` on do not tile ``[begins, ends)``."""
         wrong: NDArray[np.bool_] = self._sums[first : first + len(begins)] != _marks(ends) - _marks(begins)
         return wrong
 
@@ -191,7 +191,7 @@ def _marks(tokens: IntArray) -> KeyArray:
 
 
 def kept_range(lengths: IntArray, packing: Packing) -> tuple[IntArray, IntArray]:
-    """Two (n,) int64: of documents of these lengths the tokens from .. to that are in packs."""
+    """Return two (n,) int64: for documents of these lengths, the begin and the end of the tokens that packs hold."""
     size = packing.seq_len
     if packing.cuts or packing.over_long == "split":
         return np.zeros_like(lengths), lengths
@@ -204,21 +204,21 @@ def kept_range(lengths: IntArray, packing: Packing) -> tuple[IntArray, IntArray]
 
 _TOKENS_AT_ONCE = 1 << 20
 _EPOCH_KEY = 1 << 40
-"""Where epochs re-pack, the packs of one of them are checked: that of this key."""
+"""The key of the epoch whose packs are checked, if each epoch packs anew."""
 
 OnPacks = Callable[[int, int], None]
 
 
 class PackVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check of packs looked at."""
+    """What a check of packs covered."""
 
     key: str
     packing: Packing
     kept_plan: str | None
-    """Where a kept plan was found, which is checked too; None: there was none."""
+    """Where a kept plan was found, which is checked too; None if there was none."""
 
     packs: int
-    """Zero where the kept plan is damaged: then nothing else is looked at."""
+    """The number of packs; zero if the kept plan is damaged, since then nothing else is checked."""
 
     ledger: PackingLedger | None
 
@@ -234,20 +234,21 @@ def check_packs(
 ) -> tuple[PackVerdict, list[Problem]]:
     """Make all packs of a store, as a run would get them, and collect what is wrong with them.
 
-    A kept plan is checked against its sums and against one that is made anew. Then each pack is laid out, validated,
-    and compared with the store; at last every token of every document is accounted for, in a pack or in the ledger.
-    Memory is that of the plan, 8 bytes a document, and some packs.
+    A kept plan is checked against its hashes and against a new plan. Then each pack is made, validated, and compared
+    with the store. In the end every token of every document must be in a pack or in the ledger. The check takes the
+    memory of the plan, 8 bytes for each document, and some packs.
 
     Args:
-        path: as for `headrace.open`.
+        path: the same as for `headrace.open`.
         packing: how the documents are packed.
-        key: of a store with several keys the one that is packed; by default the main one, which is the first.
+        key: the key that is packed, if the store has several; by default the main one, which is the first.
         plan_folder: where plans are kept; by default the cache folder.
-        options: how pairs of .bin and .idx are understood.
+        options: how to read pairs of .bin and .idx.
         on_packs: called now and then with the number of packs checked, and of all packs.
 
     Raises:
-        ConfigError: there is no such key, over-long documents and no policy for them, nothing to pack.
+        ConfigError: there is no such key; documents are over-long, and no policy says what to do with them; or there is
+            nothing to pack.
     """
     name, store = open_key(path, key, options)
     with store:
@@ -266,17 +267,17 @@ def _check_kept(store: Store, packing: Packing, place: Path) -> Iterator[Problem
         faults = check_arrays(place.parent, place.name)
         found = find_arrays(place.parent, place.name) if not faults else None
         if found is not None:
-            # What was written may be another version's mistake: planning anew says what should be there.
+            # The hashes hold for whatever was written; only a new plan shows whether it is the right one.
             meta = msgspec.json.decode(found[1], type=PackPlanMeta)
             if meta != plan_packs(StoreLengths(store), packing).meta:
-                faults = [f"{place / KEPT_NAME}: describes another plan than the one that is made of these documents"]
+                faults = [f"{place / KEPT_NAME}: describes another plan than the one that these documents make"]
     except StoreError as error:
         faults = [str(error)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         faults = [f"{place / KEPT_NAME}: damaged: {error}"]
     for fault in faults:
         path, _, message = fault.partition(": ")
-        advice = "" if "made anew" in message else f"; remove {place}, it is made anew"
+        advice = "" if "made again" in message else f"; remove {place}: the plan is then made anew"
         yield Problem(path=path, place="", message=message + advice)
 
 
@@ -304,13 +305,13 @@ def _addresses(dataset: PackedSequenceDataset, packs: IntArray) -> IntArray:
 
 
 def _check_packs(dataset: PackedSequenceDataset, packs: IntArray, items: PackItems) -> Iterator[list[str]]:
-    """Of each pack what is wrong with it."""
+    """Yield for each pack what is wrong with it."""
     sums = list(_check_sums(dataset.packing, items))
     if any(sums):
-        yield from sums  # these cannot be laid out
+        yield from sums  # such packs cannot be made
         return
     batch = dataset.read(_addresses(dataset, packs))
-    # Where the pieces lie is asked of the store itself, and not taken from the plan.
+    # The store, and not the plan, says where the pieces are.
     starts = dataset.store.document_begins(items.documents) + items.begins
     offsets = items.offsets.tolist()
     for row in range(len(packs)):
@@ -326,15 +327,15 @@ def _check_packs(dataset: PackedSequenceDataset, packs: IntArray, items: PackIte
 
 
 def _check_sums(packing: Packing, items: PackItems) -> Iterator[list[str]]:
-    """Of each pack whether its pieces have tokens, and together no more than it has places."""
+    """Yield for each pack whether all its pieces have tokens, and whether they fit into it."""
     segments = -(-items.lengths // packing.segment_multiple) * packing.segment_multiple
     for first, end in pairwise(items.offsets.tolist()):
         taken, shortest = int(segments[first:end].sum()), int(items.lengths[first:end].min(initial=1))
         found = []
         if taken > packing.seq_len:
-            found.append(f"its pieces take {taken:,} places, it has {packing.seq_len:,}")
+            found.append(f"its pieces take {taken:,} places, but it has only {packing.seq_len:,}")
         if shortest < 1:
-            found.append(f"a piece of {shortest} tokens; each has at least 1")
+            found.append(f"a piece has {shortest} tokens; each must have at least 1")
         yield found
 
 
@@ -347,7 +348,7 @@ def _check_pack(
     starts: IntArray,
     going_on: NDArray[np.bool_],
 ) -> list[str]:
-    """A pack against the validator, the plan and the store."""
+    """Compare a pack with the validator, the plan and the store."""
     packing, store = dataset.packing, dataset.store
     segments = -(-lengths // packing.segment_multiple) * packing.segment_multiple
     left = packing.seq_len - int(segments.sum())
@@ -373,30 +374,30 @@ def _check_pack(
     if len(wrong):
         one = int(wrong[0])
         found.append(
-            f"column {lasts[one]}: labels is {sample['labels'][lasts[one]]}; behind the last token of document "
-            f"{documents[one]} in this pack it is {expected[one]}"
+            f"column {lasts[one]}: labels is {sample['labels'][lasts[one]]}; at the last token of document "
+            f"{documents[one]} in this pack it must be {expected[one]}"
         )
     return found
 
 
 def _check_mask(sample: Sample, marks: NDArray[np.bool_], key: str) -> list[str]:
-    """Whether tokens with a label are those that the store's mask has; ``marks`` are of the tokens without pads."""
+    """Compare the loss mask of a pack with that of the store; ``marks`` are the store's, for all tokens except pads."""
     columns = np.flatnonzero(sample["document_ids"] >= 0)
     if len(columns) != len(marks):
-        return []  # which is found, and said, elsewhere
-    # A label stands beside the token before it, if that is of the same segment.
+        return []  # another check reports it
+    # The label of a token is in the column of the token before it, if both are in the same segment.
     inside = np.flatnonzero(sample["position_ids"][columns] > 0)
     wrong = inside[sample["loss_mask"][columns[inside] - 1] != marks[inside]]
     if not len(wrong):
         return []
     column = int(columns[wrong[0]])
     return [
-        f"column {column}: the store's {key!r} is {int(marks[wrong[0]])} here, and the label of this token is not so"
+        f"column {column}: {key!r} of the store is {int(marks[wrong[0]])} here, and the label of this token differs"
     ]
 
 
 def _check_documents(dataset: PackedSequenceDataset, tiling: Tiling) -> Iterator[Problem]:
-    """Every token of every document is in the packs once, but for those that the policy takes away."""
+    """Check that the packs hold every token of every document once, except those that the policy removes."""
     path = dataset.store.path
     faults = Faults(path, "documents")
     first = 0
@@ -413,7 +414,7 @@ def _check_documents(dataset: PackedSequenceDataset, tiling: Tiling) -> Iterator
 
 
 def _check_ledger(dataset: PackedSequenceDataset, num_tokens: int) -> Iterator[Problem]:
-    """The ledger against a count of what is in the packs and what is not."""
+    """Compare the ledger with a count of the tokens in packs and of those that are not."""
     packing, ledger = dataset.packing, dataset.ledger
     raw = lost = 0
     for lengths in dataset.store.length_chunks(CHUNK):
@@ -430,5 +431,5 @@ def _check_ledger(dataset: PackedSequenceDataset, num_tokens: int) -> Iterator[P
     }
     for name, value in expected.items():
         if getattr(ledger, name) != value:
-            message = f"{name} of the ledger is {getattr(ledger, name):,}; counted were {value:,}"
+            message = f"{name} of the ledger is {getattr(ledger, name):,}, but {value:,} were counted"
             yield Problem(path=dataset.store.path, place="", message=message)

@@ -1,4 +1,4 @@
-"""Pictures in terminals: as the terminal can show them where the extra ``view`` is installed, else as half blocks."""
+"""Pictures in terminals: in the terminal's own way if the extra ``view`` is installed, otherwise as half blocks."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from headrace.inspect.samples import Picture
 Images = Literal["terminal", "blocks", "none"]
 
 COLUMNS: Final = 48
-"""Width of a picture in characters, or less."""
+"""The most columns of a picture, in characters."""
 
 _ROWS: Final = 24
 _INDENT: Final = 6
 
 
 def choose_images(wanted: str | None, stream: TextIO, environment: Mapping[str, str], *, plain: bool) -> Images:
-    """How pictures are drawn: as the user says; else as well as the terminal can, and not at all off one.
+    """Choose how pictures are drawn: as the user says, or else as well as the terminal can; not at all without one.
 
     Raises:
-        ConfigError: there is no such way.
-        MissingExtraError: the way of the terminal, and the extra ``view`` is not installed.
+        ConfigError: there is no such way to draw, or no terminal.
+        MissingExtraError: ``terminal`` was chosen, and the extra ``view`` is not installed.
     """
     if wanted not in (None, "terminal", "blocks", "none"):
-        raise ConfigError(f"--images {wanted}: known are terminal, blocks, none")
+        raise ConfigError(f"--images {wanted}: allowed are terminal, blocks, none")
     if wanted == "terminal" and not _has_extra():
         raise MissingExtraError(
-            "--images terminal needs textual-image: pip install 'headrace[view]'; --images blocks needs nothing"
+            "--images terminal needs textual-image: pip install 'headrace[view]'; --images blocks works without it"
         )
     if wanted == "terminal" and not _is_talking(stream):
-        raise ConfigError("--images terminal asks the terminal what it can: standard input and output have to be one")
+        raise ConfigError(
+            "--images terminal asks the terminal what it can show, so standard input and output must be a terminal"
+        )
     if wanted is not None:
         return wanted  # type: ignore[return-value]
     if plain or not stream.isatty() or environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
@@ -51,12 +53,12 @@ def _has_extra() -> bool:
 
 
 def _is_talking(stream: TextIO) -> bool:
-    """Whether a terminal can be asked, and answer."""
+    """Whether there is a terminal that can answer a question."""
     return stream is sys.__stdout__ and stream.isatty() and sys.__stdin__ is not None and sys.__stdin__.isatty()
 
 
 def drawer(images: Images, environment: Mapping[str, str] = os.environ) -> Draw | None:
-    """What draws pictures; None for ``none``. For ``terminal`` the terminal is asked now, once."""
+    """Return a function that draws pictures; None for ``none``. For ``terminal``, the terminal is asked once, now."""
     if images == "terminal":
         return _terminal_drawer()
     if images == "blocks":
@@ -81,7 +83,10 @@ def _terminal_drawer() -> Draw:
 
 
 def blocks(picture: Picture, *, has_all_colours: bool) -> str:
-    """Half blocks, two pixels a character: 24-bit colours, or the 240 that a terminal of 256 shares with all others."""
+    """Draw a picture as half blocks, two pixels a character.
+
+    It uses 24-bit colours, or the 240 of 256 colours that are the same in all terminals.
+    """
     columns, rows = _cells(picture)
     pixels = np.asarray(picture.resize((columns, rows * 2)))
     lines = []
@@ -105,7 +110,7 @@ def _colour(pixel: list[int], has_all_colours: bool) -> str:
 
 
 def _cells(picture: Picture) -> tuple[int, int]:
-    """Columns and rows of characters that a picture takes, a character being twice as high as wide."""
+    """Return the columns and rows of characters for a picture. A character is twice as high as it is wide."""
     columns = min(COLUMNS, max(1, picture.width))
     rows = max(1, round(columns * picture.height / picture.width / 2))
     if rows > _ROWS:

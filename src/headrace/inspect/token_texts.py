@@ -1,7 +1,7 @@
-"""Token ids -> text: the text of each token, whose turn it belongs to, and stretches of tokens that are alike.
+"""The texts of token ids: the text of each token, the role of its turn, and stretches of tokens that are alike.
 
-Several tokens may make one character; they then share a group. The tokenizer that made a store is found by the
-manifest, and verified before it is used.
+Several tokens may make one character together; they are then one group. The tokeniser that made a store is found
+through the manifest, and verified before it is used.
 """
 
 from __future__ import annotations
@@ -22,34 +22,38 @@ from headrace.stores import TokenizerInfo
 
 _REPLACEMENT = "\ufffd"
 _MOST_PARTS = 8
-"""Tokens that are tried as one character, for tokenisers whose tokens have no bytes of their own."""
+"""The most tokens that are tried as one character, for tokenisers that are not byte-level."""
 
 
 class TokenGroup(NamedTuple):
-    """Tokens ``[begin, end)``, which have a text only together; mostly one."""
+    """Tokens ``[begin, end)`` that have a text only together; usually a single token."""
 
     begin: int
     end: int
     text: str
     alone: tuple[str, ...] = ()
-    """Of several tokens, what is to be said of each by itself, such as ``\\xf0``."""
+    """For a group of several tokens, a text for each, such as ``\\xf0``."""
 
 
 class TokenTexts(Protocol):
-    """What is known of a vocabulary."""
+    """The texts of a vocabulary."""
 
     added: dict[int, str]
-    """Added tokens, which are never found inside of others, by id."""
+    """The added tokens, by id. They are never a part of other tokens."""
 
     special: frozenset[int]
-    """Those of them that are special."""
+    """The added tokens that are special."""
 
     def groups(self, ids: Sequence[int]) -> list[TokenGroup]:
-        """The ids as groups, in order and without a gap."""
+        """Divide ids into groups, in order and without gaps."""
 
 
 def texts_of(groups: Sequence[TokenGroup], alike: Sequence[Hashable]) -> list[str]:
-    """A text for each token; a character of several tokens is with the first, if ``alike`` is equal for all of them."""
+    """Return a text for each token.
+
+    If several tokens make one character, and ``alike`` is equal for all of them, the first one gets the character and
+    the others an empty text; otherwise each gets its own text.
+    """
     texts: list[str] = []
     for begin, end, text, alone in groups:
         if end - begin == 1 or len(set(alike[begin:end])) == 1:
@@ -60,13 +64,13 @@ def texts_of(groups: Sequence[TokenGroup], alike: Sequence[Hashable]) -> list[st
 
 
 def open_texts(tokenizer: Tokenizer) -> TokenTexts:
-    """The texts of a tokeniser: by their bytes where it is byte-level, else as it decodes them."""
+    """Return the texts of a tokeniser: by the bytes of its tokens if it is byte-level, otherwise as it decodes them."""
     decoder = msgspec.json.decode(tokenizer.to_str().encode())["decoder"] or {}
     return ByteTexts(tokenizer) if decoder.get("type") == "ByteLevel" else DecodedTexts(tokenizer)
 
 
 class IdTexts:
-    """Numbers in place of texts, where there is no tokeniser."""
+    """Shows ids in place of texts, if there is no tokeniser."""
 
     added: dict[int, str]
     special: frozenset[int] = frozenset()
@@ -92,14 +96,14 @@ class _Vocabulary:
 
 
 class ByteTexts(_Vocabulary):
-    """Of a byte-level tokeniser: every token is some bytes, and the text is all of them in a row."""
+    """The texts of a byte-level tokeniser: each token stands for bytes, and the text is all bytes in a row."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
         self._bytes: dict[int, bytes] = {}
 
     def groups(self, ids: Sequence[int]) -> list[TokenGroup]:
-        """See `TokenTexts.groups`. Bytes that are no UTF-8 are written as ``\\xff``."""
+        """See `TokenTexts.groups`. Bytes that are not UTF-8 are written as ``\\xff``."""
         found = []
         begin, pending = 0, b""
         for place, number in enumerate(ids):
@@ -129,7 +133,7 @@ class ByteTexts(_Vocabulary):
 
 
 class DecodedTexts(_Vocabulary):
-    """Of any tokeniser: what a token adds to the text of the token before it."""
+    """The texts of any tokeniser: the text of a token is what it adds to that of the token before it."""
 
     def groups(self, ids: Sequence[int]) -> list[TokenGroup]:
         """See `TokenTexts.groups`."""
@@ -163,8 +167,10 @@ def _unknown(number: int) -> str:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The character that byte-level tokenisers write for each byte: the printable ones of Latin-1 stand for
-    themselves, the other 68 bytes for the characters from 256 on, in their order."""
+    """Return the byte for each character that byte-level tokenisers write.
+
+    Printable bytes of Latin-1 are written as themselves, the other 68 bytes as the characters from 256 on, in order.
+    """
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in own]
     return {chr(byte): byte for byte in own} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
@@ -176,12 +182,12 @@ _ALPHABET = _byte_alphabet()
 def _bytes_of_token(token: str) -> bytes:
     try:
         return bytes(_ALPHABET[character] for character in token)
-    except KeyError:  # written into the vocabulary as it is
+    except KeyError:  # the vocabulary has this token as plain text
         return token.encode()
 
 
 class FoundTokenizer(NamedTuple):
-    """A vocabulary, where it came from, and what a reader should know."""
+    """A vocabulary, where it came from, and a note for the reader."""
 
     texts: TokenTexts
     source: str | None
@@ -189,21 +195,21 @@ class FoundTokenizer(NamedTuple):
 
 
 def find_texts(made_by: TokenizerInfo | None, *, given: str | None, is_any: bool, path: str) -> FoundTokenizer:
-    """The vocabulary to read a store with; without any, ids stand in place of texts.
+    """Find the vocabulary to read a store with. If there is none, ids stand in place of texts.
 
     Args:
-        made_by: what the manifest says.
-        given: a ``tokenizer.json``, or its folder, as the user says it; None takes the one that the manifest names.
-        is_any: take it although it is another one than the store was made with.
+        made_by: the tokeniser in the manifest.
+        given: a ``tokenizer.json`` or its folder, from the user; by default the one that the manifest names.
+        is_any: whether a tokeniser other than the one that the store was made with is allowed.
         path: the store, for messages.
 
     Raises:
-        ConfigError: it cannot be read, or is not the one that the store was made with.
-        StoreError: the one that the manifest names is not there, or was changed.
+        ConfigError: the given tokeniser cannot be read, or is not the one that the store was made with.
+        StoreError: the tokeniser that the manifest names is missing, or has changed.
     """
     if given is None and made_by is None:
         return FoundTokenizer(
-            IdTexts(), None, "the store does not say its tokeniser, so that ids are shown: give --tokenizer"
+            IdTexts(), None, "the store does not name its tokeniser, so ids are shown: give --tokenizer"
         )
     name = given if given is not None else made_by.source if made_by is not None else ""
     try:
@@ -212,7 +218,7 @@ def find_texts(made_by: TokenizerInfo | None, *, given: str | None, is_any: bool
         if given is not None:
             raise
         raise StoreError(
-            f"{path}: its tokeniser cannot be read: {error}. Give --tokenizer PATH, or --ids to see numbers"
+            f"{path}: its tokeniser cannot be read: {error}. Give --tokenizer PATH, or --ids to see ids"
         ) from None
     if made_by is None or tokenizer.fingerprint == made_by.xxh3_128:
         return FoundTokenizer(open_texts(tokenizer.instance()), name)
@@ -222,10 +228,10 @@ def find_texts(made_by: TokenizerInfo | None, *, given: str | None, is_any: bool
     )
     if not is_any:
         if given is None:
-            raise StoreError(f"{message}: it was changed since. Give the old one with --tokenizer PATH")
-        raise ConfigError(f"{message}. Give that one, or --any-tokenizer to read the store with this one all the same")
+            raise StoreError(f"{message}: it has changed since. Give the old one with --tokenizer PATH")
+        raise ConfigError(f"{message}. Give the first one, or --any-tokenizer to read the store with this one anyway")
     return FoundTokenizer(
-        open_texts(tokenizer.instance()), name, f"read with another tokeniser than the store was made with: {name}"
+        open_texts(tokenizer.instance()), name, f"read with a tokeniser that the store was not made with: {name}"
     )
 
 
@@ -235,7 +241,7 @@ ROLES = frozenset(
         *("tool", "function", "observation", "ipython", "environment"),
     )
 )
-"""Names of roles, as templates write them."""
+"""The names of roles, as templates write them."""
 
 _FILLERS = frozenset(("im", "start", "begin", "of", "turn", "token", "header", "id", "role", "prompt"))
 _BRACKETS = {"[INST]": "user", "[/INST]": "assistant"}
@@ -243,11 +249,11 @@ _MOST_CHARS = 24
 
 
 def roles_of(vocabulary: TokenTexts, ids: Sequence[int], groups: Sequence[TokenGroup]) -> list[str]:
-    """A role for each token, empty before the first that is told.
+    """Return a role for each token, empty before the first turn that names one.
 
-    Told are turns that begin with an added token which names the role, as ``<|user|>``, or which the name follows, up
-    to the end of the line or the next added token, as ``<|im_start|>user``. Templates whose turns begin with plain
-    text, as ``USER:``, tell nothing here.
+    A turn names its role if it begins with an added token that has the name, such as ``<|user|>``, or that is followed
+    by the name, up to the end of the line or the next added token, as in ``<|im_start|>user``. The roles of templates
+    whose turns begin with plain text, such as ``USER:``, are not found.
     """
     roles: list[str] = []
     role = ""
@@ -263,7 +269,7 @@ def roles_of(vocabulary: TokenTexts, ids: Sequence[int], groups: Sequence[TokenG
 
 
 def _named(token: str) -> str:
-    """The role that the name of a token says, or nothing: ``<|USER_TOKEN|>`` says user, ``<|end_of_user|>`` nothing."""
+    """Return the role that a token names, or an empty text: ``<|USER_TOKEN|>`` names user, ``<|end_of_user|>`` none."""
     if token in _BRACKETS:
         return _BRACKETS[token]
     words = [word for word in re.findall("[a-z]+", token.lower()) if word not in _FILLERS]
@@ -291,9 +297,9 @@ def stretches(
     mask: NDArray[Any] | None = None,
     positions: NDArray[Any] | None = None,
 ) -> tuple[Stretch, ...]:
-    """(n,) ids, with (n,) marks of those that are trained, and (n,) position ids, by default 0, 1, 2 ...
+    """Divide (n,) ids into stretches, by an (n,) loss mask and (n,) position ids, which are 0, 1, 2, ... by default.
 
-    A stretch ends where the role, the mask, or the segment changes, and around special tokens. O(n).
+    A stretch ends where the role, the mask or the segment changes, and before and after special tokens. O(n).
     """
     numbers: list[int] = ids.tolist()
     groups = vocabulary.groups(numbers)
@@ -301,7 +307,7 @@ def stretches(
     trained: list[bool | None] = [None] * len(numbers) if mask is None else (mask != 0).tolist()
     places = list(range(len(numbers))) if positions is None else positions.tolist()
     alike = [
-        # Of one segment are tokens whose positions count on.
+        # Tokens belong to one segment if their positions follow each other.
         (is_trained, number in vocabulary.special, role, place - position)
         for place, (number, is_trained, role, position) in enumerate(zip(numbers, trained, roles, places, strict=True))
     ]
@@ -321,7 +327,7 @@ def stretches(
 
 
 def runs(values: Sequence[object]) -> list[tuple[int, int]]:
-    """``[begin, end)`` of each run of equal values: (a, a, b) gives (0, 2), (2, 3)."""
+    """Return ``[begin, end)`` of each run of equal values: (0, 2) and (2, 3) for (a, a, b)."""
     borders = [place for place in range(1, len(values)) if values[place] != values[place - 1]]
     edges = [0, *borders, len(values)] if values else []
     return list(itertools.pairwise(edges))

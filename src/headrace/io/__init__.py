@@ -1,16 +1,16 @@
-"""Places and bytes: names of files in a defined order, ranged reads, atomic writes, checksums.
+"""Paths and bytes: file names in a defined order, ranged reads, atomic writes and checksums.
 
     names      natural_key, expand_braces        the same order of files on every machine
-    schemes    check_local                       s3://... is refused by name, at every door
-    caches     cache_folder                      where what can be made anew is kept
+    schemes    check_local                       refuses s3://... and other remote paths
+    caches     cache_folder                      where files are kept that can be made again
     reading    reader("mmap" | "pread")          path, offsets, lengths -> bytes; at most 256 files open at once
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
-    retrying   RetryPolicy, may_pass             what the system refuses for a moment is tried again
+    retrying   RetryPolicy, may_pass             reads that fail for a moment are tried again
     folders    claim_folder                      one process at a time works in a folder
-    mapping    map_npy                           arrays in .npy files that may be damaged
+    mapping    map_npy                           maps arrays of .npy files that may be damaged
     checking   FileHasher, file_sum, FileSum     xxh3_128 of a file, xxh3_64 of each of its 16 MiB blocks
 
-This room knows nothing of documents or tokens. It imports ``headrace.errors`` only.
+This package knows nothing about documents or tokens. It imports only ``headrace.errors``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Writes that are whole or not there: temporary name, fsync, rename, fsync of the folder; and a lock on a folder.
+"""Writes files that appear whole or not at all, and locks folders.
 
-A folder that one process at a time works in: a lock file in it, held for as long as the process lives.
+A file is written under a temporary name, synced and renamed, and then its folder is synced. `claim_folder` lets one
+process at a time work in a folder, through a lock file that is held for as long as the process lives.
 """
 
 from __future__ import annotations
@@ -20,20 +21,27 @@ from headrace.io.checksum import FileHasher, FileSum
 
 
 class AtomicFile:
-    """A file that appears under its name complete, or not at all; a file that was there before is replaced.
+    """A file that appears under its name complete or not at all, and replaces a file that was there before.
 
-    The bytes go to ``.<name>.<pid>.<random>.tmp`` in the same folder. As a context manager it commits at the end
-    and removes the temporary file on any exception. A process that is killed leaves at most the temporary file.
+    The bytes go to ``.<name>.<pid>.<random>.tmp`` in the same folder. As a context manager it commits at the end and
+    removes the temporary file on any exception. A process that is killed leaves at most the temporary file behind.
 
     Args:
-        path: the name that it gets in the end.
-        resumable: the bytes go to `partial_path`, the same name each time, so that another process can continue. Only
-            one process at a time may write it.
-        written: continue the file at `partial_path` behind the bytes that this hasher has taken of it; what lies
-            behind them is cut off.
+        path: the final path of the file.
+        resumable: write to `partial_path`, the same name each time, so that another process can continue. Only one
+            process at a time may write it.
+        written: continue the file at `partial_path` after the bytes that this hasher has seen; any bytes after them are
+            cut off.
 
     Raises:
-        OutputError: the system refuses (no space, no permission, no such folder); names path and reason.
+        OutputError: the system reports an error (no space, no permission, no such folder); the message names path and
+            reason.
+
+    Example:
+        >>> with headrace.io.AtomicFile("notes.txt") as file:
+        ...     file.write(b"a note")
+        >>> file.sum.size
+        6
     """
 
     def __init__(self, path: str | Path, *, resumable: bool = False, written: FileHasher | None = None) -> None:
@@ -58,18 +66,18 @@ class AtomicFile:
 
     @property
     def size(self) -> int:
-        """Bytes written so far."""
+        """Number of bytes written so far."""
         return self._hasher.size
 
     @property
     def sum(self) -> FileSum:
-        """Size and checksums of the bytes written so far; they cost no second pass."""
+        """Size and checksums of the bytes written so far. They need no second pass."""
         return self._hasher.sum(self.path.name)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append bytes. Not buffered: write large pieces."""
+        """Append bytes. Nothing is buffered, so write large pieces."""
         view = memoryview(data)
-        if not view.nbytes:  # which cannot be cast
+        if not view.nbytes:  # an empty view cannot be cast
             return
         view = view.cast("B")
         self._hasher.update(view)
@@ -78,7 +86,7 @@ class AtomicFile:
                 view = view[os.write(self._fd, view) :]
 
     def pieces(self, num_bytes: int) -> Iterator[bytes]:
-        """The bytes written so far, in pieces of this many and a last one of what is left."""
+        """Yield the bytes written so far in pieces of ``num_bytes``; the last piece may be shorter."""
         for begin in range(0, self.size, num_bytes):
             data = b""
             wanted = min(num_bytes, self.size - begin)
@@ -86,22 +94,24 @@ class AtomicFile:
                 with output_errors(self.path, "read the temporary file of"):
                     piece = os.pread(self._fd, wanted - len(data), begin + len(data))
                 if not piece:
-                    raise OutputError(f"{self.path}: the temporary file {self.temporary} was cut short while in use")
+                    raise OutputError(
+                        f"{self.path}: the temporary file {self.temporary} was cut short while it was in use"
+                    )
                 data += piece
             yield data
 
     def commit(self) -> None:
-        """Give the file its name."""
+        """Bring all bytes to the disk and give the file its final name."""
         commit([self])
 
     def discard(self) -> None:
-        """Remove the temporary file. Nothing happens after a commit."""
+        """Remove the temporary file. After a commit this does nothing."""
         self.close()
         with contextlib.suppress(OSError):
             self.temporary.unlink()
 
     def flush(self) -> None:
-        """Bring all bytes to the disk; more may follow."""
+        """Bring all bytes to the disk; the file stays open for more."""
         with output_errors(self.path, "write"):
             os.fsync(self._fd)
 
@@ -112,7 +122,7 @@ class AtomicFile:
             self.close()
 
     def close(self) -> None:
-        """Close the temporary file, which stays as it is."""
+        """Close the temporary file without removing it."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with output_errors(self.path, "close"):
@@ -131,25 +141,26 @@ class AtomicFile:
 
 
 def partial_path(path: str | Path) -> Path:
-    """Where a resumable `AtomicFile` keeps its bytes: ``.<name>.partial`` in the same folder."""
+    """Return where a resumable `AtomicFile` keeps its bytes: ``.<name>.partial`` in the same folder."""
     return Path(path).with_name(f".{Path(path).name}.partial")
 
 
 def commit(files: Sequence[AtomicFile], *, resumable: bool = False) -> None:
-    """Give several files of one folder their names, in order, so that the last appears only when all are there.
+    """Give several files of one folder their final names, in order, so that the last appears only when all are there.
 
-    A store that needs all its files is then never seen as whole when it is not. Of an older group of the same
-    names all but the first are removed beforehand (the last one first), so that old and new never mix.
-    On an exception all temporary files are removed, and the names that this call had given.
+    A store that needs all its files is then never seen as whole when it is not. If older files of the same names exist,
+    all but the first are removed beforehand (the last one first), so that old and new files never mix. On an exception,
+    all temporary files and all files that this call has renamed are removed.
 
     Args:
-        files: the files.
-        resumable: on an exception everything stays as it is, as after a kill; only the last name is taken back.
+        files: the files, in the order in which they appear.
+        resumable: on an exception keep everything as it is, as after a kill; only the last file is removed again if it
+            had its name already.
 
     Raises:
-        OutputError: the system refuses.
+        OutputError: the system reports an error.
     """
-    given: list[Path] = []
+    renamed: list[Path] = []
     try:
         for file in files:
             file.sync()
@@ -158,13 +169,13 @@ def commit(files: Sequence[AtomicFile], *, resumable: bool = False) -> None:
         for file in files:
             with output_errors(file.path, "rename"):
                 file.temporary.rename(file.path)
-            given.append(file.path)
+            renamed.append(file.path)
             sync_folder(file.path)
     except BaseException:
         for file in files:
             with contextlib.suppress(OutputError):
                 file.close() if resumable else file.discard()
-        for path in reversed(given[len(files) - 1 :] if resumable else given):
+        for path in reversed(renamed[len(files) - 1 :] if resumable else renamed):
             with contextlib.suppress(OSError):
                 path.unlink()
         raise
@@ -173,10 +184,10 @@ def commit(files: Sequence[AtomicFile], *, resumable: bool = False) -> None:
 def atomic_write(path: str | Path, data: bytes) -> None:
     """Write a whole file, which appears complete or not at all.
 
-    Whatever ends it, also an interrupt, a file that was there before is there still, or the new one is.
+    Whatever interrupts it, the path then holds either the old file or the new one.
 
     Raises:
-        OutputError: the system refuses.
+        OutputError: the system reports an error.
     """
     file = AtomicFile(path)
     try:
@@ -192,7 +203,7 @@ def atomic_write(path: str | Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def output_errors(path: Path, action: str) -> Iterator[None]:
-    """Turn an OSError of the block into an OutputError that names the path, what was tried, and the reason."""
+    """Turn an OSError of the block into an OutputError that names the path, the action and the reason."""
     try:
         yield
     except OSError as error:
@@ -206,10 +217,10 @@ def _remove_old(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names in the folder of a file to the disk.
+    """Sync the folder of a file, so that the names in it are on the disk.
 
     Raises:
-        OutputError: the system refuses.
+        OutputError: the system reports an error.
     """
     with output_errors(path, "sync the folder of"):
         fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -223,13 +234,13 @@ LOCK_NAME = "lock"
 
 
 def claim_folder(folder: Path) -> IO[bytes]:
-    """Make the folder if it is not there, and hold the lock in it; closing what is returned gives it back.
+    """Create the folder if it does not exist, and lock it. Closing the returned file releases the lock.
 
     Raises:
-        BlockingIOError: another process holds it.
-        OSError: the system refuses.
+        BlockingIOError: another process holds the lock.
+        OSError: the system reports another error.
     """
-    # A run that ends removes its lock: one that was opened before that is a lock on nothing.
+    # A run that ends removes its lock file. If we opened that file just before, our lock protects nothing: try again.
     while (lock := _try_claim(folder)) is None:
         pass
     return lock
@@ -244,7 +255,7 @@ def _try_claim(folder: Path) -> IO[bytes] | None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # Some network file systems have no locks: go on without.
+        # Some network file systems have no locks; then continue without one.
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
             lock.close()
             raise

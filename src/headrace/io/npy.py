@@ -1,4 +1,8 @@
-"""Maps ``.npy`` files without believing them: NumPy's own reader evaluates the header as Python, of any size."""
+"""Maps ``.npy`` files that are not trusted.
+
+NumPy's own reader evaluates the header as a Python literal, whatever its size; this one accepts only the form that
+`numpy.save` writes.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,14 @@ _HEADER: Final = re.compile(
 
 
 def map_npy(path: str | os.PathLike[str]) -> NDArray[Any]:
-    """The array of an ``.npy``, mapped and read-only, as a plain array: integers, floats or bools in C order. O(1).
+    """Map the array of an ``.npy`` file and return it as a plain read-only array. O(1).
 
-    The header has to be as `numpy.save` writes it, and the file exactly as long as the header says.
+    The array must hold integers, floats or bools in C order, the header must be as `numpy.save` writes it, and the file
+    must be exactly as long as the header says.
 
     Raises:
-        OSError: it cannot be opened.
-        ValueError: it is no such file; says what was found and what was expected.
+        OSError: the file cannot be opened.
+        ValueError: it is not such a file; the message says what was found and what was expected.
     """
     with Path(path).open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -35,7 +40,8 @@ def map_npy(path: str | os.PathLike[str]) -> NDArray[Any]:
         count = prod(shape)
         if size != begin + count * dtype.itemsize:
             raise ValueError(
-                f"{size:,} bytes, {dtype} of shape {shape} take {begin + count * dtype.itemsize:,}, the header included"
+                f"the file has {size:,} bytes, but {dtype} of shape {shape} takes {begin + count * dtype.itemsize:,},"
+                " including the header"
             )
         if not count:
             empty = np.empty(shape, dtype)
@@ -46,19 +52,21 @@ def map_npy(path: str | os.PathLike[str]) -> NDArray[Any]:
 
 
 def _parsed(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """What the begin of a file says, and where its values begin."""
+    """Return dtype and shape from the first bytes of a file, and the byte where its values begin."""
     if head[:6] != _MAGIC or len(head) < 12:
-        raise ValueError(f"begins with {head[:6]!r}, an .npy with {_MAGIC!r}")
+        raise ValueError(f"the file begins with {head[:6]!r}; an .npy file begins with {_MAGIC!r}")
     if head[6:8] not in (b"\1\0", b"\2\0", b"\3\0"):
-        raise ValueError(f"version {head[6]}.{head[7]} of .npy is unknown; known are 1.0, 2.0 and 3.0")
+        raise ValueError(f"version {head[6]}.{head[7]} of .npy is unknown; known versions are 1.0, 2.0 and 3.0")
     begin = 10 if head[6] == 1 else 12
     length = int.from_bytes(head[8:begin], "little")
     text = head[begin : begin + length]
     if length > _MAX_HEADER or len(text) < length:
-        raise ValueError(f"a header of {length:,} bytes, of which {len(text):,} are there; at most {_MAX_HEADER:,}")
+        raise ValueError(
+            f"the header has {length:,} bytes, of which {len(text):,} are there; at most {_MAX_HEADER:,} are allowed"
+        )
     found = _HEADER.fullmatch(text)
     if found is None:
-        raise ValueError(f"the header {text[:80]!r} is not of numbers in C order, as numpy.save writes it")
+        raise ValueError(f"the header {text[:80]!r} does not describe numbers in C order as numpy.save writes it")
     try:
         dtype = np.dtype(found[1].decode())
     except TypeError:

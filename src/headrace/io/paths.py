@@ -1,4 +1,4 @@
-"""Names of files: their defined order, the expansion of ``{000..127}``, and names that stay in their folder."""
+"""File names: their defined order, the expansion of ``{000..127}``, and checks of names that come from data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from headrace.errors import ConfigError, StoreError
 
 MAX_EXPANDED = 1_000_000
-"""More names than this from one pattern is taken for a slip of the pen."""
+"""A pattern that stands for more names than this is taken for a typing error."""
 
 _DIGITS = re.compile(r"([0-9]+)")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -21,10 +21,11 @@ NaturalKey = tuple[tuple[bytes | int, ...], bytes]
 
 
 def natural_key(name: str) -> NaturalKey:
-    """Sort key of shards and input files: runs of ASCII digits compare as integers, all else as UTF-8 bytes.
+    """Return the sort key of a shard or input file: digits compare as integers, all else as UTF-8 bytes.
 
-    The order depends on the names alone, never on the locale or on the folder's own order. Names that are equal
-    so far (``a1``, ``a01``) are told apart by their bytes, so it is a total order.
+    The order depends only on the names, never on the locale or on the order in which the folder lists them. Only ASCII
+    digits count as digits. Names whose numbers are equal (``a1``, ``a01``) compare by their bytes, so the order is
+    total.
 
         >>> sorted(["part-10", "part-9", "part-09"], key=natural_key)
         ['part-09', 'part-9', 'part-10']
@@ -38,11 +39,11 @@ def natural_key(name: str) -> NaturalKey:
 def check_local(*paths: object) -> None:
     """Refuse paths with a scheme, such as ``s3://bucket/data``, before anything is read or written.
 
-    The files of this machine are all there is; as a path, ``s3://bucket`` would be a folder that is called ``s3:``.
-    Such a folder is named by ``./s3:/bucket``. Lists are looked through; what is no path is passed over.
+    Only local files are supported. Without this check, ``s3://bucket`` would mean a local folder called ``s3:``; write
+    ``./s3:/bucket`` for such a folder. Lists and tuples are searched; values of other types are ignored.
 
     Raises:
-        ConfigError: a path has a scheme, ``file://`` too.
+        ConfigError: a path has a scheme, including ``file://``.
     """
     for path in paths:
         if isinstance(path, list | tuple):
@@ -50,26 +51,26 @@ def check_local(*paths: object) -> None:
         elif isinstance(path, str) and (found := _SCHEME.match(path)):
             scheme = found[0]
             if scheme.lower() == "file://":
-                advice = "leave file:// out and give the path itself"
+                advice = "leave out file:// and write the path itself"
             else:
                 advice = (
-                    "object stores and other remote places are not supported yet: copy or mount the data, and give its"
-                    f" path (./{path} is a path in a local folder that is called {scheme.removesuffix('//')})"
+                    "object stores and other remote places are not supported yet: copy or mount the data and use its"
+                    f" local path (write ./{path} for a path in a local folder called {scheme.removesuffix('//')})"
                 )
-            raise ConfigError(f"{path}: the scheme {scheme} is not supported; allowed are local paths; {advice}")
+            raise ConfigError(f"{path}: the scheme {scheme} is not supported; paths must be local; {advice}")
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """The names that a pattern stands for: ``{000..127}`` counts, ``{a,b}`` lists; the last braces turn fastest.
+    """Return the names that a pattern stands for: ``{000..127}`` counts, ``{a,b}`` lists alternatives.
 
-    A number is padded to the width of the range's begin. Braces that hold neither a range nor a comma are left as
-    they are: they may be part of a name.
+    The last braces vary fastest. Numbers are padded to the width of the range's first number. Braces that hold neither
+    a range nor a comma are left as they are, since they may be part of a name.
 
         >>> expand_braces("{train,valid}-{08..10}")
         ['train-08', 'train-09', 'train-10', 'valid-08', 'valid-09', 'valid-10']
 
     Raises:
-        ConfigError: a range that counts down, or over ``MAX_EXPANDED`` names.
+        ConfigError: a range counts down, or the pattern stands for more than ``MAX_EXPANDED`` names.
     """
     # re.split with one group alternates plain text and the insides of braces.
     parts = _BRACES.split(pattern)
@@ -83,13 +84,14 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def safe_relative(name: str) -> str:
-    """The name itself if it stays below its folder, for names that come from data (a manifest, an archive).
+    """Return a name that comes from data (a manifest, an archive) unchanged, if it stays below its folder.
 
     Raises:
-        StoreError: an absolute name, ``..``, empty or ``.`` parts, a backslash, or a NUL byte.
+        StoreError: the name is absolute or empty, or has a part ``..``, ``.`` or an empty one, a backslash, or a NUL
+            byte.
     """
     if "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
-        raise StoreError(f"{name!r} is not a plain relative name; names from data may not leave their folder")
+        raise StoreError(f"{name!r} is not a plain relative name; names that come from data may not leave their folder")
     return name
 
 
@@ -107,12 +109,16 @@ def _choices(inside: str, pattern: str) -> list[str]:
 
 
 def _utf8(name: str) -> bytes:
-    # Names of files that are not UTF-8 arrive with surrogates; this gives their bytes back.
+    # Python decodes file names that are not UTF-8 with surrogates; this restores their bytes.
     return name.encode("utf-8", "surrogateescape")
 
 
 def cache_folder(kind: str) -> Path | None:
-    """A folder in ``$HEADRACE_CACHE``, or in ``headrace`` in the user's cache folder; None: the user has no home."""
+    """Return the cache folder for one kind of file, or None if the user has no home folder.
+
+    It lies in ``$HEADRACE_CACHE`` if that is set, else in ``$XDG_CACHE_HOME/headrace`` or ``~/.cache/headrace``. It is
+    not created.
+    """
     if named := os.environ.get("HEADRACE_CACHE"):
         return Path(named) / kind
     if named := os.environ.get("XDG_CACHE_HOME"):

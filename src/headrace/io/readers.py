@@ -1,8 +1,8 @@
-"""Ranged reads behind one face: bytes of files by path, offset and length, from a bounded number of open files.
+"""Readers return bytes of files by path, offset and length, and keep a bounded number of files open.
 
-The files that a process holds open: a bounded number, the least recently used let go first.
-
-What is tried again when the system refuses for a moment: time-outs, lost connections, faulty reads.
+`MmapReader` maps files and `PreadReader` reads them with ``preadv``; both share the interface of `Reader`. Open files
+are kept in a `FilePool`, which drops the least recently used one first. A `RetryPolicy` says how often a read is tried
+again after an error that may pass, such as a time-out, a lost connection or a faulty read.
 """
 
 from __future__ import annotations
@@ -30,11 +30,19 @@ from headrace.errors import ConfigError, StoreError
 
 
 class FilePool:
-    """At most ``max_open`` open files; a file that is let go closes when its last user (a read, a view) is done.
+    """Keeps at most ``max_open`` files open. A dropped file closes when its last user (a read, a view) is done.
 
-    There is no lock: each step is one operation on the OrderedDict, which is atomic, so a fork in the middle of
-    another thread's call leaves nothing locked in the child, and a finaliser may enter the pool again. Two threads
-    that miss the same file both open it, and one of the two is let go.
+    The pool has no lock: each step is one operation on the OrderedDict, which is atomic. So a fork in the middle of
+    another thread's call leaves nothing locked in the child, and a finaliser may enter the pool again. If two threads
+    miss the same file, both open it, and one of the two is dropped.
+
+    Args:
+        max_open: the largest number of open files; it may be changed at any time.
+
+    Example:
+        >>> reader = headrace.io.PreadReader(pool=headrace.io.FilePool(max_open=16))
+        >>> headrace.open("stores/web", reader=reader).keys
+        ('tokens',)
     """
 
     def __init__(self, max_open: int) -> None:
@@ -45,33 +53,33 @@ class FilePool:
         return len(self._files)
 
     def get(self, key: Hashable) -> Any:
-        """The open file of this key, which is now the most recently used, or None."""
+        """Return the open file of this key and mark it as the most recently used; None if there is none."""
         file = self._files.get(key)
         if file is not None:
-            # In the path of every read, where `suppress` would cost as much as all the rest.
+            # Every read comes through here, and `suppress` would cost as much as all the rest.
             try:  # noqa: SIM105
                 self._files.move_to_end(key)
-            except KeyError:  # another thread has let it go since; our reference keeps it open
+            except KeyError:  # another thread has dropped it meanwhile; our reference keeps it open
                 pass
         return file
 
     def make_room(self) -> None:
-        """Let go of the least recently used files until one more may be opened."""
+        """Drop the least recently used files until one more may be opened."""
         with contextlib.suppress(KeyError):
             while len(self._files) >= self.max_open:
                 self._files.popitem(last=False)
 
     def put(self, key: Hashable, file: Any) -> None:
-        """Keep an open file."""
+        """Add an open file under this key, as the most recently used one."""
         self._files[key] = file
 
     def drop(self, key: Hashable) -> None:
-        """Let go of a file, if it is there."""
+        """Remove the file of this key, if it is there."""
         self._files.pop(key, None)
 
 
 OPEN_FILES = FilePool(256)
-"""The files of all readers of this process; set its ``max_open`` to allow more or fewer."""
+"""The open files of all readers of this process. Set its ``max_open`` to allow more or fewer."""
 
 _PASSING: Final = frozenset(
     getattr(errno, name)
@@ -82,18 +90,23 @@ _PASSING: Final = frozenset(
     )
     if hasattr(errno, name)
 )
-"""That a file is not there, or may not be read, does not pass."""
+"""Errors that the next attempt may not meet. A missing file or a missing permission is not among them."""
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often something is tried, and how long is waited in between: twice as long each time. By default 1.5 s.
+    """How often a read is attempted, and how long Headrace waits in between: twice as long each time.
 
-    Nothing is drawn by chance: what a run does is the same each time, but for when.
+    With the defaults it waits 1.5 s in all. The delays are not random, so a run does the same each time, apart from the
+    timing.
 
     Attributes:
-        attempts: in all, at least 1; 1 tries nothing again.
-        first_delay_s: before the second attempt.
-        most_delay_s: before any.
+        attempts: number of attempts in all, at least 1; 1 means that nothing is tried again.
+        first_delay_s: seconds to wait before the second attempt.
+        most_delay_s: the longest wait before any attempt, in seconds.
+
+    Example:
+        >>> list(headrace.stores.RetryPolicy(attempts=4, first_delay_s=0.5, most_delay_s=1.5).delays())
+        [0.5, 1.0, 1.5]
     """
 
     attempts: int = 5
@@ -101,15 +114,15 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     most_delay_s: float = 10.0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for no attempts, and for delays below 0 or without an end."""
+        """Raise ConfigError if ``attempts`` is below 1, or if a delay is negative or not finite."""
         if self.attempts < 1:
-            raise ConfigError(f"attempts is {self.attempts}; it is at least 1, which tries nothing again")
+            raise ConfigError(f"attempts is {self.attempts}; it must be at least 1, which means no second attempt")
         for name in ("first_delay_s", "most_delay_s"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} is a number of seconds, at least 0; found {getattr(self, name)}")
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be a number of seconds, at least 0")
 
     def delays(self) -> Iterator[float]:
-        """Seconds before the second attempt, the third, and so on."""
+        """Yield the seconds to wait before the second attempt, the third, and so on."""
         delay = self.first_delay_s
         for _ in range(self.attempts - 1):
             yield min(delay, self.most_delay_s)
@@ -117,12 +130,12 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def may_pass(error: BaseException | None) -> bool:
-    """Whether an error is of the system, and of a kind that the next attempt may not meet."""
+    """Return whether an error comes from the system and is of a kind that the next attempt may not meet."""
     if not isinstance(error, OSError):
         return False
     if isinstance(error, TimeoutError | ConnectionError) or error.errno in _PASSING:
         return True
-    # urllib tells the error of the connection so.
+    # urllib puts the error of the connection here.
     reason = getattr(error, "reason", None)
     return isinstance(reason, OSError) and reason is not error and may_pass(reason)
 
@@ -132,14 +145,14 @@ ByteArray = NDArray[np.uint8]
 T = TypeVar("T")
 
 MAX_KEPT: Final = 64
-"""Derived objects kept with one open file; past it they are made anew."""
+"""The most derived objects that are kept with one open file; then all of them are dropped, to be made again."""
 
 _NUMBERS = itertools.count()
 _log = logging.getLogger("headrace")
 
 
 class ReadFailure(Exception):  # noqa: N818 -- it never leaves the readers
-    """The system refused to read a file from a byte on."""
+    """The system could not read a file from byte ``at`` on."""
 
     def __init__(self, at: int, error: OSError) -> None:
         super().__init__(at, error)
@@ -148,11 +161,13 @@ class ReadFailure(Exception):  # noqa: N818 -- it never leaves the readers
 
 
 class OpenFile:
-    """One open file in the pool; it closes when the last reference goes.
+    """One open file in the pool; it closes when the last reference to it goes.
 
     Attributes:
-        size: bytes, when it was opened.
-        kept: what `Reader.kept` derived from the file's mapping; it is let go together with the file.
+        size: size in bytes when the file was opened.
+        data: the mapped file as (size,) uint8, if the reader maps.
+        fd: the file descriptor, or -1 if the file is mapped.
+        kept: what `Reader.kept` derived from the file's mapping; it is dropped together with the file.
     """
 
     __slots__ = ("__weakref__", "data", "fd", "kept", "size")
@@ -169,19 +184,19 @@ class OpenFile:
 
 
 class Reader(ABC):
-    """Reads ranges of files. Safe in threads and across a fork; pickles as its configuration.
+    """Reads ranges of files. It is safe in threads and across a fork, and only its configuration is pickled.
 
-    All readers of a process share one bounded pool of open files, so any number of sources may be in use. A file
-    that was let go and is opened again must have the size and the time of modification that this reader saw first:
-    data that changes under a run is an error, never a silent mixture.
+    All readers of a process share one bounded pool of open files, so any number of sources may be in use. If a file was
+    dropped from the pool and is opened again, it must have the size and the modification time that this reader saw
+    first: data that changes under a run is an error, never a silent mixture.
 
-    What the system refuses for a moment is tried again, the file opened anew, since another rank reads the same bytes
-    and may have met nothing. Each time is logged, and counted in ``num_retries``. A page of a mapping that cannot be
-    read is beyond this: it ends the process. On network file systems ``"pread"`` is the reader to take.
+    After an error that may pass, the reader opens the file again and repeats the read, since another rank reads the
+    same bytes and may have had no error. Each retry is logged and counted in ``num_retries``. An error in a page of a
+    mapping cannot be handled so: it ends the process. Use ``"pread"`` on network file systems.
 
     Args:
-        pool: of open files.
-        retries: how often; None for the default of `RetryPolicy`.
+        pool: the pool of open files.
+        retries: how often a read is tried again; None for the default of `RetryPolicy`.
     """
 
     name: ClassVar[str]
@@ -196,7 +211,7 @@ class Reader(ABC):
         weakref.finalize(self, _let_go, pool, self._number, self._seen).atexit = False
 
     def size(self, path: str) -> int:
-        """Bytes of the file.
+        """Return the size of the file in bytes.
 
         Raises:
             StoreError: there is no such file, or it cannot be opened.
@@ -204,17 +219,17 @@ class Reader(ABC):
         return self._open(path).size
 
     def read_ranges(self, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray | None = None) -> ByteArray:
-        """The bytes of several ranges, one after another.
+        """Return the bytes of several ranges, one after another.
 
         Args:
             path: the file.
-            offsets: (n,) int64 bytes, where each range begins.
-            lengths: (n,) int64 bytes, how long it is.
-            out: (sum of lengths,) uint8, contiguous, to be filled; a new array by default.
+            offsets: (n,) int64, the byte where each range begins.
+            lengths: (n,) int64, the number of bytes in each range.
+            out: (sum of lengths,) uint8, contiguous: the array to fill; a new one by default.
 
         Raises:
-            StoreError: a missing file, a range that is not inside the file, or a short read; or it cannot be read,
-                however often it was tried.
+            StoreError: the file is missing, a range is not inside the file, the read was short, or all attempts to
+                read failed.
         """
         file = self._open(path)
         if len(offsets):
@@ -240,17 +255,18 @@ class Reader(ABC):
 
     @abstractmethod
     def view(self, path: str) -> ByteArray | None:
-        """(size,) uint8: the whole file mapped, read-only; None where this reader cannot map.
+        """Return the whole file mapped, as (size,) uint8, read-only; None if this reader cannot map.
 
-        The view stays valid, and the file mapped, for as long as the view lives, whatever becomes of the reader.
-        A file that is cut short under a live mapping is beyond our power: touching the lost part ends the process.
+        The view stays valid, and the file mapped, for as long as the view lives, even if the reader is closed. If a
+        file is cut short under a live mapping, touching the lost part ends the process; Headrace cannot prevent this.
         """
 
     def kept(self, path: str, key: Hashable, make: Callable[[ByteArray], T]) -> T | None:
-        """``make(view(path))``, made once and kept as long as the file stays open; None where this reader cannot map.
+        """Return ``make(view(path))``, made once and kept while the file stays open; None if this reader cannot map.
 
-        For typed views that are dear to make and used in every read. They die with the pool's entry, so that
-        they do not hold the file open behind the pool's back. ``key`` tells them apart within a file.
+        This is for typed views that are expensive to make and used in every read. They are dropped together with the
+        file, so that they do not keep open a file that the pool has dropped. ``key`` tells apart several views of one
+        file.
         """
         file = self._open(path)
         if file.data is None:
@@ -265,15 +281,15 @@ class Reader(ABC):
             return value
 
     def for_pass(self) -> Reader:
-        """A reader of the same files for one pass over all their bytes: this one, unless another is quicker at it."""
+        """Return the fastest reader for one pass over all bytes of the same files; by default this one."""
         return self
 
     def release(self, path: str) -> None:
-        """Let go of one file, after a pass that touched all of it; a later read opens it again."""
+        """Drop one file from the pool, after a pass that touched all of it. A later read opens it again."""
         self._pool.drop((self._number, path))
 
     def close(self) -> None:
-        """Let go of this reader's files. Views stay valid, and a later read opens the file again."""
+        """Drop this reader's files from the pool. Views stay valid, and a later read opens a file again."""
         _let_go(self._pool, self._number, self._seen)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -294,7 +310,7 @@ class Reader(ABC):
             try:
                 file = self._opened(path)
                 break
-            except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or a file that shrinks under mmap
+            except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or the file shrank before mmap
                 delay = next(delays, None) if may_pass(error) else None
                 if delay is None:
                     raise StoreError(f"{path}: cannot be opened: {_words(error, self.retries)}") from error
@@ -309,8 +325,8 @@ class Reader(ABC):
             stamp = (status.st_size, status.st_mtime_ns)
             if self._seen.setdefault(path, stamp) != stamp:
                 raise StoreError(
-                    f"{path}: changed while it was in use: {self._seen[path][0]} bytes at first, now"
-                    f" {status.st_size} bytes, modified since; open the store again"
+                    f"{path}: the file changed while it was in use: it had {self._seen[path][0]} bytes at first and now"
+                    f" has {status.st_size}, or its modification time differs; open the store again"
                 )
             return self._take(fd, status.st_size)
         except BaseException:
@@ -320,12 +336,12 @@ class Reader(ABC):
     def _fill_again(
         self, failure: ReadFailure, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray
     ) -> None:
-        """After a failure: all of it once more, until it succeeds or is no longer tried."""
+        """After a failure, repeat the whole read until it succeeds or no attempt is left."""
         for delay in self.retries.delays():
             if not may_pass(failure.error):
                 break
             self._wait(f"{path}: byte {failure.at}: cannot be read", failure.error, delay)
-            # A file handle that went stale stays so.
+            # A stale file handle does not recover; the file has to be opened again.
             self.release(path)
             try:
                 self._fill(self._open(path), path, offsets, lengths, out)
@@ -343,39 +359,45 @@ class Reader(ABC):
 
     @abstractmethod
     def _take(self, fd: int, size: int) -> OpenFile:
-        """Make the open file of a descriptor, which is now this method's to keep or close, unless it raises."""
+        """Return the open file of a descriptor. This method then owns the descriptor, unless it raises."""
 
     @abstractmethod
     def _fill(self, file: OpenFile, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray) -> None:
         """Read ranges, which are known to lie inside ``file.size``, into ``out``.
 
         Raises:
-            ReadFailure: the system refuses; what may pass is tried again.
-            StoreError: the file is not what it was.
+            ReadFailure: the system reports an error; if it may pass, the caller tries again.
+            StoreError: the file has changed since it was opened.
         """
 
 
 class MmapReader(Reader):
     """Reads through a mapping of the whole file: the page cache is the buffer, and views cost no copy.
 
-    Up to Python 3.12 each live mapping holds a file descriptor, also one that only a view keeps alive.
+    Up to Python 3.12 each live mapping holds a file descriptor, including mappings that only a view keeps alive.
+
+    Example:
+        >>> reader = headrace.io.MmapReader(retries=headrace.stores.RetryPolicy(attempts=1))
+        >>> store = headrace.open("stores/web", reader=reader)
+        >>> reader.size("tokenizer.json") == len(reader.view("tokenizer.json"))
+        True
     """
 
     name = "mmap"
 
     def view(self, path: str) -> ByteArray:
-        """(size,) uint8: the mapping itself, no copy."""
+        """Return the mapping itself as (size,) uint8, without a copy."""
         data = self._open(path).data
         return np.empty(0, np.uint8) if data is None else data
 
     def for_pass(self) -> Reader:
-        """With ``preadv``: a page that is looked at once is dearer to map than to copy, and would count as memory."""
+        """Return a `PreadReader`: copying a page that is used once costs less than mapping it, and takes no memory."""
         passing = PreadReader(pool=self._pool, retries=self.retries)
         passing._seen |= self._seen
         return passing
 
     def _take(self, fd: int, size: int) -> OpenFile:
-        if size == 0:  # which mmap refuses
+        if size == 0:  # mmap refuses empty files
             data = np.empty(0, np.uint8)
             data.flags.writeable = False
         elif sys.version_info >= (3, 13):
@@ -388,7 +410,7 @@ class MmapReader(Reader):
     def _fill(self, file: OpenFile, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray) -> None:
         data = file.data
         if data is None:
-            raise StoreError(f"{path}: is not mapped")
+            raise StoreError(f"{path}: the file is not mapped")
         at = 0
         for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
             out[at : at + length] = data[offset : offset + length]
@@ -396,12 +418,20 @@ class MmapReader(Reader):
 
 
 class PreadReader(Reader):
-    """Reads with ``preadv``: no mapping, no shared file offset; for places where mmap is slow or not allowed."""
+    """Reads with ``preadv``, for file systems where mmap is slow or not allowed.
+
+    It makes no mapping and shares no file offset between threads.
+
+    Example:
+        >>> reader = headrace.io.PreadReader()
+        >>> reader.read_ranges("tokenizer.json", np.array([0]), np.array([1])).tobytes()
+        b'{'
+    """
 
     name = "pread"
 
     def view(self, path: str) -> None:
-        """None: nothing is mapped."""
+        """Return None, since nothing is mapped; the file is opened."""
         self._open(path)
 
     def _take(self, fd: int, size: int) -> OpenFile:
@@ -431,7 +461,7 @@ _READERS: dict[str, type[Reader]] = {"mmap": MmapReader, "pread": PreadReader}
 
 
 def reader(name: str | Reader) -> Reader:
-    """A reader by its name, ``"mmap"`` or ``"pread"``; a reader is returned as it is.
+    """Return the reader of a name, ``"mmap"`` or ``"pread"``. A `Reader` is returned as it is.
 
     Raises:
         ConfigError: there is no reader of this name.
@@ -444,7 +474,7 @@ def reader(name: str | Reader) -> Reader:
 
 
 def _joined(offsets: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray]:
-    """Ranges that follow each other in the file also do in the output: one read for each run of them."""
+    """Join ranges that follow each other in the file, as they also do in the output, to save reads."""
     if len(offsets) < 2:
         return offsets, lengths
     firsts = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1] + lengths[:-1])))

@@ -1,11 +1,12 @@
-"""A run in torch: micro-batches of one rank as tensors, read ahead, resumable. The only room that needs torch.
+"""The loader: the micro-batches of one rank as torch tensors, read ahead and resumable. The only room that needs torch.
 
     Run --> spans (planned in bulk) --> threads or workers read --> micro-batches, in order --> your training step
                                                                           |
                                                      Loader.state_dict() after any of them
 
-Of packed samples also what attention takes beside them: masks, FlexAttention's blocks, varlen arguments, the parts of
-context-parallel ranks, and the padding-free layouts of Hugging Face. Of records the batches for a torch ``DataLoader``.
+For packed samples the room also makes what attention needs: masks, FlexAttention's block masks, varlen arguments, the
+parts of context-parallel ranks, and the padding-free layouts of Hugging Face. `collate_fn` makes the same batches for a
+torch ``DataLoader``.
 
 May import: datasets, encoders (faults), plan, io, errors; and torch.
 """

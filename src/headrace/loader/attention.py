@@ -1,7 +1,7 @@
-"""What attention takes beside a packed micro-batch: masks, FlexAttention's blocks, variable lengths, padding-free rows.
+"""Masks and variable-length arguments for attention over packed micro-batches, and padding-free rows.
 
-All say the same thing: a token sees itself and the earlier tokens of its segment, nothing else. As positions count from
-0 in each segment, the first column that the token in column c sees is c - position_ids[c].
+All of them say the same: a token sees itself and the earlier tokens of its segment, and nothing else. Positions count
+from 0 in each segment, so the first column that the token in column c sees is c - position_ids[c].
 
     position_ids  0 1 2 0 1 0     first visible  0 0 0 3 3 5     mask  1 . . . . .
                                                                        1 1 . . . .
@@ -10,7 +10,8 @@ All say the same thing: a token sees itself and the earlier tokens of its segmen
                                                                        . . . 1 1 .
                                                                        . . . . . 1
 
-The layouts of Hugging Face's padding-free training: documents one after another in one row, without pads.
+`flatten` and `flatten_packed` make the layout of Hugging Face's padding-free training: documents one after another in
+one row, without pads.
 """
 
 from __future__ import annotations
@@ -34,18 +35,20 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def block_causal_mask(position_ids: Tensor, document_ids: Tensor | None = None, *, pads: Pads = "identity") -> Tensor:
-    """(B, S, S) bool, True where the token of the row may see the token of the column; (S, S) for positions of (S,).
+    """Return a (B, S, S) bool mask, True where the token of the row may see the token of the column.
 
-    With ``pads="identity"`` a pad sees itself alone, as torchtune's ``PackedDataset`` documents it; with ``"causal"``
-    pads see the earlier tokens of their segment like any other token, as torchtune's code has it. Pads are where
-    ``document_ids`` is -1; without ``document_ids`` no token is known to be one. What other tokens see is the same.
-    Memory B * S * S bytes: for long rows ``flex_block_mask`` or ``varlen_arguments``.
+    For positions of shape (S,) the mask is (S, S). It takes B * S * S bytes; for long rows use ``flex_block_mask`` or
+    ``varlen_arguments``.
+
+    Pads are where ``document_ids`` is -1; without ``document_ids`` no token counts as a pad. With ``pads="identity"`` a
+    pad sees only itself, as the documentation of torchtune's ``PackedDataset`` says. With ``"causal"`` pads see the
+    earlier tokens of their segment like any other token, as torchtune's code does. What other tokens see is the same.
     """
     return _dense(_first_visible(position_ids, document_ids, pads))
 
 
 def mask_from_seq_idx(seq_idx: Tensor, document_ids: Tensor | None = None, *, pads: Pads = "identity") -> Tensor:
-    """The same from (B, S) or (S,) ``seq_idx``, the number of each token's segment, equal within it."""
+    """Return the mask of `block_causal_mask`, from (B, S) or (S,) ``seq_idx``: the number of each token's segment."""
     columns = torch.arange(seq_idx.shape[-1], device=seq_idx.device)
     begins = torch.ones_like(seq_idx, dtype=torch.bool)
     begins[..., 1:] = seq_idx[..., 1:] != seq_idx[..., :-1]
@@ -56,16 +59,17 @@ def mask_from_seq_idx(seq_idx: Tensor, document_ids: Tensor | None = None, *, pa
 def mask_from_seq_lens(
     seq_lens: Sequence[Tensor], *, num_pads: Sequence[int] | None = None, pads: Pads = "identity"
 ) -> Tensor:
-    """(B, S, S) bool from the lengths of each row's segments, as torchtune's items hold them; lengths may be 0.
+    """Return the (B, S, S) mask of `block_causal_mask`, from the lengths of each row's segments, as in torchtune.
 
-    ``seq_lens[r]`` is (n_r,) with the sum S. The last ``num_pads[r]`` tokens of row r are pads; None: none are known.
+    ``seq_lens[r]`` is (n_r,), sums to S, and may hold zeros. The last ``num_pads[r]`` tokens of row r are pads; with
+    None no token counts as a pad.
 
     Raises:
-        ConfigError: rows of different lengths.
+        ConfigError: the rows have different lengths.
     """
     lengths = [int(row.sum()) for row in seq_lens]
     if len(set(lengths)) > 1:
-        raise ConfigError(f"the rows' seq_lens sum to {sorted(set(lengths))}: all rows of a batch have one length")
+        raise ConfigError(f"the seq_lens of the rows sum to {sorted(set(lengths))}; all rows must have the same sum")
     rows = [torch.repeat_interleave(torch.arange(len(row), device=row.device), row.long()) for row in seq_lens]
     document_ids = None
     if num_pads is not None:
@@ -77,7 +81,7 @@ def mask_from_seq_lens(
 
 
 def mask_mod(position_ids: Tensor, document_ids: Tensor | None = None, *, pads: Pads = "identity") -> MaskMod:
-    """The same mask as the ``mask_mod`` that FlexAttention takes: (b, h, q_idx, kv_idx) -> bool. One load a query."""
+    """Return the same mask as a ``mask_mod`` of FlexAttention: (b, h, q_idx, kv_idx) -> bool. One load a query."""
     first = _first_visible(_rows(position_ids), document_ids, pads)
 
     def sees(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -89,23 +93,23 @@ def mask_mod(position_ids: Tensor, document_ids: Tensor | None = None, *, pads: 
 def flex_block_mask(
     position_ids: Tensor, document_ids: Tensor | None = None, *, pads: Pads = "identity", block_size: int = 128
 ) -> BlockMask:
-    """The same mask as FlexAttention's ``BlockMask`` for (B, S) rows, on their device.
+    """Return the same mask as a ``BlockMask`` of FlexAttention, for (B, S) rows, on their device.
 
-    Equal to what ``create_block_mask`` makes of ``mask_mod``, but computed from the first and the last query of each
-    block, which is O(B * (S / block_size)^2) and not O(B * S^2) in time and memory. Needs torch 2.6 or newer.
+    It equals what ``create_block_mask`` makes of ``mask_mod``, but is computed from the first and the last query of
+    each block: O(B * (S / block_size)^2) instead of O(B * S^2) in time and memory. It needs torch 2.6 or newer.
     """
-    # Older torch, with which all else works, has no such module.
+    # Imported here, since all else works with an older torch, which has no such module.
     from torch.nn.attention.flex_attention import BlockMask
 
     positions = _rows(position_ids)
     num_rows, size = positions.shape
     num_blocks = -(-size // block_size)
-    # Queries behind the row see nothing, so that the last block is full only where it is whole.
+    # Queries past the end of the row see nothing, so that a last block is full only if the row fills it.
     first = torch.full((num_rows, num_blocks * block_size), num_blocks * block_size, device=positions.device)
     first[:, :size] = _first_visible(positions, document_ids, pads)
     blocks = first.view(num_rows, num_blocks, block_size)
-    # Together the queries of a block see all columns from the first one's begin to the last query; each of them sees
-    # those from the last one's begin to the first query.
+    # At least one query of a block sees each column from the begin of the first query's segment to the last query. All
+    # of its queries see each column from the begin of the last query's segment to the first query.
     queries = torch.arange(num_blocks, device=positions.device)[:, None]
     keys = torch.arange(num_blocks, device=positions.device)
     seen = (keys <= queries) & (keys >= blocks[:, :, :1] // block_size)
@@ -129,11 +133,14 @@ _VARLEN_NAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def varlen_arguments(
     batch: Mapping[str, Any], names: Literal["flash_attn", "transformers", "megatron"] = "flash_attn"
 ) -> dict[str, Any]:
-    """The arguments of varlen attention over the flattened micro-batch: borders (n + 1,) int32, lengths Python int.
+    """Return the arguments of varlen attention over the flattened micro-batch.
 
-    Named as ``flash_attn_varlen_func`` has them, or ``FlashAttentionKwargs`` of Transformers, or ``PackedSeqParams`` of
-    Megatron. The last also has ``qkv_format="thd"`` and, for a part that ``context_parallel`` made, the padded borders.
-    Borders lie on the device of ``input_ids``. They name all tokens, pads too: no token sees a later one.
+    The borders of the segments are (n + 1,) int32, on the device of ``input_ids``; the lengths are Python ints. The
+    borders cover all tokens, pads included, and no token sees a later one.
+
+    The names are those of ``flash_attn_varlen_func``, of ``FlashAttentionKwargs`` of Transformers, or of
+    ``PackedSeqParams`` of Megatron. The last also gets ``qkv_format="thd"`` and, for a part that ``context_parallel``
+    made, the padded borders.
 
     Raises:
         ConfigError: ``names`` is none of these.
@@ -153,16 +160,16 @@ def varlen_arguments(
 
 
 def context_parallel(batch: Mapping[str, Any], cp_size: int, cp_rank: int) -> dict[str, Any]:
-    """The part of a micro-batch that one context-parallel rank holds.
+    """Return the part of a micro-batch that one context-parallel rank holds.
 
-    Every (B, S) field is flattened and indexed, (1, B * S / cp_size), in the order of ``context_parallel_indices``.
-    Borders are those of the whole micro-batch, as Transformer Engine wants them on every rank: ``cu_seqlens_padded``
-    over all tokens and ``cu_seqlens`` over the tokens without the segments' pads, both (n + 1,) int32.
-    ``num_supervised_tokens`` is that of the part; ``max_seqlen``, ``step_supervised_tokens`` and the rest are kept, but
-    ``seq_lens`` and ``seq_idx``, which say nothing of a part, are left out.
+    Every (B, S) field is flattened and indexed in the order of ``context_parallel_indices``, which makes it
+    (1, B * S / cp_size). The borders are those of the whole micro-batch, as Transformer Engine needs them on every
+    rank: ``cu_seqlens_padded`` over all tokens, ``cu_seqlens`` over the tokens without the pads of segments, both
+    (n + 1,) int32. ``num_supervised_tokens`` counts the part. ``max_seqlen``, ``step_supervised_tokens`` and all else
+    are kept, except ``seq_lens`` and ``seq_idx``, which mean nothing for a part.
 
     Raises:
-        ConfigError: no such rank, or a segment whose length is no multiple of 2 * cp_size.
+        ConfigError: there is no such rank, or the length of a segment is no multiple of 2 * cp_size.
     """
     borders = batch["cu_seqlens"].cpu()
     indices = torch.from_numpy(context_parallel_indices(borders.numpy(), cp_size, cp_rank))
@@ -185,7 +192,7 @@ def _rows(position_ids: Tensor) -> Tensor:
 
 
 def _first_visible(position_ids: Tensor, document_ids: Tensor | None, pads: Pads) -> Tensor:
-    """The shape of ``position_ids``, int64: the first column that each token sees; never decreasing within a row."""
+    """Return the first column that each token sees: int64, shaped as ``position_ids``, not decreasing within a row."""
     if pads not in ("identity", "causal"):
         raise ConfigError(f"pads is {pads!r}; allowed are 'identity', 'causal'")
     columns = torch.arange(position_ids.shape[-1], device=position_ids.device)
@@ -201,7 +208,7 @@ def _dense(first: Tensor) -> Tensor:
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of keys each block of queries has, and the blocks, those first; both with one head."""
+    """Return how many key blocks each query block has, and the numbers of all key blocks, those first; for one head."""
     indices = torch.argsort(blocks.to(torch.int8), dim=-1, descending=True, stable=True)
     return blocks.sum(dim=-1, dtype=torch.int32)[:, None], indices.to(torch.int32)[:, None]
 
@@ -218,23 +225,23 @@ def flatten(
     return_seq_idx: bool = False,
     position_ids_start: int = 0,
 ) -> Flat:
-    """Documents as one row: the tensors of Transformers 5.23's ``DataCollatorWithFlattening``, by the same options.
+    """Put documents into one row, with the tensors and options of Transformers 5.23's ``DataCollatorWithFlattening``.
 
-    ``features`` have ``input_ids`` and maybe ``labels``, each (length,) integers as a list, array or tensor; whether
-    they have labels the first one tells. With T tokens in all:
+    Each of ``features`` has ``input_ids`` and may have ``labels``, both (length,) integers as a list, array or tensor.
+    The first one decides whether there are labels. With T tokens in all, the result holds:
 
-    - ``input_ids`` (1, T) int64;
-    - ``labels`` (1, T) int64: not shifted, the model does that; the first of each document is ``separator_id``, so that
-      no document predicts it. Without labels they are the tokens;
-    - ``position_ids`` (1, T) int64, from ``position_ids_start`` on in each document;
-    - ``seq_idx`` (1, T) int32, the number of the document in the row, if asked for;
-    - ``cu_seq_lens_q`` and ``cu_seq_lens_k`` (documents + 1,) int32, prefix sums of the lengths from 0 to T, and
-      ``max_length_q`` and ``max_length_k`` int, if asked for.
+    - ``input_ids``, (1, T) int64;
+    - ``labels``, (1, T) int64: not shifted, since the model does that. The first label of each document is
+      ``separator_id``, so that no document predicts it. Without labels, they are the tokens;
+    - ``position_ids``, (1, T) int64, which begin at ``position_ids_start`` in each document;
+    - ``seq_idx``, (1, T) int32, the number of the document in the row, if asked for;
+    - ``cu_seq_lens_q`` and ``cu_seq_lens_k``, (documents + 1,) int32, prefix sums of the lengths from 0 to T, and
+      ``max_length_q`` and ``max_length_k``, ints, if asked for.
 
     Raises:
-        ConfigError: no features.
-        InputError: a document without tokens (Transformers gives it a label all the same, and all labels behind it
-            slip), or with labels of another number than tokens; names it.
+        ConfigError: ``features`` is empty.
+        InputError: a document has no tokens (Transformers gives it a label all the same, and all later labels slip), or
+            has another number of labels than of tokens; the message names it.
     """
     if not features:
         raise ConfigError("features is empty; expected at least one document")
@@ -262,25 +269,25 @@ def flatten(
 
 
 def flatten_packed(batch: Mapping[str, Any]) -> Flat:
-    """A packed micro-batch as one row without pads: what TRL 1.16's padding-free collator makes of packed examples.
+    """Return a packed micro-batch as one row without pads, as TRL 1.16's padding-free collator makes it.
 
     ``batch`` has ``input_ids``, ``labels``, ``position_ids`` and ``document_ids``, (B, S) int64 each, as the loader
-    gives them. The result has all tensors of `flatten` with all options: labels are not shifted, a token's label is the
-    token itself, and -100 at the first token of each segment and where no loss is taken of it. Pads inside a row and
-    at its end are left out, so ``cu_seq_lens`` holds the real lengths.
+    returns them. The result has all tensors that `flatten` can make. Its labels are not shifted: the label of a token
+    is the token itself, or -100 at the first token of each segment and where the token is not trained on. Pads inside
+    a row and at its end are left out, so ``cu_seq_lens`` holds the real lengths.
 
-    One label of each document that was cut has no place in this layout: the token behind the end of the piece. Of a
-    batch with cut documents the loss is of so many tokens less than its ``num_supervised_tokens``; divide by the
-    labels that are left.
+    If a document was cut, one of its labels has no place in this layout: the token after the end of the piece. The loss
+    of a batch with cut documents is then over that many tokens fewer than its ``num_supervised_tokens``; divide by the
+    number of labels that are left.
 
     Raises:
-        InputError: a label that is not the next token, as of packs with ``labels="same"``, which are shifted already.
+        InputError: a label is not the next token, as in packs with ``labels="same"``.
     """
     document_ids = batch["document_ids"]
     is_token = document_ids >= 0
     input_ids = batch["input_ids"][is_token]
     position_ids = batch["position_ids"][is_token]
-    # The label of the token before, in the same row and segment, is the one for this token.
+    # The label of the token before, in the same row and segment, is this token.
     shifted = torch.full_like(batch["labels"], IGNORED_LABEL)
     shifted[:, 1:] = batch["labels"][:, :-1]
     labels = shifted[is_token]
@@ -288,15 +295,15 @@ def flatten_packed(batch: Mapping[str, Any]) -> Flat:
     labels[is_first] = IGNORED_LABEL
     if bool(((labels != input_ids) & (labels != IGNORED_LABEL)).any()):
         raise InputError(
-            "labels of this batch are not the next tokens of their segments, which flatten_packed shifts to the tokens"
-            " themselves: give it packs without labels='same'"
+            "the labels of this batch are not the next tokens of their segments; flatten_packed needs these, and shifts"
+            " them itself: make the packs without labels='same'"
         )
     begins = torch.cat([is_first.nonzero().flatten(), torch.tensor([len(input_ids)], device=input_ids.device)])
     return {"input_ids": input_ids[None], "labels": labels[None], **_layout(begins.diff(), 0)}
 
 
 def _layout(lengths: Tensor, position_ids_start: int) -> Flat:
-    """Everything that follows from the lengths of the segments, (n,) int64."""
+    """Return everything that follows from the lengths of the segments, (n,) int64."""
     ends = lengths.cumsum(0)
     num_tokens = int(ends[-1]) if len(ends) else 0
     begins = torch.repeat_interleave(ends - lengths, lengths)

@@ -1,6 +1,6 @@
-"""Balanced steps: what samples cost, who takes which position of a step, and what comes of that for the loader.
+"""Balanced steps: the costs of samples, and the assignment of the samples of a step to ranks by them.
 
-What samples cost, by their lengths, before any is read: what a balanced step is assigned by.
+Costs follow from lengths that are known before any sample is read.
 """
 
 from __future__ import annotations
@@ -34,19 +34,29 @@ Cost = Literal["tokens", "supervised_tokens"] | CostOfLengths
 
 
 class Balance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, eq=False):
-    """The samples of each step are assigned so that all micro-batches of a micro-step cost alike.
+    """Assigns the samples of each step so that all micro-batches of a micro-step cost about the same.
 
-        Balance()                                                    by tokens
-        Balance(cost=lambda lengths: lengths * (12 * 4096 + lengths))  of layers of width 4,096, attention and all
-
-    A function takes (n,) int64 lengths and gives (n,) numbers of at least 0, the same on every rank; of packs the
-    lengths are those of their documents, and a pack costs their sum.
+    Pass it as ``Loader(..., balance=)``. The cost of a sample is its number of tokens, or what a function says.
 
     Attributes:
-        cost: ``"tokens"``, ``"supervised_tokens"``, or a function of lengths. The tokens of a record are those of the
-            longest row that it makes in a batch.
-        lengths: (samples of the dataset,) integers of at least 0 for sources by their path, ``""`` for a single
-            dataset: where the dataset knows no lengths, as of media, or what counts is something else.
+        cost: ``"tokens"``, ``"supervised_tokens"``, or a function. The function accepts (n,) int64 lengths and returns
+            (n,) numbers of at least 0, the same on every rank. The length of a record is that of the longest row that
+            it makes in a batch. For packs the lengths are those of their documents, and a pack costs the sum.
+        lengths: for each source, by its path, (samples of the dataset,) integers of at least 0; the path of a single
+            dataset is ``""``. Needed where the dataset knows no lengths, as with media, or where something else costs.
+
+    Raises:
+        ConfigError: ``cost`` is none of these, or ``lengths`` are no such integers, or do not go with ``cost``.
+
+    Example:
+        >>> balance = headrace.loader.Balance(cost=lambda lengths: lengths * (12 * 4096 + lengths))  # with attention
+        >>> dataset = headrace.PackedSequenceDataset(headrace.open("stores/web"), headrace.Packing(seq_len=512))
+        >>> run = headrace.Run(dataset, global_batch_size=16)
+        >>> ranks = headrace.loader.Ranks(0, 4)
+        >>> loader = headrace.Loader(run, micro_batch_size=2, ranks=ranks, balance=balance)
+        >>> [step] = loader.balance_figures()
+        >>> step.balanced.rank_imbalance < step.unbalanced.rank_imbalance
+        True
     """
 
     cost: Cost = "tokens"
@@ -59,18 +69,18 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"cost is {self.cost!r}; allowed are 'tokens', 'supervised_tokens' and a function of (n,) int64 lengths"
             )
         if self.lengths is not None and self.cost == "supervised_tokens":
-            raise ConfigError("lengths say nothing of cost='supervised_tokens': leave one of them out")
+            raise ConfigError("lengths do not say what cost='supervised_tokens' needs: leave one of them out")
         for path, values in (self.lengths or {}).items():
             if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
                 raise ConfigError(f"lengths of source {path!r} are {values!r:.80}; expected a (samples,) integer array")
 
 
 class Costs:
-    """The costs of samples of a run, by their positions; reads no samples, and marks only where ``Run.count`` does.
+    """The costs of samples of a run, by their positions. It reads no samples; loss masks only where ``Run.count`` does.
 
     Raises:
-        ConfigError: samples of which no length is known, or all of one length; lengths of no source of the run, or of
-            another number of samples.
+        ConfigError: the lengths of samples are not known, or are all equal; or ``lengths`` has a path that is no source
+            of the run, or another number of samples than the source.
     """
 
     def __init__(self, run: Run, balance: Balance) -> None:
@@ -78,12 +88,14 @@ class Costs:
         self._balance = balance
         self._given = {path: np.asarray(values) for path, values in (balance.lengths or {}).items()}
         if unknown := self._given.keys() - set(run.paths):
-            raise ConfigError(f"lengths are given of {sorted(unknown)}; the sources are {sorted(run.paths)}")
+            raise ConfigError(
+                f"lengths has the paths {sorted(unknown)}; the sources of the run are {sorted(run.paths)}"
+            )
         for path, dataset in zip(run.paths, run.datasets, strict=True):
             given = self._given.get(path)
             if given is not None and len(given) != len(dataset):
                 raise ConfigError(
-                    f"lengths of source {path!r} are {len(given):,}; the dataset has {len(dataset):,} samples"
+                    f"there are {len(given):,} lengths for source {path!r}; its dataset has {len(dataset):,} samples"
                 )
             if given is None:
                 _check_known(path, dataset, balance)
@@ -91,7 +103,7 @@ class Costs:
             _of_lengths(balance.cost, np.ones(1, dtype=np.int64))
 
     def of(self, positions: IntArray) -> NDArray[Any]:
-        """(n,) int64 of the costs by name, (n,) float64 of a function."""
+        """Return (n,) costs: int64 if the cost is a name, float64 if it is a function."""
         run, balance = self._run, self._balance
         located = run.locate(positions)
         indices = run.lookup(positions).indices if self._given else positions
@@ -115,7 +127,7 @@ def _of_dataset(dataset: Dataset, addresses: IntArray, cost: Cost) -> NDArray[An
     if dataset.is_ragged:
         return _of_lengths(cost, dataset.sample_lengths(addresses))
     items = _packs(dataset).items(addresses)
-    # Of a pack's first piece to that of the next one: no pack is without.
+    # From a pack's first piece to that of the next pack; reduceat needs that no pack is empty, and none is.
     sums: NDArray[np.float64] = np.add.reduceat(_of_lengths(cost, items.lengths), items.offsets[:-1])
     return sums
 
@@ -124,34 +136,36 @@ def _of_lengths(cost: CostOfLengths, lengths: IntArray) -> NDArray[np.float64]:
     costs = np.asarray(cost(lengths))
     if costs.shape != lengths.shape or costs.dtype.kind not in "iuf":
         raise ConfigError(
-            f"the cost of {lengths.shape} lengths is {costs.dtype} of shape {costs.shape}; expected a number for each: "
-            "the function takes and gives whole arrays"
+            f"the cost function returned {costs.dtype} of shape {costs.shape} for {lengths.shape} lengths; expected a "
+            "number for each: the function must accept and return whole arrays"
         )
     return costs.astype(np.float64)
 
 
 def _packs(dataset: Dataset) -> PackedSequenceDataset:
-    """The packs that a dataset hands on, whose documents have lengths."""
+    """Return the packs that a dataset reads, possibly through other datasets."""
     while not isinstance(dataset, PackedSequenceDataset) and isinstance(
         inner := getattr(dataset, "dataset", None), Dataset
     ):
         dataset = inner
     if not isinstance(dataset, PackedSequenceDataset):
-        raise ConfigError(f"of the packs of {type(dataset).__name__} the documents' lengths are not known")
+        raise ConfigError(f"the lengths of the documents in the packs of {type(dataset).__name__} are not known")
     return dataset
 
 
 def _check_known(path: str, dataset: Dataset, balance: Balance) -> None:
-    """Raise ConfigError where a dataset cannot say what its samples cost, and say what can be done."""
+    """Raise ConfigError if a dataset does not know what its samples cost."""
     where = f"source {path!r}: " if path else ""
     if not (dataset.is_ragged or dataset.is_packed):
         raise ConfigError(
-            f"{where}samples of {type(dataset).__name__} are all equally long, there is nothing to balance; "
-            "if they cost differently all the same, say how by Balance(lengths={...})"
+            f"{where}all samples of {type(dataset).__name__} are equally long, so there is nothing to balance; "
+            "if they still differ in cost, say so with Balance(lengths={...})"
         )
-    give = f"give them as Balance(lengths={{{path!r}: an array, ...}})"
+    give = f"pass them as Balance(lengths={{{path!r}: an array, ...}})"
     if not dataset.has_tokens:
-        raise ConfigError(f"{where}samples of {type(dataset).__name__} have no lengths that are known before; {give}")
+        raise ConfigError(
+            f"{where}the lengths of samples of {type(dataset).__name__} are not known before they are read; {give}"
+        )
     by = "tokens" if callable(balance.cost) else balance.cost
     try:
         _of_dataset(dataset, dataset.locate(np.zeros(1, dtype=np.int64)), by)
@@ -162,14 +176,21 @@ def _check_known(path: str, dataset: Dataset, balance: Balance) -> None:
 
 
 ASSIGNED_POSITIONS = 512
-"""Positions assigned at a time, in whole steps: every rank assigns for all, and batches wait for it."""
+"""Positions assigned at a time, rounded up to whole steps. Few, since every rank assigns for all ranks, and batches
+wait for it."""
 
 MOST_STEP_PARTS = 16
-"""How often one step may be stopped in its midst and go on with other ranks; the state stays under 1 KB."""
+"""How often one step may be interrupted and continued with other ranks. The limit keeps the state under 1 KB."""
 
 
 class StepBalance(NamedTuple):
-    """How a step is assigned, and how it would be without balance."""
+    """How the samples of a step are assigned, and how they would be without balance; ``str()`` compares the two.
+
+    Attributes:
+        step: the number of the step.
+        balanced: the assignment by cost.
+        unbalanced: the assignment in order.
+    """
 
     step: int
     balanced: Assignment
@@ -186,9 +207,9 @@ class StepBalance(NamedTuple):
 
 
 class _Resumed(NamedTuple):
-    """The step that a loaded state was in: the samples of it that were taken without balance, and then in which parts.
+    """The step that a loaded state was in: which of its samples were taken without balance, then in which parts.
 
-    ``first`` is (n,) int64, numbered within the step, in the order of the slots that took them.
+    ``first`` is (n,) int64: the samples taken without balance, numbered within the step, in the order of their slots.
     """
 
     step: int
@@ -200,27 +221,28 @@ _NOWHERE = _Resumed(-1, np.zeros(0, dtype=np.int64), ())
 
 
 class BalancedAssignment:
-    """Maps the slots of steps, as ``split`` assigns them, to the positions that take them; a pure function of both.
+    """Maps the slots of a step, as `micro_batches` plans them, to the positions of the samples that fill them.
 
-    A step in whose midst a state was loaded goes on as `step_order` says.
+    It is a pure function of the slots and the costs. `step_order` says how a step continues in which a state was saved.
 
     Raises:
-        ConfigError: costs are not known, see `Costs`; micro-batches of one source each, or groups of like lengths
-            within a step, which balance would undo.
+        ConfigError: costs are not known, see `Costs`; or the run keeps consecutive samples of one source, or of similar
+            lengths, together, which balance would undo.
     """
 
     def __init__(self, run: Run, balance: Balance, share: Share) -> None:
         if not isinstance(balance, Balance):
-            raise ConfigError(f"balance is {balance!r:.80}; expected a Balance, as Balance(cost='tokens')")
+            raise ConfigError(f"balance is {balance!r:.80}; expected a Balance, such as Balance(cost='tokens')")
         if run.block_samples is not None:
             raise ConfigError(
-                f"{run.block_samples:,} consecutive samples are of one source, and balance would mix them: leave out "
-                "one of block_samples and balance"
+                f"block_samples={run.block_samples:,} keeps consecutive samples of one source together, and balance "
+                "would mix them: leave one of the two out"
             )
         if run.bucketing is not None and run.bucketing.group_samples is not None:
             raise ConfigError(
-                f"bucketing by group_samples={run.bucketing.group_samples} brings like lengths together within a step, "
-                "and balance would part them: leave out one of them, or bucket whole steps with group_samples=None"
+                f"bucketing with group_samples={run.bucketing.group_samples} brings similar lengths together within a "
+                "step, and balance would separate them: leave one of the two out, or bucket whole steps with "
+                "group_samples=None"
             )
         self._run = run
         self._share = share
@@ -228,19 +250,19 @@ class BalancedAssignment:
         self._resumed = _NOWHERE
 
     def start_at(self, position: int) -> None:
-        """Begin between two steps.
+        """Begin at a position between two steps.
 
         Raises:
-            ConfigError: the position is in the midst of one.
+            ConfigError: the position is within a step.
         """
         check_between_steps(self._run, position, "with balance")
         self._resumed = _NOWHERE
 
     def load(self, cursor: Cursor, draw: Draw | None) -> None:
-        """Go on from a saved state; ``draw``: how the slots were drawn that were taken without balance.
+        """Continue from a saved state; ``draw`` says how the slots were drawn that were taken without balance.
 
         Raises:
-            StateError: it was saved within a step that this loader cannot go on with; nothing has changed then.
+            StateError: the state was saved within a step that this loader cannot continue; nothing has changed then.
         """
         begin = self._run.schedule.begin(cursor.step)
         taken = () if cursor.balanced_step is None else cursor.balanced_step.taken
@@ -251,7 +273,7 @@ class BalancedAssignment:
         self._resumed = _Resumed(cursor.step, (slots if draw is None else draw.positions(slots)) - begin, taken)
 
     def balanced_step(self, position: int) -> BalancedStep | None:
-        """What a state must hold besides a position; None between two steps."""
+        """Return what a state saved at this position must hold about its step; None between two steps."""
         if not (offset := _offset(self._run, position)):
             return None
         step = self._run.schedule.step_of(position)
@@ -267,7 +289,7 @@ class BalancedAssignment:
         return BalancedStep(costs=_hash(costs[: taken[-1].num_samples]), taken=taken) if taken else None
 
     def positions(self, slots: IntArray) -> IntArray:
-        """(n,) int64: the position that each of some rising slots takes."""
+        """Return (n,) int64: the position of the sample that fills each of these slots, which are in rising order."""
         found = np.empty_like(slots)
         if not len(slots):
             return found
@@ -279,14 +301,14 @@ class BalancedAssignment:
         return found
 
     def digest(self, position: int) -> bytes:
-        """8 bytes, the same on all ranks if they assign alike."""
+        """Return 8 bytes that are the same on all ranks if these assign the samples of the step in the same way."""
         balanced_step = self.balanced_step(position)
         is_end = position == self._run.length
         costs = _hash(np.empty(0) if is_end else self._step_costs(self._run.schedule.step_of(position)))
         return xxhash.xxh3_64_digest(repr((balanced_step, costs)).encode())
 
     def figures(self, step: int) -> StepBalance:
-        """How a whole step is assigned."""
+        """Return how a whole step is assigned, with balance and without."""
         costs = self._step_costs(step)
         world_size, micro = self._share.world_size, self._share.micro_batch_size
         return StepBalance(
@@ -297,20 +319,20 @@ class BalancedAssignment:
 
     def _check(self, balanced_step: BalancedStep, step: int, first: int) -> None:
         if not _fits(balanced_step.taken, first):
-            raise StateError(f"the saved state is damaged: of step {step:,} it says {balanced_step!r}")
+            raise StateError(f"the saved state is damaged: for step {step:,} it holds {balanced_step!r}")
         costs = self._step_costs(step)
         last = balanced_step.taken[-1].num_samples
         if _hash(costs[:last]) != balanced_step.costs:
             raise StateError(
-                f"the saved state was taken within step {step:,}, which was balanced by other costs than here: give "
-                "the balance, at least the length, and the version of Headrace that it was saved with, or go on from "
-                "a state between two steps"
+                f"the saved state was taken within step {step:,}, which was balanced by other costs than here: pass "
+                "the balance, at least the run length, and the version of Headrace that it was saved with, or resume "
+                "from a state between two steps"
             )
         mine = (len(costs), self._share.world_size, self._share.micro_batch_size)
         if len(balanced_step.taken) >= MOST_STEP_PARTS and not balanced_step.taken[-1].is_assigned_by(*mine):
             raise StateError(
-                f"step {step:,} was stopped in its midst {len(balanced_step.taken)} times, with other ranks or "
-                "micro-batches each: go on with those it was saved with, or from a state between two steps"
+                f"step {step:,} was interrupted {len(balanced_step.taken)} times, each time with other ranks or "
+                "micro-batches: resume with those that it was saved with, or from a state between two steps"
             )
 
     def _before(self, step: int) -> tuple[IntArray, tuple[StepPart, ...]]:
@@ -325,7 +347,7 @@ class BalancedAssignment:
         return next(self._costs_between(step, step))[2]
 
     def _costs_between(self, first: int, last: int) -> Iterator[tuple[int, int, NDArray[np.generic]]]:
-        """(step, its first position, the costs of its samples) for some steps, whose lengths are looked up together."""
+        """Yield (step, its first position, the costs of its samples); all lengths are looked up together."""
         parts = [self._run.positions(step) for step in range(first, last + 1)]
         costs = self._costs.of(np.concatenate(parts))
         begin = int(parts[0][0])
@@ -335,22 +357,22 @@ class BalancedAssignment:
 
 
 def _offset(run: Run, position: int) -> int:
-    """How much of its step is taken; 0 where a step begins, and at the end of the run."""
+    """Return how many samples of its step come before a position; 0 where a step begins, and at the end of the run."""
     return 0 if position == run.length else position - run.schedule.begin(run.schedule.step_of(position))
 
 
 def check_between_steps(run: Run, position: int, why: str) -> None:
-    """Raise ConfigError for a position in the midst of a step, where it does not say which samples were taken."""
+    """Raise ConfigError for a position within a step, which does not say which samples of it were taken."""
     if _offset(run, position):
         step = run.schedule.step_of(position)
         raise ConfigError(
-            f"position {position:,} is within step {step:,}, and how many samples were taken does not tell which, "
-            f"{why}: begin where a step does, as {run.schedule.begin(step):,}, or load a saved state"
+            f"position {position:,} is within step {step:,}, and a number of samples does not say which of them were "
+            f"taken, {why}: start where a step begins, such as {run.schedule.begin(step):,}, or load a saved state"
         )
 
 
 def _fits(taken: tuple[StepPart, ...], first: int) -> bool:
-    """Whether parts can be one after another, behind samples that were taken as they come."""
+    """Whether a step can have been taken in these parts, after ``first`` samples in order."""
     done, size = first, 0
     for step_part in taken:
         done += step_part.num_taken

@@ -1,12 +1,9 @@
-"""Memory of batches and images that is used again once nobody holds it.
+"""Memory for batches and images that is reused once nothing refers to it any more.
 
-Fresh memory of some hundred KiB costs more in page faults than the tokens that go into it, since the C library gives
-it back to the system at every turn. Here arrays whose last tensor, view and reference is gone are handed out again.
-
-Memory for images that is used again once nobody holds it.
-
-A micro-batch of images is some MiB, which the C library takes from the system anew each time: to make its pages costs
-as much as to copy it. In large pages, where the system has them, to decode into it takes a tenth less time besides.
+The C library returns memory of some hundred KiB to the system whenever it is freed. The page faults of fresh memory
+then cost more than filling it with tokens, and for a micro-batch of images, of some MiB, as much as copying it. So
+arrays are handed out again once their last tensor, view and reference is gone. Where the system has large pages,
+decoding into them takes a tenth less time.
 """
 
 from __future__ import annotations
@@ -24,13 +21,13 @@ from numpy.typing import NDArray
 from headrace.datasets import Fields, Sample
 
 _SETS = 32
-"""Sets remembered; a consumer that keeps more batches alive than these gets fresh memory for the rest."""
+"""Sets of arrays kept; a consumer that keeps more batches alive than these gets fresh memory for the rest."""
 
 Arrays = tuple[NDArray[Any], ...]
 
 
 def _references(arrays: Arrays) -> int:
-    """The references to the most used of these arrays, those of this call among them."""
+    """Return the number of references to the most referenced of these arrays, including those of this call."""
     return max(map(sys.getrefcount, arrays))
 
 
@@ -38,25 +35,25 @@ _NOBODY = _references((np.empty(1),))
 
 
 class Buffers:
-    """Sets of batch arrays, one array a field, (rows, ...) each. For one thread."""
+    """Sets of batch arrays, one (rows, ...) array for each field. Not safe for use in several threads."""
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
         self._sets: deque[tuple[int, Arrays]] = deque(maxlen=_SETS)
 
     def take(self, num_rows: int) -> Sample:
-        """Uninitialised arrays that nobody else holds: used ones where there are any of this size, else fresh ones."""
+        """Return uninitialised arrays that nothing else refers to: used ones of this size if there are any."""
         for rows, arrays in self._sets:
             if rows == num_rows and _references(arrays) == _NOBODY:
                 return dict(zip(self._fields, arrays, strict=True))
         arrays = tuple(np.empty((num_rows, *shape), dtype=dtype) for shape, dtype in self._fields.values())
-        # In front, so that the memory used last, which is still in the cache, is looked at first.
+        # At the front, so that the memory used last, which is still in the cache, is found first.
         self._sets.appendleft((num_rows, arrays))
         return dict(zip(self._fields, arrays, strict=True))
 
 
 _SPARE = 2
-"""Blocks kept that nobody holds: as many as a consumer lets go of between two readings."""
+"""Unused blocks that are kept: as many as a consumer drops between two reads."""
 
 _LARGE_PAGE = 2 << 20
 
@@ -64,21 +61,21 @@ Block = NDArray[np.uint8]
 
 
 def fresh(num_bytes: int) -> Block:
-    """(num_bytes,) uint8, not initialised; in large pages where it is of several and the system has them."""
+    """Return (num_bytes,) uint8, uninitialised; in large pages if it spans several and the system has them."""
     if num_bytes < 2 * _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.empty(num_bytes, np.uint8)
     whole = -(-num_bytes // _LARGE_PAGE) * _LARGE_PAGE
     mapped = mmap.mmap(-1, whole + _LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
+    with contextlib.suppress(OSError):  # the kernel has no large pages
         mapped.madvise(mmap.MADV_HUGEPAGE)
     block: Block = np.frombuffer(mapped, np.uint8)
     begin = -block.ctypes.data % _LARGE_PAGE
-    # Not a view of an array: whoever looks who has a block must find itself.
+    # Made from the map, not as a view of ``block``: references to the returned array itself are counted later.
     return np.frombuffer(mapped, np.uint8, num_bytes, begin)
 
 
 def _block_references(blocks: list[Block]) -> list[int]:
-    """The references to each block, that of the list and those of this call among them."""
+    """Return the number of references to each block, including that of the list and those of this call."""
     return [sys.getrefcount(block) for block in blocks]
 
 
@@ -86,20 +83,20 @@ _BLOCK_OF_NOBODY = _block_references([np.empty(1, np.uint8)])[0]
 
 
 class Blocks:
-    """Blocks of bytes, each for one holder at a time. Safe in threads."""
+    """Blocks of bytes, each for one user at a time. Safe for use in several threads."""
 
     def __init__(self) -> None:
         self._blocks: list[Block] = []
         self._lock = Lock()
 
     def take(self, num_bytes: int) -> Block:
-        """(at least ``num_bytes``,) uint8, not initialised: no array or tensor has any of it."""
+        """Return an uninitialised uint8 block of at least ``num_bytes`` that no array or tensor uses."""
         with self._lock:
             found, spare = -1, 0
             for at, references in reversed(list(enumerate(_block_references(self._blocks)))):
                 if references != _BLOCK_OF_NOBODY:
                     continue
-                # The one used last, which is still in the cache, is looked at first.
+                # From the back, so that the block used last, which is still in the cache, is found first.
                 if found < 0 and num_bytes <= len(self._blocks[at]) <= 2 * num_bytes:
                     found = at
                 elif spare < _SPARE:

@@ -1,9 +1,4 @@
-"""Samples as batches of tensors, with the segments of packs and the counts that a correct loss needs.
-
-What micro-batches of packed samples carry besides their rows: the segments that they are made of.
-
-The counts that a right loss needs: supervised tokens of a micro-batch and of the whole global step.
-"""
+"""Batches of tensors from samples, with the segments of packs and the token counts that a correct loss needs."""
 
 from __future__ import annotations
 
@@ -23,10 +18,10 @@ from headrace.plan.segments import IGNORED_LABEL
 
 
 def add_segments(batches: list[Batch]) -> None:
-    """Add to each micro-batch the segments that it is made of.
+    """Add the segments of packs to each micro-batch.
 
-    - ``cu_seqlens`` (segments + 1,) int32: where each segment begins in the flattened micro-batch, and its end;
-    - ``max_seqlen`` int: tokens of the longest segment.
+    - ``cu_seqlens``, (segments + 1,) int32: where each segment begins in the flattened micro-batch, and the end;
+    - ``max_seqlen``, int: the number of tokens of the longest segment.
     """
     for batch in batches:
         bounds = _bounds(memoryview(batch["position_ids"].numpy().reshape(-1)))
@@ -35,7 +30,7 @@ def add_segments(batches: list[Batch]) -> None:
 
 
 def _bounds(positions: memoryview) -> NDArray[np.int32]:
-    """``cu_seqlens`` from the end: the last position of a segment says how long it is. O(segments), not tokens."""
+    """Find ``cu_seqlens`` from the end: the last position of a segment says how long it is. O(segments)."""
     bounds = [len(positions)]
     while bounds[-1]:
         bounds.append(bounds[-1] - positions[bounds[-1] - 1] - 1)
@@ -43,19 +38,20 @@ def _bounds(positions: memoryview) -> NDArray[np.int32]:
 
 
 def verify(batch: Batch, *, is_unshifted: bool) -> None:
-    """Check every field of a packed micro-batch against every other one; raises HeadraceError with what is wrong."""
+    """Check every field of a packed micro-batch against every other one; raise HeadraceError if two contradict."""
     arrays = {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
     verify_packed(arrays, is_unshifted=is_unshifted)
 
 
 COUNT_POSITIONS = 1024
-"""Samples that are counted together, in whole steps."""
+"""Samples counted at a time, rounded up to whole steps."""
 
 
 class StepTotals:
-    """Supervised tokens of whole global steps, over all ranks: from the plan, without communication.
+    """The supervised tokens of whole global steps, over all ranks, from the plan and without communication.
 
-    Steps are asked for in order; some are counted at a time. O(samples of the step) on every rank, about 2 us each.
+    Steps have to be asked for in order, since several are counted at a time. O(samples of the step) on every rank,
+    about 2 us a sample.
     """
 
     def __init__(self, run: Run) -> None:
@@ -63,10 +59,10 @@ class StepTotals:
         self._totals: dict[int, int] = {}
 
     def of(self, step: int) -> int:
-        """The supervised tokens of a step.
+        """Return the number of supervised tokens of a step.
 
         Raises:
-            ConfigError: it, or another of those counted with it, has none where a mask says what is trained on.
+            ConfigError: a mask says which tokens are trained on, and this step, or one counted with it, has none.
         """
         if step not in self._totals:
             self._totals = self._count(step)
@@ -87,10 +83,10 @@ class StepTotals:
 
 
 def add_totals(batches: list[Batch], span: BatchSpan, totals: StepTotals) -> None:
-    """Add to each micro-batch of a span what its loss is divided by.
+    """Add to each micro-batch of a span the counts that its loss is divided by.
 
-    - ``num_supervised_tokens`` int: labels in this micro-batch that are not -100;
-    - ``step_supervised_tokens`` int: those of the whole global step, over all micro-batches and ranks.
+    - ``num_supervised_tokens``, int: the labels of this micro-batch that are not -100;
+    - ``step_supervised_tokens``, int: those of the whole global step, over all micro-batches and ranks.
     """
     for batch, step in zip(batches, span.steps, strict=True):
         add_supervised(batch)
@@ -98,9 +94,9 @@ def add_totals(batches: list[Batch], span: BatchSpan, totals: StepTotals) -> Non
 
 
 def add_supervised(batch: Batch) -> None:
-    """Add ``num_supervised_tokens`` to a micro-batch that has none."""
+    """Add ``num_supervised_tokens`` to a micro-batch, unless its dataset has added it."""
     if "num_supervised_tokens" not in batch:
-        # Windows have no mask beside their labels.
+        # Windows have no mask of their own; their labels say it.
         has_label = batch["loss_mask"] if "loss_mask" in batch else batch["labels"] != IGNORED_LABEL
         batch["num_supervised_tokens"] = int(np.count_nonzero(has_label.numpy()))
 
@@ -109,7 +105,7 @@ Collate = Callable[[Sequence[Mapping[str, Any]]], Batch]
 
 
 class _Collate:
-    """A class, so that worker processes that are spawned can take it with them."""
+    """A class and not a closure, so that it can be pickled for spawned worker processes."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -120,7 +116,7 @@ class _Collate:
         if dataset.is_ragged:
             batch = dataset.collate(samples)
         else:
-            # Items of packs have their own segments besides, whose numbers differ.
+            # Items of packs also have their own segments, whose numbers differ and cannot be stacked.
             names = (*dataset.fields, *dataset.constants)
             batch = {name: np.stack([sample[name] for sample in samples]) for name in names}
         batch = {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in batch.items()}
@@ -132,14 +128,14 @@ class _Collate:
 
 
 def collate_fn(dataset: Dataset) -> Collate:
-    """Makes a batch of some samples of a dataset: ``DataLoader(dataset, collate_fn=collate_fn(dataset))``.
+    """Return a collate function for torch's ``DataLoader``: ``DataLoader(dataset, collate_fn=collate_fn(dataset))``.
 
-    The same tensors as the loader's, of packs their ``cu_seqlens`` and ``max_seqlen`` among them; but for
+    Batches have the same tensors as those of `Loader`, including ``cu_seqlens`` and ``max_seqlen`` of packs, except
     ``sample_positions`` and ``step_supervised_tokens``, which a ``DataLoader`` cannot know.
 
     Raises:
-        ConfigError: not a dataset.
+        ConfigError: ``dataset`` is not a dataset.
     """
     if not isinstance(dataset, Dataset):
-        raise ConfigError(f"dataset is {dataset!r:.80}; expected the dataset that the DataLoader is of")
+        raise ConfigError(f"dataset is {dataset!r:.80}; expected the dataset that the DataLoader reads")
     return _Collate(dataset)

@@ -1,9 +1,10 @@
-"""The samples that could not be made, counted when the batch is delivered that they belong to.
+"""Faults: samples that could not be made, counted when their batch is delivered.
 
     reader (thread, worker)   Fault: shard, key, position  --> beside the batch, or on the error that ends the run
-    loader                    step --> Loader.faults, Loader.ledger(), the report
+    loader                    adds the step                --> Loader.faults, Loader.ledger(), the report
 
-What was read ahead is not counted before its turn, and what is read again after a lost worker is counted once.
+A sample that was read ahead is not counted before its turn, and one that is read again after a lost worker is counted
+once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from headrace.loader.spans import Batch, BatchSpan
 
 
 class Given(NamedTuple):
-    """A micro-batch; the position after it; its samples or units; what failed in them, None where nothing did."""
+    """A micro-batch, the position after it, the number of its samples or units, and their faults, None without any."""
 
     batch: Batch
     after: int
@@ -31,12 +32,12 @@ class Given(NamedTuple):
 
 
 class FeedLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """What one loader has handed over since it was made.
+    """How many samples one loader has yielded since it was made, and how many of them were replaced.
 
     Attributes:
-        delivered: samples; of a `FramedRun` units.
-        substituted: how many samples another one stands in for, by ``"DecodeError in read"``; of packs also those that
-            are left out of theirs.
+        delivered: the number of samples; for a `FramedRun`, of units.
+        substituted: the number of samples that were replaced by others, by reason, such as ``"DecodeError in read"``.
+            For packs also the samples that were left out of theirs.
     """
 
     delivered: int
@@ -44,21 +45,21 @@ class FeedLedger(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_substituted(self) -> int:
-        """Of all reasons."""
+        """The number of samples that were replaced, for any reason."""
         return sum(self.substituted.values())
 
     @property
     def as_they_are(self) -> int:
-        """Samples that are those of the order."""
+        """The number of samples that are the ones the order asked for."""
         return self.delivered - self.num_substituted
 
 
 class FaultCounter:
-    """Counts what one loader hands over, and writes each fault as a line, if there is a path.
+    """Counts what one loader yields, and writes each fault to a report as a line, if it has a path.
 
     Raises:
-        InputError: the report is something else.
-        OutputError: it cannot be written.
+        InputError: the file at the path is not such a report.
+        OutputError: the report cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
@@ -68,14 +69,14 @@ class FaultCounter:
         self._report = None if path is None else FaultReport(path)
 
     def add(self, num_samples: int, faults: FaultLog | None, step: int) -> None:
-        """A micro-batch of a step is handed over."""
+        """Count a micro-batch that is about to be yielded."""
         self._delivered += num_samples
         if faults is not None:
             self._count(faults.at_step(step))
             self._substituted.update(f"{one.kind} in {one.hook}" for one in faults.faults if one.attempt == 0)
 
     def failed(self, faults: Sequence[Fault], step: int | None) -> None:
-        """A sample ends the run."""
+        """Count the faults of a sample that ends the run; ``step`` is None where it is not known."""
         log = FaultLog()
         for fault in faults:
             log.add(fault)
@@ -87,7 +88,7 @@ class FaultCounter:
             self._report.add(log.faults)
 
     def ledger(self) -> FeedLedger:
-        """So far."""
+        """Return the counts so far."""
         return FeedLedger(delivered=self._delivered, substituted=dict(sorted(self._substituted.items())))
 
 
@@ -99,18 +100,18 @@ def report_path(
     what: str = "fault_report",
     instead: str = "faults-{rank}.jsonl",
 ) -> str | None:
-    """The file of a rank. Raises ConfigError for one file of several ranks."""
+    """Return the path with ``{rank}`` replaced. Raise ConfigError if several ranks would write the same file."""
     check_local(path)
     if path is None:
         return None
     name = os.fspath(path)
     if world_size > 1 and "{rank}" not in name:
-        raise ConfigError(f"{name}: {world_size} ranks would write one {what}: give {instead!r}")
+        raise ConfigError(f"{name}: {world_size} ranks would write the same {what}: name it like {instead!r}")
     return name.replace("{rank}", str(rank))
 
 
 def shared_out(faults: Sequence[Fault], span: BatchSpan) -> list[FaultLog | None]:
-    """Those of each micro-batch of a span."""
+    """Divide the faults of a span among its micro-batches, by their positions."""
     found: list[FaultLog | None] = [None] * len(span.sizes)
     if not faults:
         return found
@@ -126,7 +127,7 @@ def shared_out(faults: Sequence[Fault], span: BatchSpan) -> list[FaultLog | None
 
 
 def merged(logs: Iterable[FaultLog | None]) -> FaultLog | None:
-    """Some logs as one, None where all are."""
+    """Merge logs into one; None if all of them are."""
     found: FaultLog | None = None
     for log in logs:
         if log is not None:

@@ -1,4 +1,4 @@
-"""Where a loader's batches come from: one feed for each kind of run, behind one face.
+"""Feeds: where a loader's batches come from, one class for each kind of run.
 
 Run          SpanFeed       a position is the whole state
 FramedRun    FramedFeed     each lane has a state of its own, see `framed`
@@ -25,33 +25,42 @@ from headrace.plan import BatchSchedule, Cursor, Draw, Share
 
 
 class Feed(Protocol):
-    """The micro-batches of one rank of one run."""
+    """Yields the micro-batches of one rank of one run, and knows what a state must hold."""
 
     @property
     def assignment(self) -> BalancedAssignment | None:
-        """What balances the steps, if anything."""
+        """The assignment of balanced steps; None without balance."""
 
     def batches(self, position: int) -> Iterator[Given]:
-        """Each micro-batch from a position on. A new stream ends the one before."""
+        """Yield each micro-batch from a position on. A new stream ends the one before."""
 
     def start_at(self, position: int) -> None:
-        """Prepare to begin there without a state; raises ConfigError where that cannot be, and nothing has changed."""
+        """Prepare to begin at a position without a state.
+
+        Raises:
+            ConfigError: the run cannot begin there; nothing has changed then.
+        """
 
     def state(self, position: int) -> dict[str, Any]:
-        """What a `Cursor` at this position holds besides it; asked for only where the newest stream has come to."""
+        """Return the fields of a `Cursor` that this feed adds to the position that the newest stream has reached."""
 
     def load(self, cursor: Cursor) -> None:
-        """Prepare to go on there; raises StateError or ConfigError where that cannot be, and nothing has changed."""
+        """Prepare to continue from a saved state.
+
+        Raises:
+            StateError: the state does not suit the run; nothing has changed then.
+            ConfigError: the run cannot continue there; nothing has changed then.
+        """
 
     def describe(self) -> str:
-        """One line: what a step costs this many ranks."""
+        """Describe in one line how much each rank reads in a step."""
 
     def close(self) -> None:
-        """End worker processes; the next stream starts new ones."""
+        """End worker processes. The next stream starts new ones."""
 
 
 class SpanFeed:
-    """Of a `Run`: spans of positions, read by threads or workers. The arguments are those of `Loader`."""
+    """The feed of a `Run`: spans of positions, read by threads or workers. The arguments are those of `Loader`."""
 
     def __init__(
         self, run: Run, ranks: Ranks, share: Share, reading: Reading, *, balance: Balance | None, debug: bool
@@ -59,7 +68,7 @@ class SpanFeed:
         if run.is_group_batches and share.micro_batch_size != 1:
             raise ConfigError(
                 f"a sample of this run is a whole batch of one group, and micro_batch_size is {share.micro_batch_size}:"
-                " give micro_batch_size=1; how many outputs a batch has is said by the grouping"
+                " pass micro_batch_size=1; the grouping decides how many outputs a batch has"
             )
         self._run = run
         self._agrees = ranks.agree
@@ -68,7 +77,7 @@ class SpanFeed:
         self._has_workers = reading.num_workers > 0
         self._debug = debug
         self.assignment = None if balance is None else BalancedAssignment(run, balance, share)
-        # Balance assigns the slots itself; what is drawn is then what a step had given before it was balanced.
+        # Balance assigns the slots itself. The draw then only says which samples a step gave before it was balanced.
         self._draw = run.draw
 
     def batches(self, position: int) -> Iterator[Given]:
@@ -94,7 +103,7 @@ class SpanFeed:
                 yield given
 
     def start_at(self, position: int) -> None:
-        """See `Feed.start_at`; raises ConfigError in the midst of a step that is balanced or drawn."""
+        """See `Feed.start_at`; raises ConfigError within a step that is balanced or drawn."""
         self._check_blocks(position)
         if self.assignment is not None:
             self.assignment.start_at(position)
@@ -114,15 +123,18 @@ class SpanFeed:
     def load(self, cursor: Cursor) -> None:
         """See `Feed.load`."""
         if cursor.lanes:
-            raise StateError(f"the saved state holds {len(cursor.lanes)} lanes, and no source of this run has any")
+            raise StateError(
+                "the saved state holds lanes, and no source of this run has any: it is the state of a FramedRun. Load "
+                "it into the run that it was saved from"
+            )
         self._check_blocks(cursor.position, cursor.drawn_to)
         draw = self._resumed_draw(cursor)
         if self.assignment is not None:
             self.assignment.load(cursor, draw)
         elif cursor.balanced_step is not None:
             raise StateError(
-                f"the saved state was taken within step {cursor.step:,}, which was balanced: give the loader the same "
-                "balance, or go on from a state between two steps"
+                f"the saved state was taken within step {cursor.step:,}, which was balanced: pass the loader the same "
+                "balance, or resume from a state between two steps"
             )
         self._draw = draw
 
@@ -135,7 +147,7 @@ class SpanFeed:
         self._reader.close()
 
     def _resumed_draw(self, cursor: Cursor) -> Draw | None:
-        """How the run goes on drawing; raises StateError where it cannot."""
+        """Return how the run continues its draw; raise StateError if the state does not allow it."""
         draw = self._run.draw
         if draw is not None:
             balanced = (
@@ -146,29 +158,29 @@ class SpanFeed:
             return draw.resumed(cursor.position - balanced, cursor.drawn_to)
         if cursor.drawn_to:
             raise StateError(
-                f"the saved state is damaged: it says drawn_to={list(cursor.drawn_to)}, and this run draws no slots"
+                f"the saved state is damaged: it holds drawn_to={list(cursor.drawn_to)}, and this run draws no slots"
             )
         return None
 
     def _digest(self, position: int) -> bytes:
-        """8 bytes, the same on all ranks where they assign what is left of a step alike."""
+        """Return 8 bytes that are the same on all ranks if these assign the rest of the step in the same way."""
         if self.assignment is not None:
             return self.assignment.digest(position)
         ends = () if self._draw is None else self._draw.saved_ends(position)
         return xxhash.xxh3_64_digest(repr(ends).encode()) if ends else bytes(8)
 
     def _check_blocks(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
-        """Raise ConfigError where a micro-batch from a position on would be of two sources, and must not be."""
+        """Raise ConfigError if ``block_samples`` is set and a micro-batch from here on would mix two sources."""
         run = self._run
         if run.block_samples is None:
             return
-        # Blocks that are drawn are those of the whole step, whatever was given of it.
+        # Blocks are drawn over the whole step, however much of it was given already.
         places = () if run.draw is None else (run.schedule.locate(position)[1], *drawn_to)
         check_micro_batches(run.block_samples, run.schedule, run.length, self._share, position, places)
 
 
 def check_uneven(uneven: Literal["allow", "refuse"], schedule: BatchSchedule, length: int | None, share: Share) -> None:
-    """Raise ConfigError where a step is not divided by ranks and micro-batches, and has to be."""
+    """Raise ConfigError if ``uneven`` is ``"refuse"`` and ranks times micro-batches do not divide some step."""
     if uneven not in ("allow", "refuse"):
         raise ConfigError(f"uneven is {uneven!r}; allowed are 'allow', 'refuse'")
     if uneven == "allow":
@@ -180,14 +192,14 @@ def check_uneven(uneven: Literal["allow", "refuse"], schedule: BatchSchedule, le
     together = share.world_size * share.micro_batch_size
     if found := sorted(size for size in sizes if not share.divides(size)):
         raise ConfigError(
-            f"steps of {found} samples are not divided by {share.world_size} ranks times micro-batches of "
-            f"{share.micro_batch_size} = {together}: change one of them, drop a short last step with "
+            f"there are steps of {found} samples, which {share.world_size} ranks times micro-batches of "
+            f"{share.micro_batch_size} = {together} do not divide: change one of them, drop a short last step with "
             "drop_last=True, or allow uneven micro-batches with uneven='allow'"
         )
 
 
 def num_micro_batches(schedule: BatchSchedule, length: int, share: Share) -> int:
-    """Of one rank in a run of this length. O(pieces of the schedule)."""
+    """Return the number of micro-batches of one rank in a run of this length. O(pieces of the schedule)."""
     together = share.world_size * share.micro_batch_size
     position = count = 0
     while position < length:

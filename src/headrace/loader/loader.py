@@ -1,4 +1,4 @@
-"""The loader: this rank's micro-batches of a run, as torch tensors, resumable after any of them."""
+"""The class `Loader`, which a training loop iterates over."""
 
 from __future__ import annotations
 
@@ -24,47 +24,80 @@ from headrace.plan import Cursor, RunRecipe, Share
 
 
 class Loader:
-    """Iterates over the micro-batches of one data-parallel rank.
+    """Yields the micro-batches of a run that one data-parallel rank trains on, and resumes after any of them.
 
-    Each batch is a dict of tensors, the fields of the run's samples stacked, for windows ``input_ids``, ``labels`` and
-    ``position_ids``, each (micro_batch_size, seq_len) int64, and ``sample_positions``, (micro_batch_size,) int64:
-    the position of each sample in the run. They may be changed in place, but for ``position_ids`` that do not restart:
-    those are one row expanded, as Megatron and Transformers give them.
+    Each process of a training job makes one loader over the same run. Iterate over it once: all epochs of the run are
+    one iteration. Save ``state_dict()`` in your checkpoints, and pass it to ``load_state_dict()`` after a restart.
 
-    Batches of packed samples carry besides ``cu_seqlens`` and ``max_seqlen``, the segments of the flattened
-    micro-batch, and ``num_supervised_tokens`` and ``step_supervised_tokens``, the labels in it and in the whole global
-    step: the loss of a step is the sum of the token losses over the latter, whatever the ranks and micro-batches.
-    Batches of records have these two as well; they are padded to their own longest record, so that their width differs
-    from one to the next. Where a mask says which tokens are trained on, a step without one is an error before the run,
-    see `Run.check_supervised`.
+    **Batches.** Each batch is a dict. It holds the fields of the run's samples, stacked into tensors. For windows these
+    are ``input_ids``, ``labels`` and ``position_ids``, each (micro_batch_size, seq_len) int64. Every batch also has
+    ``sample_positions``, (micro_batch_size,) int64: the position of each sample in the run. Other runs add keys:
 
-    Of a `FramedRun` batches have the columns that its hooks give, and ``unit_numbers``, (n,) int64: the number of each
-    unit in the run; where lanes have ended they are smaller, or empty. A position counts units.
+    - Packed samples: ``cu_seqlens``, (segments + 1,) int32, and ``max_seqlen``, an int, describe the segments of the
+      flattened micro-batch. See `headrace.loader.varlen_arguments`.
+    - Packed samples, records, and windows with a loss mask: ``num_supervised_tokens`` counts the labels of this
+      micro-batch, ``step_supervised_tokens`` those of the whole global step. Sum the token losses and divide by the
+      latter, and the loss of a step is the same for any number of ranks and any size of micro-batches.
+    - Records and media: a batch is padded to its own longest record, so its width differs from batch to batch.
+    - A `FramedRun`: the columns that its hooks return, and ``unit_numbers``, (n,) int64, the number of each unit in the
+      run, in place of ``sample_positions``. Positions count units. Where lanes have ended, a batch is smaller or empty.
 
-    Every rank has the same number of micro-batches in a step. Where ranks and micro-batches do not divide a step, the
-    last one is smaller, possibly empty on some ranks; ``uneven="refuse"`` makes that an error instead.
+    You may change the tensors in place, except ``position_ids`` that do not restart at documents: these are one row,
+    expanded, as in Megatron and Transformers.
 
-    A loader goes on where its last iterator stopped delivering, whatever was read ahead: ``state_dict()`` after batch
-    k resumes at k + 1. State may be loaded with other ranks, micro-batches and readers than it was saved with.
-    With ``restart=True``, for validation, each iteration begins at position 0, or once at a state just loaded. Without,
-    a loader that has come to the end of its run and is iterated again is an error: an epoch would be empty.
+    **Steps.** A global step usually takes several micro-batches; ``step`` is the step of the next sample. Every rank
+    gets the same number of micro-batches in each step. If ranks times micro-batches do not divide a step, its last
+    micro-batches are smaller, possibly empty on some ranks; ``uneven="refuse"`` makes that an error.
+
+    **Resuming.** The loader continues after the last batch that it yielded, whatever was read ahead. A state taken
+    after batch k resumes at batch k + 1, also with other ranks, micro-batch sizes and readers than it was saved with.
+    A loader that has reached the end of its run raises StateError when it is iterated again, since nothing is left.
+    With ``restart=True``, for validation, each iteration begins at position 0, except the first one after a state was
+    loaded.
+
+    If a loss mask says which tokens are trained on, a step in which it selects no token is a ConfigError, see
+    `Run.check_supervised`.
 
     Args:
-        run: what is fed, and in which order.
-        micro_batch_size: samples a batch on this rank.
-        ranks: the data-parallel rank; by default ``Ranks.detect()``.
-        reading: threads or workers, and how far ahead.
-        uneven: what to do with steps that ranks and micro-batches do not divide.
+        run: the samples and their order.
+        micro_batch_size: samples in a batch on this rank.
+        ranks: the data-parallel rank of this process; by default ``Ranks.detect()``, which reads the variables of
+            ``torchrun``.
+        reading: whether threads or worker processes read, and how far ahead; by default one thread, or none for a
+            `FramedRun`.
+        uneven: whether steps that ranks and micro-batches do not divide are allowed.
         restart: whether each iteration begins at position 0.
-        balance: assign the samples of each step so that micro-batches cost alike. Steps have the samples that they have
-            without; who takes which, and their order within the step, differs. ``dealt`` in a state is of this.
-        debug: check every packed micro-batch before it is handed out, each field against every other one; a
-            contradiction is a HeadraceError. Takes about as long as reading it twice.
-        position: where to begin, as by ``start_at``.
-        fault_report: a file to which each sample that could not be made is added as a line of JSON, when its batch is
-            handed over, see `read_fault_report`; ``{rank}`` in its name stands for the rank.
-        journal: of a `FramedRun`, a file to which the frames that this rank begins are added, 16 bytes each and what
-            they carry on: ``headrace trace`` finds units by it. ``{rank}`` stands for the rank.
+        balance: assigns the samples of each step to ranks and micro-batches so that these cost about the same. A step
+            keeps its samples; only their order within the step, and the rank that takes each, differ.
+        debug: check every packed micro-batch, each field against every other one, and raise HeadraceError if two
+            contradict each other. This takes about as long as reading the batch twice.
+        position: the number of samples to skip, as in ``start_at``.
+        fault_report: a file to which the loader appends each sample that could not be made, as a line of JSON, when it
+            yields the batch of that sample; see `read_fault_report`. ``{rank}`` in the name is replaced by the rank.
+        journal: for a `FramedRun`, a file to which the loader appends each frame that this rank begins: 16 bytes, and
+            what the frame carries on. ``headrace trace`` finds units with it. ``{rank}`` is replaced by the rank.
+
+    Raises:
+        ConfigError: an argument is not allowed, or does not suit the run.
+
+    Example:
+        >>> dataset = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> run = headrace.Run(dataset, global_batch_size=8, order=headrace.Order(seed=1), samples=32)
+        >>> loader = headrace.Loader(run, micro_batch_size=4)
+        >>> for batch in loader:
+        ...     tokens = batch["input_ids"]  # here your training step
+        ...     if loader.step == 2:
+        ...         state = loader.state_dict()  # into your checkpoint
+        ...         break
+        >>> tokens.shape, state["position"]
+        (torch.Size([4, 128]), 16)
+
+        After a restart, on two ranks; this is the second one:
+
+        >>> resumed = headrace.Loader(run, micro_batch_size=2, ranks=headrace.loader.Ranks(1, 2))
+        >>> resumed.load_state_dict(state)
+        >>> [batch["sample_positions"].tolist() for batch in resumed]
+        [[18, 19], [22, 23], [26, 27], [30, 31]]
     """
 
     def __init__(
@@ -90,7 +123,7 @@ class Loader:
         self._share = Share(self.ranks.rank, self.ranks.world_size, micro_batch_size)
         rank, world_size = self.ranks.rank, self.ranks.world_size
         journal = report_path(journal, rank, world_size, what="journal", instead="journal-{rank}.bin")
-        self._given, self._journal = run, journal
+        self._original_run, self._journal = run, journal
         self._feed = self._feed_of(run, reading, balance, debug=debug)
         check_uneven(uneven, run.schedule, self.run.length, self._share)
         self._counting = FaultCounter(report_path(fault_report, rank, world_size))
@@ -113,21 +146,25 @@ class Loader:
         if isinstance(run, Run):
             if self._journal is not None:
                 raise ConfigError(
-                    "a journal is of the frames of a FramedRun; what a Run feeds is known without: Run.save"
+                    "a journal records the frames of a FramedRun, and this is a Run, which needs none: leave journal "
+                    "out, and save the run with Run.save"
                 )
             self.reading = reading or Reading()
             return SpanFeed(run, self.ranks, self._share, self.reading, balance=balance, debug=debug)
         if not isinstance(run, FramedRun):
             raise ConfigError(f"run is {run!r:.80}; expected a Run or a FramedRun")
         if balance is not None:
-            raise ConfigError("balance assigns samples by what is known of them before; of a FramedRun nothing is")
-        # Hooks that draw random numbers cannot run in threads, so none are taken unless they are asked for.
+            raise ConfigError(
+                "balance needs the costs of samples before they are read, and those of a FramedRun are not known: "
+                "leave balance out"
+            )
+        # Hooks that draw random numbers cannot run in threads, so there are none by default.
         self.reading = reading or Reading(num_threads=0)
         return FramedFeed(run, self.ranks, self._share, self.reading, journal=self._journal)
 
     @property
     def position(self) -> int:
-        """How many samples all ranks together have been given."""
+        """The number of samples, or units of a `FramedRun`, that all ranks together have been given so far."""
         return self._position
 
     @property
@@ -136,19 +173,20 @@ class Loader:
         return self.run.schedule.step_of(self._position)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches from the current position on. The loader follows the newest iterator; older ones end in error.
+        """Iterate over the batches from the current position on. A new iterator outdates the ones before it.
 
         Raises:
-            StateError: the last batch was handed out before, and nothing is left for another epoch.
+            StateError: the loader has reached the end of its run, so nothing is left; or, from an older iterator, a new
+                one was made.
         """
         if self._restart and not self._loaded:
             self.start_at(0)
         if self._ended:
             raise StateError(
-                f"this loader has come to the end of its run, at position {self._position:,}, and is iterated again:"
-                " nothing is left. For more passes give the run epochs= or samples=, and iterate the loader once; a"
-                " longer run takes the state of a shorter one. For validation say restart=True: each iteration then"
-                " begins anew. To feed the same again: start_at(0)"
+                f"this loader has reached the end of its run, at position {self._position:,}, and was iterated again:"
+                " nothing is left. For more epochs make the run longer with epochs= or samples=, and iterate the loader"
+                " once; a longer run accepts the state of a shorter one. For validation pass restart=True: each"
+                " iteration then begins at position 0. To feed the same samples again, call start_at(0)"
             )
         self._loaded = False
         self._iteration += 1
@@ -163,7 +201,7 @@ class Loader:
                 self._counting.add(given.num_samples, given.faults, self.step if given.faults is not None else 0)
                 self._position = given.after
                 yield given.batch
-            # Where nothing was left from the first, as of a state taken at the end, the iteration is empty by right.
+            # An iteration that began at the end, from a state saved there, is rightly empty and is no error.
             self._ended = self._position > begin
         except Exception as error:
             if faults := carried(error):
@@ -171,9 +209,9 @@ class Loader:
             raise
 
     def _tell(self, error: Exception, faults: Sequence[Fault]) -> None:
-        """Count a sample that ends the run, and say where in it the sample is."""
+        """Count a sample that ends the run, and add its place in the run to the error."""
         position = faults[-1].position
-        # A position of a framed run is of a sample, and its unit is not known.
+        # In a framed run this is the position of a sample; the unit, and so the step, is not known.
         step = None if position is None or isinstance(self.run, FramedRun) else self.run.schedule.step_of(position)
         if position is not None:
             error.add_note(f"at position {position:,} of the run" + ("" if step is None else f", step {step:,}"))
@@ -181,24 +219,26 @@ class Loader:
 
     @property
     def faults(self) -> FaultLog:
-        """The samples of the batches handed over so far that could not be made, and one that ended the run."""
+        """The samples that could not be made, of the batches yielded so far, and the one that ended the run, if any."""
         return self._counting.faults
 
     def ledger(self) -> FeedLedger:
-        """How many samples this loader has handed over, and for how many of them others stand in, by reason."""
+        """How many samples this loader has yielded, and how many of them were replaced by others, by reason."""
         return self._counting.ledger()
 
     def _check_newest(self, iteration: int) -> None:
         if iteration != self._iteration:
-            raise StateError("this iterator is outdated: the loader was iterated anew or loaded another state")
+            raise StateError(
+                "this iterator is outdated: the loader was iterated anew or loaded another state; use the newest one"
+            )
 
     def state_dict(self) -> dict[str, Any]:
-        """Under 1 KB, JSON-safe, the same on every rank: one process saves it for all.
+        """Return the state to save in a checkpoint. Taken after a batch, it resumes with the next one.
 
-        Of a `FramedRun` it has, besides, the lanes that this rank serves, some dozens of bytes each: save that of each
-        rank, or `gather_state_dict`.
+        For a `Run` it is under 1 KB, safe for JSON, and the same on every rank, so one process saves it for all.
 
-        Taken between two batches, it resumes with the second, whatever was read ahead.
+        For a `FramedRun` it also holds the lanes that this rank serves, some dozens of bytes each. Save the state of
+        each rank, or that of `gather_state_dict`.
         """
         return self._cursor().to_dict()
 
@@ -207,35 +247,41 @@ class Loader:
         return Cursor(recipe=self.run.recipe.hashes(), step=self.step, position=position, **self._feed.state(position))
 
     def gather_state_dict(self) -> dict[str, Any]:
-        """The state of all ranks, on every one of them: of a `FramedRun`, `state_dict` has the lanes of this rank only.
+        """Return the state of all ranks of a `FramedRun`, on every rank. For a `Run` it is the same as `state_dict`.
 
-        Every process of the job has to call it: two all-gathers, of 8 bytes and of the states, which are 4/3 of some
-        dozens of bytes a lane. Of a `Run` it is `state_dict`.
+        Every process of the job has to call it. It takes two all-gathers, of 8 bytes and of the states, which take 4/3
+        of some dozens of bytes a lane.
 
         Raises:
-            StateError: there are other ranks and no process group, see `headrace.loader.merge_state_dicts`; or the
+            StateError: there are several ranks and no process group, see `headrace.loader.merge_state_dicts`; or the
                 ranks are not all after the same micro-step.
         """
         state = self.state_dict()
         return state if isinstance(self.run, Run) else gathered_state(state, self.ranks.world_size)
 
     def serving(self) -> str:
-        """One line: which share of the data each rank reads, and whether any is read more than once."""
+        """Describe in one line which share of the data each rank reads, and whether any is read more than once."""
         return self._feed.describe()
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, recipe: str | os.PathLike[str] | RunRecipe | None = None
     ) -> None:
-        """Go on from a saved state; ``recipe``, as saved by ``save_recipe``, tells the field when the runs differ.
+        """Continue from a saved state. If it is refused, the loader stays as it was.
+
+        Args:
+            state: what `state_dict` or `gather_state_dict` returned.
+            recipe: the recipe of the run that was saved, or the file that `save_recipe` wrote. With it, the error about
+                another run names the field that differs.
 
         Raises:
-            StateError: not a state, damaged, of an unknown version, or of another run; or within a step of a blend,
-                saved before who takes what of it was drawn. Nothing has changed then.
-            ConfigError: from there on a micro-batch would be of two sources, see `BlendDataset`; nothing has changed.
+            StateError: the state is none, is damaged, has an unknown version, or belongs to another run; or it was
+                saved within a step of a blend by a version that did not yet draw which rank takes which sample.
+            ConfigError: a micro-batch after this position would mix two sources, which ``block_samples`` of a blend
+                forbids.
         """
         saved = recipe if isinstance(recipe, RunRecipe) or recipe is None else load_recipe(recipe)
         cursor = Cursor.from_dict(state)
-        run = self._given if isinstance(self._given, Run) else self._given.as_saved(cursor.recipe)
+        run = self._original_run if isinstance(self._original_run, Run) else self._original_run.as_saved(cursor.recipe)
         cursor = cursor.verified(run.recipe, run.schedule, run.length, saved=saved)
         feed = self._feed
         if isinstance(run, FramedRun) and isinstance(self.run, FramedRun) and run.lanes != self.run.lanes:
@@ -250,11 +296,11 @@ class Loader:
         self._iteration += 1
 
     def start_at(self, position: int) -> None:
-        """Go on after the first ``position`` samples, Megatron's ``consumed_samples``, without a saved state.
+        """Continue after the first ``position`` samples, without a saved state. Megatron calls it ``consumed_samples``.
 
         Raises:
-            ConfigError: the run has no such position, or it is within a step that is balanced, or of a blend; nothing
-                has changed then.
+            ConfigError: the run has no such position; or the position is within a step that is balanced, or of a blend;
+                or the run is framed, and the position is neither 0 nor the current one. The loader stays as it was.
         """
         position = index(position)
         last = self.run.length
@@ -268,43 +314,49 @@ class Loader:
         self._iteration += 1
 
     def balance_figures(self, num_steps: int = 1) -> list[StepBalance]:
-        """How some steps from the current one on are assigned, and would be without balance. Reads no samples.
+        """Return how the next steps, from the current one on, are assigned, and how they would be without balance.
+
+        This reads no samples.
 
         Raises:
             ConfigError: the loader has no ``balance``.
         """
         if self._feed.assignment is None:
-            raise ConfigError("this loader does not balance: give it balance=headrace.loader.Balance()")
+            raise ConfigError("this loader does not balance its steps: pass it balance=headrace.loader.Balance()")
         last = self.step + index(num_steps)
         if self.run.num_steps is not None:
             last = min(last, self.run.num_steps)
         return [self._feed.assignment.figures(step) for step in range(self.step, last)]
 
     def restore_sample(self, key: Any) -> Any:
-        """A sample that was given before, bit for bit, by its ``__restore_key__``; of the list of a batch, the batch.
+        """Make a sample again, bit for bit, from its ``__restore_key__``; from the list of keys of a batch, the batch.
 
-        Needs the data and the key, no state. A position of a `Run`, or a list of them, serves as well; where several
-        datasets have keys that look alike it has to. What the loader adds to a batch, such as ``sample_positions``, is
-        not in it.
+        This needs the data and the key, but no state. For a `Run` you can also pass a position, or a list of positions;
+        you have to where several datasets have keys of the same form. What the loader adds to a batch, such as
+        ``sample_positions``, is left out.
 
         Raises:
-            ConfigError: no such key or position; the data have changed; a hook is not ``@stateless``.
+            ConfigError: there is no such key or position; the data have changed; a hook is not ``@stateless``.
         """
         return restored(self.run, key)
 
     def close(self) -> None:
-        """End worker processes that wait for another iteration; it starts new ones. Else they end with the loader."""
+        """End the worker processes, which otherwise end with the loader. The next iteration starts new ones."""
         self._feed.close()
 
     def save_recipe(self, path: str | os.PathLike[str]) -> None:
-        """Write what decides this run as JSON, once, beside the checkpoints."""
+        """Write the recipe of the run, all that decides its samples, to a JSON file. Once is enough."""
         check_local(path)
         atomic_write(Path(path), self.run.recipe.to_json())
 
     def __len__(self) -> int:
-        """Micro-batches of this rank in the whole run; TypeError for an endless one. O(pieces of the schedule)."""
+        """Return the number of micro-batches of this rank in the whole run. O(pieces of the schedule).
+
+        Raises:
+            TypeError: the run is endless, or the number of its units is not known before it has run.
+        """
         if self.run.length is None:
-            raise TypeError("a run without an end, or whose number of units shows while it runs, has no length")
+            raise TypeError("this run is endless, or the number of its units is only known at its end: it has no len()")
         return num_micro_batches(self.run.schedule, self.run.length, self._share)
 
     def __repr__(self) -> str:
@@ -312,7 +364,11 @@ class Loader:
 
 
 def load_recipe(path: str | os.PathLike[str]) -> RunRecipe:
-    """The recipe that ``Loader.save_recipe`` wrote. Raises StateError when it cannot be read."""
+    """Read the recipe that `Loader.save_recipe` wrote.
+
+    Raises:
+        StateError: the file cannot be read, or holds no recipe.
+    """
     check_local(path)
     try:
         return RunRecipe.from_json(Path(path).read_bytes())

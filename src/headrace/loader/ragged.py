@@ -1,7 +1,7 @@
-"""Micro-batches of records, each of its own width, on their way from where they are read to where they are handed out.
+"""Spans of ragged micro-batches: records and media, where each micro-batch has its own width.
 
-A span of them is one flat tensor a field, one micro-batch after another, so that threads, workers and pinning move few
-tensors; the shapes, and what is no array, go beside them. Each micro-batch is a view of its own part.
+A span holds one flat tensor for each field, one micro-batch after another, so that threads, workers and pinning move
+few tensors. Shapes, and values that are no arrays, travel beside them. Each micro-batch is a view of its own part.
 
     widths 3 and 5, two rows each     input_ids (16,)   shapes (2, 3), (2, 5)
 """
@@ -22,32 +22,32 @@ from headrace.encoders import Fault, collecting
 from headrace.plan import IntArray
 
 _REST = "rest of ragged micro-batches"
-"""Not the name of a field: for each micro-batch its shapes, and its values that are no arrays."""
+"""Key of a span that is no field: for each micro-batch its shapes, and its values that are no arrays."""
 
 _COST = "cost of ragged micro-batches"
-"""Nor this: the cost of the span."""
+"""Key of a span that is no field: its `Cost`."""
 
 _FAULTS = "faults of ragged micro-batches"
-"""Nor this: what failed while the samples of the span were made; where nothing did, it is left out."""
+"""Key of a span that is no field: the faults of its samples; left out if there are none."""
 
 Batch = dict[str, Any]
 
 
 class Cost(NamedTuple):
-    """What it took to read a span."""
+    """What it took to read a span: time, and bytes of its values."""
 
     seconds: float
     num_bytes: int
 
 
 def read_ragged(run: Run, located: Located, sizes: list[int], allocate: Allocate | None = None) -> Batch:
-    """The micro-batches of these sizes, each padded for itself; what they have cost goes beside them.
+    """Read the micro-batches of a span, each padded to its own longest sample, with their cost and faults.
 
     Args:
-        run: reads the samples, all together.
+        run: the run, which reads all samples together.
         located: the samples.
-        sizes: of the micro-batches.
-        allocate: memory for images, where images can be decoded beside each other.
+        sizes: the number of samples of each micro-batch.
+        allocate: returns memory into which images are decoded next to each other, where that is possible.
     """
     begin = perf_counter()
     num_rows = len(located.positions)
@@ -66,7 +66,7 @@ def read_ragged(run: Run, located: Located, sizes: list[int], allocate: Allocate
 
 
 def _is_plain(run: Run, located: Located) -> bool:
-    """Whether the samples are of one source, and nobody but their batch will have them."""
+    """Whether all samples are of one source, and nothing but their batch will refer to them."""
     source = int(located.sources[0])
     return bool(getattr(run.datasets[source], "is_plain", False)) and bool((located.sources == source).all())
 
@@ -75,7 +75,7 @@ def _read(run: Run, located: Located, sizes: list[int], rows: BatchBlocks | None
     samples = run.samples(located)
     ends = np.cumsum(sizes).tolist()
     batches = [run.datasets[0].collate(samples[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
-    # A micro-batch without samples has lists, and of samples of other datasets a field may be of another dtype.
+    # A field is flat if it is an array; but an empty micro-batch has lists, and another dataset may use another dtype.
     kinds: dict[str, str] = {}
     for batch in batches:
         for name, value in batch.items():
@@ -107,28 +107,29 @@ def _flat(pieces: list[Any], rows: BatchBlocks | None) -> torch.Tensor:
     pieces = [piece.reshape(-1) for piece in (pieces if whole is None else [whole])]
     if isinstance(pieces[0], torch.Tensor):
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-    # One micro-batch of images is large, and its memory its own but for constants, which cannot be written to.
+    # The array of a single micro-batch is used without a copy, since images are large. Constants cannot be written to,
+    # and are copied.
     has_own = len(pieces) == 1 and pieces[0].flags.writeable and pieces[0].flags.c_contiguous
     return torch.from_numpy(pieces[0] if has_own else np.concatenate(pieces))
 
 
 def _num_bytes(value: Any) -> int:
-    """Of tensors, and of columns of bytes and strings; what else there may be is small, or not known."""
+    """Return the bytes of a tensor, or of a list of bytes or strings; other values are small or of unknown size."""
     if isinstance(value, torch.Tensor):
         return value.nbytes
     if isinstance(value, list) and value and isinstance(value[0], bytes | str):
-        with contextlib.suppress(TypeError):  # others have None
+        with contextlib.suppress(TypeError):  # some entries are None
             return sum(map(len, value))
     return 0
 
 
 def cost_of(span: Batch) -> Cost | None:
-    """What a span has cost; None where that was known before."""
+    """Return what it took to read a span; None for spans of tokens, whose cost is known before."""
     return span.get(_COST)
 
 
 def faults_of(span: Batch) -> list[Fault]:
-    """What failed while a span was read."""
+    """Return the faults of the samples of a span."""
     found: list[Fault] = span.get(_FAULTS, [])
     return found
 
@@ -139,7 +140,7 @@ def is_ragged(batch: Batch) -> bool:
 
 
 def divide_ragged(span: Batch, positions: IntArray, sizes: list[int]) -> list[Batch]:
-    """The micro-batches of a span: views of their parts, in the shapes they were read in, with their positions."""
+    """Divide a span into its micro-batches: views of their parts, in their shapes, with ``sample_positions``."""
     rest = span[_REST]
     parts = torch.from_numpy(positions).split_with_sizes(sizes)
     batches: list[Batch] = [{"sample_positions": mine} for mine in parts]

@@ -1,7 +1,4 @@
-"""Which data-parallel rank this process is, and what ranks tell each other: that all of them run the same run.
-
-What all processes of the job tell each other: bytes, and as many of each.
-"""
+"""The data-parallel rank of a process, and the check that all processes of the job run the same run."""
 
 from __future__ import annotations
 
@@ -29,12 +26,15 @@ _NUMBER = struct.Struct("<q")
 
 
 def is_alone() -> bool:
-    """Whether there is no process group, or nobody else in it."""
+    """Whether there is no process group, or only this process is in it."""
     return not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
 
 
 def all_gathered(data: bytes) -> list[bytes]:
-    """The bytes of every process, in their order: one all-gather. All give equally many, and all have to call it."""
+    """Return the bytes of every process, in rank order, by one all-gather.
+
+    All processes have to call it, with equally many bytes.
+    """
     if is_alone():
         return [data]
     on_gpu = "nccl" in dist.get_backend()
@@ -46,22 +46,38 @@ def all_gathered(data: bytes) -> list[bytes]:
 
 
 def largest(number: int) -> int:
-    """The largest of the numbers of all processes: one all-gather of 8 bytes."""
+    """Return the largest of the numbers of all processes, by one all-gather of 8 bytes."""
     found: list[int] = [_NUMBER.unpack(one)[0] for one in all_gathered(_NUMBER.pack(number))]
     return max(found)
 
 
 def all_gathered_texts(text: bytes) -> list[bytes]:
-    """The same of texts of different lengths, which come filled up with spaces: two all-gathers."""
+    """Return the texts of all processes, of any lengths, padded with spaces to the longest, by two all-gathers."""
     return all_gathered(text.ljust(largest(len(text))))
 
 
 class Ranks(msgspec.Struct, frozen=True):
-    """The *data-parallel* rank of this process, of how many.
+    """The *data-parallel* rank of this process, and the number of such ranks.
 
     Processes of one tensor-, pipeline- or context-parallel group share a data-parallel rank, and get the same bytes.
-    Each time a loader is iterated, all processes of the job compare what they run, which is a collective call;
-    ``agree=False`` leaves it out, for a loader that only some of the processes iterate.
+
+    Attributes:
+        rank: from 0 to ``world_size - 1``.
+        world_size: the number of data-parallel ranks.
+        agree: whether all processes of the job compare their runs each time a loader is iterated. That is a collective
+            call; pass False for a loader that only some of the processes iterate.
+
+    Raises:
+        ConfigError: ``rank`` is not below ``world_size``, or negative.
+
+    Example:
+        >>> dataset = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> run = headrace.Run(dataset, global_batch_size=8, samples=8)
+        >>> for rank in range(2):
+        ...     loader = headrace.Loader(run, micro_batch_size=2, ranks=headrace.loader.Ranks(rank, 2))
+        ...     print(rank, [batch["sample_positions"].tolist() for batch in loader])
+        0 [[0, 1], [4, 5]]
+        1 [[2, 3], [6, 7]]
     """
 
     rank: int = 0
@@ -75,9 +91,12 @@ class Ranks(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_mesh(cls, mesh: DeviceMesh, *dims: str) -> Ranks:
-        """The rank along one or several dimensions of a ``DeviceMesh``, the first the slowest.
+        """Return the rank along one or several dimensions of a ``DeviceMesh``, of which the first varies slowest.
 
-        Without ``dims`` the mesh must have one dimension, or one named ``"dp"``.
+        Without ``dims`` the mesh must have a dimension named ``"dp"``, or only one dimension.
+
+        Raises:
+            ConfigError: the mesh has no such dimension, or it has several and none was chosen.
         """
         names = mesh.mesh_dim_names or ()
         if not dims:
@@ -86,7 +105,9 @@ class Ranks(msgspec.Struct, frozen=True):
             elif mesh.ndim == 1:
                 return cls(mesh.get_local_rank(), mesh.size())
             else:
-                raise ConfigError(f"the mesh has the dimensions {names}: say which are data-parallel")
+                raise ConfigError(
+                    f"the mesh has the dimensions {names}: name the data-parallel ones, as in from_mesh(mesh, 'dp')"
+                )
         if missing := [dim for dim in dims if dim not in names]:
             raise ConfigError(f"the mesh has no dimension {missing}; it has {names}")
         rank, world_size = 0, 1
@@ -98,31 +119,37 @@ class Ranks(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_group(cls, group: ProcessGroup) -> Ranks:
-        """The rank within the data-parallel process group."""
+        """Return the rank of this process within a data-parallel process group."""
         return cls(dist.get_rank(group), dist.get_world_size(group))
 
     @classmethod
     def detect(cls, *, model_parallel_size: int = 1) -> Ranks:
-        """From ``torchrun``'s RANK and WORLD_SIZE, or the default process group; one rank when there is neither.
+        """Return the rank that ``torchrun`` set in RANK and WORLD_SIZE, or that of the default process group.
 
-        They count processes, so they are the data-parallel rank only without model parallelism: with
-        ``model_parallel_size`` above 1 this is an error, and a mesh, a group or numbers must be given.
+        If there is neither, the process is the only rank. These numbers count processes, so they are data-parallel
+        ranks only without model parallelism.
+
+        Raises:
+            ConfigError: ``model_parallel_size`` is above 1; only one of the variables is set; or they contradict the
+                process group.
         """
         if model_parallel_size > 1:
             raise ConfigError(
-                f"with model_parallel_size={model_parallel_size} the process's rank is not its data-parallel rank: "
+                f"with model_parallel_size={model_parallel_size} the rank of a process is not its data-parallel rank: "
                 "pass ranks=Ranks.from_mesh(mesh, 'dp'), Ranks.from_group(group) or Ranks(rank, world_size)"
             )
         rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
         if (rank is None) != (world_size is None):
-            raise ConfigError(f"only one of RANK and WORLD_SIZE is set: RANK={rank}, WORLD_SIZE={world_size}")
+            raise ConfigError(
+                f"only one of RANK and WORLD_SIZE is set: RANK={rank}, WORLD_SIZE={world_size}; set both or none"
+            )
         from_group = cls(dist.get_rank(), dist.get_world_size()) if _distributed() else None
         if rank is None or world_size is None:
             return from_group or cls()
         from_variables = cls(int(rank), int(world_size))
         if from_group not in (None, from_variables):
             raise ConfigError(
-                f"RANK={rank} and WORLD_SIZE={world_size} say another rank than the process group, {from_group}: "
+                f"RANK={rank} and WORLD_SIZE={world_size} contradict the process group, which has {from_group}: "
                 "pass ranks=Ranks(rank, world_size)"
             )
         return from_variables
@@ -136,14 +163,14 @@ _AGREED = struct.Struct("<24sQQQ8sQ")
 
 
 def agree(run: Run | FramedRun, position: int, share: Share, assignment: Callable[[int], bytes] | None = None) -> None:
-    """One all-gather of 64 bytes over all processes, when there are several: the same run, and ranks that fit together.
+    """Check that all processes run the same run, and that their ranks fit together, by one all-gather of 64 bytes.
 
-    24 of them are of the hash of the recipe, and 8 are what ``dealing`` gives for the position, a hash of how what is
-    left of the step is assigned.
+    24 of the bytes are of the hash of the recipe. 8 are what ``assignment`` returns for the position: a hash of how the
+    rest of the step is assigned. With a single process nothing is sent.
 
     Raises:
-        StateError: the processes differ in recipe, position, world size, micro-batch or balance, or a data-parallel
-            rank is held by more processes than another.
+        StateError: the processes differ in recipe, position, world size, micro-batch size or balance, or one
+            data-parallel rank has more processes than another.
     """
     if is_alone():
         return
@@ -151,16 +178,16 @@ def agree(run: Run | FramedRun, position: int, share: Share, assignment: Callabl
     digest = bytes(8) if assignment is None else assignment(position)
     packed = _AGREED.pack(recipe, position, share.world_size, share.micro_batch_size, digest, share.rank)
     columns = list(zip(*map(_AGREED.unpack, all_gathered(packed)), strict=True))
-    # What balance comes to depends on the others, so it is looked at last.
+    # The balance follows from the other values, so it is compared last.
     for what, values in zip(("recipe", "position", "world size", "micro-batch size", "balance"), columns, strict=False):
         if differing := [process for process, value in enumerate(values) if value != values[0]]:
             raise StateError(
                 f"the processes disagree on the {what} of the run: {differing} differ from process 0. Every process "
                 "must build the same run over the same files, and load the same state."
             )
-    held = Counter(columns[5])
-    if len(held) != share.world_size or len(set(held.values())) != 1:
+    num_processes = Counter(columns[5])
+    if len(num_processes) != share.world_size or len(set(num_processes.values())) != 1:
         raise StateError(
-            f"the processes hold the data-parallel ranks {sorted(columns[5])} of {share.world_size}: each rank must be "
-            "held by equally many, the processes of its model-parallel group. Give each process its own rank."
+            f"the processes have the data-parallel ranks {sorted(columns[5])} of {share.world_size}: each rank must "
+            "have equally many processes, those of its model-parallel group. Give each process its own rank."
         )

@@ -1,6 +1,6 @@
-"""How a rank's spans are read: when asked for, ahead in threads of this process, or ahead in worker processes.
+"""How the spans of a rank are read: when they are asked for, ahead in threads, or ahead in worker processes.
 
-Reading ahead in threads of this process, in order. One that hangs is an error in time: threads cannot be ended.
+A thread that hangs is an error after a time-out, since threads cannot be ended.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ def in_threads(
     reading: Reading,
     describe: Callable[[L], str],
 ) -> Iterator[tuple[L, M]]:
-    """The label of each task with what a thread reads of it, in order; task n is read by ``reads[n % len(reads)]``.
+    """Yield the label and the result of each task, in order; task n is read by ``reads[n % len(reads)]`` in a thread.
 
-    Tasks are not kept once they are read: memory that they bring along can be used again when what was read is gone.
+    Tasks are not kept once they are read, so that memory which they bring can be reused when the result is gone.
 
     Raises:
-        WorkerError: a task took longer than ``timeout_s``; says which, and where the thread is.
+        WorkerError: a task took longer than ``timeout_s``; the message names it, and the line that the thread is at.
     """
     threads = [_Thread(read) for read in reads]
     ahead: deque[tuple[L, _Thread[T, M]]] = deque()
     try:
-        # Each thread answers in order, and the threads take turns, so the answers are in order. A task is sent before
-        # another answer is handed over: the threads read while the training loop has that.
+        # Each thread answers in order, and the threads take turns, so all answers are in order. A task is sent before
+        # the next answer is yielded, so that the threads read while the training loop uses that.
         for thread in cycle(threads):
             later = next(work, None)
             if later is None:
@@ -75,7 +75,7 @@ def in_threads(
 
 
 class _Thread(Generic[T, M]):
-    """Reads tasks in the order in which they are sent."""
+    """A thread that reads tasks in the order in which they are sent."""
 
     def __init__(self, read: Callable[[T], M]) -> None:
         self._sent: SimpleQueue[tuple[T] | None] = SimpleQueue()
@@ -108,27 +108,28 @@ class _Thread(Generic[T, M]):
                 what = within(_DESCRIBE_S, lambda: describe(label)) or "samples"
                 raise WorkerError(
                     f"nothing came for {reading.timeout_s:g} s from a thread that reads {what}, in\n{self._where()}\n"
-                    "Raise timeout_s if samples take so long; worker processes, Reading(num_workers=2), are replaced"
+                    "Raise timeout_s if samples take that long. Threads cannot be replaced; worker processes can: "
+                    "Reading(num_workers=2)"
                 )
             within(_DESCRIBE_S, partial(_say, waited_s, describe, label))
 
     def _where(self) -> str:
-        """The lines that the thread is in, the innermost call first."""
+        """Return the lines of code that the thread is at, the innermost call first."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         found = [] if frame is None else traceback.extract_stack(frame)
         own = next((at for at, one in enumerate(found) if one.name == "_work"), -1)
         return "\n".join(f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in found[:own:-1])
 
     def stop(self) -> None:
-        """Have it end after what it is at; one that hangs ends by itself, or with the process."""
+        """Make the thread end after its current task. One that hangs ends when the task does, or with the process."""
         with contextlib.suppress(Empty):
             while True:
                 self._sent.get_nowait()
         self._sent.put(None)
 
     def join(self) -> None:
-        """Wait for its end, within bounds."""
-        # While the interpreter ends, other threads run no more.
+        """Wait some seconds at most for the thread to end."""
+        # While the interpreter ends, other threads no longer run.
         if not self._is_lost and not sys.is_finalizing():
             self._thread.join(_STOP_S)
 
@@ -138,7 +139,7 @@ class _Thread(Generic[T, M]):
                 self._done.put((read(*task), None))
             except BaseException as error:  # raised again where the answer is received
                 self._done.put((None, error))
-            # The task may not live on in this thread: its memory would not be used again.
+            # A task that lived on in this thread would keep its memory from being reused.
             del task
 
 
@@ -147,32 +148,43 @@ def _say(waited_s: float, describe: Callable[[Any], str], label: Any) -> None:
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where samples are read, and how far ahead.
+    """Where samples are read, in threads or in worker processes, and how far ahead. None of it changes a sample.
 
-    Token data is best read in threads of this process: handing tensors between processes costs many times the reading.
-    Media, whose decoding holds the interpreter, are best read in worker processes.
-    ``num_threads=0, num_workers=0`` reads when a batch is asked for.
+    Token data is best read in threads of this process: passing tensors between processes costs many times the reading.
+    Media, whose decoding holds the interpreter, are best read in worker processes. With
+    ``num_threads=0, num_workers=0`` the loader reads a batch when it is asked for.
 
     Attributes:
-        num_threads: that read, if there are no workers.
-        num_workers: processes of torch's ``DataLoader``.
-        prefetch: spans kept ready, a thread or worker: about 4 MiB each, and of media no more than are read in 20 ms.
-            None: 1 of threads, 2 of workers.
-        pin_memory: None pins when CUDA is there; True is an error of the loader where torch cannot.
-        start_method: how workers start; None forks where that is safe, which it is not with CUDA, NCCL or other
-            threads, and else takes ``"forkserver"`` (``"spawn"`` where there is none): datasets and the functions in
-            them then have to pickle, and a script needs ``if __name__ == "__main__"``.
-        worker_init: called without arguments in each worker before its first sample, also in those that replace others:
-            a function, or its name, ``"module:function"``. Sets what the program has set while it ran; where a global
-            that the code of the samples names is another in a worker than here, that is an error.
-        differing_globals: names of globals that workers may have otherwise, since they change no sample, as
-            ``"module.NAME"``: the global, and all in it.
-        persistent_workers: whether workers stay for the next iteration of the loader, as long as it lives.
-        timeout_s: how long a batch may take to come; then the worker is lost, and what a thread reads is a WorkerError.
-        on_lost_worker: what becomes of workers that were killed, or are silent: ``"replace"`` has new ones go on at the
-            first batch that was not handed over, with the same bytes; ``"raise"`` makes it a WorkerError.
-        max_replacements: how often in a row, without a batch in between; then it is a WorkerError.
-        watchdog_s: how often a loader that waits prints what each worker is at, with shard and key, on stderr.
+        num_threads: the number of threads that read, if there are no workers.
+        num_workers: the number of worker processes, of torch's ``DataLoader``.
+        prefetch: the number of spans that each thread or worker keeps ready. A span is about 4 MiB, and for media no
+            more than is read in 20 ms. None means 1 for threads and 2 for workers.
+        pin_memory: whether batches are pinned. None pins if CUDA is available; True is an error of the loader if torch
+            cannot pin.
+        start_method: how workers start. None forks where that is safe, which it is not with CUDA, NCCL or other
+            threads; otherwise it uses ``"forkserver"``, or ``"spawn"`` where there is none. Datasets and the functions
+            in them then have to pickle, and a script needs ``if __name__ == "__main__"``.
+        worker_init: a function, or its name ``"module:function"``, called without arguments in each worker before its
+            first sample, also in workers that replace others. It sets what the program has set while it ran. A global
+            that the code of the samples names, and that differs between program and worker, is an error.
+        differing_globals: names of globals that may differ in workers since they change no sample, such as
+            ``"module.NAME"``; each stands for the global and all in it.
+        persistent_workers: whether workers stay for the next iteration of the loader.
+        timeout_s: how long a batch may take to come. After that a worker is lost, and a thread is a WorkerError.
+        on_lost_worker: what happens when workers were killed or hang. ``"replace"`` starts new ones at the first batch
+            that was not delivered, which make the same bytes; ``"raise"`` raises WorkerError.
+        max_replacements: how often workers are replaced in a row, without a batch in between, before WorkerError.
+        watchdog_s: how often a waiting loader prints on stderr what each worker is doing, with shard and key.
+
+    Raises:
+        ConfigError: a value is not allowed.
+
+    Example:
+        >>> captions = headrace.MediaDataset.open("shards", "train")
+        >>> run = headrace.Run(captions, global_batch_size=4, samples=8)
+        >>> reading = headrace.loader.Reading(num_threads=2, prefetch=4)  # or num_workers=8 if decoding is slow
+        >>> [len(batch["caption"]) for batch in headrace.Loader(run, micro_batch_size=4, reading=reading)]
+        [4, 4]
     """
 
     num_threads: int = 1
@@ -216,15 +228,15 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def pins(reading: Reading) -> bool:
-    """Whether batches are pinned. Raises ConfigError where that is asked for and torch cannot."""
+    """Whether batches are pinned. Raises ConfigError if ``pin_memory`` is True and torch cannot pin."""
     has_cuda = torch.cuda.is_available()
     if reading.pin_memory and not has_cuda:
         try:
             torch.empty(1).pin_memory()  # other accelerators may
         except RuntimeError as error:
             raise ConfigError(
-                f"pin_memory=True, and torch cannot pin here: {str(error).splitlines()[0]}; pin_memory=None pins where "
-                "CUDA is there"
+                f"pin_memory=True, and torch cannot pin here: {str(error).splitlines()[0]}; pin_memory=None pins only"
+                " if CUDA is available"
             ) from error
     return has_cuda if reading.pin_memory is None else reading.pin_memory
 
@@ -233,7 +245,7 @@ Filled = Iterator[tuple[BatchSpan, Batch]]
 
 
 class StreamReader:
-    """Reads the spans of one run, stream after stream; a new stream ends the one before."""
+    """Reads the spans of one run, one stream at a time; a new stream ends the one before."""
 
     def __init__(self, run: Run, reading: Reading) -> None:
         self._run = run
@@ -253,7 +265,7 @@ class StreamReader:
         )
 
     def filled(self, spans: Iterator[BatchSpan]) -> Filled:
-        """Every span with its batch, in order."""
+        """Yield every span with its batch, in order."""
         if self._workers is not None:
             return self._workers.filled(spans)
         if self._reading.num_threads:
@@ -261,7 +273,7 @@ class StreamReader:
         return _when_asked(self._run, spans, pin=self._pin)
 
     def close(self) -> None:
-        """End worker processes; threads end with their stream."""
+        """End worker processes. Threads end with their stream."""
         if self._workers is not None:
             self._workers.close()
 
@@ -290,10 +302,10 @@ def _buffers(run: Run) -> Buffers | Blocks:
 
 
 def _memory(buffers: Buffers | Blocks, span: BatchSpan) -> Memory:
-    """Arrays to read a span into; of records, whose shapes are known when they are read, what makes memory."""
+    """Return arrays to read a span into; or a function that allocates, for records, whose shapes are known later."""
     return buffers.take if isinstance(buffers, Blocks) else buffers.take(len(span.located.positions))
 
 
 def pinned(batch: Batch) -> Batch:
-    """The batch in memory from which a GPU copies while the CPU goes on."""
+    """Return the batch with its tensors in pinned memory, which a GPU can copy from while the CPU works."""
     return {name: value.pin_memory() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}

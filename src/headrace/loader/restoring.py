@@ -1,4 +1,4 @@
-"""Samples and batches that were given before, made again from what a batch says of them."""
+"""Restoring: samples and batches made again from their restore keys or positions."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from headrace.errors import ConfigError
 
 
 def restored(run: Run | FramedRun, key: Any, *, by_position: bool = True) -> Any:
-    """A sample by its restore key or its position in the run; of a list of either the batch, in tensors.
+    """Make a sample again from its restore key or its position in the run; from a list of either, the batch in tensors.
 
-    What a loader adds to a batch, such as ``sample_positions``, is not in it.
+    What a loader adds to a batch, such as ``sample_positions``, is left out.
 
     Args:
-        run: whose.
-        key: a restore key, which is a tuple; a position; a list of either, or a (n,) array or tensor of positions.
-        by_position: whether positions are those of the run.
+        run: the run that the sample came from.
+        key: a restore key, which is a tuple; a position; a list of either; or a (n,) array or tensor of positions.
+        by_position: whether positions are those of the run. If not, positions are refused.
 
     Raises:
-        ConfigError: no such key or position; a key that several datasets have; what was made is not what it was; a hook
-            that is not ``@stateless``; positions of a framed run.
+        ConfigError: there is no such key or position; several datasets have the key; the sample made now differs from
+            the first one; a hook is not ``@stateless``; positions of a framed run were passed.
     """
     given = key.tolist() if isinstance(key, np.ndarray | torch.Tensor) else key
     if isinstance(run, FramedRun):
@@ -56,7 +56,7 @@ def _by_key(run: Run, key: tuple[Any, ...]) -> Any:
 
 
 def _holder(run: Run, key: tuple[Any, ...]) -> Any:
-    """The dataset that a key is of; one that is in several places of a mix is one."""
+    """Return the dataset that a key belongs to. A dataset that stands in several places of a mix counts once."""
     pairs = zip(run.paths, run.datasets, strict=True)
     found = {id(dataset): (path, dataset) for path, dataset in pairs if _has(dataset, key)}
     if len(found) == 1:
@@ -65,8 +65,8 @@ def _holder(run: Run, key: tuple[Any, ...]) -> Any:
     if not found:
         raise ConfigError(f"{key!r:.80} is not a restore key of any dataset of {run!r}")
     raise ConfigError(
-        f"{key!r:.80} may be of {', '.join(repr(path) for path, _ in found.values())}, whose keys look alike: give the"
-        " position of the sample instead, which its batch has in sample_positions"
+        f"{key!r:.80} may belong to any of {', '.join(repr(path) for path, _ in found.values())}, whose keys have the"
+        " same form: pass the position of the sample instead, which its batch has in sample_positions"
     )
 
 
@@ -88,11 +88,10 @@ def _by_position(run: Run, given: Any, *, by_position: bool) -> Any:
         positions = np.array([index(one) for one in (given if isinstance(given, list) else [given])], dtype=np.int64)
     except TypeError:
         raise ConfigError(
-            f"{given!r:.80} is neither a restore key, which is a tuple, nor a position, which is a number, nor a list"
-            " of either"
+            f"{given!r:.80} is neither a restore key (a tuple), nor a position (an integer), nor a list of either"
         ) from None
     if not by_position:
-        raise ConfigError("positions in Energon's own order are those of one rank, and say no sample; give its key")
+        raise ConfigError("positions in Energon's own order count on one rank and name no sample: pass its restore key")
     outside = (positions < 0) | (False if run.length is None else positions >= run.length)
     if outside.any():
         raise ConfigError(f"position {positions[outside][0]:,} is outside {run!r}")

@@ -1,8 +1,7 @@
-"""The work of a loader cut into spans: some consecutive micro-batches, planned, read and handed over together.
+"""Spans: consecutive micro-batches of one rank that are planned, read and handed over together.
 
-How many micro-batches make a span: as many as are worth a hand-over, and as few as can be waited for.
-
-Spans and samples in words, for errors and reports: which shard and key, at which position of which step.
+`Pace` decides how many micro-batches make a span: enough to be worth a hand-over, few enough to wait for. Spans and
+their samples can be described in words, for errors and reports: shard and key, position and step.
 """
 
 from __future__ import annotations
@@ -26,28 +25,29 @@ from headrace.loader.ragged import Cost, divide_ragged, is_ragged, read_ragged
 from headrace.plan import Draw, Share, micro_batches
 
 SPAN_BYTES = 4 << 20
-"""A span holds about this much: enough to spread the cost of a hand-over, little enough to stay in the cache."""
+"""The most bytes of a span: enough to spread the cost of a hand-over, few enough to stay in the cache."""
 
 SPAN_ROWS = 512
-"""And at most so many samples, since short ones are many reads."""
+"""The most samples of a span, since each is a read."""
 
 SPAN_ROWS_HERE = 64
-"""Of media that this process reads itself: of more that live at once, the garbage collector would look through all."""
+"""The most samples of a span of media that this process reads itself. With more alive at once, the garbage collector
+would go through all of them."""
 
 SPAN_SECONDS = 0.02
-"""And takes no longer, of samples of which it shows only when they are read: a hand-over costs a hundredth of it."""
+"""The longest time to read a span, for samples whose cost is learnt by reading. A hand-over costs a hundredth of it."""
 
 
 class Pace:
-    """The micro-batches of the next span.
+    """Decides how many micro-batches the next span has.
 
-    The first span has one, so that the first batch comes at once, and each at most twice as many as one before. What
-    samples hold and cost is known of tokens, and learnt of media as their spans come back.
+    The first span has one, so that the first batch comes at once; each later one has at most twice as many as the one
+    before. The size of samples is known for tokens. For media, size and cost are learnt as spans come back.
 
     Args:
         micro_batch_size: samples of a micro-batch.
-        row_bytes: of a sample; None where that is not known before it is read.
-        is_here: whether this process reads them itself.
+        row_bytes: bytes of a sample; None if they are not known before it is read.
+        is_here: whether this process reads the samples itself.
     """
 
     def __init__(self, micro_batch_size: int, row_bytes: int | None, *, is_here: bool = False) -> None:
@@ -60,14 +60,14 @@ class Pace:
         self._share = 0.0
 
     def take(self) -> int:
-        """How many the next span has, at least 1."""
+        """Return the number of micro-batches of the next span, at least 1."""
         found = self._next
         if self._is_known:
             self._next = max(1, min(2 * found, self._most))
         return found
 
     def learn(self, num_micro_batches: int, cost: Cost | None) -> None:
-        """What a span has cost. Samples differ, so that half of what is held against the next ones is from before."""
+        """Learn from the cost of a span. A cheap span counts only half against those before, since samples differ."""
         if self._is_known or cost is None or not num_micro_batches:
             return
         share = max(cost.seconds / SPAN_SECONDS, cost.num_bytes / SPAN_BYTES) / num_micro_batches
@@ -80,17 +80,17 @@ PLAN_POSITIONS = 8192
 """Positions planned at a time."""
 
 Batch = dict[str, Any]
-"""Name -> tensor; of packed samples also ``max_seqlen`` and counts, Python integers, and of records what they hold."""
+"""Name -> tensor. Packed samples also have ``max_seqlen`` and counts, Python ints; records may hold any values."""
 
 Memory = Sample | Allocate | None
-"""Where to read to: arrays of the run's fields; what makes memory for images; None, which is fresh memory."""
+"""Memory to read into: arrays of the run's fields; a function that allocates it, for images; None for fresh memory."""
 
 
 class BatchSpan(NamedTuple):
-    """Consecutive micro-batches of one rank: the samples to read, and how they divide.
+    """Consecutive micro-batches of one rank: the samples to read, and how to divide them.
 
-    ``sizes[i]`` rows belong to micro-batch i of global step ``steps[i]``; after it ``afters[i]`` slots of the run are
-    given. ``located`` has the positions that they take.
+    Micro-batch i has the next ``sizes[i]`` rows of ``located``, and belongs to global step ``steps[i]``. After it, the
+    position of the run is ``afters[i]``.
     """
 
     located: Located
@@ -100,14 +100,17 @@ class BatchSpan(NamedTuple):
 
 
 def pace_of(run: Run, share: Share, *, is_here: bool = True) -> Pace:
-    """How large the spans of a stream become, read by this process or by others; tell it what they have cost."""
+    """Return the `Pace` of a new stream; tell it what spans have cost with `Pace.learn`."""
     return Pace(share.micro_batch_size, _row_bytes(run), is_here=is_here)
 
 
 def spans(
     run: Run, share: Share, position: int, assignment: BalancedAssignment | Draw | None = None, pace: Pace | None = None
 ) -> Iterator[BatchSpan]:
-    """All spans of a rank from ``position`` to the end of the run; ``dealing`` says which positions slots take."""
+    """Yield all spans of a rank from ``position`` to the end of the run.
+
+    ``assignment`` says which positions fill the slots of a step; without one, a slot is its own position.
+    """
     pace = pace or pace_of(run, share)
     # The first plan is small, so that the first batch comes at once.
     wanted = PLAN_POSITIONS // 16
@@ -131,7 +134,7 @@ def spans(
 
 
 def _row_bytes(run: Run) -> int | None:
-    """Bytes of a sample in a batch; of records about, of media not known."""
+    """Return the bytes of a sample in a batch: about, for records; None for media, where they are not known."""
     if not all(dataset.has_tokens for dataset in run.datasets):
         return None
     tokens = int(max(dataset.num_tokens_per_sample for dataset in run.datasets)) if run.is_ragged else 1
@@ -139,26 +142,26 @@ def _row_bytes(run: Run) -> int | None:
 
 
 def read(run: Run, span: BatchSpan, out: Memory = None) -> Batch:
-    """All rows of a span as tensors, (rows, ...) each, in the memory of ``out`` or fresh; of records see `ragged`."""
+    """Read all rows of a span as tensors, (rows, ...) each, into ``out`` or fresh memory. For records see `ragged`."""
     if run.is_ragged or callable(out):
         return read_ragged(run, span.located, span.sizes, out if callable(out) else None)
     return {name: torch.from_numpy(values) for name, values in run.read(span.located, out).items()}
 
 
 def divide(batch: Batch, span: BatchSpan, constants: Sample) -> list[Batch]:
-    """The micro-batches of a span: each a view of its own rows, and of one row of its own of each constant."""
+    """Divide a span into micro-batches: views of their rows, and for each constant a row of their own, expanded."""
     if is_ragged(batch):
         return divide_ragged(batch, span.located.positions, span.sizes)
     whole = {**batch, "sample_positions": torch.from_numpy(span.located.positions)}
     columns = {name: values.split_with_sizes(span.sizes) for name, values in whole.items()}
     for name, value in constants.items():
         columns[name] = _expanded(value, span.sizes)
-    # A dict for each row of the columns, built without a step of the interpreter: this is the cost of short batches.
+    # A dict for each micro-batch, made without a Python loop, which would be most of the cost of short batches.
     return list(map(dict, map(zip, repeat(tuple(columns)), zip(*columns.values(), strict=True))))
 
 
 def _expanded(value: NDArray[Any], sizes: list[int]) -> tuple[torch.Tensor, ...]:
-    """For each size a (size, ...) view of a fresh copy of ``value``."""
+    """Return for each size a (size, ...) view of a fresh copy of ``value``."""
     copies = np.empty((len(sizes), *value.shape), dtype=value.dtype)
     copies[:] = value
     rows = torch.from_numpy(copies)
@@ -168,7 +171,10 @@ def _expanded(value: NDArray[Any], sizes: list[int]) -> tuple[torch.Tensor, ...]
 
 
 def describe_span(run: Run, span: BatchSpan) -> str:
-    """``samples at positions 12 to 15 of step 3 (the first is sample 'K' of SHARD)``; reads the store's index."""
+    """Return ``samples at positions 12 to 15 of step 3 (the first is sample 'K' of SHARD)``.
+
+    This reads the index of the store.
+    """
     positions = span.located.positions
     if not len(positions):
         return f"no samples of step {span.steps[0]:,}"
@@ -181,7 +187,7 @@ def describe_span(run: Run, span: BatchSpan) -> str:
 
 
 def describe_sample(run: Run, span: BatchSpan, address: int) -> str:
-    """``sample 'K' of SHARD (position 13, step 3)``, by the address that its dataset gave it."""
+    """Return ``sample 'K' of SHARD (position 13, step 3)``, for the address that its dataset gave a sample."""
     rows = np.flatnonzero(span.located.addresses == address).tolist()
     if not rows:
         return describe_span(run, span)
@@ -189,18 +195,18 @@ def describe_sample(run: Run, span: BatchSpan, address: int) -> str:
     ends = list(accumulate(span.sizes))
     step = span.steps[bisect_right(ends, row)]
     place = f"position {int(span.located.positions[row]):,}, step {step:,}"
-    # Sources that have a sample of this address each, in one micro-batch, cannot be told apart.
+    # An address names a sample of one source; several sources may have one of that address in the same span.
     origins = dict.fromkeys(_origin(run, span, one) or "a sample" for one in rows)
     return f"{' or '.join(origins)} ({place})"
 
 
 def _origin(run: Run, span: BatchSpan, row: int) -> str:
-    """What the sample of a row is made of; empty where that is not known."""
+    """Return where the sample of a row comes from; an empty string if that is not known."""
     source = int(span.located.sources[row])
     try:
         [origins] = run.datasets[source].origins(span.located.addresses[row : row + 1])
     except HeadraceError:
-        # What is told is another fault.
+        # This describes another fault, which must not be hidden by this one.
         return ""
     more = f" and {len(origins) - 1} more" if len(origins) > 1 else ""
     return f"{_words(origins[0])}{more}" if origins else ""

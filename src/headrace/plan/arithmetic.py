@@ -1,4 +1,4 @@
-"""Exact integer arithmetic on arrays, where int64 products would overflow, and shares that add up."""
+"""Exact integer arithmetic: products and quotients that would overflow int64, and shares that add up exactly."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Weight = float | Fraction
 
 
 def scaled(values: IntArray, shares: IntArray, totals: IntArray) -> tuple[IntArray, IntArray]:
-    """Quotient and remainder of ``values * shares / totals``, exact whatever the size of the product.
+    """Return the quotient and remainder of ``values * shares / totals``, exact for products of any size.
 
-    All (n,) int64, with 0 <= share <= total <= 2^61 and values >= 0. The first division takes whole totals out of the
-    value; what is left is divided digit by digit as on paper, the digits as wide as int64 allows: one digit for totals
-    up to 2^31, two up to 2^41.
+    All arrays are (n,) int64, with 0 <= share <= total <= 2^61 and values >= 0. The first division takes whole totals
+    out of the value. The rest is divided digit by digit, as in long division on paper. The digits are as wide as int64
+    allows: one digit for totals up to 2^31, two up to 2^41.
     """
     whole = values // totals
     left = values - whole * totals
@@ -43,7 +43,10 @@ def scaled(values: IntArray, shares: IntArray, totals: IntArray) -> tuple[IntArr
 
 
 def apportion(total: int, weights: Sequence[Fraction]) -> list[int]:
-    """Integers in proportion to ``weights`` that sum to exactly ``total``: largest remainders, the first wins a tie."""
+    """Return integers in proportion to ``weights`` that sum to exactly ``total``.
+
+    This is the method of largest remainders; in a tie the first weight wins.
+    """
     whole = sum(weights)
     exact = [total * weight / whole for weight in weights]
     counts = [int(share) for share in exact]
@@ -54,11 +57,11 @@ def apportion(total: int, weights: Sequence[Fraction]) -> list[int]:
 
 
 def exact_weights(weights: Sequence[Weight]) -> list[Fraction]:
-    """Weights as exact fractions of sum 1. Raises ConfigError unless all are positive and finite."""
+    """Return the weights as exact fractions with the sum 1. Raises ConfigError unless all are positive and finite."""
     for i, weight in enumerate(weights):
         if not (weight > 0 and weight != float("inf")):
             raise ConfigError(
-                f"weight {i} is {weight}: weights are positive and finite; leave a source out instead of giving it 0"
+                f"weight {i} is {weight}; weights are positive and finite: leave a source out instead of giving it 0"
             )
     fractions = [Fraction(weight) for weight in weights]
     whole = sum(fractions)
@@ -66,5 +69,5 @@ def exact_weights(weights: Sequence[Weight]) -> list[Fraction]:
 
 
 def rounded(value: Fraction) -> int:
-    """The nearest integer, halves up."""
+    """Return the nearest integer; halves are rounded up."""
     return (2 * value.numerator + value.denominator) // (2 * value.denominator)

@@ -1,32 +1,32 @@
-"""The samples of one step assigned so that all ranks have as much to do in each micro-step, and so in the step.
+"""Balance: the samples of a step are assigned to ranks so that all have equal costs in each micro-step.
 
-Which samples make the step does not change, nor how many each rank has in each micro-step: only who takes which, as a
-pure function of the costs, the ranks and the micro-batch. Slots are those of ``split``: micro-step j of rank r of R has
-the micro-batch at (j*R + r)*M.
+The step still consists of the same samples, and each rank has as many of them in each micro-step as before. Only the
+assignment of samples to ranks changes; it is a pure function of the costs, the number of ranks and the micro-batch
+size. Slots are those of `split`: micro-step j of rank r of R has the micro-batch at (j*R + r)*M.
 
-    costs 9 9 1 1 1 1 1 1, 2 ranks, micro-batches of 2     as they come   9 9 | 1 1     18 and  2
+    costs 9 9 1 1 1 1 1 1, 2 ranks, micro-batches of 2     unbalanced     9 9 | 1 1     18 and  2
                                                                           1 1 | 1 1      2 and  2
                                                            balanced       9 1 | 9 1     10 and 10
                                                                           1 1 | 1 1      2 and  2
 
-All micro-batches of a step are made alike where that is possible. A sample that costs more than an average micro-batch
-makes it impossible: it then meets others as heavy in the first micro-step, whose level is higher for all ranks.
+If possible, all micro-batches of a step get the same cost. A sample that costs more than an average micro-batch makes
+this impossible: it is then put into the first micro-step together with other heavy samples, so that the cost of that
+micro-step is higher for all ranks alike.
 
-1. Levels: that of the first micro-step is what its heaviest sample needs, or the mean of what is left; and so on.
+1. Each micro-step has a level, the cost that its micro-batches aim at. That of the first is the cost which its heaviest
+   sample needs, or the mean if that is higher; then the same for the rest of the samples and micro-steps.
 2. Samples, heaviest first, go to the micro-batch that is furthest below its level and has room (Graham's LPT rule).
-3. Micro-batches that are off their level to either side exchange samples, in pairs, for some rounds.
-4. Micro-batches of like costs make a micro-step, within which samples are exchanged once more.
-5. The heaviest micro-batch of each micro-step goes to the rank that has least so far.
+3. Pairs of micro-batches, one above and one below its level, exchange samples for some rounds.
+4. Micro-batches of similar cost make up a micro-step, within which samples are exchanged once more.
+5. In each micro-step the heaviest micro-batch goes to the rank with the lowest cost so far.
 
-Who takes what of a step that is balanced, also where it was stopped in its midst and goes on with other ranks.
-
-A step that is begun anew is assigned as a whole. Where it was stopped, those who went on with it have each taken a
-prefix of what they were assigned, and what is left is assigned to the next:
+A balanced step may be stopped in the middle and resumed on other ranks. The ranks that worked on it have then taken a
+prefix of their assignment, and the samples that are left are assigned anew:
 
     8 samples, 2 ranks with micro-batches of 1, stopped after 2 micro-steps    took 4 samples, say 0 3 5 6
     then 3 ranks with micro-batches of 1                                       take   1 2 4 7
 
-The same ranks and micro-batch go on with the assignment that they had, so that for them nothing has happened.
+With the same number of ranks and the same micro-batch size, the first assignment simply continues.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray
 
 DEAL_VERSION = 1
-"""Of what follows: another assignment of any step has another number, since a step may go on from a saved state."""
+"""Version of this algorithm. A change to the assignment of any step raises it, since saved states may lie in a step."""
 
 _FLOAT_SCALE = 1 << 30
 _ROUNDS = 6
 _PAIRS = 1 << 18
-"""Pairs of samples that are looked at in a round; of more, those of the micro-batches that are furthest off."""
+"""The most pairs of samples that a round compares; if there are more, those of the worst micro-batches are compared."""
 
 _CLOSE = 500
-"""One part in so many of its level is close enough for a micro-batch."""
+"""A micro-batch whose cost is within 1/500 of its level is close enough."""
 
 
 class Assignment(NamedTuple):
-    """Who takes what, and what that comes to.
+    """The assignment of the samples of a step to slots, and the cost of each micro-batch.
 
-    ``order`` (num_samples,) int64: the sample, numbered within the step, that each slot takes. ``cost`` (micro-steps,
-    world_size) float64, of each micro-batch, in the unit of the costs.
+    ``order`` is (num_samples,) int64: the sample, numbered within the step, that each slot takes. ``cost`` is
+    (num_micro_steps, world_size) float64: the cost of each micro-batch, in the unit of the costs.
     """
 
     order: IntArray
@@ -65,35 +65,37 @@ class Assignment(NamedTuple):
 
     @property
     def micro_step_imbalance(self) -> float:
-        """Of the micro-steps, the largest quotient of the costliest rank and the mean of the ranks; 1.0 is ideal."""
+        """The cost of the costliest rank over the mean of the ranks, in the worst micro-step; 1.0 is ideal."""
         return max((_over_mean(row) for row in self.cost), default=1.0)
 
     @property
     def micro_batch_imbalance(self) -> float:
-        """The costliest micro-batch of the whole step over the mean of all; 1.0 is ideal."""
+        """The cost of the costliest micro-batch of the step over the mean of all micro-batches; 1.0 is ideal."""
         return _over_mean(self.cost.ravel())
 
     @property
     def rank_imbalance(self) -> float:
-        """The costliest rank of the step over the mean of the ranks; 1.0 is ideal."""
+        """The cost of the costliest rank over the mean of the ranks, in the whole step; 1.0 is ideal."""
         return _over_mean(self.cost.sum(axis=0))
 
     @property
     def waiting(self) -> float:
-        """The part of the step in which a rank waits, on average, if in each micro-step all wait for the costliest."""
+        """The mean fraction of the step that a rank waits if all ranks wait for the costliest in each micro-step."""
         slowest = float(self.cost.max(axis=1, initial=0.0).sum())
         return 1 - float(self.cost.sum()) / (slowest * self.cost.shape[1]) if slowest else 0.0
 
 
 def balanced(costs: NDArray[Any], *, world_size: int, micro_batch_size: int) -> Assignment:
-    """Deal the samples of a step: (num_samples,) ``costs`` of at least 0, in the order of their positions.
+    """Assign the samples of a step to slots; ``costs`` is (num_samples,), at least 0, in the order of their positions.
 
-    Costs that are no integers are rounded to 1 / 2^30 of the largest. About 1.5 us a sample; the same on every machine.
-    Where ranks times micro-batch do not divide the step, the last micro-step has fewer samples, of all costs. The sum
-    over the micro-steps of the costliest rank, the time of the step, is never above that of the unbalanced order.
+    Costs that are not integers are rounded to 1 / 2^30 of the largest. The result is the same on every machine. About
+    1.5 us a sample. If ranks times micro-batch size do not divide the step, the last micro-step has fewer samples,
+    taken from the whole range of costs. The time of the step, which is the sum over the micro-steps of the cost of the
+    costliest rank, is never higher than in the unbalanced order.
 
     Raises:
-        ConfigError: costs that are no such numbers, or ranks or a micro-batch below 1.
+        ConfigError: the costs are not finite numbers of at least 0, or the number of ranks or the micro-batch size is
+            below 1.
     """
     exact = _integers(costs, world_size, micro_batch_size)
     together = world_size * micro_batch_size
@@ -116,34 +118,35 @@ def balanced(costs: NDArray[Any], *, world_size: int, micro_batch_size: int) -> 
         bounds = np.arange(world_size + 1, dtype=np.int64) * left // world_size
         capacities = np.diff(bounds)
         last = by_cost[is_last]
-        # All have the same level; what it is does not matter to who is furthest below it.
+        # All micro-batches have the same level, whose value does not matter: only the differences decide.
         bins = _fill_bins(exact[last], [0] * world_size, capacities.tolist())
         # Samples of the same micro-batch stand in the order of the step.
         order[len(exact) - left :] = last[np.lexsort((last, bins))]
     plain = np.arange(len(exact), dtype=np.int64)
-    # Of a handful of samples the order as they come may be the better one. Exact, so that all ranks decide alike.
+    # For a handful of samples the unbalanced order may be better. Integers make all ranks decide alike.
     if _slowest(exact, plain, world_size, micro_batch_size) < _slowest(exact, order, world_size, micro_batch_size):
         order = plain
     return Assignment(order, costs_of(costs, order, world_size=world_size, micro_batch_size=micro_batch_size))
 
 
 def unbalanced(costs: NDArray[Any], *, world_size: int, micro_batch_size: int) -> Assignment:
-    """The samples of a step as they come, to be compared."""
+    """Return the assignment without balance, sample i in slot i, for comparison."""
     order = np.arange(len(costs), dtype=np.int64)
     return Assignment(order, costs_of(costs, order, world_size=world_size, micro_batch_size=micro_batch_size))
 
 
 def costs_of(costs: NDArray[Any], order: IntArray, *, world_size: int, micro_batch_size: int) -> NDArray[np.float64]:
-    """(micro-steps, world_size) float64: what each micro-batch costs in an order; ``np.arange`` is the unbalanced one.
+    """Return (num_micro_steps, world_size) float64: the cost of each micro-batch in an order.
 
-    The last micro-step of an uneven step is assigned as in ``split``.
+    ``order`` is as in `Assignment`; ``np.arange(num_samples)`` is the unbalanced one. The last micro-step of an uneven
+    step is divided as in `split`.
     """
     found: NDArray[np.float64] = _sums(np.asarray(costs, dtype=np.float64)[order], world_size, micro_batch_size)
     return found
 
 
 def _sums(costs: NDArray[Any], world_size: int, micro_batch_size: int) -> NDArray[Any]:
-    """(micro-steps, world_size): the sums of the micro-batches, of costs in the order of their slots."""
+    """(num_micro_steps, world_size): the sum of each micro-batch; ``costs`` are in the order of their slots."""
     together = world_size * micro_batch_size
     full = len(costs) // together * together
     found: NDArray[Any] = costs[:full].reshape(-1, world_size, micro_batch_size).sum(axis=2)
@@ -161,7 +164,10 @@ def _slowest(exact: IntArray, order: IntArray, world_size: int, micro_batch_size
 def _integers(costs: NDArray[Any], world_size: int, micro_batch_size: int) -> IntArray:
     """(num_samples,) int64 in proportion to the costs."""
     if min(world_size, micro_batch_size) < 1:
-        raise ConfigError(f"{world_size} ranks with micro-batches of {micro_batch_size}: both are at least 1")
+        raise ConfigError(
+            f"the step is divided over {world_size} ranks with micro-batches of {micro_batch_size}; both numbers must "
+            "be at least 1"
+        )
     if costs.ndim != 1 or costs.dtype.kind not in "iuf":
         raise ConfigError(f"costs are {costs.dtype} of shape {costs.shape}; expected (num_samples,) numbers")
     wrong = np.flatnonzero(~((costs >= 0) & np.isfinite(costs)))
@@ -177,7 +183,7 @@ def _integers(costs: NDArray[Any], world_size: int, micro_batch_size: int) -> In
 
 
 def _even(costs: IntArray, by_cost: IntArray, num_bins: int, world_size: int, micro_batch_size: int) -> IntArray:
-    """(num_bins, micro_batch_size) int64: the samples of each micro-batch, the costliest of these first."""
+    """(num_bins, micro_batch_size) int64: the samples of each micro-batch, the costliest micro-batch first."""
     if not num_bins:
         return np.zeros((0, micro_batch_size), dtype=np.int64)
     sizes = costs[by_cost]
@@ -192,7 +198,10 @@ def _even(costs: IntArray, by_cost: IntArray, num_bins: int, world_size: int, mi
 
 
 def _levels(sizes: IntArray, num_bins: int, world_size: int, micro_batch_size: int) -> IntArray:
-    """(micro-steps,) int64: what each micro-batch of a micro-step is to cost, not rising; ``sizes`` fall."""
+    """(num_micro_steps,) int64: the cost that the micro-batches of each micro-step aim at, never rising.
+
+    ``sizes`` are the costs of the samples, falling.
+    """
     num_micro_steps = num_bins // world_size
     total = int(sizes.sum())
     least = int(sizes[len(sizes) - micro_batch_size + 1 :].sum())
@@ -209,7 +218,7 @@ def _levels(sizes: IntArray, num_bins: int, world_size: int, micro_batch_size: i
 
 
 def _fill_bins(sizes: IntArray, levels: list[int], capacities: list[int]) -> IntArray:
-    """(n,) int64: the bin of each sample, of sizes that fall; all bins are filled to their capacity."""
+    """(n,) int64: the bin of each sample; ``sizes`` are falling, and all bins are filled to their capacity."""
     room = list(capacities)
     heap = [(-level, number) for number, level in enumerate(levels) if capacities[number]]
     heapify(heap)
@@ -224,10 +233,10 @@ def _fill_bins(sizes: IntArray, levels: list[int], capacities: list[int]) -> Int
 
 
 def _exchange(members: IntArray, costs: IntArray, levels: IntArray, among: int) -> None:
-    """Swap samples between micro-batches: those furthest above their level with those furthest below, two by two.
+    """Swap samples, in place, between the micro-batches furthest above their level and those furthest below it.
 
-    Swaps are among every so many neighbours: all, or those of a micro-step. Each pair makes the one swap that leaves
-    the worse of the two nearest to its level, if that is nearer than before.
+    Micro-batches are paired within groups of ``among`` neighbours: all of them, or those of a micro-step. Each pair
+    makes the one swap after which the worse of the two is closest to its level, if that is closer than before.
     """
     num_bins, size = members.shape
     half = among // 2
@@ -240,14 +249,14 @@ def _exchange(members: IntArray, costs: IntArray, levels: IntArray, among: int) 
         if (np.abs(off) * _CLOSE <= levels).all():
             return
         ranked = firsts + np.argsort(off.reshape(-1, among), axis=1, kind="stable")
-        # Whose pair found no swap meets another one in the next round.
+        # The roll gives each micro-batch another partner in the next round, in case this pair finds no swap.
         above = ranked[:, ::-1][:, :half].ravel()
         below = np.roll(ranked[:, :half], turn, axis=1).ravel()
         if len(above) * size * size > _PAIRS:
             worst = np.argsort(-np.maximum(np.abs(off[above]), np.abs(off[below])), kind="stable")
             worst = worst[: max(1, _PAIRS // (size * size))]
             above, below = above[worst], below[worst]
-        # What moves from the upper one to the lower, for each pair of their samples.
+        # The cost that moves from the upper micro-batch to the lower one, for each pair of their samples.
         moved = (sizes[above][:, :, None] - sizes[below][:, None, :]).reshape(len(above), -1)
         after = np.maximum(np.abs(off[above][:, None] - moved), np.abs(off[below][:, None] + moved))
         best = np.argmin(after, axis=1)
@@ -269,9 +278,10 @@ def _over_mean(values: NDArray[np.float64]) -> float:
 
 
 class StepPart(NamedTuple):
-    """What was taken of a step in one go: the first ``num_taken`` of those left of its ``num_samples``, as assigned.
+    """A part of a step that was taken under one assignment: the first ``num_taken`` slots of the samples then left.
 
-    ``num_samples`` are those of the step at that time; a run that is made longer may add some to its last step.
+    ``num_samples`` is the number of samples in the step at that time; a run that is made longer may add some to its
+    last step.
     """
 
     num_samples: int
@@ -280,7 +290,7 @@ class StepPart(NamedTuple):
     num_taken: int
 
     def is_assigned_by(self, num_samples: int, world_size: int, micro_batch_size: int) -> bool:
-        """Whether these go on with this assignment."""
+        """Return whether a step of this size, with these ranks and micro-batches, continues this assignment."""
         return self[:3] == (num_samples, world_size, micro_batch_size)
 
 
@@ -292,10 +302,11 @@ def step_order(
     world_size: int,
     micro_batch_size: int,
 ) -> IntArray:
-    """(num_samples,) int64: the sample, numbered within the step, that each slot takes; a permutation.
+    """Return (num_samples,) int64: the sample, numbered within the step, that each slot takes; a permutation.
 
-    ``costs`` are (num_samples,). The first slots are those that were taken before: those of ``first``, (n,) int64,
-    without balance, then those of each part; the others are what these ranks make of the rest.
+    ``costs`` is (num_samples,). The first slots hold the samples that were taken before: the samples in ``first``,
+    (n,) int64, without balance, and then those of each part in ``taken``. The rest is balanced over ``world_size``
+    ranks with micro-batches of ``micro_batch_size``.
     """
     order = np.arange(len(costs), dtype=np.int64)
     is_left = np.ones(len(costs), dtype=bool)

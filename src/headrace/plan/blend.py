@@ -1,19 +1,20 @@
-"""Which source a position of a blend falls to, and the how-manieth of that source it is.
+"""Which source a position of a blend falls to, and the rank within that source.
 
-The sources are the leaves of a Huffman tree of two-way splits. A node with total t gives p of every t items to its
-left child, as evenly as integers can: item g goes left iff floor((g+1)p/t + 1/2) > floor(g p/t + 1/2), and the number
-that went left before is floor(g p/t + 1/2) (a Beatty sequence). So source and rank within the source are found by
-walking down the tree, O(log sources), from the position alone.
+The sources are the leaves of a Huffman tree of two-way splits. A node with total t passes p of every t items to its
+left child, as evenly as integers allow: item g goes left iff floor((g+1)p/t + 1/2) > floor(g p/t + 1/2), and the number
+that went left before is floor(g p/t + 1/2) (a Beatty sequence). So the source and the rank within the source are found
+by walking down the tree from the position alone, O(log sources).
 
     shares 2 : 1        position  0  1  2  3  4  5
                         source    A  B  A  A  B  A
                         rank      0  0  1  2  1  3
 
-How far a prefix can stray: an internal child of a Huffman tree holds at most 2/3 of its parent, so its deviation is at
-most 1/2 / (1 - 2/3), and a leaf's half a sample more: below 2 samples, at every prefix, for any number of sources.
-After exactly t positions the counts are exactly the shares, and the sequence repeats.
+How far the counts of a prefix can stray from the shares: an internal child of a Huffman tree holds at most 2/3 of its
+parent, so its deviation is at most 1/2 / (1 - 2/3), and that of a leaf half a sample more. This is below 2 samples at
+every prefix, for any number of sources. After exactly t positions the counts are exactly the shares, and the sequence
+repeats.
 
-Weights that move in a straight line from one mix to another, as segments of a schedule.
+``linear_ramp`` turns weights that move in a straight line from one mix to another into segments of a `Schedule`.
 """
 
 from __future__ import annotations
@@ -30,22 +31,34 @@ from headrace.plan.arithmetic import Weight, apportion, exact_weights, rounded, 
 from headrace.plan.keys import IntArray
 
 QUANTUM = 1 << 31
-"""Weights are quantised to integers of this sum."""
+"""Weights are quantised to integers with this sum."""
 
 _MAX_TOTAL = 1 << 61
 
 
 class BlendTree:
-    """The Huffman tree over integer ``shares``; sources of share 0 are never chosen."""
+    """The Huffman tree over integer ``shares``; sources with share 0 are never chosen.
+
+    Example:
+        >>> tree = headrace.plan.BlendTree([2, 1])
+        >>> sources, ranks = tree.split(np.arange(6))
+        >>> sources.tolist(), ranks.tolist()
+        ([0, 1, 0, 0, 1, 0], [0, 0, 1, 2, 1, 3])
+        >>> tree.join(1, np.arange(2)).tolist()
+        [1, 4]
+    """
 
     def __init__(self, shares: Sequence[int]) -> None:
         if sum(shares) > _MAX_TOTAL or min(shares) < 0 or sum(shares) == 0:
-            raise ConfigError(f"shares must be at least 0 and sum to 1 .. 2^61, found a sum of {sum(shares)}")
+            raise ConfigError(
+                f"shares must be at least 0 and their sum from 1 to 2^61, found a sum of {sum(shares)} and a smallest "
+                f"share of {min(shares)}"
+            )
         lefts: list[int] = []
         rights: list[int] = []
         left_shares: list[int] = []
         totals: list[int] = []
-        # (share, age, node): sources are ~i, nodes >= 0; the age makes the order of ties the same everywhere.
+        # (share, age, node): sources are ~i, inner nodes >= 0; the age breaks ties in the same way everywhere.
         heap = [(share, i, ~i) for i, share in enumerate(shares) if share]
         heapq.heapify(heap)
         while len(heap) > 1:
@@ -61,11 +74,10 @@ class BlendTree:
         self._children = np.array([rights, lefts], dtype=np.int64)
         self._left_shares = np.array(left_shares, dtype=np.int64)
         self._totals = np.array(totals, dtype=np.int64)
-
         self._num_sources = len(shares)
 
     def split(self, positions: IntArray) -> tuple[IntArray, IntArray]:
-        """(n,) int64 positions -> (n,) int64 sources and (n,) int64 ranks within their sources."""
+        """Map (n,) int64 positions to (n,) int64 sources and (n,) int64 ranks within their sources."""
         ranks = positions.copy()
         nodes = np.full_like(positions, self._root)
         active = np.flatnonzero(nodes >= 0)
@@ -85,11 +97,12 @@ class BlendTree:
         return ~nodes, ranks
 
     def join(self, source: int, ranks: IntArray) -> IntArray:
-        """(n,) int64: the position of each of (n,) int64 ranks of a source; undoes ``split`` by walking up the tree.
+        """Return (n,) int64: the position of each of (n,) int64 ranks of a source.
 
-        Item r of the left child is the first g of the node for which more than r went left before g + 1: the smallest
-        with (g + 1) p / t + 1/2 >= r + 1. For the right child it is the smallest with (g + 1) q / t - 1/2 > r. As with
-        ``split`` the caller sees to it that positions stay below 2^62.
+        This undoes ``split`` by walking up the tree. Item r of the left child is the first item g of the node for which
+        more than r items went left before g + 1: the smallest g with (g + 1) p / t + 1/2 >= r + 1. For the right child
+        it is the smallest with (g + 1) q / t - 1/2 > r. As with ``split``, the caller makes sure that positions stay
+        below 2^62.
         """
         at = ~source
         positions = ranks.copy()
@@ -99,15 +112,15 @@ class BlendTree:
             share = left if is_left else total - left
             whole, rest = divmod(total, share)
             quotient, phase = scaled(positions, np.full_like(positions, rest), np.full_like(positions, share))
-            # The item is (2 r + 1) t / (2 share), rounded down, or up and one less.
+            # The item is (2 r + 1) t / (2 share): rounded down for a left child; rounded up, less one, for a right one.
             positions = positions * whole + quotient + (2 * phase + (total - is_left)) // (2 * share)
             at = node
         return positions
 
     def counts(self, num_positions: int) -> list[int]:
-        """How many of the first ``num_positions`` fall to each source: closed form, O(sources), of any size."""
+        """Return how many of the first ``num_positions``, of any size, fall to each source. Closed form, O(sources)."""
         below = {self._root: num_positions}
-        # Parents are made after their children.
+        # Parents have larger numbers than their children.
         for node in reversed(range(len(self._totals))):
             total, left = int(self._totals[node]), int(self._left_shares[node])
             here = below.pop(node)
@@ -118,7 +131,7 @@ class BlendTree:
 
     @cached_property
     def _parents(self) -> dict[int, tuple[int, bool]]:
-        """Of every node but the root: its parent, and whether it is the left child."""
+        """For every node but the root: its parent, and whether it is the left child."""
         rights, lefts = self._children.tolist()
         return {child: (node, False) for node, child in enumerate(rights)} | {
             child: (node, True) for node, child in enumerate(lefts)
@@ -126,9 +139,9 @@ class BlendTree:
 
 
 def quantised(weights: Sequence[Weight]) -> list[int]:
-    """Shares of sum 2^31 in proportion to ``weights``, each at least 1."""
+    """Return shares with the sum 2^31 in proportion to ``weights``, each at least 1."""
     if len(weights) > QUANTUM >> 8:
-        raise ConfigError(f"a blend takes at most {QUANTUM >> 8:,} sources, found {len(weights):,}")
+        raise ConfigError(f"a blend has {len(weights):,} sources; at most {QUANTUM >> 8:,} are allowed")
     fractions = exact_weights(weights)
     tiny = [i for i, weight in enumerate(fractions) if weight * QUANTUM < 1]
     shares = apportion(QUANTUM - len(tiny), [Fraction(0) if i in set(tiny) else w for i, w in enumerate(fractions)])
@@ -138,9 +151,10 @@ def quantised(weights: Sequence[Weight]) -> list[int]:
 
 
 def counts_until(end: str, weights: Sequence[Weight], num_samples: Sequence[int]) -> list[int]:
-    """Exact counts a source for a blend that ends when the first, or the last, source has been seen whole.
+    """Return the exact count of each source in a blend that ends when the first, or the last, source is exhausted.
 
-    ``first_exhausted``: no source more than once; ``all_exhausted``: every source at least once.
+    With ``first_exhausted`` no source is read more than once; with ``all_exhausted`` every source is read at least
+    once.
     """
     fractions = exact_weights(weights)
     passes = [num / weight for num, weight in zip(num_samples, fractions, strict=True)]
@@ -156,44 +170,48 @@ Shares = tuple[int, ...]
 def linear_ramp(
     first: Sequence[Weight], last: Sequence[Weight], *, begin: int, end: int, num_segments: int = MOST_SEGMENTS
 ) -> tuple[tuple[int, Shares], ...]:
-    """(first position, shares of sum 2^31) for each segment of a ramp, and at ``end`` the last weights.
+    """Return (first position, shares with the sum 2^31) for each segment of a ramp, and for ``end`` the last weights.
 
-    A ramp is defined as ``num_segments`` constant segments, or as many as there are positions: segment k of m has the
-    weights half-way through it, first + (last - first) (2 k + 1) / (2 m), of weights of sum 1, and begins at
-    begin + floor((end - begin) k / m). All is exact; a weight may be 0 at either end, or at both if the source comes
-    in elsewhere, and is share 0 then.
+    A ramp consists of ``num_segments`` constant segments, or fewer if there are fewer positions. Segment k of m has the
+    weights half-way through it, first + (last - first) (2 k + 1) / (2 m), where both ends are scaled to the sum 1; it
+    begins at begin + floor((end - begin) k / m). The arithmetic is exact. A weight may be 0 at either end, or at both
+    if the source appears elsewhere; its share is then 0.
 
         (1, 0) to (0, 1) over 4 positions in 2 segments     0: 3/4, 1/4     2: 1/4, 3/4     4: 0, 1
 
     Raises:
-        ConfigError: not as many weights at both ends, a weight below 0, all of them 0, no positions, or not 1 to 1,024
-            segments.
+        ConfigError: the two ends differ in their number of weights, a weight is below 0 or infinite, all weights are 0,
+            there are no positions, or the number of segments is not from 1 to 1,024.
     """
     if len(first) != len(last):
-        raise ConfigError(f"a ramp has a weight of each source at both ends, found {len(first)} and {len(last)}")
+        raise ConfigError(
+            f"a ramp needs a weight for each source at both ends, found {len(first)} and {len(last)} weights"
+        )
     if not 0 <= begin < end or not 1 <= num_segments <= MOST_SEGMENTS:
         raise ConfigError(
-            f"a ramp goes over at least one position in 1 to {MOST_SEGMENTS:,} segments, found positions {begin} to "
+            f"a ramp covers at least one position, in 1 to {MOST_SEGMENTS:,} segments; found positions {begin} to "
             f"{end} and {num_segments} segments"
         )
     low, high = _of_sum_one(first), _of_sum_one(last)
     number = min(num_segments, end - begin)
-    pieces = []
+    segments = []
     for k in range(number):
         along = Fraction(2 * k + 1, 2 * number)
         weights = [a + (b - a) * along for a, b in zip(low, high, strict=True)]
-        pieces.append((begin + (end - begin) * k // number, quantised_with_zeros(weights)))
-    return (*pieces, (end, quantised_with_zeros(high)))
+        segments.append((begin + (end - begin) * k // number, quantised_with_zeros(weights)))
+    return (*segments, (end, quantised_with_zeros(high)))
 
 
 def quantised_with_zeros(weights: Sequence[Weight]) -> Shares:
-    """Shares of sum 2^31, where a weight of 0 is a share of 0."""
+    """Return shares with the sum 2^31; a weight of 0 becomes a share of 0."""
     positive = iter(quantised([weight for weight in weights if weight]))
     return tuple(next(positive) if weight else 0 for weight in weights)
 
 
 def _of_sum_one(weights: Sequence[Weight]) -> list[Fraction]:
     if any(not 0 <= weight < float("inf") for weight in weights) or not any(weights):
-        raise ConfigError(f"the weights of a ramp are finite and not below 0, and one is above, found {list(weights)}")
+        raise ConfigError(
+            f"the weights at an end of a ramp are finite and at least 0, and not all are 0; found {list(weights)}"
+        )
     exact = [Fraction(weight) for weight in weights]
     return [weight / sum(exact) for weight in exact]

@@ -1,4 +1,4 @@
-"""Which positions of a run change places so that samples of similar length come together: window by window."""
+"""The positions of a run, rearranged window by window so that samples of similar length come together."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _KEPT_WINDOWS = 4
 
 
 class BucketedOrder:
-    """The positions of a run, rearranged within windows of steps; a pure function, some windows of it remembered.
+    """The positions of a run, rearranged within windows of steps. A pure function; the last few windows are cached.
 
-    ``lengths`` gives the lengths of the samples at some positions, unarranged. A window costs one look at all its
-    lengths, on every rank.
+    ``lengths`` returns the lengths of the samples at some positions before they are rearranged. Each window reads the
+    lengths of all its samples once, on every rank.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class BucketedOrder:
         self._windows: OrderedDict[int, tuple[int, IntArray]] = OrderedDict()
 
     def arranged(self, positions: IntArray) -> IntArray:
-        """(n,) int64: whose sample each position has."""
+        """Return (n,) int64: for each position, the position before rearranging whose sample it gets."""
         order = np.argsort(positions, kind="stable")
         ordered = positions[order]
         found = np.empty_like(positions)
@@ -52,7 +52,7 @@ class BucketedOrder:
         return found
 
     def _window(self, window: int) -> tuple[int, IntArray]:
-        """The first position of a window, and for each place of it the sample that comes there."""
+        """Return the first position of a window, and for each place in it the sample that comes there."""
         if window in self._windows:
             self._windows.move_to_end(window)
             return self._windows[window]

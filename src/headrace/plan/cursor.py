@@ -1,4 +1,4 @@
-"""The state of a run: how far it has come, and of which run."""
+"""The saved state of a run: how far it has come, and which run it is."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _MEANING = {
     "order": "kind and seed of the order",
     "batch": "global batch size and bucketing",
 }
-"""What a user changes in each part."""
+"""What each part of the recipe describes, in the words of error messages."""
 
 
 class BalancedStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was taken of a balanced step that was stopped in its midst, where the position alone does not tell.
+    """What was taken of a balanced step that was stopped in the middle, where the position alone does not say it.
 
-    ``costs`` is a hash over the costs of the samples of the step, in hex, ``taken`` who took how many; samples before
-    those were taken as they come.
+    ``costs`` is a hash of the costs of all samples in the step, in hex. ``taken`` says how many samples were taken
+    under which assignment; samples before those were taken without balance, in the order of their slots.
     """
 
     costs: str
@@ -36,13 +36,18 @@ class BalancedStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that must be saved to go on exactly: a few hundred bytes, the same on every rank unless there are lanes.
+    """Everything that must be saved for an exact resume: a few hundred bytes, the same on every rank without lanes.
 
-    ``position`` counts the samples that all ranks were given together: the first slots of its step, and all before.
-    ``step`` is the global step that the next sample belongs to. ``recipe`` holds a hash for each part of the recipe.
-    ``lanes`` are those of sources whose facts are known only while running, of one rank or of all; it is empty for all
-    others, and at the beginning. ``balanced_step`` is there within one only. ``drawn_to`` is for a blend, within
-    a last step that is short only: the lengths of the run up to which its slots were drawn, see `Draw`.
+    Attributes:
+        version: the version of this format.
+        recipe: a hash for each part of the run's recipe.
+        step: the global step that the next sample belongs to.
+        position: how many samples all ranks together have taken: all before the step, and its first slots.
+        lanes: the state of the lanes, of one rank or of all, for sources whose lengths are known only while running;
+            empty for other runs, and at the beginning.
+        balanced_step: what was taken of a balanced step, if the position is within one.
+        drawn_to: for a blend, if the position is within a last step that is short: the lengths of the run up to which
+            the slots of that step were drawn (see `Draw`).
     """
 
     version: int = VERSION
@@ -54,7 +59,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     drawn_to: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The cursor as plain dicts, lists, strings and integers, safe for JSON and for ``torch.save``."""
+        """Return the cursor as plain dicts, lists, strings and integers, safe for JSON and for ``torch.save``."""
         state = msgspec.to_builtins(self)
         state["lanes"] = list(self.lanes)
         if self.balanced_step is None:
@@ -69,10 +74,10 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Cursor:
-        """Raises StateError for anything that is not a cursor of a version known here."""
+        """Return the cursor in a saved state; raise StateError if it is damaged or of a version not known here."""
         fields = dict(state)
         if fields.pop("kind", None) != "headrace.cursor":
-            raise StateError(f"this is no saved loader state: its fields are {sorted(state)}")
+            raise StateError(f"this is not a saved loader state: its fields are {sorted(state)}")
         if fields.get("version") != VERSION:
             raise StateError(
                 f"the saved state has version {fields.get('version')!r}; this Headrace reads version {VERSION}: "
@@ -86,36 +91,42 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def verified(
         self, recipe: RunRecipe, schedule: BatchSchedule, length: int | None, *, saved: RunRecipe | None
     ) -> Cursor:
-        """This cursor, as the run of ``recipe`` has it; ``saved`` tells which field differs where it is of another.
+        """Return this cursor after checking that it belongs to the run of ``recipe``.
 
-        One that was saved before slots were drawn is of the same run, as steps have the same samples.
+        If ``saved``, the recipe that was saved with the state, is given, the error names each field that differs. A
+        cursor that an older Headrace saved, before slots were drawn, belongs to the same run, since its steps have the
+        same samples; it is converted.
 
         Raises:
-            StateError: it is of another run, or damaged; or it was saved before slots were drawn, and within a step.
+            StateError: the cursor belongs to another run or is damaged; or it was saved within a step, before slots
+                were drawn.
         """
         before = msgspec.structs.replace(recipe, format=undrawn(recipe.format))
         is_before = before != recipe and self.recipe.get("format") == before.hashes()["format"]
         expected = before if is_before else recipe
         hashes = expected.hashes()
         if self.recipe.keys() != hashes.keys():
-            raise StateError(f"the saved state hashes the parts {sorted(self.recipe)}; expected {sorted(PARTS)}")
+            raise StateError(
+                f"the saved state is damaged: it has hashes for the parts {sorted(self.recipe)}; expected "
+                f"{sorted(PARTS)}"
+            )
         if saved is not None and saved.hashes() != self.recipe:
-            raise StateError("the saved recipe is not the one that the saved state was taken under")
+            raise StateError("the saved recipe does not belong to the saved state: their hashes differ")
         if differing := [part for part in PARTS if self.recipe[part] != hashes[part]]:
             if saved is not None:
                 detail = "\n  ".join(["", *expected.differences(saved)])
             else:
                 meant = "; ".join(f"{part}: {_MEANING[part]}" for part in differing)
                 detail = (
-                    f" ({meant}). A state has only a hash of each: pass the recipe saved beside the checkpoint,"
-                    " load_state_dict(state, recipe=path), to see which fields; without one compare run.json of both"
+                    f" ({meant}). A state has only a hash of each part: to see which fields differ, pass the recipe"
+                    " saved beside the checkpoint, load_state_dict(state, recipe=path), or compare the run.json of both"
                 )
             raise StateError(
                 f"the saved state belongs to another run: {', '.join(differing)} differ{detail}\n"
                 "Restore what differs, or start a new run from position 0."
             )
         if self.position < 0 or (length is not None and self.position > length):
-            raise StateError(f"the saved position {self.position} is outside this run of {length} positions")
+            raise StateError(f"the saved position {self.position} is outside this run of {length} samples")
         if schedule.step_of(self.position) != self.step:
             raise StateError(
                 f"the saved state says step {self.step} at position {self.position}, which is in step "
@@ -124,7 +135,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self._drawn(recipe, schedule, length) if is_before else self
 
     def _drawn(self, recipe: RunRecipe, schedule: BatchSchedule, length: int | None) -> Cursor:
-        """The same in a run whose slots are drawn; so far each took the position of its own number."""
+        """Convert a cursor from before slots were drawn, when each slot took the position of its own number."""
         begin = schedule.begin(self.step)
         num_balanced = (
             0 if self.balanced_step is None else sum(step_part.num_taken for step_part in self.balanced_step.taken)
@@ -132,9 +143,10 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.position not in (begin + num_balanced, length):
             raise StateError(
                 f"the saved state was taken within step {self.step:,}, at position {self.position:,}, by a version of "
-                "Headrace that assigned the samples of a blend's step to the ranks in turn; here they are drawn (split "
-                f"{recipe.format['split']}), so that what is left of that step would be other samples. Go on from a "
-                f"state between two steps, as after position {begin:,}, or end this step with the version that saved it"
+                "Headrace that assigned the samples of a blend's step to the ranks in turn; this version draws them "
+                f"(split {recipe.format['split']}), so the rest of that step would be other samples. Resume from a "
+                f"state between two steps, such as after position {begin:,}, or finish the step with the version that "
+                "saved it"
             )
         drawn_to = (self.position,) if self.position > begin + num_balanced else ()
         return msgspec.structs.replace(self, recipe=recipe.hashes(), drawn_to=drawn_to)

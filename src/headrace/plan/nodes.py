@@ -1,15 +1,16 @@
-"""The tree of a mix: sources at its leaves, and at its inner nodes how positions fall to what is below.
+"""The tree of a mix: its leaves are sources, and its inner nodes distribute positions over their children.
 
-    Branch      in proportion to integer shares, position by position or in blocks of some
-    Concat      one after another
-    Limit       the first so many samples of every pass
-    Repeat      so many samples a pass, however long the child is
-    Schedule    another tree from some position on
+    Branch        in proportion to integer shares, position by position or in blocks
+    ConcatNode    one child after another
+    LimitNode     only the first samples of every pass of the child
+    RepeatNode    a given number of samples a pass, however long the child is
+    Schedule      another tree from some position on
 
-Every inner node is a pure function: a rank of its own (the how-manieth of its samples) gives the child and the rank
-within the child; and back. All are monotone: of two ranks of one child the larger belongs to the larger rank.
+Every inner node is a pure function: ``split`` maps a rank in the node (the number of a sample in its order, from 0) to
+a child and the rank within that child, and ``join`` maps back. All are monotone: if one rank of a child is larger than
+another, so is its rank in the node.
 
-What of a tree of sources goes into the recipe of a run.
+``node_recipe`` returns the part of a tree that goes into the recipe of a run.
 """
 
 from __future__ import annotations
@@ -31,8 +32,13 @@ from headrace.plan.shards import Shards
 class Leaf:
     """One source: its path in the tree (``"web/en"``) and the number of its samples, the same in every epoch.
 
-    ``shards`` are the borders of its shards, where it has any: as many samples. ``first_sample`` is the number of its
-    first sample in the dataset, for a source that is a part of one.
+    ``shards`` are the borders of its shards if it has any; they hold the same number of samples. ``first_sample`` is
+    the number of its first sample in the dataset, above 0 for a source that is a part of a dataset.
+
+    Example:
+        >>> leaf = headrace.plan.Leaf("web/en", 900)
+        >>> leaf.subset(100, 200)
+        Leaf(path='web/en', num_samples=100, shards=None, first_sample=100)
     """
 
     path: str
@@ -41,24 +47,25 @@ class Leaf:
     first_sample: int = 0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a source without samples, to which no position could fall, or shards of others."""
+        """Raise ConfigError for a source without samples, or for shards of another number of samples."""
         if self.num_samples < 1:
             raise ConfigError(f"source {self.path!r} has {self.num_samples} samples; a source needs at least one")
         if self.shards is not None and self.shards.num_samples != self.num_samples:
             raise ConfigError(
-                f"source {self.path!r} has {self.num_samples:,} samples, and its shards {self.shards.num_samples:,}"
+                f"source {self.path!r} has {self.num_samples:,} samples, but its shards hold "
+                f"{self.shards.num_samples:,}; both must be the same"
             )
 
     def subset(self, begin: int, end: int) -> Leaf:
-        """The same source with its samples ``begin`` to ``end - 1`` alone.
+        """Return the same source with only its samples ``begin`` to ``end - 1``.
 
         Raises:
-            ConfigError: there is no sample, or not so many.
+            ConfigError: the range is empty, or goes beyond the samples of the source.
         """
         if not 0 <= begin < end <= self.num_samples:
             raise ConfigError(
-                f"source {self.path!r} has {self.num_samples:,} samples; a part of it from {begin:,} to {end:,} "
-                "has none or goes beyond"
+                f"source {self.path!r} has {self.num_samples:,} samples; its part from {begin:,} to {end:,} "
+                "is empty or goes beyond them"
             )
         shards = None if self.shards is None else self.shards.subset(begin, end)
         return Leaf(self.path, end - begin, shards, self.first_sample + begin)
@@ -68,9 +75,16 @@ class Leaf:
 class Branch:
     """Several sources or blends, mixed in proportion to integer ``shares``.
 
-    ``num_samples`` is the length of one pass for a blend that ends (then it is the sum of the shares, which are exact
-    counts), or None for one that does not. With ``block_samples`` B the child is chosen for B consecutive positions at
-    a time, which then lie in it wholly; the shares of a blend that ends count blocks.
+    ``num_samples`` is the length of one pass for a blend that ends (its shares are then exact counts, and
+    ``num_samples`` is their sum), or None for an endless blend. With ``block_samples`` B the child is chosen for B
+    consecutive positions at a time, which then all fall to it; the shares of a blend that ends then count blocks.
+
+    Example:
+        >>> web, code = headrace.plan.Leaf("web", 200), headrace.plan.Leaf("code", 100)
+        >>> branch = headrace.plan.Branch("", (web, code), (2, 1), None)
+        >>> children, ranks = branch.split(np.arange(6))
+        >>> children.tolist(), ranks.tolist()
+        ([0, 1, 0, 0, 1, 0], [0, 0, 1, 2, 1, 3])
     """
 
     path: str
@@ -80,27 +94,27 @@ class Branch:
     block_samples: int = 1
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for blocks below 1, or a length that is not that of the shares."""
+        """Raise ConfigError for blocks of less than 1 sample, or a length that does not match the shares."""
         if self.block_samples < 1:
             raise ConfigError(f"block_samples is at least 1, found {self.block_samples}")
         if self.num_samples not in (None, sum(self.shares) * self.block_samples):
             raise ConfigError(
-                f"blend {self.path!r} has {self.num_samples:,} samples a pass, and its shares are {sum(self.shares):,} "
-                f"blocks of {self.block_samples:,}"
+                f"blend {self.path!r} has {self.num_samples:,} samples a pass, but its shares are "
+                f"{sum(self.shares):,} blocks of {self.block_samples:,}"
             )
 
     @cached_property
     def tree(self) -> BlendTree:
-        """The shares as a tree of two-way splits."""
+        """The Huffman tree of two-way splits over the shares; made once."""
         return BlendTree(self.shares)
 
     @cached_property
     def child_of(self) -> dict[str, int]:
-        """Path of a leaf -> number of the child that has it."""
+        """Path of a leaf -> number of the child that holds it."""
         return _child_of(self)
 
     def split(self, ranks: IntArray) -> tuple[IntArray, IntArray]:
-        """(n,) int64 ranks -> (n,) int64 numbers of children and (n,) int64 ranks within them."""
+        """Map (n,) int64 ranks to (n,) int64 numbers of children and (n,) int64 ranks within them."""
         if self.block_samples == 1:
             return self.tree.split(ranks)
         blocks, within = np.divmod(ranks, self.block_samples)
@@ -108,14 +122,14 @@ class Branch:
         return chosen, child_blocks * self.block_samples + within
 
     def join(self, child: int, ranks: IntArray) -> IntArray:
-        """(n,) int64: the rank here of each rank of a child; undoes ``split``."""
+        """Return (n,) int64: the rank in this node of each rank of a child; undoes ``split``."""
         if self.block_samples == 1:
             return self.tree.join(child, ranks)
         blocks, within = np.divmod(ranks, self.block_samples)
         return self.tree.join(child, blocks) * self.block_samples + within
 
     def counts(self, num_ranks: int) -> list[int]:
-        """How far each child has come after so many ranks."""
+        """Return how many samples of each child are among the first ``num_ranks`` of this node."""
         blocks, within = divmod(num_ranks, self.block_samples)
         counts = [count * self.block_samples for count in self.tree.counts(blocks)]
         if within:
@@ -125,52 +139,62 @@ class Branch:
 
 @dataclass(frozen=True)
 class ConcatNode:
-    """Children one after another, each for one pass of its own; a pass ends with the last."""
+    """Children one after another, each for one pass; a pass of the node ends with the last child.
+
+    Example:
+        >>> web, code = headrace.plan.Leaf("web", 2), headrace.plan.Leaf("code", 3)
+        >>> children, ranks = headrace.plan.ConcatNode("", (web, code)).split(np.arange(7))
+        >>> children.tolist(), ranks.tolist()
+        ([0, 0, 1, 1, 1, 0, 0], [0, 1, 0, 1, 2, 2, 3])
+    """
 
     path: str
     children: tuple[Node, ...]
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for no children, and for those without an end."""
+        """Raise ConfigError if there are no children, or if one of them is endless."""
         endless = [child.path for child in self.children if child.num_samples is None]
         if endless or not self.children:
-            raise ConfigError(f"{self.path!r} is one after another, and of {len(self.children)} endless are {endless}")
+            raise ConfigError(
+                f"{self.path!r} concatenates {len(self.children)} children, of which {endless} are endless; it needs "
+                "at least one child, and each must end"
+            )
 
     @cached_property
     def lengths(self) -> IntArray:
-        """(children,) int64: the samples of a pass of each."""
+        """(num_children,) int64: the number of samples in a pass of each child."""
         return np.array([child.num_samples for child in self.children], dtype=np.int64)
 
     @cached_property
     def begins(self) -> IntArray:
-        """(children,) int64: where each begins within a pass."""
+        """(num_children,) int64: the rank at which each child begins within a pass."""
         ends: IntArray = np.cumsum(self.lengths)
         return ends - self.lengths
 
     @property
     def num_samples(self) -> int:
-        """Samples of one pass."""
+        """The number of samples in one pass, over all children."""
         return int(self.lengths.sum())
 
     @cached_property
     def child_of(self) -> dict[str, int]:
-        """Path of a leaf -> number of the child that has it."""
+        """Path of a leaf -> number of the child that holds it."""
         return _child_of(self)
 
     def split(self, ranks: IntArray) -> tuple[IntArray, IntArray]:
-        """As of ``Branch``."""
+        """Map ranks to children and ranks within them, as ``Branch.split``."""
         passes = ranks // self.num_samples
         within = ranks - passes * self.num_samples
         chosen = np.searchsorted(self.begins, within, side="right").astype(np.int64) - 1
         return chosen, passes * self.lengths[chosen] + (within - self.begins[chosen])
 
     def join(self, child: int, ranks: IntArray) -> IntArray:
-        """As of ``Branch``."""
+        """Return the rank in this node of each rank of a child, as ``Branch.join``."""
         passes, within = np.divmod(ranks, int(self.lengths[child]))
         return passes * self.num_samples + int(self.begins[child]) + within
 
     def counts(self, num_ranks: int) -> list[int]:
-        """As of ``Branch``."""
+        """Return the samples of each child among the first ``num_ranks``, as ``Branch.counts``."""
         passes, within = divmod(num_ranks, self.num_samples)
         pairs = zip(self.begins.tolist(), self.lengths.tolist(), strict=True)
         return [passes * length + min(max(within - begin, 0), length) for begin, length in pairs]
@@ -178,9 +202,15 @@ class ConcatNode:
 
 @dataclass(frozen=True)
 class LimitNode:
-    """The first ``num_samples`` samples of every pass of a child; an endless child is cut into passes, and goes on.
+    """The first ``num_samples`` samples of every pass of a child. An endless child is cut into passes of that length.
 
-    Each pass takes another epoch of the sources below, so that a shuffled source comes by other samples every time.
+    Each pass of a child that ends takes another epoch of the sources below, so that a shuffled source yields other
+    samples every time.
+
+    Example:
+        >>> limit = headrace.plan.LimitNode("", headrace.plan.Leaf("web", 10), 4)
+        >>> limit.split(np.arange(8))[1].tolist()
+        [0, 1, 2, 3, 10, 11, 12, 13]
     """
 
     path: str
@@ -188,7 +218,7 @@ class LimitNode:
     num_samples: int
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a limit below 1 or beyond the child's pass."""
+        """Raise ConfigError for a limit below 1, or above the number of samples in a pass of the child."""
         most = self.child.num_samples
         if self.num_samples < 1 or (most is not None and self.num_samples > most):
             raise ConfigError(
@@ -198,7 +228,7 @@ class LimitNode:
 
     @property
     def children(self) -> tuple[Node]:
-        """The one child."""
+        """The child, as a tuple of one."""
         return (self.child,)
 
     @property
@@ -207,30 +237,36 @@ class LimitNode:
 
     @cached_property
     def child_of(self) -> dict[str, int]:
-        """Path of a leaf -> 0."""
+        """Path of a leaf -> 0, the number of the only child."""
         return _child_of(self)
 
     def split(self, ranks: IntArray) -> tuple[IntArray, IntArray]:
-        """As of ``Branch``."""
+        """Map ranks to ranks of the child, as ``Branch.split``."""
         passes, within = np.divmod(ranks, self.num_samples)
         return np.zeros_like(ranks), passes * self._pass_samples + within
 
     def join(self, child: int, ranks: IntArray) -> IntArray:
-        """As of ``Branch``, and -1 where a rank of the child is never taken."""
+        """Return the rank in this node of each rank of the child, or -1 for those that the limit leaves out."""
         passes, within = np.divmod(ranks, self._pass_samples)
         return np.where(within < self.num_samples, passes * self.num_samples + within, -1)
 
     def counts(self, num_ranks: int) -> list[int]:
-        """As of ``Branch``; what a pass leaves out counts at its end."""
+        """Return how far the child has come; the samples that a pass leaves out count at its end."""
         passes, within = divmod(num_ranks, self.num_samples)
         return [passes * self._pass_samples + within]
 
 
 @dataclass(frozen=True)
 class RepeatNode:
-    """A child that goes on for ``num_samples`` samples a pass, more or fewer than it has itself; nothing is left out.
+    """A child with a pass of ``num_samples`` samples, which may be more or fewer than it has itself.
 
-    2.5 passes through 10 samples are 25; the second 25 begin in the middle of the third pass.
+    Nothing is left out: the next pass goes on where the last one ended. For 2.5 passes through 10 samples
+    ``num_samples`` is 25, and the second 25 begin in the middle of the child's third pass.
+
+    Example:
+        >>> repeat = headrace.plan.RepeatNode("", headrace.plan.Leaf("web", 10), 25)
+        >>> headrace.plan.ConcatNode("", (repeat, headrace.plan.Leaf("code", 5))).num_samples
+        30
     """
 
     path: str
@@ -244,43 +280,52 @@ class RepeatNode:
 
     @property
     def children(self) -> tuple[Node]:
-        """The one child."""
+        """The child, as a tuple of one."""
         return (self.child,)
 
     @cached_property
     def child_of(self) -> dict[str, int]:
-        """Path of a leaf -> 0."""
+        """Path of a leaf -> 0, the number of the only child."""
         return _child_of(self)
 
     def split(self, ranks: IntArray) -> tuple[IntArray, IntArray]:
-        """As of ``Branch``: the same ranks."""
+        """Map each rank to the same rank of the child."""
         return np.zeros_like(ranks), ranks
 
     def join(self, child: int, ranks: IntArray) -> IntArray:
-        """As of ``Branch``: the same ranks."""
+        """Return the ranks, which are the same in the child."""
         return ranks
 
     def counts(self, num_ranks: int) -> list[int]:
-        """As of ``Branch``."""
+        """Return ``num_ranks`` for the only child."""
         return [num_ranks]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Trees that follow each other: ``segments`` are (first position, tree), rising from 0; the last has no end.
+    """Trees that follow each other: ``segments`` are (first position, tree), rising from 0; the last one has no end.
 
-    A leaf of the same path in several trees is one source and goes on in its epochs: it begins each segment with as
-    many samples as had fallen to it at the end of the one before, which is a closed form.
+    Leaves with the same path in several trees are one source. It continues its epochs across segments: in each segment
+    it goes on after the samples that fell to it before, a number that is computed in closed form.
+
+    Example:
+        >>> web, code = headrace.plan.Leaf("web", 200), headrace.plan.Leaf("code", 100)
+        >>> mix = headrace.plan.Branch("", (web, code), (1, 1), None)
+        >>> schedule = headrace.plan.Schedule("", ((0, web), (60, mix)))
+        >>> headrace.plan.leaf_counts(schedule, 100)
+        {'web': 80, 'code': 20}
     """
 
     path: str
     segments: tuple[tuple[int, Node], ...]
 
     def __post_init__(self) -> None:
-        """Raise ConfigError unless positions rise from 0, and leaves of one path are the same source."""
+        """Raise ConfigError unless positions rise from 0 and leaves with one path are the same source."""
         begins = [begin for begin, _ in self.segments]
         if not begins or begins[0] != 0 or begins != sorted(set(begins)):
-            raise ConfigError(f"the segments of {self.path!r} begin at 0 and rise, found {begins}")
+            raise ConfigError(
+                f"the segments of {self.path!r} begin at the positions {begins}; they must begin at 0 and rise"
+            )
         known: dict[str, Leaf] = {}
         for _, tree in self.segments:
             for leaf in leaves(tree):
@@ -292,22 +337,22 @@ class Schedule:
 
     @property
     def children(self) -> tuple[Node, ...]:
-        """The trees."""
+        """The trees of the segments, in their order."""
         return tuple(tree for _, tree in self.segments)
 
     @property
     def num_samples(self) -> None:
-        """The last segment has no end."""
+        """None, since the last segment has no end."""
         return None
 
     @cached_property
     def begins(self) -> IntArray:
-        """(segments,) int64: the first position of each."""
+        """(num_segments,) int64: the first position of each segment."""
         return np.array([begin for begin, _ in self.segments], dtype=np.int64)
 
     @cached_property
     def starts(self) -> tuple[dict[str, int], ...]:
-        """For each segment how far every leaf has come where it begins. O(segments * sources), once."""
+        """For each segment, how many samples of each leaf come before it. O(segments * sources), computed once."""
         found: list[dict[str, int]] = [{}]
         for tree, length in zip(self.children, np.diff(self.begins).tolist(), strict=False):
             counts = leaf_counts(tree, length)
@@ -315,12 +360,12 @@ class Schedule:
         return tuple(found)
 
     def split(self, ranks: IntArray) -> tuple[IntArray, IntArray]:
-        """As of ``Branch``; the ranks are those within the segment."""
+        """Map ranks to segments and the ranks within them, as ``Branch.split``."""
         chosen = np.searchsorted(self.begins, ranks, side="right").astype(np.int64) - 1
         return chosen, ranks - self.begins[chosen]
 
     def join(self, child: int, ranks: IntArray) -> IntArray:
-        """As of ``Branch``."""
+        """Return the rank in the schedule of each rank of a segment, as ``Branch.join``."""
         return ranks + int(self.begins[child])
 
 
@@ -329,9 +374,9 @@ Node = Leaf | Inner
 
 
 def leaves(node: Node) -> Iterator[Leaf]:
-    """The sources below a node, depth first: their numbers in a ``Lookup`` are their places in this order.
+    """Yield the sources below a node, depth first. Their numbers in a ``Lookup`` are their places in this order.
 
-    A source that is in several segments of a schedule comes once.
+    A source that is in several segments of a schedule is yielded once.
     """
     if isinstance(node, Leaf):
         yield node
@@ -343,7 +388,7 @@ def leaves(node: Node) -> Iterator[Leaf]:
 
 
 def leaf_counts(node: Node, num_ranks: int) -> dict[str, int]:
-    """How far each leaf has come after the first ``num_ranks`` of a node, by path. Closed form, O(sources)."""
+    """Return how far each leaf has come after the first ``num_ranks`` of a node, by path. Closed form, O(sources)."""
     if isinstance(node, Leaf):
         return {node.path: num_ranks}
     if isinstance(node, Schedule):
@@ -364,9 +409,10 @@ def _child_of(node: Inner) -> dict[str, int]:
 
 
 def node_recipe(node: Node) -> dict[str, object]:
-    """What decides anything of a tree, JSON-safe; what is new since the first version stands only where it is used.
+    """Return what decides anything in a tree, JSON-safe, for the recipe of a run.
 
-    In a schedule each source is written once, and each tree of its segments, whose shares alone tell them apart:
+    Fields that are new since the first version are written only where they are used. In a schedule each source is
+    written once, and so is each tree; segments whose trees differ only in their shares have one tree in common:
 
         {"path": "", "kind": "schedule",
          "sources": [{"path": "web", "num_samples": 900}, {"path": "math", "num_samples": 70}],
@@ -377,11 +423,11 @@ def node_recipe(node: Node) -> dict[str, object]:
 
 
 _KINDS: Final[Mapping[type, str]] = {ConcatNode: "concat", LimitNode: "limit", RepeatNode: "repeat"}
-"""As saved runs name them."""
+"""The names of these nodes in the recipes of saved runs."""
 
 
 def _recipe(node: Node, numbers: dict[str, int] | None) -> dict[str, object]:
-    """``numbers`` are those of the sources, path -> number, within a schedule that has written them."""
+    """The recipe of a node; within a schedule that has written its sources, ``numbers`` maps their paths to numbers."""
     recipe: dict[str, object] = {"path": node.path}
     if isinstance(node, Schedule):
         return recipe | {"kind": "schedule"} | _segments_recipe(node, numbers)

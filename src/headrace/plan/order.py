@@ -1,9 +1,8 @@
 """The order in which one epoch of a source is read: rank within the epoch -> sample index.
 
-Blocks of neighbours in another order, then samples in another order within windows of blocks.
-
-The last block may be short by ``missing`` samples. It lands in some slot, and all slots after that one begin earlier by
-as many: with blocks [0 1 2] [3 4 5] [6 7] in slots (1, 2, 0), the slots begin at ranks 0, 3, 5.
+The order ``blocks`` permutes blocks of neighbouring samples, and then the samples within windows of blocks. The last
+block may be short by ``missing`` samples. Wherever it lands, all slots after its slot begin that much earlier: with
+blocks [0 1 2] [3 4 5] [6 7] in slots (1, 2, 0), the slots begin at ranks 0, 3, 5.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from headrace.plan.shards import Shards, VirtualShards
 def block_indices(
     ranks: IntArray, epoch_keys: KeyArray, num_samples: int, block_samples: int, window_blocks: int
 ) -> IntArray:
-    """(n,) int64: the sample at each rank of an epoch; ``epoch_keys`` is (n,) uint64."""
+    """Return (n,) int64: the sample at each rank of an epoch; ``epoch_keys`` is (n,) uint64."""
     slots = _Slots(len(ranks), epoch_keys, num_samples, block_samples, window_blocks)
     places = slots.exchanged(ranks, slots.slot_of(ranks), epoch_keys, inverse=False)
     at = slots.slot_of(places)
@@ -33,7 +32,7 @@ def block_indices(
 def block_ranks(
     indices: IntArray, epoch_keys: KeyArray, num_samples: int, block_samples: int, window_blocks: int
 ) -> IntArray:
-    """(n,) int64: the rank of each sample; undoes ``block_indices``."""
+    """Return (n,) int64: the rank of each sample; undoes ``block_indices``."""
     slots = _Slots(len(indices), epoch_keys, num_samples, block_samples, window_blocks)
     blocks = indices // slots.block
     at = unpermute(blocks, slots.num_blocks, slots.keys)
@@ -44,13 +43,16 @@ def block_ranks(
 def block_window_begins(
     windows: IntArray, epoch_keys: KeyArray, num_samples: int, block_samples: int, window_blocks: int
 ) -> IntArray:
-    """(n,) int64: the rank at which each window of blocks begins, of those from 0 to their number."""
+    """Return (n,) int64: the rank at which each window of blocks begins.
+
+    Windows are numbered from 0; the number of windows itself is allowed and returns the end of the epoch.
+    """
     slots = _Slots(len(windows), epoch_keys, num_samples, block_samples, window_blocks)
     return slots.begin(np.minimum(windows * window_blocks, slots.num_blocks))
 
 
 class _Slots:
-    """Where the slots of the blocks begin, in the epoch of each of n values."""
+    """Where the slots of the blocks begin, for n values that may belong to different epochs."""
 
     def __init__(
         self, num_values: int, epoch_keys: KeyArray, num_samples: int, block_samples: int, window_blocks: int
@@ -73,7 +75,7 @@ class _Slots:
         return slots
 
     def exchanged(self, values: IntArray, slots: IntArray, epoch_keys: KeyArray, *, inverse: bool) -> IntArray:
-        """Ranks to places within the windows of these slots, or back."""
+        """Map ranks to places within the windows of these slots, or back with ``inverse``."""
         apply = unpermute if inverse else permute
         windows = slots // self._window
         window_begin = self.begin(windows * self._window)
@@ -91,13 +93,20 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The order of the samples of every source, and the seed of the run.
 
     ``kind``:
-        ``full``    each epoch is a permutation of all samples, another one every epoch;
+        ``full``    each epoch is a permutation of all samples, a different one every epoch;
         ``blocks``  blocks of ``block_samples`` neighbours are permuted, then the samples within every window of
-                    ``window_blocks`` blocks: reads stay near each other, for disks and stores that want it;
-        ``shards``  slices of at most ``max_samples_per_sequence`` neighbours of one shard, their borders moved every
-                    epoch, are permuted so that each window has about ``parallel_shard_iters`` of them, of as many
-                    different shards as there are; then the samples within each window are;
-        ``none``    sample 0, 1, 2, ... in every epoch, and every epoch the same: no phases either.
+                    ``window_blocks`` blocks: reads stay near each other, as slow disks and object stores need it;
+        ``shards``  slices of at most ``max_samples_per_sequence`` neighbours of one shard, whose borders move every
+                    epoch, are permuted so that each window has about ``parallel_shard_iters`` of them, from as many
+                    different shards as possible; then the samples within each window are permuted;
+        ``none``    sample 0, 1, 2, ..., the same in every epoch.
+
+    Example:
+        >>> order = headrace.Order(kind="blocks", seed=1, block_samples=256)
+        >>> order.recipe
+        {'kind': 'blocks', 'seed': 1, 'block_samples': 256, 'window_blocks': 16}
+        >>> headrace.Order(kind="none").recipe
+        {'kind': 'none'}
     """
 
     kind: Literal["full", "blocks", "shards", "none"] = "full"
@@ -108,7 +117,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     parallel_shard_iters: int = 128
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for an unknown kind, a seed that is no integer, or sizes below 1."""
+        """Raise ConfigError for an unknown kind, a seed that is not an integer, or sizes out of range."""
         if not isinstance(self.seed, int):
             raise ConfigError(f"seed is {self.seed!r}; a seed is any integer")
         if self.kind not in _MATTERS:
@@ -119,15 +128,15 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
         if not 1 <= self.max_samples_per_sequence <= _MAX_WINDOW // max(1, self.parallel_shard_iters):
             raise ConfigError(
-                "max_samples_per_sequence and parallel_shard_iters are at least 1, and together at most 2^31 samples, "
-                f"found {self.max_samples_per_sequence} and {self.parallel_shard_iters}"
+                "max_samples_per_sequence and parallel_shard_iters are at least 1, and their product is at most 2^31 "
+                f"samples, found {self.max_samples_per_sequence} and {self.parallel_shard_iters}"
             )
         if self.parallel_shard_iters < 1:
             raise ConfigError(f"parallel_shard_iters is at least 1, found {self.parallel_shard_iters}")
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What of it decides anything: sizes only where there are blocks or shards, the seed where there is luck."""
+        """The fields that decide anything: sizes only for blocks or shards, the seed only for orders that draw."""
         every = msgspec.to_builtins(self)
         versions = {"version": 1} if self.kind == "shards" else {}
         return {name: every[name] for name in _MATTERS[self.kind]} | versions
@@ -135,10 +144,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def indices(
         self, ranks: IntArray, epoch_keys: KeyArray, num_samples: int, shards: Shards | None = None
     ) -> IntArray:
-        """(n,) int64: the sample index at each rank of an epoch.
+        """Return (n,) int64: the sample index at each rank of an epoch.
 
-        ``ranks`` is (n,) int64 in [0, num_samples); ``epoch_keys`` (n,) uint64, the key of the epoch of each. Only
-        ``kind="shards"`` looks at the shards; where none are given, all samples are one.
+        ``ranks`` is (n,) int64 in [0, num_samples); ``epoch_keys`` is (n,) uint64, the key of the epoch of each rank.
+        Only ``kind="shards"`` uses the shards; without them, all samples are one shard.
         """
         if self.kind == "none":
             return ranks
@@ -151,7 +160,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def ranks(
         self, indices: IntArray, epoch_keys: KeyArray, num_samples: int, shards: Shards | None = None
     ) -> IntArray:
-        """(n,) int64: the rank of each sample index within its epoch; undoes ``indices`` at the same cost."""
+        """Return (n,) int64: the rank of each sample index within its epoch; undoes ``indices`` at the same cost."""
         if self.kind == "none":
             return indices
         if self.kind == "full":
@@ -161,7 +170,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.virtual_shards(num_samples, shards).ranks(indices, epoch_keys)
 
     def virtual_shards(self, num_samples: int, shards: Shards | None) -> VirtualShards:
-        """The slices and windows of a source, for ``kind="shards"``; the last few thousand are kept."""
+        """Return the slices and windows of a source, for ``kind="shards"``; the last 4,096 of these are cached."""
         borders = Shards.whole(num_samples) if shards is None else shards
         return _virtual_shards(borders, self.max_samples_per_sequence, self.parallel_shard_iters)
 
@@ -174,6 +183,6 @@ _MATTERS = {
     "none": ("kind",),
     "shards": ("kind", "seed", "max_samples_per_sequence", "parallel_shard_iters"),
 }
-"""The kinds, and for each the fields that decide anything."""
+"""The kinds of order, each with the fields that matter for it."""
 
 _virtual_shards = lru_cache(maxsize=4096)(VirtualShards)

@@ -1,15 +1,15 @@
-"""The validator of packed batches: every field checked against every other one.
+"""The validator of packed batches: every field is checked against every other one.
 
-Tests, ``headrace check`` and the loader's debug mode use it. Some changes leave another batch that is right, so that
-nothing but the store itself could tell; these alone are not found:
+Tests, ``headrace check`` and the loader's debug mode use it. Some changes turn a valid batch into another valid one, so
+that only a comparison with the store could find them. These are the only changes that are not found:
 
-- an input id that is no label: of the first token of a segment, or behind a label of -100;
-- the label of a segment's last token, where a cut document goes on with a token that is not here;
-- a supervised label turned into -100, unless ``loss_mask`` or ``num_supervised_tokens`` is there;
-- the document's number of a segment of one token; and whether a pad stands behind a document's last token or at the
-  row's end in its place, where the other fields suit both;
-- the border of a segment, where only ``position_ids`` tells it and moving it leaves all rules kept;
-- a count of the whole step that is too large for one micro-batch to tell: ``check_step`` takes all of them.
+- an input id that no label repeats: of the first token of a segment, or one whose label before it is -100;
+- the label of the last token of a segment, if a split document continues with a token that is not in the batch;
+- a supervised label that becomes -100, unless ``loss_mask`` or ``num_supervised_tokens`` is present;
+- the document number of a segment of one token; and whether a pad belongs to the last document or to the pads at the
+  end of the row, if the other fields allow both;
+- the border of a segment, if only ``position_ids`` holds it and all rules still hold after it moves;
+- a count of the whole step that is too large: a single micro-batch does not show it, but ``check_step`` does.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ Mask = NDArray[np.bool_]
 
 
 def check_packed(batch: Mapping[str, Any], *, padding_idx: int | None = None, is_unshifted: bool = False) -> list[str]:
-    """What is wrong with a packed item, fields of (S,), or micro-batch, fields of (B, S); empty if nothing is.
+    """Return what is wrong with a packed item, with fields of (S,), or a micro-batch, with fields of (B, S).
 
-    Needs ``input_ids``, ``labels``, ``position_ids`` and ``document_ids``; ``loss_mask``, ``seq_idx``, ``seq_lens``,
-    ``cu_seqlens``, ``max_seqlen``, ``num_supervised_tokens``, ``step_supervised_tokens`` and ``sample_positions`` are
-    checked where they are there, and other fields are not looked at. Values are NumPy arrays or what turns into them.
-    ``padding_idx`` is the id that pads must have; without it the pads of a row must have one and the same.
-    ``is_unshifted``: a label is the token beside it, and not the next one.
-    Each finding names the first place, and what was found and expected there. Some passes over the tokens.
+    The batch needs ``input_ids``, ``labels``, ``position_ids`` and ``document_ids``. The fields ``loss_mask``,
+    ``seq_idx``, ``seq_lens``, ``cu_seqlens``, ``max_seqlen``, ``num_supervised_tokens``, ``step_supervised_tokens`` and
+    ``sample_positions`` are checked if they are present; others are ignored. Values are NumPy arrays, or anything that
+    NumPy converts to arrays. ``padding_idx`` is the id that pads must have; without it, all pads of a row must have the
+    same id. With ``is_unshifted`` a label is the token at the same place, and not the next one.
+
+    Each finding names the first place, and what was found and expected there. The list is empty if nothing is wrong.
+    Takes a few passes over the tokens.
     """
     wrong = list(_shapes(batch))
     if wrong:
@@ -67,21 +69,21 @@ def verify_packed(batch: Mapping[str, Any], *, padding_idx: int | None = None, i
 
 
 def check_step(batches: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What is wrong with the counts of a step's micro-batches, those of all ranks; empty if nothing is.
+    """Return what is wrong with the counts of the micro-batches of a step, over all ranks; empty if nothing is wrong.
 
-    ``num_supervised_tokens`` together are the ``step_supervised_tokens`` that each of them carries.
+    The sum of their ``num_supervised_tokens`` must be the ``step_supervised_tokens`` that each of them holds.
     """
     counts = [(int(batch["num_supervised_tokens"]), int(batch["step_supervised_tokens"])) for batch in batches]
     total = sum(num for num, _ in counts)
     return [
-        f"micro-batch {i}: step_supervised_tokens is {step}; those of its step have {total} together"
+        f"micro-batch {i}: step_supervised_tokens is {step}; the micro-batches of its step have {total} in all"
         for i, (_, step) in enumerate(counts)
         if step != total
     ]
 
 
 class _Findings:
-    """Collects findings; each is said once, at its first place, with the number of further ones."""
+    """Collects findings; each is reported once, at its first place, with the number of further places."""
 
     def __init__(self, *, is_item: bool) -> None:
         self.found: list[str] = []
@@ -108,7 +110,7 @@ class _Findings:
 def _shapes(batch: Mapping[str, Any]) -> Iterator[str]:
     missing = [name for name in _NEEDED if name not in batch]
     if missing:
-        yield f"{', '.join(missing)} missing: a packed batch has {', '.join(_NEEDED)}"
+        yield f"{', '.join(missing)} missing: a packed batch needs {', '.join(_NEEDED)}"
         return
     shape = np.shape(batch["input_ids"])
     if len(shape) not in (1, 2) or shape[-1] == 0:
@@ -131,7 +133,7 @@ def _check_positions(rows: Rows, findings: _Findings) -> None:
 
 
 def _check_documents(rows: Rows, begins: Mask, borders_given: bool, findings: _Findings) -> None:
-    """A segment is tokens of one document, then its pads; a segment of pads alone is the last of its row."""
+    """A segment holds tokens of one document, then its pads; a segment of pads alone is the last of its row."""
     documents = rows["document_ids"]
     findings.refuse("document_ids", documents, documents < -1, "a document's number, or -1 at pads")
     before = np.full_like(documents, -1)
@@ -139,9 +141,9 @@ def _check_documents(rows: Rows, begins: Mask, borders_given: bool, findings: _F
     inside = ~begins
     inside[:, 0] = False
     changed = inside & (documents != before)
-    findings.refuse("document_ids", documents, changed & (documents >= 0), "within a segment the document is one")
+    findings.refuse("document_ids", documents, changed & (documents >= 0), "a segment has only one document")
     empty_before = np.zeros_like(begins)
-    # From the first column on, a segment of pads alone has begun.
+    # Marks every column after the first one where a segment of pads alone begins.
     empty_before[:, 1:] = np.logical_or.accumulate(begins & (documents == -1), axis=1)[:, :-1]
     findings.refuse(
         "document_ids", documents, begins & empty_before, "nothing follows the segment of pads at a row's end"
@@ -150,12 +152,15 @@ def _check_documents(rows: Rows, begins: Mask, borders_given: bool, findings: _F
         again = begins & (documents == before) & (documents >= 0)
         again[:, 0] = False
         findings.refuse(
-            "document_ids", documents, again, "the segment before is of the same document, and no other field says so"
+            "document_ids",
+            documents,
+            again,
+            "the segment before has the same document, but no other field has a border here",
         )
 
 
 def _check_labels(rows: Rows, begins: Mask, findings: _Findings, *, is_unshifted: bool) -> None:
-    """A label is the next input of its segment or -100; free at a segment's last token, and -100 at every pad."""
+    """A label is the next input of its segment or -100; any id at the last token of a segment; -100 at every pad."""
     labels, inputs = rows["labels"], rows["input_ids"]
     findings.refuse("input_ids", inputs, inputs < 0, "a token's id is not negative")
     findings.refuse(
@@ -186,7 +191,7 @@ def _check_pads(rows: Rows, padding_idx: int | None, findings: _Findings) -> Non
 
 
 def _borders(batch: Mapping[str, Any], begins: Mask) -> Iterator[str]:
-    """The borders of the segments over the rows one after another, in their three forms."""
+    """Check the borders of the segments over the flattened rows, in their three forms."""
     borders = np.append(np.flatnonzero(begins), begins.size)
     lengths = np.diff(borders)
     for name, expected in (("cu_seqlens", borders), ("seq_lens", lengths)):

@@ -1,14 +1,14 @@
 """Permutations of range(length) that are computed, not stored: any rank at once, O(1) memory, invertible.
 
-From 65,536 on, a Feistel network: a rank x is written in two digits (left, right) = divmod(x, b) with a*b just above
-the length, and each round adds a keyed hash of one digit to the other, modulo its base. Each round can be undone, so
-the whole is a bijection on range(a*b); a result past the length goes through again until it lands inside (cycle
-walking). As a*b - length < a ~ sqrt(length), that is one rank in 256 at most, and not every second one as with
-power-of-two halves.
+From 65,536 elements on, the permutation is a Feistel network: a rank x is written in two digits
+(left, right) = divmod(x, b) with a*b just above the length, and each round adds a keyed hash of one digit to the other,
+modulo its base. Each round can be undone, so the whole is a bijection on range(a*b). A result beyond the length goes
+through the network again until it lands inside (cycle walking). As a*b - length < a ~ sqrt(length), this concerns at
+most one rank in 256, and not every second one as with power-of-two halves.
 
-Below 65,536, where Feistel digits would be tiny, an explicit shuffle: the ranks are sorted by a keyed 48-bit hash,
-the rank itself in the low 16 bits (so there are no ties, and the sort's algorithm does not matter). The tables are
-kept in a cache of bounded size.
+Below 65,536, where Feistel digits would be tiny, it is an explicit shuffle: the ranks are sorted by a keyed 48-bit
+hash with the rank itself in the low 16 bits (so there are no ties, and the sort's algorithm does not matter). The
+tables are kept in a cache of bounded size.
 
     length 10, key k:  hash(k, 0) .. hash(k, 9)  ->  sorted  ->  low 16 bits  =  [3 7 0 9 ...]
 
@@ -37,33 +37,34 @@ Table = NDArray[np.uint16]
 
 
 def permute(ranks: IntArray, length: int, keys: int | KeyArray) -> IntArray:
-    """(n,) int64: the element of the permutation at each of ``ranks``.
+    """Return (n,) int64: the element of the permutation at each of ``ranks``.
 
-    ``ranks`` is (n,) int64 in [0, length); ``keys`` one key for all, or (n,) uint64, one for each rank.
-    About 0.1 us a rank; a table of a short length costs its sort once.
+    ``ranks`` is (n,) int64 in [0, length); ``keys`` is one key for all, or (n,) uint64, one for each rank.
+    About 0.1 us a rank; the table of a short length costs one sort.
     """
     return _apply(ranks, length, keys, inverse=False)
 
 
 def unpermute(elements: IntArray, length: int, keys: int | KeyArray) -> IntArray:
-    """(n,) int64: the rank of each of ``elements``; undoes ``permute`` at the same cost."""
+    """Return (n,) int64: the rank of each of ``elements``; undoes ``permute`` at the same cost."""
     return _apply(elements, length, keys, inverse=True)
 
 
 def permute_each(ranks: IntArray, lengths: IntArray, keys: KeyArray, rows: IntArray | None = None) -> IntArray:
-    """(n,) int64: the same with a length of its own for each rank; ``lengths`` (n,) int64, each from 1 to 2^32.
+    """Return (n,) int64: as ``permute``, but each rank has a length of its own.
 
-    Where many ranks have a length and a key in common, ``lengths`` and ``keys`` are (m,), one for each group, and
-    ``rows`` (n,) int64 the group of each rank: about 0.1 us a rank, and 0.3 us without.
+    ``lengths`` is (n,) int64, each from 1 to 2^32. If many ranks have a length and a key in common, ``lengths`` and
+    ``keys`` are (m,), one for each group, and ``rows`` is (n,) int64, the group of each rank: about 0.1 us a rank, and
+    0.3 us without groups.
 
-    A Feistel network whatever the length: for exchanges among many small groups at once. The permutations of a tiny
-    length are not all equally likely.
+    All lengths use a Feistel network, which suits exchanges among many small groups at once. The permutations of a
+    tiny length are not all equally likely.
     """
     return _each(ranks, lengths, keys, rows, inverse=False)
 
 
 def unpermute_each(elements: IntArray, lengths: IntArray, keys: KeyArray, rows: IntArray | None = None) -> IntArray:
-    """(n,) int64: the rank of each of ``elements``; undoes ``permute_each`` at the same cost."""
+    """Return (n,) int64: the rank of each of ``elements``; undoes ``permute_each`` at the same cost."""
     return _each(elements, lengths, keys, rows, inverse=True)
 
 
@@ -87,7 +88,10 @@ def _each(values: IntArray, lengths: IntArray, keys: KeyArray, rows: IntArray | 
 
 
 def one_if_equal(keys: KeyArray) -> int | KeyArray:
-    """A chunk of positions mostly lies in one epoch; one key is cheaper than many equal ones."""
+    """Return the common key as an integer if all keys are equal, else the keys.
+
+    The positions of a chunk mostly lie in one epoch, and one key is cheaper than many equal ones.
+    """
     if keys.size and bool((keys == keys[0]).all()):
         return int(keys[0])
     return keys
@@ -138,7 +142,7 @@ def _rounds(values: IntArray, left_base: Base, right_base: Base, keys: list[KeyA
 
 
 def _turn(digit: KeyArray, other: KeyArray, key: KeyArray, base: Base, *, inverse: bool) -> KeyArray:
-    """``digit`` moved by a hash of ``other``, modulo ``base`` (at most 2^31, so no product overflows)."""
+    """Add a hash of ``other`` to ``digit``, modulo ``base`` (at most 2^31, so no product overflows)."""
     hashed = (other + key) * np.uint64(GOLDEN)
     hashed ^= hashed >> np.uint64(32)
     hashed *= np.uint64(0xD6E8FEB86659FD93)
@@ -154,9 +158,9 @@ def _turn(digit: KeyArray, other: KeyArray, key: KeyArray, base: Base, *, invers
 
 
 class _Tables(threading.local):
-    """The most recently used shuffle tables, at most ``_TABLE_BYTES`` of them a thread.
+    """The most recently used shuffle tables, at most ``_TABLE_BYTES`` for each thread.
 
-    One for each thread, and no lock: a fork in the middle of another thread's call leaves nothing locked.
+    Each thread has its own cache and there is no lock, so that a fork during another thread's call leaves none held.
     """
 
     def __init__(self) -> None:
@@ -180,7 +184,7 @@ _tables = _Tables()
 
 
 def _shuffle(length: int, keys: KeyArray, *, inverse: bool) -> Table:
-    """(len(keys), length) uint16: a row for each key, range(length) in the order of their hashes."""
+    """Return (len(keys), length) uint16: for each key a row with range(length) in the order of its hashes."""
     numbers = np.arange(length, dtype=np.uint64)
     hashes = mix_array(mix_array(keys)[:, None] + numbers * np.uint64(GOLDEN))
     hashes &= np.uint64(0xFFFF_FFFF_FFFF_0000)
@@ -204,7 +208,7 @@ def _lookup(values: IntArray, length: int, keys: int | KeyArray, *, inverse: boo
             chosen = which == number
             result[chosen] = _tables.get(length, key, inverse=inverse)[values[chosen]]
         return result
-    # Many short epochs at once: their tables as rows of one matrix, some rows at a time.
+    # Many short epochs at once: make their tables as rows of one matrix, a limited number of rows at a time.
     rows = max(1, _MATRIX_ELEMENTS // length)
     for first in range(0, distinct.size, rows):
         chosen = (which >= first) & (which < first + rows)

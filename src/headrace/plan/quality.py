@@ -1,4 +1,4 @@
-"""How well an order mixes, and how much of it is read in one go: measured, on some windows of an epoch."""
+"""Measures of an order, taken on some windows of an epoch: how well it mixes, and how contiguous its reads are."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from headrace.plan.order import Order, block_window_begins
 from headrace.plan.shards import Shards
 
 _MEASURED = 1 << 18
-"""Samples that are looked at, or a few windows where those are larger."""
+"""About how many samples are measured; more if a single window is larger."""
 
 _STRETCHES = 8
 
 _UNIFORM_MEDIAN = 1 - 0.5**0.5
-"""The median distance of two uniform places, in epochs."""
+"""The median distance between two uniformly random places, in epochs."""
 
 
 class OrderQuality(NamedTuple):
     """What an order does to the samples of a source.
 
-    ``same_shard_pairs``: pairs of a batch that are of one shard, over those of a uniform permutation of as many shards
-    as are open at once, or of all where they are fewer: 1 is as well mixed as that, more is worse. ``open_shards`` is
-    their number. ``same_shard_pairs_of_all``: the same over a uniform permutation of all samples. ``displacement``: the
-    median distance between the place of a sample in an epoch and its place on disk, or its place in the epoch before,
-    whichever is less, over the median of uniform permutations. ``mean_run_samples``: samples that are neighbours within
-    one shard and read together, by a reader that reads each window of an order as a whole (with ``full``, each batch).
+    Attributes:
+        same_shard_pairs: the rate of pairs in a batch that come from one shard, divided by that of a uniform
+            permutation of ``open_shards`` shards. 1 is mixed as well as that; more is worse.
+        same_shard_pairs_of_all: the same, divided by the rate of a uniform permutation of all samples.
+        open_shards: how many shards the order reads from at once; at most the number of shards.
+        displacement: the median distance between the place of a sample in an epoch and its place on disk, or its
+            place in the epoch before, whichever is less, divided by the median of uniform permutations.
+        mean_run_samples: the mean number of samples that are neighbours in one shard and are read together, by a
+            reader that reads each window of an order as a whole (with ``full``, each batch).
     """
 
     same_shard_pairs: float
@@ -40,7 +43,10 @@ class OrderQuality(NamedTuple):
 def order_quality(
     order: Order, num_samples: int, shards: Shards | None = None, *, batch_samples: int = 256, path: str = ""
 ) -> OrderQuality:
-    """Measured on about 2^18 samples in some stretches of the epochs 0 and 1 of a source: a tenth of a second or so."""
+    """Measure an order on about 2^18 samples, in some stretches of the epochs 0 and 1 of a source.
+
+    Takes about a tenth of a second.
+    """
     borders = Shards.whole(num_samples) if shards is None else shards
     key = source_key(order.seed, path, "order")
     pairs = samples = runs = 0
@@ -81,12 +87,12 @@ def _keys(key: int, epoch: int, ranks: IntArray) -> KeyArray:
 
 
 def _open(order: Order, num_shards: int) -> int:
-    """Shards that an order reads from at once, at most."""
+    """The largest number of shards that an order reads from at once."""
     return {"shards": order.parallel_shard_iters, "blocks": order.window_blocks, "none": 1}.get(order.kind, num_shards)
 
 
 def _stretches(order: Order, num_samples: int, shards: Shards, key: int, batch_samples: int) -> list[IntArray]:
-    """Borders of neighbouring windows, (windows + 1,) int64 ranks each, at some places of an epoch."""
+    """Return the borders of neighbouring windows at some places of an epoch, (num_windows + 1,) int64 ranks each."""
     if order.kind == "shards":
         total = order.virtual_shards(num_samples, shards).num_windows
     else:

@@ -1,4 +1,4 @@
-"""The recipe of a run, all that decides which bytes come when, in five parts with a hash each."""
+"""The recipe of a run: everything that decides which bytes come when, in five parts with a hash each."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from headrace.errors import StateError
 PARTS = ("format", "dataset", "blend", "order", "batch")
 
 ORDER_FORMAT = {"order": 1, "blend": 1, "split": 2}
-"""Versions of the algorithms behind the plan; a change that alters any sample's place raises one of them.
+"""Versions of the algorithms behind the plan. A change that moves any sample raises one of them.
 
 ``split`` is 1 where every slot of a step takes the position of its own number, and 2 where slots are drawn.
 """
 
 
 def order_format(*, is_drawn: bool) -> dict[str, Any]:
-    """The versions that a run goes by; ``is_drawn``: whether the slots of its steps are."""
+    """Return the versions of the algorithms that a run uses; ``is_drawn`` says whether the slots of its steps are."""
     return dict(ORDER_FORMAT) if is_drawn else undrawn(ORDER_FORMAT)
 
 
 def undrawn(versions: Mapping[str, Any]) -> dict[str, Any]:
-    """The versions by which the same run went before slots, and positions of lanes, were drawn."""
+    """Return the versions that the same run used before slots, and the positions of lanes, were drawn."""
     return {**versions, **{name: 1 for name in ("split", "framed") if name in versions}}
 
 
 class RunRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """JSON-safe descriptions of the parts: algorithms, sources and their content, blend, order, batches.
+    """JSON-safe descriptions of everything that decides the samples of a run.
 
-    Ranks, micro-batches, workers and read-ahead are not in it: they never change what comes.
+    The parts are the algorithms (``format``), the sources and their content (``dataset``), the mix (``blend``), the
+    ``order`` and the global batches (``batch``). Ranks, micro-batches, workers and read-ahead are not in it, since
+    they never change the samples of a step.
     """
 
     format: dict[str, Any]
@@ -42,30 +44,32 @@ class RunRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     batch: dict[str, Any]
 
     def hashes(self) -> dict[str, str]:
-        """128 bits in hex for each part."""
+        """Return a hash of each part: name -> 128 bits in hex."""
         return {part: sha256(_canonical(getattr(self, part))).hexdigest()[:32] for part in PARTS}
 
     def digest(self) -> bytes:
-        """32 bytes for the whole."""
+        """Return the SHA-256 hash of the whole recipe, 32 bytes."""
         return sha256(_canonical(msgspec.to_builtins(self))).digest()
 
     def to_json(self) -> bytes:
-        """The recipe as an indented JSON document."""
+        """Return the recipe as an indented JSON document."""
         return msgspec.json.format(_canonical(msgspec.to_builtins(self)), indent=2) + b"\n"
 
     @classmethod
     def from_json(cls, data: bytes | str) -> RunRecipe:
-        """Raises StateError when ``data`` is no recipe."""
+        """Return the recipe in a JSON document; raise StateError if ``data`` holds none."""
         try:
             return msgspec.json.decode(data, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise StateError(f"this is no saved recipe: {error}") from error
+            raise StateError(f"this is not a saved recipe: {error}") from error
 
     def differences(self, saved: RunRecipe) -> list[str]:
-        """A line for each field that is not the same: its path, the value here, the value in ``saved``.
+        """Return a line for each field that differs, with its path, the value here and the value in ``saved``.
 
-        Of a single dataset, whose name is empty, ``dataset.stride``; of the shares of a blend, ``web: 0.3 of the
-        samples here, 0.5 in the saved recipe``.
+            dataset.stride: 128 here, 64 in the saved recipe
+            blend: the share of 'web': 0.3 here, 0.5 in the saved recipe
+
+        The shares of a blend are shown as parts of 1.
         """
         return list(_differences("", msgspec.to_builtins(self), msgspec.to_builtins(saved)))
 
@@ -93,9 +97,10 @@ def _differences(path: str, here: Any, saved: Any) -> Iterator[str]:
 
 
 def _of_shares(path: str, here: dict[str, Any], saved: dict[str, Any]) -> list[str] | None:
-    """The differences of the shares of a branch, as parts of 1 with the names of its children; None for others.
+    """Return the differences of the shares of a branch, as parts of 1 with the names of its children.
 
-    Shares are integers, of sum 2^31 where nobody counted them: 644245094 is what a weight of 0.3 became.
+    Returns None if the values are not shares. Shares are integers with the sum 2^31 unless they are counts of samples:
+    a weight of 0.3 becomes 644245094. Parts of 1 are easier to read.
     """
     both: tuple[Any, Any] = here.get("shares"), saved.get("shares")
     if not all(_are_shares(shares) for shares in both) or len(both[0]) != len(both[1]):
@@ -105,12 +110,12 @@ def _of_shares(path: str, here: dict[str, Any], saved: dict[str, Any]) -> list[s
         names = [str(child.get("path", i)) if isinstance(child, dict) else str(i) for i, child in enumerate(children)]
     else:
         names = [str(i) for i in range(len(both[0]))]
-    mine, theirs = ([share / sum(shares) for share in shares] for shares in both)
+    parts_here, parts_saved = ([share / sum(shares) for share in shares] for shares in both)
     lines = []
-    for name, share, one, other, old in zip(names, both[0], mine, theirs, both[1], strict=True):
+    for name, share, part, old_part, old in zip(names, both[0], parts_here, parts_saved, both[1], strict=True):
         if share != old:
-            shown, before = f"{one:.6g}", f"{other:.6g}"
-            if shown == before:  # a difference that so few digits do not show
+            shown, before = f"{part:.6g}", f"{old_part:.6g}"
+            if shown == before:  # six digits do not show the difference
                 shown, before = f"{shown} ({share} of {sum(both[0])})", f"{before} ({old} of {sum(both[1])})"
             lines.append(f"{path}: the share of {name!r}: {shown} here, {before} in the saved recipe")
     return lines

@@ -1,4 +1,4 @@
-"""The names by which recipes know classes and functions: where they are, and of ours that moved, where they were."""
+"""The names under which recipes record classes and functions; those of ours that moved keep their first name."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ FIRST_MODULES: Final[dict[str, dict[str, str]]] = {
         "load_function": "headrace.samples.media.references",
     },
 }
-"""Module where something of ours is now -> its name -> the module in which saved runs know it."""
+"""Present module -> name in it -> the module under which saved runs recorded that name."""
 
 
 def recorded_name(thing: Any) -> str:
-    """``module.qualname`` of a class or function, or of the class of an object that has no name of its own.
+    """Return ``module.qualname`` of a class or function, or of the class of an object that has no name of its own.
 
-    What is in a function is not looked at. What moved has the name that it had when the first runs were saved.
+    The body of a function plays no part. A class or function that has moved keeps the name under which the first runs
+    were saved.
     """
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     module = FIRST_MODULES.get(named.__module__, {}).get(named.__qualname__.partition(".")[0], named.__module__)

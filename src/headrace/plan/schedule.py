@@ -1,8 +1,7 @@
 """Global batches: which positions make step N, for a batch size that may change or ramp up along the run.
 
-The global batch size that grows along a run, as Megatron's calculator of micro-batches lets it grow.
-
-Source: megatron-core, ``RampupBatchsizeNumMicroBatchesCalculator``.
+A schedule consists of pieces; a piece is a stretch of steps with the same global batch size. Megatron's ramp-up of the
+batch size is such a schedule. Source of the ramp-up: megatron-core, ``RampupBatchsizeNumMicroBatchesCalculator``.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from headrace.plan.keys import IntArray
 def ramp_up_pieces(
     start: int, increment: int, samples: int, global_batch_size: int, multiple_of: int
 ) -> tuple[tuple[int, int], ...]:
-    """(first step, samples a step) of each size; see `BatchSchedule.ramp_up`. O(increments * log samples).
+    """Return (first step, samples a step) for each size; see `BatchSchedule.ramp_up`. O(increments * log samples).
 
     Raises:
-        ConfigError: a number is out of range, the increments do not lead to ``global_batch_size``, or a size that is
-            rounded down is 0.
+        ConfigError: a number is out of range, the increments do not lead to ``global_batch_size``, or a size is 0 after
+            rounding down.
     """
     if start < 1 or increment < 1 or samples < 0 or multiple_of < 1:
         raise ConfigError(
@@ -34,13 +33,13 @@ def ramp_up_pieces(
         )
     if global_batch_size < start or (global_batch_size - start) % increment:
         raise ConfigError(
-            f"from {start} by increments of {increment} there is no way to a global_batch_size of {global_batch_size}:"
-            " it is start and a whole number of increments"
+            f"a ramp-up from {start} by increments of {increment} never reaches a global_batch_size of"
+            f" {global_batch_size}: it must be start plus a whole number of increments"
         )
     num_increments = (global_batch_size - start) // increment
     if not num_increments or not samples:
         return ((0, _rounded(global_batch_size, multiple_of)),)
-    # A float, and so is the quotient below: where they round, the border of a size moves by a sample.
+    # Floats here and in the quotient below, as in Megatron: their rounding can move the border of a size by a sample.
     per_increment = samples / num_increments
 
     def increments(consumed: int) -> int:
@@ -55,7 +54,7 @@ def ramp_up_pieces(
             pieces.append((step, size))
         if done == num_increments:
             return tuple(pieces)
-        # The first sample at which more is due; behind the last of all, everything is.
+        # The first position at which another increment is due; beyond all samples every increment is.
         border = bisect_right(range(samples + 1), done, lo=position, key=increments)
         num_steps = -(-(border - position) // size)
         step += num_steps
@@ -66,8 +65,8 @@ def _rounded(size: int, multiple_of: int) -> int:
     rounded = size // multiple_of * multiple_of
     if not rounded:
         raise ConfigError(
-            f"a global batch of {size} samples rounded down to a multiple of {multiple_of} is empty: begin with at"
-            f" least {multiple_of}, or use fewer ranks or smaller micro-batches at first"
+            f"a global batch of {size} samples is empty when rounded down to a multiple of {multiple_of}: start with"
+            f" at least {multiple_of}, or use fewer ranks or smaller micro-batches at first"
         )
     return rounded
 
@@ -76,13 +75,18 @@ class BatchSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The global batch size as a piecewise constant function of the step.
 
     ``pieces`` are (first step, samples a step), the first at step 0: ``((0, 256), (1000, 512))`` feeds 256 samples a
-    step up to step 999 and 512 from then on. Step N is the positions ``[begin(N), begin(N + 1))``.
+    step up to step 999 and 512 from then on. Step N consists of the positions ``[begin(N), begin(N + 1))``.
+
+    Example:
+        >>> schedule = headrace.BatchSchedule(((0, 256), (1000, 512)))
+        >>> schedule.size(1000), schedule.begin(1000), schedule.step_of(256_512)
+        (512, 256000, 1001)
     """
 
     pieces: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
-        """Raise ConfigError unless steps rise from 0 and every size is at least 1."""
+        """Raise ConfigError unless the steps rise from 0 and every size is at least 1."""
         steps = [step for step, _ in self.pieces]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
             raise ConfigError(f"a batch schedule begins at step 0 and its steps rise, found steps {steps}")
@@ -91,7 +95,7 @@ class BatchSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, global_batch_size: int | BatchSchedule | Sequence[tuple[int, int]]) -> BatchSchedule:
-        """A schedule from one constant size, a sequence of pieces, or a schedule."""
+        """Return a schedule from a constant size, a sequence of pieces, or a schedule."""
         if isinstance(global_batch_size, BatchSchedule):
             return global_batch_size
         if isinstance(global_batch_size, Sequence):
@@ -102,28 +106,29 @@ class BatchSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def ramp_up(
         cls, *, start: int, increment: int, samples: int, global_batch_size: int, multiple_of: int = 1
     ) -> BatchSchedule:
-        """Megatron's ``--rampup-batch-size START INCREMENT SAMPLES``, to the sample.
+        """Return Megatron's ``--rampup-batch-size START INCREMENT SAMPLES``, exact to the sample.
 
-        The size grows from ``start`` to ``global_batch_size`` by ``increment``, in equal parts of the first ``samples``
-        samples; a step has the size that is due where it begins. ``multiple_of`` rounds sizes down: with
-        ``micro_batch_size * data_parallel_size`` it is ``--decrease-batch-size-if-needed``.
+        The size grows from ``start`` to ``global_batch_size`` by ``increment``, each size for an equal part of the
+        first ``samples`` samples; a step has the size that is due where it begins. ``multiple_of`` rounds sizes down:
+        set to ``micro_batch_size * data_parallel_size`` it equals ``--decrease-batch-size-if-needed``.
 
             start 4, increment 4, 48 samples, to 16: 4 samples a step up to sample 16, 8 up to 32, 12 up to 56, then 16
 
-        Without samples, or from the size that is the last, there is nothing to ramp up (Megatron divides by zero).
+        If ``samples`` is 0, or ``start`` is already ``global_batch_size``, there is nothing to ramp up and the size is
+        constant (Megatron divides by zero).
 
         Raises:
-            ConfigError: a number is out of range, the increments do not lead to ``global_batch_size``, or a size
-                that is rounded down is 0.
+            ConfigError: a number is out of range, the increments do not lead to ``global_batch_size``, or a size is 0
+                after rounding down.
         """
         return cls(ramp_up_pieces(*map(index, (start, increment, samples, global_batch_size, multiple_of))))
 
     def size(self, step: int) -> int:
-        """Samples of a step."""
+        """Return the number of samples in a step."""
         return self.pieces[self._piece_of_step(step)][1]
 
     def begin(self, step: int) -> int:
-        """The first position of a step. O(pieces)."""
+        """Return the first position of a step. O(pieces)."""
         position = 0
         for piece, (first, size) in enumerate(self.pieces):
             end = self._end_step(piece)
@@ -133,11 +138,14 @@ class BatchSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise ConfigError(f"no step {step}")  # pragma: no cover - the last piece has no end
 
     def step_of(self, position: int) -> int:
-        """The step that a position belongs to. O(pieces)."""
+        """Return the step that a position belongs to. O(pieces)."""
         return self.locate(position)[0]
 
     def locate(self, position: int) -> tuple[int, int, int, int | None]:
-        """Of a position: (step, its first position, its size, steps of this size from it on or None for all)."""
+        """Return the step of a position, its first position, its size, and how many steps of this size begin with it.
+
+        The last number is None in the last piece, which has no end. O(pieces).
+        """
         piece_begin = 0
         for piece, (first, size) in enumerate(self.pieces):
             end = self._end_step(piece)
@@ -148,7 +156,7 @@ class BatchSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise ConfigError(f"no position {position}")  # pragma: no cover - the last piece has no end
 
     def bounds(self, positions: IntArray) -> tuple[IntArray, IntArray]:
-        """Of each of (n,) int64 positions the first one of its step, and the first one of the next step; both (n,)."""
+        """Return for (n,) int64 positions the first position of their step, and that of the next step; both (n,)."""
         sizes = np.array([size for _, size in self.pieces], dtype=np.int64)
         if len(sizes) == 1:
             begins = positions - positions % sizes[0]

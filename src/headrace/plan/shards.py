@@ -1,13 +1,13 @@
-"""Shards of a source: where they begin and end, and an order that keeps their neighbours together.
+"""Shards of a source: where they begin and end, and an order that keeps neighbours within them together.
 
-Virtual shards: neighbours stay together for a while, and every epoch is yet a permutation in closed form.
+With virtual shards, neighbours stay together in slices, and every epoch is still a permutation in closed form.
 
     shards      [0 1 2 3 4 5 6 7 8 9] [10 11 12] ...
     slices      at most L neighbours of one shard. All but the first and the last of a shard are exactly L; a phase,
-                drawn for each shard and epoch, moves the borders between them, and their count stays the same
-    strata      the slices in the order of the disk are cut into rows of V; each row is permuted by itself
-    windows     window t takes the t-th of every row: about ``parallel_shard_iters`` slices from all over the disk, open
-                at once. The last row is shorter than V and is spread evenly over the windows
+                drawn for each shard and epoch, moves the borders between them, and their number stays the same
+    rows        the slices, in the order of the disk, are cut into rows of V; each row is permuted by itself
+    windows     window t takes the t-th slice of every row: about ``parallel_shard_iters`` slices from all over the
+                disk, open at once. The last row is shorter than V and is spread evenly over the windows
     samples     are permuted within each window
 
     10 slices, 4 open: V = 2 or 3 windows          row 0  0 1 2      permuted  2 0 1
@@ -16,11 +16,13 @@ Virtual shards: neighbours stay together for a while, and every epoch is yet a p
                                                    row 3  9                    9, in one window
     windows                                        2 3 7 | 0 5 6 | 1 4 8 9
 
-With as many shards as are open or more, the slices of a window are of different shards (or, at the border of two rows,
-sometimes two of the same), so that a batch holds no more of one shard than of a uniform permutation of as many.
+If there are at least as many shards as open slices, the slices of a window come from different shards (or, at the
+border of two rows, sometimes two from the same). A batch then holds no more samples of one shard than with a uniform
+permutation of as many shards.
 
-Which slice a rank falls to needs the sum of the lengths of all slices before it. All lengths are L but for two slices a
-shard: the places of those are looked up once an epoch, sorted, and kept: O(shards). Then a rank is O(log shards).
+To find the slice of a rank, the sum of the lengths of all slices before it is needed. All lengths are L except for two
+slices in each shard. Their places are computed once an epoch, sorted and cached: O(shards). Then a rank is
+O(log shards).
 """
 
 from __future__ import annotations
@@ -44,60 +46,66 @@ class Shards:
     """The borders of the shards of a source, as the plan needs them.
 
     ``bounds`` is (num_shards + 1,) int64, rising from 0: shard s begins with sample ``bounds[s]`` and ends before
-    ``bounds[s + 1]``. Shards without samples are left out. O(shards) to make and to keep, however many samples.
+    ``bounds[s + 1]``. Shards without samples are left out. Time and memory are O(shards), for any number of samples.
 
     Raises:
-        ConfigError: the bounds are no such numbers, or there is no sample.
+        ConfigError: the bounds do not rise from 0, or there is no sample.
+
+    Example:
+        >>> shards = headrace.plan.Shards([0, 10, 10, 13])
+        >>> len(shards), shards.num_samples, shards.shard_of(np.array([9, 10])).tolist()
+        (2, 13, [0, 1])
     """
 
     def __init__(self, bounds: Sequence[int] | NDArray[np.integer[Any]]) -> None:
-        given: IntArray = np.asarray(bounds, dtype=np.int64)
-        if given.ndim != 1 or not given.size or given[0] != 0 or bool((np.diff(given) < 0).any()):
-            raise ConfigError(f"bounds of shards rise from 0, one more than there are shards; found {given}")
-        if not given[-1]:
+        borders: IntArray = np.asarray(bounds, dtype=np.int64)
+        if borders.ndim != 1 or not borders.size or borders[0] != 0 or bool((np.diff(borders) < 0).any()):
+            raise ConfigError(
+                f"the bounds of shards are {borders}; they must rise from 0, and be one more than there are shards"
+            )
+        if not borders[-1]:
             raise ConfigError("the shards have no samples; a source needs at least one")
-        kept = np.append(True, np.diff(given) > 0)
-        self.bounds: IntArray = given[kept]
+        kept = np.append(True, np.diff(borders) > 0)
+        self.bounds: IntArray = borders[kept]
         self.bounds.flags.writeable = False
 
     @classmethod
     def of_counts(cls, counts: Sequence[int] | NDArray[np.integer[Any]]) -> Shards:
-        """From the number of samples of each shard."""
+        """Return the borders of shards with these numbers of samples."""
         return cls(np.append(0, np.cumsum(np.asarray(counts, dtype=np.int64))))
 
     @classmethod
     def whole(cls, num_samples: int) -> Shards:
-        """One shard of all samples: any store that is read in order is one."""
+        """Return a single shard with all samples, for a store that has none."""
         return cls([0, num_samples])
 
     @property
     def num_samples(self) -> int:
-        """Samples of all shards."""
+        """The number of samples in all shards."""
         return int(self.bounds[-1])
 
     @cached_property
     def digest(self) -> str:
-        """128 bits in hex, the same for the same borders: what of them goes into a recipe."""
+        """A hash of the borders, 128 bits in hex, for the recipe of a run."""
         return blake2b(self.bounds.astype("<i8").tobytes(), digest_size=16).hexdigest()
 
     def subset(self, begin: int, end: int) -> Shards:
-        """The shards of the samples ``begin`` to ``end - 1`` alone, numbered from 0; the outer two may be cut."""
+        """Return the shards of the samples ``begin`` to ``end - 1``, numbered from 0; the outer two may be cut."""
         return Shards(np.unique(np.clip(self.bounds, begin, end)) - begin)
 
     def shard_of(self, indices: IntArray) -> IntArray:
-        """(n,) int64: the shard of each sample, among those that have any. O(log shards)."""
+        """Return (n,) int64: the shard of each sample, counting only shards with samples. O(log shards)."""
         return np.searchsorted(self.bounds, indices, side="right").astype(np.int64) - 1
 
     def __len__(self) -> int:
-        """The number of shards that have samples."""
+        """Return the number of shards that have samples."""
         return len(self.bounds) - 1
 
     def __eq__(self, other: object) -> bool:
-        """Whether the borders are the same."""
+        """Return whether the borders are the same."""
         return isinstance(other, Shards) and self.digest == other.digest
 
     def __hash__(self) -> int:
-        """Of the borders."""
         return hash(self.digest)
 
     def __repr__(self) -> str:
@@ -107,11 +115,11 @@ class Shards:
 _MAX_SLICES = 1 << 31
 _KEPT_BYTES = 128 << 20
 _PHASES, _ROWS, _WINDOWS = range(3)
-"""What the keys below the key of an epoch are for."""
+"""The purposes of the keys derived from the key of an epoch."""
 
 
 class VirtualShards:
-    """The slices and windows of a source; what does not depend on the epoch. O(shards).
+    """The slices and windows of a source, and the order of its samples through them. O(shards) to make.
 
     Raises:
         ConfigError: there would be more than 2^31 slices.
@@ -121,7 +129,7 @@ class VirtualShards:
         sizes = np.diff(shards.bounds)
         longest = min(max_samples_per_sequence, int(sizes.max()))
         counts = -(-sizes // longest)
-        # The borders move by as much as the slices are short of L together: by half of L at least.
+        # The borders can move by as much as all slices together are short of L, which should be at least half of L.
         counts += (sizes > longest) & (2 * (counts * longest - sizes) < longest) & (longest > 1)
         slack = counts * longest - sizes
         self._bounds = shards.bounds
@@ -135,8 +143,8 @@ class VirtualShards:
         self.num_slices = int(self._first_slices[-1])
         if self.num_slices > _MAX_SLICES:
             raise ConfigError(
-                f"{self.num_samples:,} samples make {self.num_slices:,} slices of at most {longest:,}; allowed are "
-                "2^31: raise max_samples_per_sequence"
+                f"{self.num_samples:,} samples make {self.num_slices:,} slices of at most {longest:,} samples; at most "
+                "2^31 slices are allowed: increase max_samples_per_sequence"
             )
         self.num_windows = max(1, (2 * self.num_slices + parallel_shard_iters) // (2 * parallel_shard_iters))
         self._whole_rows = -(-self.num_slices // self.num_windows) - 1
@@ -144,15 +152,15 @@ class VirtualShards:
         self._name = (shards.digest, longest, parallel_shard_iters)
 
     def indices(self, ranks: IntArray, keys: KeyArray) -> IntArray:
-        """(n,) int64: the sample at each of (n,) int64 ranks of the epochs with these (n,) uint64 keys."""
+        """Return (n,) int64: the sample at each of (n,) int64 ranks; ``keys`` (n,) uint64 are those of their epochs."""
         return self._by_epoch(ranks, keys, inverse=False)
 
     def ranks(self, indices: IntArray, keys: KeyArray) -> IntArray:
-        """(n,) int64: the rank of each sample; undoes ``indices`` at the same cost."""
+        """Return (n,) int64: the rank of each sample; undoes ``indices`` at the same cost."""
         return self._by_epoch(indices, keys, inverse=True)
 
     def window_begins(self, windows: IntArray, key: int) -> IntArray:
-        """(n,) int64: the rank at which each window begins, of those from 0 to ``num_windows``, in one epoch."""
+        """Return (n,) int64: the rank at which each window begins in one epoch, or its end for ``num_windows``."""
         if self.num_windows == 1:
             return windows * self.num_samples
         return self._table(key).begin(self._begin_slot(windows))
@@ -162,17 +170,17 @@ class VirtualShards:
             return values.copy()
         single = bool((keys == keys[0]).all())
         if self.num_windows == 1:
-            # All slices are open at once: whatever they are, all samples are permuted.
+            # All slices are open at once, so all samples are permuted together.
             apply = unpermute if inverse else permute
             return apply(values, self.num_samples, int(keys[0]) if single else keys)
-        one = self._ranks if inverse else self._indices
+        in_epoch = self._ranks if inverse else self._indices
         if single:
-            return one(values, int(keys[0]))
+            return in_epoch(values, int(keys[0]))
         result = np.empty_like(values)
         by_key = np.argsort(keys, kind="stable")
         borders = np.flatnonzero(np.diff(keys[by_key])) + 1
         for rows in np.split(by_key, borders):
-            result[rows] = one(values[rows], int(keys[rows[0]]))
+            result[rows] = in_epoch(values[rows], int(keys[rows[0]]))
         return result
 
     def _indices(self, ranks: IntArray, key: int) -> IntArray:
@@ -184,7 +192,7 @@ class VirtualShards:
         begin = begins[which]
         places = begin + permute_each(ranks - begin, lengths[which], window_keys[which])
         slots, which = _distinct(table.slot_of(places))
-        # The sample at place 0, were it of the same slice: added to a place, it gives the sample.
+        # Within a slice, sample - place is constant: this shift turns a place into its sample.
         shift = self._slice_begin(self._slice_at(slots, key), key) - table.begin(slots)
         return places + shift[which]
 
@@ -205,7 +213,7 @@ class VirtualShards:
         return begin + unpermute_each(places - begin, lengths[which], window_keys[which])
 
     def _phases(self, shards: IntArray, key: int) -> IntArray:
-        """(n,) int64: by how much the borders within each shard are moved towards its beginning."""
+        """(n,) int64: by how many samples the borders within each shard move towards its beginning."""
         hashed = derive_array(derive(key, _PHASES), shards) >> np.uint64(33)
         moved: IntArray = (hashed.astype(np.int64) * self._num_phases[shards]) >> 31
         return self._lowest_phase[shards] + moved
@@ -225,7 +233,7 @@ class VirtualShards:
         return ((slots + 1) * self.num_windows - 1) // self.num_slices
 
     def _slice_at(self, slots: IntArray, key: int) -> IntArray:
-        """(n,) int64: the slice in each slot; the slots of a window are one after another, a row of slices each."""
+        """(n,) int64: the slice in each slot; a window has one slot for each row, one after another."""
         windows = self._window_of(slots)
         rows = slots - self._begin_slot(windows)
         last = rows == self._whole_rows
@@ -248,7 +256,7 @@ class VirtualShards:
         return _tables.get((*self._name, key), lambda: self._make_table(key))
 
     def _make_table(self, key: int) -> _SlotTable:
-        """The slots of the slices that are shorter than the others: the first and the last of each shard."""
+        """The table of the slices shorter than the others, which are the first and the last of a shard."""
         shards = np.arange(len(self._sizes), dtype=np.int64)
         counts = np.diff(self._first_slices)
         phases = self._phases(shards, key)
@@ -267,7 +275,11 @@ class VirtualShards:
 
 
 class _SlotTable(NamedTuple):
-    """The short slices of an epoch in the order of their slots: (m,) int64, ``missing`` (m + 1,) prefix sums."""
+    """The short slices of an epoch in the order of their slots.
+
+    ``slots`` and ``ends`` are (m,) int64, the places where these slots end. ``missing`` is (m + 1,) int64, prefix sums
+    of how many samples these slices lack.
+    """
 
     slice_samples: int
     slots: IntArray
@@ -275,23 +287,26 @@ class _SlotTable(NamedTuple):
     missing: IntArray
 
     def begin(self, slots: IntArray) -> IntArray:
-        """(n,) int64: the place where each slot begins."""
+        """Return (n,) int64: the place where each slot begins."""
         return slots * self.slice_samples - self.missing[np.searchsorted(self.slots, slots)]
 
     def slot_of(self, places: IntArray) -> IntArray:
-        """(n,) int64: the slot of each place."""
+        """Return (n,) int64: the slot of each place."""
         passed = np.searchsorted(self.ends, places, side="right")
         slots: IntArray = (places + self.missing[passed]) // self.slice_samples
         return slots
 
     @property
     def num_bytes(self) -> int:
-        """Of the arrays."""
+        """The size of the arrays in bytes."""
         return 3 * self.missing.nbytes
 
 
 def _distinct(values: IntArray) -> tuple[IntArray, IntArray]:
-    """Values among which all of ``values`` are, and which of them each is; mostly they lie close together."""
+    """Return rising values that include all of ``values``, and the number of each among them.
+
+    Mostly the values lie close together; then the result is their whole range, which needs no sort.
+    """
     low = int(values.min())
     span = int(values.max()) - low + 1
     if span <= values.size:
@@ -301,7 +316,7 @@ def _distinct(values: IntArray) -> tuple[IntArray, IntArray]:
 
 
 class _Tables(threading.local):
-    """The tables of the epochs used most recently, at least two and at most ``_KEPT_BYTES`` beyond, a thread."""
+    """The tables of the epochs used last: for each thread up to ``_KEPT_BYTES``, but always at least two."""
 
     def __init__(self) -> None:
         self._tables: OrderedDict[tuple[str, int, int, int], _SlotTable] = OrderedDict()

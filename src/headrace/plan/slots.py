@@ -1,17 +1,17 @@
-"""Which position each slot of a step takes, where the slots of a step are drawn.
+"""Which position each slot of a step takes in a blend, where the slots of a step are drawn.
 
 Ranks and micro-steps share out the *slots* of a step (see `split`); a slot takes a *position*, and a position leads to
-a sample. The positions of a blend have a pattern that repeats (a b a b ...), which would bind each rank to some of the
-sources. So of a blend, slot i of a step takes the position begin + pi(i), where pi is a permutation keyed by the seed
-and the begin of the step:
+a sample. The positions of a blend follow a pattern that repeats (a b a b ...), which would bind each rank to some of
+the sources. So in a blend, slot i of a step takes the position begin + pi(i), where pi is a permutation keyed by the
+seed and the begin of the step:
 
     a step of 6 from 12 on     slots       12 13 14 15 16 17
                                positions   15 12 17 13 16 14
 
-It knows nothing of ranks and micro-batches, and which positions make the step stays as it is. Slots are numbered as
-positions are, so that one number says how far a run has come: it counts slots.
+The permutation does not depend on ranks or micro-batches, and the step still consists of the same positions. Slots are
+numbered as positions are, so that one number, a count of slots, says how far a run has come.
 
-What belongs together stays together: units of neighbouring positions change places as wholes.
+Positions that belong together stay together: units of neighbouring positions change places as a whole.
 
     blocks of 4, a step of 10 from 6 on    units       6 7 | 8 9 10 11 | 12 13 14 15
                                            positions   8 9 10 11 | 6 7 | 12 13 14 15
@@ -35,31 +35,31 @@ from headrace.plan.tree import Plan
 
 @dataclass(frozen=True)
 class Draw:
-    """The permutation of slots of every step of a run; pure, computed for any slot alone, about 0.1 us each in bulk.
+    """The permutation of the slots of every step of a run, a pure function; about 0.1 us a slot in bulk.
 
-    ``length`` is that of the run: its last step may be short. Where a run was made longer within a step of which some
-    slots had been given, ``ends`` are its lengths before, rising: the positions up to each were drawn among themselves,
-    and so are those after the last.
+    ``length`` is the length of the run: its last step may be short. If a run was made longer after some slots of that
+    short step had been taken, ``ends`` holds its earlier lengths, rising. The positions up to each of them were drawn
+    among themselves, and so are the positions after the last one.
     """
 
     key: int
     schedule: BatchSchedule
     length: int | None
     unit: int = 1
-    """Neighbouring positions that stay together."""
+    """How many neighbouring positions stay together."""
     counts_from_step: bool = False
-    """Whether units begin where steps do; else at the multiples of their size, in the whole run."""
+    """True if units are counted from the begin of each step; otherwise they begin at multiples of their size."""
     ends: tuple[int, ...] = ()
 
     def positions(self, slots: IntArray) -> IntArray:
-        """(n,) int64: the position that each slot takes."""
+        """Return (n,) int64: the position that each slot takes."""
         parts = self._parts(slots)
         if self.unit == 1:
             within = slots - parts.begins[parts.rows]
             return parts.begins[parts.rows] + permute_each(within, parts.sizes, parts.keys, parts.rows)
         units = self._units(parts)
         rows = parts.rows
-        # In whole units: the short ones are filled up at their ends.
+        # Count as if all units were whole: the short ones are filled up at their ends.
         filled = slots - parts.begins[rows]
         for place, missing in units.short:
             filled += missing[rows] * (filled >= ((place + 1) * self.unit - missing)[rows])
@@ -69,7 +69,7 @@ class Draw:
         return begins + within
 
     def slots(self, positions: IntArray) -> IntArray:
-        """(n,) int64: the slot that takes each position; undoes ``positions`` at the same cost."""
+        """Return (n,) int64: the slot that takes each position; undoes ``positions`` at the same cost."""
         parts = self._parts(positions)
         if self.unit == 1:
             within = positions - parts.begins[parts.rows]
@@ -85,7 +85,10 @@ class Draw:
         return slots
 
     def saved_ends(self, position: int) -> tuple[int, ...]:
-        """What a state at a position must hold besides it: ``ends`` of its step, where that is short or was."""
+        """Return the ``ends`` that a state at a position must hold: lengths at which its step is or was cut short.
+
+        The result is empty between two steps.
+        """
         _, begin, size, _ = self.schedule.locate(position)
         ends = {end for end in self.ends if begin < end < begin + size}
         if self.length is not None and begin < position and self.length < begin + size:
@@ -93,23 +96,26 @@ class Draw:
         return tuple(sorted(ends)) if begin < position else ()
 
     def resumed(self, position: int, ends: tuple[int, ...]) -> Draw:
-        """The draw of a run that goes on at a position from what ``saved_ends`` gave.
+        """Return the draw of a run that resumes at a position, with the ``ends`` that ``saved_ends`` returned.
 
         Raises:
-            StateError: the run has been made shorter, and ends within the step of which slots were given; damage.
+            StateError: the run is now shorter and ends within a step that has been begun, or ``ends`` are damaged.
         """
         step, begin, size, _ = self.schedule.locate(position)
         if begin == position:
             return replace(self, ends=())
         if list(ends) != sorted(set(ends)) or not all(begin < end < begin + size for end in ends):
-            raise StateError(f"the saved state is damaged: at position {position:,} it says drawn_to={list(ends)}")
+            raise StateError(
+                f"the saved state is damaged: it holds drawn_to={list(ends)} at position {position:,}; these are "
+                f"lengths within the step of that position, {begin:,} to {begin + size:,}, rising"
+            )
         last = ends[-1] if ends else begin
         needed = last if position <= last else begin + size
         if self.length is not None and self.length < needed:
             raise StateError(
                 f"the saved state was taken within step {step:,}, when the run had at least {needed:,} samples; this "
-                f"one has {self.length:,} and ends within that step, of whose samples others may have been given: "
-                "make it as long as it was, or go on from a state between two steps"
+                f"run has {self.length:,} and ends within that step, so other samples of the step may have been fed: "
+                "make the run as long as it was, or resume from a state between two steps"
             )
         return replace(self, ends=ends)
 
@@ -131,19 +137,22 @@ class Draw:
         firsts = begins if self.counts_from_step else begins - begins % unit
         counts = -(-(begins + sizes - firsts) // unit)
         rows = np.arange(len(begins))
-        # How much the first and the last unit of each part lack, and the places that are drawn for them.
+        # How many positions the first and the last unit of each part lack, and the places that are drawn for them.
         missing = begins - firsts, firsts + counts * unit - (begins + sizes)
         places = [unpermute_each(number, counts, parts.keys, rows) for number in (np.zeros_like(counts), counts - 1)]
         is_first_ahead = places[0] < places[1]
         ahead, behind = np.minimum(*places), np.maximum(*places)
         lacks = np.where(is_first_ahead, *missing), np.where(is_first_ahead, *missing[::-1])
         is_one = counts == 1
-        # A part that is one unit lacks on both sides, and nothing of it moves.
+        # A part of a single unit is short on both sides, but nothing in it moves.
         return _Units(firsts, counts, [(ahead, np.where(is_one, 0, lacks[0])), (behind, np.where(is_one, 0, lacks[1]))])
 
 
 class _Parts(NamedTuple):
-    """What is drawn among itself: (m,) ``begins``, ``sizes`` and ``keys``; and (n,) ``rows``, whose each number is."""
+    """The parts whose slots are drawn among themselves: (m,) ``begins``, ``sizes`` and ``keys``.
+
+    ``rows`` is (n,), the part of each number.
+    """
 
     begins: IntArray
     sizes: IntArray
@@ -152,9 +161,9 @@ class _Parts(NamedTuple):
 
 
 class _Units(NamedTuple):
-    """Of each part: where its first unit would begin if it were whole, and how many it has, (m,) int64.
+    """The units of each part, (m,) int64: where the first one would begin if it were whole, and how many there are.
 
-    ``short``: the places of the two that may be short, the one ahead first, and how many positions they lack.
+    ``short`` holds the places of the two units that may be short, in rising order, and how many positions each lacks.
     """
 
     firsts: IntArray
@@ -170,11 +179,11 @@ def draw_of(
     block_samples: int | None,
     bucketing: Bucketing | None,
 ) -> Draw | None:
-    """How the slots of a run are drawn; None where each takes the position of its own number.
+    """Return how the slots of a run are drawn, or None if each slot takes the position of its own number.
 
-    That is so where nothing is blended, of sources in the order of their stores, and where a step is one unit.
-    ``block_samples`` are of one source each, and begin at their multiples. With bucketing the groups stay together,
-    which are whole steps if nothing else is said.
+    Slots are not drawn if nothing is blended, if the sources are read in the order of their stores, or if a step is a
+    single unit. Blocks of ``block_samples``, each from one source, stay together; they begin at multiples of their
+    size. With bucketing its groups stay together, which are whole steps unless ``group_samples`` is set.
     """
     if not draws(plan):
         return None
@@ -189,7 +198,7 @@ def draw_of(
 
 
 def draws(plan: Plan) -> bool:
-    """Whether there is anything to draw: the sources of a blend alternate, and not in the order of their stores."""
+    """Return whether there is anything to draw: sources are blended, and are not read in the order of their stores."""
     return plan.order.kind != "none" and _blends(plan.root)
 
 

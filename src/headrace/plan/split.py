@@ -6,11 +6,11 @@ not divide the step, the L slots left for the last micro-step are assigned as [f
     step of 11 slots, R = 2 ranks, M = 2     rank 0: [0 1] [4 5] [8]
                                              rank 1: [2 3] [6 7] [9 10]
 
-After each micro-step the ranks together have taken a prefix of the slots. So their number is the whole state even in
-the middle of a step, and what is left of a step can be split anew over other ranks and micro-batches.
+After each micro-step the ranks together have taken a prefix of the slots. So the number of slots taken is the whole
+state even in the middle of a step, and the rest of a step can be split anew over other ranks and micro-batches.
 
-Slots are numbered as positions are, and each takes the position of its own number, unless they are drawn (`slots`) or
-balanced (`step_deal`).
+Slots are numbered as positions are. Each slot takes the position of its own number, unless the slots of a step are
+drawn (see `slots`) or balanced (see `balance`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from headrace.plan.schedule import BatchSchedule
 
 @dataclass(frozen=True)
 class Share:
-    """Who of how many takes what: ``rank`` of ``world_size``, ``micro_batch_size`` samples at a time."""
+    """The part of a step that one rank takes: ``rank`` of ``world_size``, ``micro_batch_size`` samples at a time."""
 
     rank: int
     world_size: int
     micro_batch_size: int
 
     def divides(self, num_positions: int) -> bool:
-        """Whether a step of this many positions gives every rank full micro-batches."""
+        """Return whether every rank has only full micro-batches in a step of this many positions."""
         return num_positions % (self.world_size * self.micro_batch_size) == 0
 
 
@@ -40,8 +40,9 @@ class Share:
 class MicroBatches:
     """Consecutive micro-batches of one rank; all arrays are (n,) int64.
 
-    ``begins`` and ``sizes``: the slots ``[begin, begin + size)`` of each, a size may be 0 in the last micro-step of an
-    uneven step; ``steps``: the step of each; ``afters``: how many slots of the run are taken once all ranks have it.
+    A micro-batch takes the slots ``[begin, begin + size)`` given by ``begins`` and ``sizes``; a size may be 0 in the
+    last micro-step of an uneven step. ``steps`` is the step of each micro-batch. ``afters`` is how many slots of the
+    run have been taken once all ranks have finished that micro-step.
     """
 
     begins: IntArray
@@ -53,7 +54,7 @@ class MicroBatches:
         return len(self.begins)
 
     def slots(self) -> IntArray:
-        """(sum of sizes,) int64: the slots of all micro-batches, one after another."""
+        """Return (sum of sizes,) int64: the slots of all micro-batches, one after another."""
         ends = np.cumsum(self.sizes)
         within = np.arange(ends[-1] if len(self) else 0, dtype=np.int64)
         shift: IntArray = np.repeat(self.begins - (ends - self.sizes), self.sizes)
@@ -63,10 +64,10 @@ class MicroBatches:
 def micro_batches(
     schedule: BatchSchedule, share: Share, *, position: int, end: int | None, at_least: int
 ) -> MicroBatches:
-    """The micro-batches of a rank from ``position`` on: whole steps over ``at_least`` slots, or to the ``end``.
+    """Return the micro-batches of a rank from ``position`` on: whole steps over at least ``at_least`` slots.
 
-    ``position`` is how many slots are taken, also within a step (after any micro-step of any split); ``end`` is the
-    length of the run or None.
+    ``position`` is how many slots have been taken. It may lie within a step, after any micro-step of any split.
+    ``end`` is the length of the run, at which the micro-batches stop, or None.
     """
     parts: list[MicroBatches] = []
     target = position + at_least if end is None else min(position + at_least, end)
@@ -91,9 +92,9 @@ def micro_batches(
 
 
 def taken_by(offset: int, size: int, world_size: int, micro_batch_size: int) -> tuple[int, int]:
-    """The rank and the micro-step that take the slot at an offset of a step of ``size`` slots.
+    """Return the rank and the micro-step that take the slot at an offset in a step of ``size`` slots.
 
-    Where a run goes on in the middle of a step, offset and size are those of what is left of it.
+    If a run resumes in the middle of a step, offset and size count within the rest of that step.
     """
     together = world_size * micro_batch_size
     micro_step, within = divmod(offset, together)
@@ -104,7 +105,7 @@ def taken_by(offset: int, size: int, world_size: int, micro_batch_size: int) -> 
 
 
 def _steps(step: int, position: int, size: int, num_steps: int, share: Share) -> MicroBatches:
-    """A rank's micro-batches of ``num_steps`` equal steps of ``size`` slots from ``position`` on."""
+    """The micro-batches of a rank in ``num_steps`` equal steps of ``size`` slots from ``position`` on."""
     together = share.world_size * share.micro_batch_size
     full = size // together
     offsets = np.arange(full, dtype=np.int64) * together + share.rank * share.micro_batch_size

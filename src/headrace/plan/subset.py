@@ -1,11 +1,11 @@
-"""Parts of a source by range, with Energon's arithmetic: numbers of samples first, then percentages of what is left.
+"""Subsets of a source by range, with Energon's arithmetic: absolute ranges first, then percentages of the rest.
 
     1,000 samples   [100, 900]              samples 100 to 899
                     [25%, 75%]              samples 250 to 749
-                    [25%, 75%] in [0%, 50%] samples 250 to 499: the outer range is of what the inner one leaves
+                    [25%, 75%] in [0%, 50%] samples 250 to 499: the outer range applies to the samples of the inner one
 
-Fractions are floats and are composed as floats, and an end is int(samples * fraction), as there: this is the one place
-of the plan where a float decides a number of a sample. Source: Energon 7.4, ``DatasetSubset``.
+As in Energon, fractions are floats and are composed as floats, and an end is int(samples * fraction). This is the only
+place in the plan where a float decides the number of a sample. Source: Energon 7.4, ``DatasetSubset``.
 """
 
 from __future__ import annotations
@@ -18,22 +18,28 @@ from headrace.errors import ConfigError
 
 
 class SubsetRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A range of samples: ``absolute`` in samples (an end of None is the last), then ``fractions`` of those."""
+    """A range of samples: ``absolute`` in samples (an end of None is the last one), then ``fractions`` of those.
+
+    Example:
+        >>> subset = headrace.plan.SubsetRange.of(["25%", "75%"])
+        >>> subset.bounds(1000), subset.inside(headrace.plan.SubsetRange.of(["0%", "50%"])).bounds(1000)
+        ((250, 750), (250, 500))
+    """
 
     absolute: tuple[int, int | None] | None = None
     fractions: tuple[float, float] = (0.0, 1.0)
 
     @classmethod
     def of(cls, given: Sequence[int | str]) -> SubsetRange:
-        """From the two ends as they are written: ``[100, 200]``, ``[100, "end"]``, ``["25%", "75%"]``.
+        """Return the range of two ends as users write them: ``[100, 200]``, ``[100, "end"]``, ``["25%", "75%"]``.
 
         Energon fails on ``["80%", "end"]``; here it goes to 100 %.
 
         Raises:
-            ConfigError: not two ends of one kind, out of range, or in the wrong order.
+            ConfigError: these are not two ends of one kind, or they are out of range or in the wrong order.
         """
         if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 2:
-            raise ConfigError(f"a subset is a range of two ends, as [100, 200] or [25%, 75%]; found {given!r}")
+            raise ConfigError(f"a subset is a range with two ends, such as [100, 200] or [25%, 75%]; found {given!r}")
         first, last = given
         to_end = isinstance(last, str) and last.strip() == "end"
         if _is_count(first) and (_is_count(last) or to_end):
@@ -41,7 +47,9 @@ class SubsetRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             if max(begin, end or 0) >= 1 << 62:
                 raise ConfigError(f"the subset {str(list(given))[:80]} ends beyond 2^62 samples")
             if begin < 0 or (end is not None and end < begin):
-                raise ConfigError(f"the subset {list(given)} runs from {begin} to {end}; ends are from 0 on and rise")
+                raise ConfigError(
+                    f"the subset {list(given)} runs from {begin} to {end}; both must be at least 0, and they must rise"
+                )
             return cls(absolute=(begin, end))
         low, high = _fraction(first, given), 1.0 if to_end else _fraction(last, given)
         if low > high:
@@ -49,17 +57,17 @@ class SubsetRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return cls(fractions=(low, high))
 
     def inside(self, outer: SubsetRange | None) -> SubsetRange:
-        """This range, and of what it leaves the ``outer`` one, of a blend around the source.
+        """Return the ``outer`` range, of a blend around the source, applied to the samples of this range.
 
         Raises:
-            ConfigError: the outer one is in samples, which only a source itself can have.
+            ConfigError: the outer range is in samples; only a source itself can have such a range.
         """
         if outer is None:
             return self
         if outer.absolute is not None:
             raise ConfigError(
-                f"a subset in samples, {list(outer.absolute)}, goes with a dataset; of a blend or of a metadataset "
-                "give percentages"
+                f"the subset {list(outer.absolute)} is in samples, which only a dataset can have; for a blend or a "
+                "metadataset give percentages"
             )
         low, high = self.fractions
         part = high - low
@@ -68,10 +76,10 @@ class SubsetRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
     def bounds(self, num_samples: int) -> tuple[int, int]:
-        """The first sample, and the one after the last, of ``num_samples``; they may be the same.
+        """Return the first sample and the one after the last, for a source of ``num_samples``; they may be equal.
 
         Raises:
-            ConfigError: the range in samples goes beyond them.
+            ConfigError: the absolute range goes beyond ``num_samples``.
         """
         begin, end = 0, num_samples
         if self.absolute is not None:
@@ -93,7 +101,7 @@ def _fraction(value: int | str, given: Sequence[int | str]) -> float:
         percent = None
     if percent is None or not 0 <= percent <= 100:
         raise ConfigError(
-            f"the subset {list(given)} has the end {value!r}; ends are both numbers of samples, or both percentages "
-            "from 0% to 100%; the second may be 'end'"
+            f"the subset {list(given)} has the end {value!r}; both ends must be numbers of samples, or both "
+            "percentages from 0% to 100%; the second may be 'end'"
         )
     return percent / 100.0

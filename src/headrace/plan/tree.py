@@ -1,4 +1,4 @@
-"""The function at the centre of it all: position -> (source, epoch, sample index), and back."""
+"""The central function of the plan: position -> (source, epoch, sample index), and back."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MAX_POSITIONS = 1 << 62
 
 
 class Lookup(NamedTuple):
-    """What a run of positions falls to; all arrays are (n,), in the order of the positions.
+    """The samples at some positions; all arrays are (n,), in the order of the positions.
 
-    ``sources`` int64, numbers of leaves; ``epochs`` int64, passes through the source before this one; ``indices``
-    int64, sample within the source's dataset; ``keys`` uint64, the key of (seed, path, epoch), from which whatever else
-    is random in a sample is drawn.
+    ``sources`` int64: the numbers of the leaves. ``epochs`` int64: how many passes through the source are complete.
+    ``indices`` int64: the sample within the source's dataset. ``keys`` uint64: the key of (seed, path, epoch), from
+    which everything else that is random in a sample is drawn.
     """
 
     sources: IntArray
@@ -30,17 +30,26 @@ class Lookup(NamedTuple):
 
 
 class SampleTimes(NamedTuple):
-    """The times that a sample comes: (n,) int64 positions, rising, and the epoch of its source at each."""
+    """The positions at which a sample comes, (n,) int64, rising, and the epoch of its source at each, (n,) int64."""
 
     positions: IntArray
     epochs: IntArray
 
 
 class Plan:
-    """A tree of sources gone through in an order: a pure function of the position.
+    """A tree of sources read in an order: a pure function of the position.
 
-    Construction is O(sources); a lookup is O(log sources) and about 0.1 to 0.5 us a position in bulk. Nothing in it
-    grows with the number of samples.
+    Construction is O(sources); a lookup is O(log sources) and about 0.1 to 0.5 us a position in bulk. No part of the
+    plan grows with the number of samples.
+
+    Example:
+        >>> plan = headrace.plan.Plan(headrace.plan.Leaf("web", 1000), headrace.Order(seed=1))
+        >>> found = plan.lookup(np.arange(2000))
+        >>> found.epochs[[0, 1999]].tolist(), len(set(found.indices[:1000].tolist()))
+        ([0, 1], 1000)
+        >>> times = plan.find(0, 17, begin=0, end=2000)
+        >>> found.indices[times.positions].tolist()
+        [17, 17]
     """
 
     def __init__(self, root: Node, order: Order) -> None:
@@ -49,12 +58,12 @@ class Plan:
         self.leaves = tuple(leaves(root))
         paths = [leaf.path for leaf in self.leaves]
         if len(set(paths)) != len(paths):
-            raise ConfigError(f"two sources have the same path in the blend: {sorted(paths)}")
+            raise ConfigError(f"two sources of the blend have the same path; the paths are {sorted(paths)}")
         self._numbers = {path: number for number, path in enumerate(paths)}
         self._keys = [source_key(order.seed, leaf.path, "order") for leaf in self.leaves]
 
     def lookup(self, positions: IntArray) -> Lookup:
-        """Source, epoch and sample index at each of (n,) int64 ``positions``, 0 <= position < 2^62."""
+        """Return source, epoch and sample index at each of (n,) int64 ``positions``, 0 <= position < 2^62."""
         if positions.size and (int(positions.min()) < 0 or int(positions.max()) >= MAX_POSITIONS):
             raise ConfigError(f"positions run from 0 to 2^62 - 1, found {positions.min()} .. {positions.max()}")
         if isinstance(self.root, Leaf):
@@ -69,17 +78,18 @@ class Plan:
         return result
 
     def counts(self, position: int) -> list[int]:
-        """How far each source has come before a position: how many of the positions were its. O(sources).
+        """Return how many of the positions before ``position`` fall to each source. O(sources).
 
-        Below a ``Limit``, the samples that a pass leaves out count too.
+        Below a ``LimitNode``, the samples that a pass leaves out count too.
         """
         counts = leaf_counts(self.root, position)
         return [counts.get(leaf.path, 0) for leaf in self.leaves]
 
     def find(self, source: int, index: int, *, begin: int, end: int) -> SampleTimes:
-        """At which of the positions ``begin`` to ``end - 1`` a sample comes. As cheap as a look-up, for each epoch.
+        """Return at which of the positions ``begin`` to ``end - 1`` a sample comes.
 
-        ``source`` is the number of a leaf, ``index`` a sample of its dataset, as in a ``Lookup``.
+        ``source`` is the number of a leaf, ``index`` a sample of its dataset, as in a ``Lookup``. Each epoch of the
+        source within these positions costs as much as a lookup.
 
         Raises:
             ConfigError: the positions lie outside 0 to 2^62, or the source has no such sample.
@@ -105,11 +115,11 @@ class Plan:
         return SampleTimes(positions[taken], epochs[inside][taken])
 
     def keys(self, source: int, epochs: IntArray) -> KeyArray:
-        """(n,) uint64: the keys of epochs of a source, as in a ``Lookup``."""
+        """Return (n,) uint64: the keys of epochs of a source, as in a ``Lookup``."""
         return derive_array(self._keys[source], epochs)
 
     def _within(self, leaf: Leaf, number: int, ranks: IntArray) -> tuple[IntArray, IntArray, KeyArray]:
-        """Epochs, sample indices and keys at ranks of a source."""
+        """Return epochs, sample indices and keys at ranks of a source."""
         epochs = ranks // leaf.num_samples
         keys = derive_array(self._keys[number], epochs)
         indices = self.order.indices(ranks - epochs * leaf.num_samples, keys, leaf.num_samples, leaf.shards)
@@ -118,7 +128,10 @@ class Plan:
     def _descend(
         self, node: Node, ranks: IntArray, rows: IntArray | slice, starts: Mapping[str, int], result: Lookup
     ) -> None:
-        """Fill ``rows`` of the result for ``ranks`` of a node; ``starts``: how far leaves were when it began."""
+        """Fill ``rows`` of the result for ``ranks`` of a node.
+
+        ``starts`` maps paths of leaves to how many of their samples came before the segment that holds the node.
+        """
         if isinstance(node, Leaf):
             number = self._numbers[node.path]
             result.sources[rows] = number
@@ -136,13 +149,13 @@ class Plan:
             self._descend(node.children[number], child_ranks[mine], child_rows, within, result)
 
     def _ascend(self, node: Node, path: str, ranks: IntArray) -> IntArray:
-        """(n,) int64: the rank in a node of each rank of a leaf below it, -1 where it is never taken."""
+        """Return (n,) int64: the rank in a node of each rank of a leaf below it, or -1 if it is never taken."""
         if isinstance(node, Leaf):
             return ranks
         if not isinstance(node, Schedule):
             return self._join(node, node.child_of[path], path, ranks)
         starts = np.array([start.get(path, 0) for start in node.starts], dtype=np.int64)
-        # Where a segment leaves the source out, the next one begins with the same count, and is the one found.
+        # If a segment leaves the source out, the next one starts with the same count, and side="right" finds that one.
         segments = np.searchsorted(starts, ranks, side="right") - 1
         joined = np.full_like(ranks, -1)
         for segment in np.unique(segments).tolist():

@@ -1,26 +1,27 @@
-"""Sources -> store, offline: everything that happens to text before training. No torch.
+"""Prepares stores offline from text, records and media. This room does not import torch.
 
     sources        files, folders, globs -> files -> spans -> blocks of records, for every format
-    backends       texts -> ids: tokenizers, and faster libraries behind a proof
+    backends       texts -> ids: tokenizers, and faster libraries that are proved equal to it
     run_plan       files and options -> tasks, setup of the workers                         pure
     executor       tasks -> worker processes -> results in order
-      text_task    spans -> blocks -> documents -> pieces on disk                            \\
+      worker       spans -> blocks -> documents -> pieces on disk                            \\
       buckets      a bucket of a shuffled run -> a sorted piece                               | in the workers
     committer      pieces -> shards or buckets, ledger, table of origins, checkpoints
-    output_folder  all of it -> the folder, at once or not at all
-    text           the whole: prepare_text
-    estimate       a sample of it: estimate_text
+    output_folder  moves all files into the output folder, at once or not at all
+    api            the whole way: prepare_text
+    estimate       the same for a sample: estimate_text
 
-A recipe is run in the same way: `prepare_recipe`, `estimate_recipe`. What is its own:
+`prepare_recipe` and `estimate_recipe` run a recipe in the same way. These files belong to recipes alone:
 
     resolving      recipe -> files, layouts, template, keys, the library -> run_plan
       record_encoder   whole records -> documents of several keys, by ``headrace.samples``      in the workers
     columns        the keys of a document, and its domain
 
-Media files and tables of them become tar shards: `shards`, with the same workers, folder and table of origins.
+`shards` writes media files, and tables that name them, into tar shards, with the same workers, folder and table of
+origins. `energon` makes a dataset for Energon out of a folder of tars.
 
-This room imports ``headrace.samples``, ``headrace.plan``, ``headrace.stores``, ``headrace.io`` and ``headrace.errors``;
-runs over text load nothing of the first.
+This room imports ``headrace.samples``, ``headrace.plan``, ``headrace.stores``, ``headrace.io`` and ``headrace.errors``.
+Runs over text load nothing of ``headrace.samples``.
 """
 
 from __future__ import annotations

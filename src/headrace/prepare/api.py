@@ -1,6 +1,6 @@
-"""Text, or records of any layout as a recipe says -> a store: `prepare_text` and `prepare_recipe`.
+"""The functions that write a store: `prepare_text` from texts, `prepare_recipe` from records of any layout.
 
-Records of any layout -> samples in a store, as a recipe says: `prepare_recipe`.
+`estimate_recipe` tells what a run of a recipe would write. Its counterpart for text is in `estimate`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def prepare_text(
 ) -> Manifest:
     """Tokenise text into shards in a folder, and describe them in its ``headrace.json``.
 
-    The bytes written depend on inputs, tokeniser and options alone, never on the number of workers. Everything appears
-    at the end at once, or nothing does. A run that was ended, by whatever it was, is continued by the same call.
+    The bytes written depend on inputs, tokeniser and options alone, never on the number of workers. All files appear
+    together at the end, or none does. If a run was interrupted or killed, the same call continues it.
 
     Args:
         inputs: files, folders, globs, braces and ``-``, see `sources.find_inputs`.
@@ -59,16 +59,24 @@ def prepare_text(
         tokenizer: a ``tokenizer.json``, or a folder that holds one.
         options: see `TextOptions`.
         on_progress: called a few times a second.
-        on_notice: called with what a user should know: a run is continued, or a fast library was wrong and is no
-            longer used.
-        stdin: what ``-`` stands for; by default standard input.
+        on_notice: called with what a user should know: that a run is continued, or that a fast library gave wrong ids
+            and is no longer used.
+        stdin: the stream that ``-`` reads; by default standard input.
+
+    Returns:
+        The manifest, as it was written.
 
     Raises:
-        ConfigError: inputs, tokeniser or options cannot be.
-        InputError: a record or file is bad; names file and line.
-        OutputError: the folder is taken, or the system refuses a write.
+        ConfigError: inputs, tokeniser or options are not valid.
+        InputError: a record or file is bad; the message names file and line.
+        OutputError: the folder is in use or holds something else, or the system refuses a write.
         WorkerError: several worker processes ended in the same task.
         MissingExtraError: the input or the tokeniser asked for needs a package that is not installed.
+
+    Example:
+        >>> manifest = headrace.prepare_text(["data/*.jsonl"], "texts", tokenizer="tokenizer.json")
+        >>> manifest.ledger.documents.kept == len(headrace.open("texts"))
+        True
     """
     check_local(inputs, output, tokenizer)
     options = options or TextOptions()
@@ -107,13 +115,25 @@ def prepare_text(
 
 
 def _deciding(options: TextOptions) -> dict[str, Any]:
-    """The options that decide bytes. What an error does is not among them: records before it are as they are."""
+    """The options that decide bytes. How errors are treated is not part of it: it changes no record that was read."""
     names = ("records", "tokens", "filters", "deduplicate", "output")
     return {name: msgspec.to_builtins(getattr(options, name)) for name in names}
 
 
 class RecipeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a recipe does not say, as it is no matter of the samples; the only place that owns these defaults."""
+    """Options of `prepare_recipe`: what the recipe leaves open because it does not define the samples.
+
+    This is the only place that owns these defaults.
+
+    Example:
+        >>> from pathlib import Path
+        >>> lines = ["type: seq", "inputs: data/*.jsonl", "tokenizer: tokenizer.json"]
+        >>> _ = Path("shuffled.yaml").write_text("\\n".join(lines))
+        >>> options = headrace.prepare.RecipeOptions(shuffle=7, deduplicate=True)
+        >>> manifest = headrace.prepare_recipe("shuffled.yaml", "shuffled", options=options)
+        >>> manifest.order.seed
+        7
+    """
 
     id_field: str | None = None
     """The field that names a record; the ids are then stored beside the documents."""
@@ -122,10 +142,10 @@ class RecipeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A longer line, or text, is a bad record."""
 
     function: str | None = None
-    """``module:function`` that says which records are kept, see `FilterSpec`."""
+    """``module:function`` that decides which records are kept, see `FilterSpec`."""
 
     deduplicate: bool = False
-    """Keep only the first of documents of which the same is stored, in all keys."""
+    """Keep only the first of several documents whose stored values are equal in all keys."""
 
     shuffle: int | None = None
     """Seed of a uniform shuffle of all documents, within their domains; None keeps the order of the input."""
@@ -153,25 +173,36 @@ def prepare_recipe(
 ) -> Manifest:
     """Make the samples of a recipe, and store them in a folder with a ``headrace.json``.
 
-    All that `prepare_text` promises holds: the bytes depend on inputs, recipe, tokeniser, template and options alone,
-    everything appears at once, and a run that was ended is continued by the same call.
+    The guarantees are those of `prepare_text`: the bytes depend on inputs, recipe, tokeniser, template and options
+    alone, all files appear together, and the same call continues a run that was interrupted or killed.
 
     Args:
-        recipe: a recipe, or the file of one; a configuration of AstrAI too.
+        recipe: a recipe, or the path of its file; a configuration of AstrAI is accepted too.
         output: a new or empty folder, or one with an unfinished run.
-        inputs: files in place of those that the recipe names.
-        tokenizer: where the recipe names none.
+        inputs: files to read in place of those that the recipe names.
+        tokenizer: the tokeniser, if the recipe names none.
         options: see `RecipeOptions`.
         on_progress: called a few times a second.
-        on_notice: called with what a user should know: which layout the records have, a run is continued.
-        stdin: what ``-`` stands for; by default standard input.
+        on_notice: called with what a user should know, such as the layout of the records, or that a run is continued.
+        stdin: the stream that ``-`` reads; by default standard input.
+
+    Returns:
+        The manifest, as it was written.
 
     Raises:
-        ConfigError: the recipe, or what it names, cannot be.
-        InputError: a record or file is bad; names file and line.
-        OutputError: the folder is taken, or the system refuses a write.
+        ConfigError: the recipe, or something that it names, is not valid.
+        InputError: a record or file is bad; the message names file and line.
+        OutputError: the folder is in use or holds something else, or the system refuses a write.
         WorkerError: several worker processes ended in the same task.
-        MissingExtraError: a package is needed that is not installed.
+        MissingExtraError: a package that is needed is not installed.
+
+    Example:
+        >>> from pathlib import Path
+        >>> lines = ["type: seq", "inputs: data/*.jsonl", "tokenizer: tokenizer.json"]
+        >>> _ = Path("recipe.yaml").write_text("\\n".join(lines))
+        >>> manifest = headrace.prepare_recipe("recipe.yaml", "sequences")
+        >>> manifest.ledger.documents.kept == len(headrace.open("sequences"))
+        True
     """
     check_local(recipe, inputs, output, tokenizer)
     recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
@@ -202,7 +233,7 @@ def estimate_recipe(
     options: RecipeOptions | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> Estimate:
-    """What a run of `prepare_recipe` would make, from a sample, see `estimate_text`.
+    """Estimate from a sample what a run of `prepare_recipe` would make, see `estimate_text`.
 
     Raises:
         ConfigError: as `prepare_recipe`; standard input is among the inputs.
@@ -227,7 +258,7 @@ def estimate_recipe(
 def _resolved(
     recipe: Recipe | str | os.PathLike[str], inputs: Sequence[str | os.PathLike[str]], options: RecipeOptions
 ) -> tuple[Recipe, TextOptions]:
-    """The recipe with its inputs, and the options of the run in the words of those over text."""
+    """The recipe with its inputs, and the options of the run as `TextOptions`."""
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe)
     recipe = with_inputs(recipe, inputs)

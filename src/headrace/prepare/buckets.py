@@ -1,8 +1,8 @@
-"""The buckets of a shuffled run: documents assigned by the high bits of their order hash, each bucket a file.
+"""The buckets of a shuffled run: files to which documents are assigned by the high bits of their order hash.
 
-Pass 1 appends frames to them, in memory first and then many documents at a time; pass 2 sorts one bucket after
-another by the whole hash. As buckets are in the order of their high bits, the documents of all of them in a row are in
-the order of their hashes, whatever the number of buckets is. A frame:
+Pass 1 appends frames to the buckets. They are collected in memory and written many documents at a time. Pass 2 sorts
+one bucket after another by the whole hash. Since the buckets are in the order of their high bits, the documents of all
+buckets in a row are in the order of their hashes, whatever the number of buckets. A frame:
 
     uint64 x (3 + keys)   bytes of the frame, documents, values of each key, and last xxh3_64 of the rest
     (n,) uint64           order hash
@@ -31,12 +31,12 @@ MIN_BUCKET_BYTES = 256 << 10
 MAX_BUCKET_BYTES = 32 << 20
 MAX_BUCKETS = 1 << 15
 BUCKETS_PER_WORKER = 64
-"""Buckets that a run has where their size is within the limits: each worker sorts one at a time, and what is in flight
-is a small part of the whole."""
+"""Buckets for each worker, as far as the limits on their size allow. Each worker sorts one at a time, so that only a
+small part of the whole is in memory."""
 
 
 def choose_num_buckets(output_bytes: int, num_workers: int) -> int:
-    """Number of buckets, a power of two, for an output of about this size. It changes no byte of the output."""
+    """The number of buckets, a power of two, for an output of about this size. It does not change the output."""
     fineness = BUCKETS_PER_WORKER * max(num_workers, 2)
     size = min(max(output_bytes // fineness, MIN_BUCKET_BYTES), MAX_BUCKET_BYTES)
     wanted = max(-(-output_bytes // size), 1)
@@ -44,12 +44,12 @@ def choose_num_buckets(output_bytes: int, num_workers: int) -> int:
 
 
 def bucket_path(folder: str | Path, bucket: int) -> Path:
-    """Where a bucket lies."""
+    """The path of a bucket's file."""
     return Path(folder) / f"{bucket:05d}.bucket"
 
 
 class BucketWriter:
-    """Deals sorted documents to bucket files. What was not flushed is lost when the process ends."""
+    """Distributes sorted documents among bucket files. What was not flushed is lost when the process ends."""
 
     def __init__(self, folder: Path, num_buckets: int, num_keys: int, sizes: Sequence[int] | None = None) -> None:
         self._folder = folder
@@ -61,7 +61,7 @@ class BucketWriter:
         self.sizes: list[int] = list(sizes) if sizes is not None else [0] * num_buckets
 
     def add(self, order: NDArray[np.uint64], ordinals: IntArray, rows: Sequence[tuple[NDArray[Any], IntArray]]) -> None:
-        """Deal documents that are sorted by ``order`` (n,); ``rows`` has tokens and lengths for each key."""
+        """Add documents that are sorted by ``order`` (n,); ``rows`` has tokens and lengths for each key."""
         if not len(order):
             return
         buckets = (order >> self._shift).astype(np.int64) if self._num_buckets > 1 else np.zeros(len(order), np.int64)
@@ -81,16 +81,16 @@ class BucketWriter:
             self.waiting_bytes += size
 
     def flush(self) -> None:
-        """Append all that waits to the files.
+        """Append everything collected in memory to the files.
 
         Raises:
-            OutputError: the disk refuses.
+            OutputError: the system refuses a write.
         """
         for bucket in sorted(self._waiting):
             path = bucket_path(self._folder, bucket)
             data = b"".join(self._waiting[bucket])
             with output_errors(path, "write"), path.open("r+b" if self.sizes[bucket] else "wb", buffering=0) as file:
-                file.seek(self.sizes[bucket])  # what lies behind was not recorded before a kill
+                file.seek(self.sizes[bucket])  # what follows was not recorded before a kill
                 view = memoryview(data)
                 while len(view):
                     view = view[file.write(view) :]
@@ -101,7 +101,7 @@ class BucketWriter:
 
 
 class BucketSorter:
-    """Sorts buckets into pieces beside them, in a worker. Memory: three times the bucket."""
+    """Sorts buckets into pieces in the same folder, in a worker. Memory: three times the bucket."""
 
     def __init__(self, folder: str, dtypes: Sequence[np.dtype[Any]]) -> None:
         self._folder = folder
@@ -109,7 +109,7 @@ class BucketSorter:
         self._dtypes = tuple(dtypes)
 
     def run(self, order: SortTask) -> PieceDone:
-        """Sort a bucket by order hash, and by ordinal where two are equal.
+        """Sort a bucket by order hash; documents with equal hashes are sorted by their ordinal.
 
         Raises:
             OutputError: the bucket is damaged or cannot be read, or the piece cannot be written.

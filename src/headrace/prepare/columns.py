@@ -1,6 +1,6 @@
-"""Documents as arrays: all tokens in a row and the length of each document, key by key, and what travels beside them.
+"""Documents as arrays: for each column the values of all documents in a row, and the length of each. Pure NumPy.
 
-Documents as two arrays: all tokens in a row, and the length of each document. Pure NumPy.
+A `Column` is a key of the store, such as ids or a mask, or the domain of each document.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ IntArray = NDArray[np.int64]
 
 
 def keep_rows(tokens: NDArray[Any], lengths: IntArray, keep: NDArray[np.bool_]) -> NDArray[Any]:
-    """The tokens of the documents where ``keep`` (n,) is true, in order. Runs of kept documents are copied at once."""
+    """The tokens of the documents where ``keep`` (n,) is True, in order. Adjacent documents are copied together."""
     ends = np.concatenate(([0], np.cumsum(lengths)))
     edges = np.flatnonzero(np.diff(np.concatenate(([False], keep, [False])))).reshape(-1, 2)
     pieces = [tokens[ends[first] : ends[last]] for first, last in edges]
@@ -24,7 +24,7 @@ def keep_rows(tokens: NDArray[Any], lengths: IntArray, keep: NDArray[np.bool_]) 
 
 
 def total_lengths(rows: Sequence[tuple[NDArray[Any], IntArray]]) -> IntArray:
-    """(n,) tokens of each document in all keys together, from the tokens and lengths of each key."""
+    """(n,) the number of tokens of each document in all keys, from the tokens and lengths of each key."""
     total = rows[0][1].astype(np.int64)
     for _, lengths in rows[1:]:
         total += lengths
@@ -32,7 +32,7 @@ def total_lengths(rows: Sequence[tuple[NDArray[Any], IntArray]]) -> IntArray:
 
 
 def take_rows(tokens: NDArray[Any], lengths: IntArray, rows: IntArray) -> NDArray[Any]:
-    """The tokens of documents ``rows`` (m,), in that order. About 0.3 us a document besides the copy."""
+    """The tokens of documents ``rows`` (m,), in that order. Cost: a copy, and about 0.3 us for each document."""
     size = tokens.dtype.itemsize
     ends = np.cumsum(lengths) * size
     begins = ends - lengths * size
@@ -44,10 +44,10 @@ def take_rows(tokens: NDArray[Any], lengths: IntArray, rows: IntArray) -> NDArra
 def add_ends(
     ids: NDArray[np.uint32], lengths: IntArray, *, bos: int | None, eod: int | None, dtype: np.dtype[Any]
 ) -> tuple[NDArray[Any], IntArray]:
-    """Put a token before and one after each document that has tokens, and convert to ``dtype``.
+    """Put ``bos`` before and ``eod`` after each document that has tokens, and convert to ``dtype``; None adds nothing.
 
-    Returns the (m,) tokens and the (n,) lengths: for ids ``a b | c``, lengths 2 0 1 and eod ``e``: ``a b e c e``,
-    3 0 2.
+    Returns the (m,) tokens and the (n,) lengths. For the ids ``a b | | c`` with lengths 2 0 1, and eod ``e``, it
+    returns ``a b e c e`` and 3 0 2.
     """
     if bos is None and eod is None:
         return ids.astype(dtype), lengths
@@ -71,38 +71,38 @@ def add_ends(
 Kind = Literal["ids", "mask", "positions", "value", "domain"]
 
 Row = tuple[NDArray[Any], IntArray]
-"""Of one column the values of n documents one after another, and their (n,) lengths."""
+"""One column: the values of n documents in a row, and their (n,) lengths."""
 
 Rows = Sequence[Row]
-"""One for each column."""
+"""A `Row` for each column."""
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True):
-    """One of them."""
+    """A column of the documents: a key of the store, or the domain."""
 
     key: str
-    """As the store calls it."""
+    """Its name in the store."""
 
     dtype: str
     kind: Kind = "ids"
-    """``ids`` are counted as tokens, ``mask`` are ones where a token is trained; ``positions`` are numbered through the
-    shard when that is written; ``value`` is anything else. ``domain``, the last one where there is one, is the number
-    of the document's domain, which is not stored but says where the others are."""
+    """``ids`` are counted as tokens. ``mask`` is 1 where a token is trained. ``positions`` are numbered through the
+    shard when it is written. ``value`` is anything else. ``domain`` is the number of the document's domain; it comes
+    last, and is not stored, but decides into which store the other columns go."""
 
     parallel_to: str = ""
-    """The key of ids whose values it has one for one."""
+    """The key of ids to which this column has one value for each id."""
 
 
 DOMAIN = Column("", "<i4", "domain")
 
 
 def stored(columns: Sequence[Column]) -> tuple[Column, ...]:
-    """Those that are keys of the store."""
+    """The columns that are keys of the store: all but the domain."""
     return tuple(column for column in columns if column.kind != "domain")
 
 
 def num_ids(columns: Sequence[Column], rows: Rows) -> IntArray:
-    """(n,) ids of each document, all keys together; zeros where no key holds ids."""
+    """(n,) the number of ids of each document, all keys together; zeros if no key holds ids."""
     total = np.zeros(len(rows[0][1]), np.int64)
     for column, (_, lengths) in zip(columns, rows, strict=True):
         if column.kind == "ids":
@@ -111,7 +111,7 @@ def num_ids(columns: Sequence[Column], rows: Rows) -> IntArray:
 
 
 def num_values(columns: Sequence[Column], rows: Rows) -> IntArray:
-    """(n,) values of each document, all keys of the store together."""
+    """(n,) the number of values of each document, all keys of the store together."""
     total = np.zeros(len(rows[0][1]), np.int64)
     for column, (_, lengths) in zip(columns, rows, strict=True):
         if column.kind != "domain":

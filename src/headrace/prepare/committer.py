@@ -1,8 +1,7 @@
-"""Commits the pieces of a run in their order: into shards or buckets, the ledger and the table of origins.
+"""Commits the pieces of a run in their order: to shards or buckets, to the ledger, and to the table of origins.
 
-Which documents of a piece the run keeps, once it is known what came before: no duplicates, and not too many.
-
-Which line of which input each document of a piece comes from, into the table of origins.
+The parent does this, since only it knows what came before a piece: which documents are duplicates, how many records
+were kept already, and which line of its input each document comes from.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ BoolArray = NDArray[np.bool_]
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
-    """The choice, for n documents in the order of the input."""
+    """Which of the n documents of a piece are kept, in the order of the input."""
 
     keep: BoolArray
-    """(n,)"""
+    """(n,) whether each document is kept."""
 
     reasons: dict[str, BoolArray]
-    """(n,) for each reason, which documents are left out for it; no document for two."""
+    """(n,) for each reason, whether each document is left out for it. No document is left out for two reasons."""
 
     num_records: int
-    """Records of which something is kept; 0 where nobody counts them."""
+    """Records of which at least one document is kept; 0 if the run does not limit records."""
 
     @property
     def is_all(self) -> bool:
-        """Whether all are kept."""
+        """Whether all documents are kept."""
         return bool(self.keep.all())
 
     def reason_of(self, document: int) -> str:
@@ -53,7 +52,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
         return next(reason for reason, which in self.reasons.items() if which[document])
 
     def left_out(self, piece: Piece, columns: Sequence[Column], rows: Rows) -> list[LeftOut]:
-        """What is left out, in numbers. ``rows`` are in the order of the piece."""
+        """The counts of what is left out, for each reason. ``rows`` are in the order of the piece."""
         found = []
         for reason, which in self.reasons.items():
             if not which.any():
@@ -81,7 +80,13 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(piece: Piece, is_new: BoolArray | None, room: int | None) -> Chosen:
-    """Keep what is new (n,), and of that the first ``room`` records; None sets no limit."""
+    """Choose the documents to keep.
+
+    Args:
+        piece: a piece with n documents.
+        is_new: (n,) whether each document is seen for the first time; None keeps duplicates.
+        room: how many more records may be kept; None sets no limit.
+    """
     keep = np.ones(piece.info.num_documents, np.bool_) if is_new is None else is_new
     reasons: dict[str, BoolArray] = {}
     if is_new is not None:
@@ -97,9 +102,9 @@ def choose(piece: Piece, is_new: BoolArray | None, room: int | None) -> Chosen:
 
 
 def record_numbers(piece: Piece) -> IntArray:
-    """(n,) for each document in the order of the input the number of its record in the piece, ascending.
+    """(n,) the number of each document's record within the piece, in the order of the input, ascending.
 
-    Those of one record have the same line of the same span.
+    Documents of the same record come from the same line of the same span.
     """
     lines = piece.arrays.get("lines", np.zeros(0, np.int64))
     is_first = np.ones(len(lines), np.bool_)
@@ -112,7 +117,15 @@ def record_numbers(piece: Piece) -> IntArray:
 def add_origins(
     origins: ProvenanceWriter, piece: Piece, chosen: Chosen, first: int, lines_before: Sequence[int]
 ) -> None:
-    """Add the spans of a piece, whose first document is number ``first``; ``lines_before`` were read of each file."""
+    """Add the spans of a piece to the table of origins.
+
+    Args:
+        origins: the table.
+        piece: the piece.
+        chosen: which of its documents are kept.
+        first: number of the first of its kept documents in the run.
+        lines_before: for each file, the lines that were read before this piece.
+    """
     info, arrays = piece.info, piece.arrays
     next_line = {span.file: lines_before[span.file] for span in info.spans}
     document = skip = 0
@@ -125,7 +138,7 @@ def add_origins(
         reasons = [info.reasons[code] for code in codes.tolist()]
         if span.split or not keep.all():
             lines = arrays["lines"][documents]
-            # Of a line that is several documents, some may be kept and others not.
+            # If a line became several documents, some of them may be kept and others not.
             gone, at = np.unique(lines[~keep], return_index=True)
             is_gone = ~np.isin(gone, lines[keep])
             left = (np.flatnonzero(~keep)[at[is_gone]] + document).tolist()
@@ -153,10 +166,10 @@ def _add_lines(
     skipped: IntArray,
     reasons: list[str],
 ) -> None:
-    """Add the lines of a span, where document number i comes from ``lines[i]``.
+    """Add the lines of a span whose document i comes from ``lines[i]``.
 
-    The table has one document a line, so each further one of a line is a span of its own: documents of the lines 3, 3
-    and 5 of 6 give the spans [0, 4), [3, 4) and [4, 6).
+    A span of the table has at most one document for each line, so every further document of a line gets a span of its
+    own: in a span of 6 lines, documents of the lines 3, 3 and 5 make the spans [0, 4), [3, 4) and [4, 6).
     """
     begin = at = document = 0
     for number in [*(np.flatnonzero(lines[1:] == lines[:-1]) + 1).tolist(), len(lines)]:
@@ -185,13 +198,13 @@ SHARDS_NAME, ORIGINS_NAME, SEEN_NAME, BUCKETS_NAME = "shards", "provenance", "se
 
 
 class Committer:
-    """Everything that a run has made so far, and its checkpoints.
+    """Writes everything that a run produces, and its checkpoints.
 
-    Pieces that were taken stay on disk until the checkpoint after them: at any moment a kill loses nothing.
+    Committed pieces stay on disk until the next checkpoint, so that a kill never loses anything.
 
     Raises:
-        OutputError: the system refuses.
-        StoreError: what is on disk is not what the checkpoint says.
+        OutputError: the system refuses a write.
+        StoreError: the files on disk do not match the checkpoint.
     """
 
     def __init__(self, plan: RunPlan, work: Path, state: RunState) -> None:
@@ -201,7 +214,7 @@ class Committer:
         self.ledger = RunLedger(plan.files, state.ledger, sample_by=plan.options.records.sample_by)
         self._pending: list[Path] = []
         self._pending_bytes = 0
-        self._max_pending_bytes = plan.pending_bytes  # which looks at every file
+        self._max_pending_bytes = plan.pending_bytes  # kept, since computing it visits every file
         self._hashes: list[bytes] = []
         folders = [work / SHARDS_NAME, work / BUCKETS_NAME]
         with output_errors(work, "create folders in"):
@@ -226,7 +239,7 @@ class Committer:
         self._seen = self._load_seen() if plan.options.deduplicate and state.phase == "encode" else None
 
     def take_text(self, piece: Piece, path: Path) -> None:
-        """The next piece of pass 1."""
+        """Commit the next piece of pass 1."""
         info = piece.info
         rows = self._rows(piece)
         is_new = self._find_new(piece)
@@ -250,7 +263,7 @@ class Committer:
         self._done_with([path], piece.size_bytes)
 
     def take_sorted(self, piece: Piece, path: Path, bucket: Path) -> None:
-        """The next piece of pass 2, and the bucket that it was made of."""
+        """Commit the next piece of pass 2, which was made of ``bucket``."""
         if piece.info.num_documents:
             self.output.add(self._rows(piece, is_sorted=True), piece.arrays["ordinals"])
             if not self.output.has_domains:
@@ -259,7 +272,7 @@ class Committer:
         self._done_with([path, bucket], 2 * piece.size_bytes)
 
     def checkpoint(self) -> None:
-        """Bring all to the disk, say so, and delete what is no longer needed."""
+        """Flush everything to the disk, save the state, and delete files that are no longer needed."""
         state = self.state
         if self._buckets is not None:
             self._buckets.flush()
@@ -278,7 +291,7 @@ class Committer:
         self._pending_bytes = 0
 
     def begin_sorting(self) -> None:
-        """Pass 1 is over."""
+        """End pass 1, and begin pass 2."""
         self.checkpoint()
         self.state.phase, self.state.task_index = "sort", 0
         self._buckets = self._seen = None
@@ -287,12 +300,15 @@ class Committer:
             (self._work / SEEN_NAME).unlink(missing_ok=True)
 
     def add_order(self) -> None:
-        """All is written, and domain follows domain: say so. What a kill leaves of it is begun anew."""
+        """Write the order of the documents into the table of origins, one domain after another.
+
+        If a kill interrupts this, the next run starts it again.
+        """
         for ordinals in self.output.ordinals():
             self.origins.add_order(ordinals)
 
     def suspend(self) -> None:
-        """Close all files, and leave them for a later run."""
+        """Close all files, and leave them for a later run to continue."""
         self.output.suspend()
         self.origins.suspend()
 
@@ -320,7 +336,8 @@ class Committer:
         """The number of a domain in the run.
 
         Raises:
-            InputError: there are too many, or two would be one folder where letters have no case.
+            InputError: there are too many domains; two names would be the same folder on a file system that ignores
+                case; or the name is reserved.
         """
         known = self.state.domains
         if name in known:
@@ -328,19 +345,19 @@ class Committer:
         most = self._plan.max_domains
         if len(known) >= most:
             raise InputError(
-                f"the records have more than {most:,} domains, the last one {name!r}: each is a store with files "
-                "of its own. Choose another output.domain_key, with some kinds of data and not their names"
+                f"the records have more than {most:,} domains, the last one {name!r}: each domain is a store with its "
+                "own files. Choose another output.domain_key, one with a few kinds of data instead of their names"
             )
         for other in known:
             if name.casefold() == other.casefold():
-                raise InputError(f"the domains {name!r} and {other!r} differ by the case of letters alone: rename one")
+                raise InputError(f"the domains {name!r} and {other!r} differ only in the case of letters: rename one")
         if name in (PROVENANCE_NAME, MANIFEST_NAME):
-            raise InputError(f"a domain is called {name!r}, which is the name of a part of the store: rename it")
+            raise InputError(f"a domain has the name {name!r}, which is reserved for a part of the store: rename it")
         known.append(name)
         return len(known) - 1
 
     def _find_new(self, piece: Piece) -> NDArray[np.bool_] | None:
-        """For each document of the piece, in the order of the input, whether it is met for the first time."""
+        """(n,) whether each document of the piece is seen for the first time, in the order of the input."""
         if self._seen is None:
             return None
         hashes = piece.arrays.get("text_hashes", np.zeros((0, 2), np.uint64))
@@ -352,7 +369,7 @@ class Committer:
         path, size = self._work / SEEN_NAME, self.state.seen
         with output_errors(path, "continue"):
             path.touch()
-            seen = SeenHashes.load(path, size // HASH_BYTES)  # refuses a file that is too short
+            seen = SeenHashes.load(path, size // HASH_BYTES)
             os.truncate(path, size)
         return seen
 
@@ -369,7 +386,7 @@ class Committer:
 
 
 def _add_to_buckets(buckets: BucketWriter, piece: Piece, rows: Rows, keep: NDArray[np.bool_], first: int) -> None:
-    """Documents to buckets: they lie sorted in the piece, their ordinals follow the order of the input."""
+    """Add the documents of a piece, which are sorted, to the buckets. Their ordinals follow the order of the input."""
     if not piece.info.num_documents:
         return
     order, number = piece.arrays["order"], piece.arrays["rows"]

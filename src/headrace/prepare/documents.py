@@ -1,6 +1,6 @@
-"""A block of records -> documents as tokens, and for every record that is none the reason; what a run counts besides.
+"""Makes documents of blocks of records: filters and tokenises them, and keeps the reason for each record left out.
 
-What a run of a recipe counts besides documents and tokens: tokens key by key, what is trained, what was odd.
+`SampleCounts` are the sums that runs of a recipe keep in addition: tokens of each key, trained tokens, and notes.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class KeySums(msgspec.Struct, kw_only=True):
 
 
 class SampleCounts(msgspec.Struct, kw_only=True):
-    """Sums over records; those of bad ones are not among them."""
+    """Sums over all records except bad ones."""
 
     records: int = 0
-    """Records that were read whole: kept, or dropped by a reason."""
+    """Records that were read whole: those kept, and those dropped for a reason."""
 
     keys: dict[str, KeySums] = {}
-    """By key of ids, as the store calls it."""
+    """Sums for each key of ids, by its name in the store."""
 
     supervised: int = 0
-    """Trained tokens that were kept."""
+    """Trained tokens in the documents that were kept."""
 
     notes: dict[str, int] = {}
     """``straddling_tokens``, ``split_records``, ``truncated_records`` and the like."""
@@ -62,7 +62,10 @@ class SampleCounts(msgspec.Struct, kw_only=True):
                 ours.dropped[reason] = ours.dropped.get(reason, 0) + number
 
     def drop(self, reason: str, tokens: Mapping[str, int], supervised: int) -> None:
-        """Documents that were kept so far, with so many tokens by key, are dropped after all."""
+        """Count documents as dropped that were counted as kept.
+
+        ``tokens`` is the number of their tokens in each key, ``supervised`` the number of trained ones.
+        """
         self.supervised -= supervised
         for key, number in tokens.items():
             sums = self.keys[key]
@@ -70,7 +73,7 @@ class SampleCounts(msgspec.Struct, kw_only=True):
             sums.dropped[reason] = sums.dropped.get(reason, 0) + number
 
     def ledger(self) -> SampleLedger:
-        """As the manifest keeps them."""
+        """The counts as the manifest lists them."""
         return SampleLedger(
             records=self.records,
             keys={
@@ -88,10 +91,10 @@ class SampleCounts(msgspec.Struct, kw_only=True):
 
 
 LENGTH = "length"
-"""The reason for which tokens are cut off documents."""
+"""The reason under which tokens that were cut off documents are counted."""
 
 SAMPLE_ONE_IN = 2000
-"""Share of the documents that the reference tokeniser encodes as well, chosen by a hash of their place."""
+"""The reference tokeniser also encodes one document in this many, chosen by a hash of its place."""
 
 BLANK, BAD = "blank", "bad"
 
@@ -101,43 +104,44 @@ class Documents:
     """What became of a block. The n documents are those kept, in order."""
 
     tokens: list[NDArray[Any]]
-    """For each column, in its dtype; that of domains is an index into ``domains``."""
+    """The values of each column, in its dtype; those of the domain column are indices into ``domains``."""
     lengths: list[IntArray]
-    """For each column (n,), end-of-document tokens and the like included."""
+    """(n,) for each column the length of each document, including end-of-document tokens and the like."""
     lines: IntArray
-    """(n,) ascending; a line whose record was split is there several times."""
+    """(n,) line of each document, ascending; the line of a record that was split occurs several times."""
     places: IntArray
+    """(n,) place of each document, see `Block.places`."""
     ids: list[str] | None
     text_hashes: NDArray[np.uint64] | None
-    """(n, 2), where duplicates are looked for."""
+    """(n, 2) hash of each document, if duplicates are to be dropped."""
     skipped: list[tuple[int, str]]
-    """Line and reason of every line of the block that is no document, ascending."""
+    """Line and reason of every line of the block that is not a document, ascending."""
     bad: list[BadRecord]
-    """Among them those that cannot be used."""
+    """The records among them that cannot be used."""
     num_read: int
-    """Records kept or dropped by a filter; one that was split counts as often as it has documents."""
+    """Records kept or dropped by a filter; a record that was split counts once for each of its documents."""
     text_bytes: int
     num_special: int
     num_proved: int
     num_routed: int
     text_tokens: int
-    """Made of all that were encoded."""
+    """Tokens of all texts that were encoded, also of those dropped afterwards."""
     eod_tokens: int
     bos_tokens: int
     dropped_documents: dict[str, int]
     dropped_tokens: dict[str, int]
     truncated_tokens: dict[str, int] = dataclasses.field(default_factory=dict)
     num_split: int = 0
-    """Documents beyond one a record."""
+    """Documents beyond the first of each record."""
     domains: list[str] = dataclasses.field(default_factory=list)
     samples: SampleCounts | None = None
 
 
 class Encoder(Protocol):
-    """Whatever turns blocks into documents."""
+    """Makes documents of blocks: `BlockEncoder` for texts, `RecordEncoder` for recipes."""
 
     def encode(self, block: Block, file: int) -> Documents:
-        """The documents of a block of this input file; errors as of `BlockEncoder`."""
+        """Make the documents of a block of this input file."""
 
 
 class BlockEncoder:
@@ -152,11 +156,11 @@ class BlockEncoder:
         self._dtype: np.dtype[Any] = np.dtype(setup.encoding.dtype)
 
     def encode(self, block: Block, file: int) -> Documents:
-        """The documents of a block of this input file.
+        """Make the documents of a block of this input file.
 
         Raises:
-            MismatchError: the fast tokeniser is not equal to the reference tokeniser.
-            InputError: the tokeniser contradicts itself.
+            MismatchError: the fast tokeniser differs from the reference tokeniser.
+            InputError: the tokeniser makes ids that are not in its vocabulary.
         """
         columns = block.texts
         if self._setup.join is not None:
@@ -180,7 +184,7 @@ class BlockEncoder:
     def _encode_rows(
         self, columns: list[list[str]], state: BlockState, places: IntArray, file: int
     ) -> list[tuple[NDArray[np.uint32], IntArray]]:
-        """For each key ids and lengths of the records that are still alive, those that fail to encode refused."""
+        """Encode the records that are still alive: ids and lengths for each key. Texts that fail become bad records."""
         sampled = derive_array(derive(self._setup.sample_key, file), places) % np.uint64(SAMPLE_ONE_IN) == 0
         while True:
             alive = np.flatnonzero(state.alive)
@@ -263,7 +267,7 @@ class BlockEncoder:
 
 
 class BlockState:
-    """What has become of each record of a block so far."""
+    """Which records of a block are still alive, and why the others are not."""
 
     def __init__(self, block: Block, count: int) -> None:
         self._block = block
@@ -275,31 +279,31 @@ class BlockState:
 
     @property
     def num_refused(self) -> int:
-        """Records that the reader gave and that cannot be used all the same."""
+        """Records that were read but turned out bad afterwards."""
         return len(self.refused)
 
     def drop(self, index: int, reason: str) -> None:
-        """A filter does not want this record; the first reason counts."""
+        """Drop this record for a reason; only the first reason counts."""
         if self.alive[index]:
             self.alive[index] = False
             self._reasons[index] = reason
 
     def refuse(self, index: int, message: str) -> None:
-        """This record cannot be used."""
+        """Mark this record as bad, unless it was dropped before."""
         if self.alive[index]:
             self.drop(index, BAD)
             self.refused.append(index)
             self.bad.append(BadRecord(int(self._block.lines[index]), int(self._block.places[index]), message))
 
     def skipped(self) -> list[tuple[int, str]]:
-        """Line and reason of every line that is no document, ascending."""
+        """Line and reason of every line that is not a document, ascending."""
         found = [(int(self._block.lines[index]), reason) for index, reason in self._reasons.items()]
         found += [(line, BLANK) for line in self._block.blank_lines.tolist()]
         found += [(record.line, BAD) for record in self._block.bad]
         return sorted(found)
 
     def dropped_counts(self) -> dict[str, int]:
-        """Records that filters dropped, by reason."""
+        """The number of records that filters dropped, for each reason."""
         counts: dict[str, int] = {}
         for reason in self._reasons.values():
             if reason != BAD:

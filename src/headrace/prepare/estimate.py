@@ -1,12 +1,12 @@
-"""What a run would make, from a sample of its inputs: ``--dry-run``. Nothing is written.
+"""Estimates what a run would write from a sample of its inputs (``--dry-run``). Nothing is written.
 
-Points are spread over the bytes of all files: one in each of n equal stretches, somewhere in it. A point becomes a
-*place*, the span around it; a span that several points fall into is one place with their number as its weight.
+The bytes of all files are divided into n equal stretches, and a point is drawn in each. A point becomes a *place*: the
+span around it. If several points fall into the same span, it is one place, and their number is its weight.
 
     files of 1 and 3 MiB, 4 points      one place of weight 1 in the first, three in the second
     the same, compressed                one place of weight 1, the first file; one of weight 3, the second
 
-The places are encoded, and what they hold a byte is multiplied by the bytes of all files.
+The places are encoded, and their documents and tokens per byte are multiplied by the bytes of all files.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ from headrace.prepare.worker import load_encoder
 NUM_PLACES = 64
 PLACE_BYTES = 128 << 10
 STRIDE = 8
-"""Of what must be read from its beginning every eighth block is encoded: reading is cheap beside that."""
+"""One block in this many is encoded of a file that must be read from its beginning: reading is far cheaper."""
 
 _INDEX_BYTES = {"indexed": 20, "keyed": 11, "hdf5": 800, "jsonl": 6}
-"""Of a key and document: lengths, pointers and document indices; in ``meta.json``, a number as text; in HDF5, the
-header of each array; in JSON lines, what is around the name of the key and its numbers."""
+"""Bytes for each key of a document beside its values: lengths, pointers and document indices (indexed), a number as
+text in ``meta.json`` (keyed), the header of an array (HDF5), the punctuation around the key and its numbers (JSON
+lines)."""
 
 _ORDER_BYTES = 8
-"""Of the table of origins a document, where documents are shuffled or assigned to domains."""
+"""Bytes of a document in the table of origins, if documents are shuffled or have domains."""
 
 _JSON_SHARE = 2.3
-"""Bytes of a number as JSON over its bytes as binary: ids take about 5 of 2, masks 2 of 1."""
+"""Bytes of a number in JSON divided by its bytes in binary: about 5 to 2 for ids, 2 to 1 for masks."""
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run over these inputs would make: numbers of the whole run, scaled up from the sample."""
+    """What a run over these inputs would write. The numbers are those of the whole run, scaled up from the sample."""
 
     inputs: int
     input_bytes: int
@@ -57,21 +58,21 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the input files that the sample came from."""
     sampled_documents: int
     is_exact: bool
-    """The sample was all of the input: documents and tokens are no estimates."""
+    """Whether the sample was the whole input, so that documents and tokens are exact numbers."""
     bad_records: int
-    """Of the sample; they are not scaled up."""
+    """Bad records in the sample; this number is not scaled up."""
     first_error: str
-    """The first of them, or empty."""
+    """The message of the first bad record, or empty."""
     documents: int
     tokens: int
     dtype: str
     output_bytes: int
-    """Of all files that stay, but for the manifest and some headers."""
+    """Bytes of all output files, except the manifest and some headers."""
     backend: str
     fallback: str
-    """Why ``tokenizers`` encodes, though a faster library passed its first proof; else empty."""
+    """Why ``tokenizers`` encodes although a faster library passed its first proof; else empty."""
     dropped: dict[str, int]
-    """Documents of the sample that filters drop, by reason. Duplicates show only in a run."""
+    """Documents of the sample that filters drop, for each reason. Only a run finds duplicates."""
 
 
 def estimate_text(
@@ -83,12 +84,12 @@ def estimate_text(
     """Tokenise a sample that is spread over all inputs, in this process, and scale it up.
 
     About 8 MiB of text are encoded, in 64 places. Smaller inputs are read whole, and the numbers are then exact. A
-    compressed file and a row group are read from their beginning, so what changes within them is not seen.
+    compressed file and a row group are read only at their beginning, so changes within them go unnoticed.
 
     Raises:
-        ConfigError: inputs, tokeniser or options cannot be; standard input is among the inputs.
-        InputError: a file cannot be read, or there are no records. Bad records are counted.
-        MissingExtraError: as `prepare_text`.
+        ConfigError: inputs, tokeniser or options are not valid, or standard input is among the inputs.
+        InputError: a file cannot be read, or there are no records. Bad records are counted and raise nothing.
+        MissingExtraError: the input or the tokeniser needs a package that is not installed.
     """
     check_local(inputs)
     options = options or TextOptions()
@@ -111,7 +112,7 @@ def estimate_text(
 
 
 def estimate_plan(plan: RunPlan) -> Estimate:
-    """As `estimate_text`, of any plan."""
+    """Estimate what a run of this plan would write, see `estimate_text`."""
     backend, fallback = plan.choice.name, ""
     try:
         sample = _Sample(plan, backend)
@@ -119,7 +120,7 @@ def estimate_plan(plan: RunPlan) -> Estimate:
         backend, fallback = REFERENCE, str(error)
         sample = _Sample(plan, backend)
     if not sample.num_records:
-        raise InputError(f"no records in a sample of {len(plan.files):,} files: is this the right data?")
+        raise InputError(f"a sample of {len(plan.files):,} files holds no records: is this the right data?")
     size, *sums = sample.sums
     scale = 1.0 if sample.is_whole else plan.total_bytes / (size or 1.0)
     documents, tokens, value_bytes = (round(value * scale) for value in sums)
@@ -152,23 +153,24 @@ def _output_bytes(plan: RunPlan, documents: int, value_bytes: int) -> int:
 
 
 class SampledRange(NamedTuple):
-    """A part of an input that is looked at."""
+    """A part of an input that is sampled."""
 
     span: Span
     weight: int
-    """How much of the input it stands for, beside the others."""
+    """The share of the input that it represents, relative to the other places."""
 
     from_begin: bool
-    """It is read from its beginning, as far as its weight asks for; else it is read whole."""
+    """Whether it is read from its beginning, as far as its weight asks for; else it is read whole."""
 
 
 def choose_places(
     files: Sequence[SourceFile], *, key: int, num_points: int, place_bytes: int
 ) -> tuple[list[SampledRange], bool]:
-    """The places for ``num_points`` points, in the order of the input, and whether they are all of the input.
+    """Choose the places for ``num_points`` points.
 
-    All of the input is taken where it is no more than as many places; each file then weighs its extent. Cost:
-    O(files + points), whatever the size of the files is.
+    Returns the places in the order of the input, and whether they cover the whole input. They do if the input is no
+    larger than ``num_points`` places; the weight of a file is then its extent. Cost: O(files + points), whatever the
+    size of the files.
     """
     if sum(file.text_bytes for file in files) <= num_points * place_bytes:
         whole = [
@@ -198,17 +200,17 @@ def _around(file: SourceFile, byte: int, place_bytes: int) -> tuple[int, int]:
         begin = byte // place_bytes * place_bytes
         return begin, min(begin + place_bytes, file.extent)
     if file.unit_bytes:
-        # Units hold about as many rows each, and readers assign the bytes of the file to its rows evenly.
+        # All units hold about the same number of rows, and readers divide the bytes of the file evenly among its rows.
         unit = byte * file.extent // file.size_bytes
         return unit, unit + 1
     return 0, file.extent
 
 
 class _Sample:
-    """The places of a run, read and encoded in this process by one library.
+    """The places of a run, read and encoded in this process with one library.
 
     Raises:
-        MismatchError: the library is not equal to the reference tokeniser.
+        MismatchError: the library differs from the reference tokeniser.
         InputError: a file cannot be read.
     """
 
@@ -217,7 +219,7 @@ class _Sample:
         self.first_error = ""
         self.dropped: Counter[str] = Counter()
         self.sums: NDArray[np.float64] = np.zeros(4)
-        """Bytes of the inputs, documents, tokens, bytes of values; each place counts by its weight."""
+        """Bytes of the inputs, documents, tokens, and bytes of values, weighted by the weights of the places."""
         self._plan = plan
         proved = ProvedEncoder(backend, plan.tokenizer.json, plan.options.tokens.special_tokens_in_text)
         setup = plan.setup(parts="", buckets="", tokenizer="", backend=backend)
@@ -238,7 +240,8 @@ class _Sample:
         )
         stride, most = (STRIDE, STRIDE * place.weight) if place.from_begin else (1, None)
         found = np.zeros(3)
-        # Which bytes of a compressed file a block came from is not known: characters say what share was encoded.
+        # It is not known which bytes of a compressed file a block came from, so the share that was encoded is measured
+        # in characters.
         read_bytes = read = encoded = 0
         for number, block in enumerate(islice(reader.blocks(), most)):
             num_characters = sum(len(text) for texts in block.texts for text in texts) + block.num_lines
@@ -251,14 +254,15 @@ class _Sample:
             read_bytes = reader.compressed_bytes
         size = read_bytes * encoded / max(read, 1)
         self.num_bytes += round(size)
-        # What was read of a beginning stands for the whole place. Any other place may own more or fewer bytes of lines
-        # than it has: what lies in long lines counts where these begin.
+        # The part that was read of a beginning represents the whole place. The lines of any other place may have more
+        # or fewer bytes than the place, since a long line counts where it begins.
         extent = size if place.from_begin else place.span.end - place.span.begin
         if extent:
             self.sums += place.weight / extent * np.array([size, *found])
 
     def _encode(self, block: Block, file: int) -> tuple[int, int, int]:
-        """Documents of a block, their tokens, and the bytes of all that is stored of them but for indices."""
+        """The number of documents of a block, of their tokens, and of the bytes that are stored of them, without
+        indices."""
         made = self._encoder.encode(block, file)
         self.num_records += block.num_lines - block.num_blank
         self.num_documents += len(made.lines)

@@ -1,4 +1,7 @@
-"""Worker processes, and the tasks assigned to them: results come in the order of the tasks, and nothing ever hangs."""
+"""Worker processes, and the tasks assigned to them. Results come in the order of the tasks.
+
+A worker that ends is noticed and replaced, so that the run never waits for it.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,11 @@ from headrace.prepare.forking import ONE_THREAD, Child, forked, interrupts_block
 from headrace.prepare.messages import HashDone, PieceDone, Progress, Reply, TaskFailed
 
 RUN_AHEAD = 2
-"""Finished or running tasks a worker, besides the one whose pieces are taken: bounds the pieces on disk."""
+"""Finished or running tasks for each worker, ahead of the task whose pieces are committed. This bounds the number of
+pieces on disk."""
 
 MAX_DEATHS = 3
-"""Workers that one task may cost before the run gives up: what kills three is not chance."""
+"""Workers that may end in the same task before the run gives up: three in a row are not chance."""
 
 _EXIT_WAIT_S = 10.0
 _FAREWELL_S = 2.0
@@ -35,24 +39,25 @@ _COMMAND = "import sys; from headrace.prepare.worker import main; main(int(sys.a
 
 
 class AnyTask(Protocol):
-    """What workers are told to do: hashable, and for msgspec."""
+    """An order for a worker. It is hashable, and msgspec can encode it."""
 
     @property
     def task_index(self) -> int:
-        """Place of its result among those of the others; -1: it is taken as it comes."""
+        """The place of its result in the order of all results; -1 if the result is to be yielded when it arrives."""
 
 
 class WorkerProcesses:
-    """Subprocesses, each at the end of its own socket, so that the death of one blocks no other.
+    """Worker processes, each with its own socket, so that the death of one does not block the others.
 
-    Leaving the context ends them all: where nothing went wrong they are let end by themselves, with what they have
-    started. A worker whose parent is killed ends by itself too.
+    Leaving the context ends them all. If no error occurred, they have a moment to end by themselves, together with what
+    they have started; then they are killed. A worker whose parent is killed ends by itself, too.
 
     Args:
-        num_workers: how many.
+        num_workers: number of processes.
         setup: the first message to each.
-        command: the program of a worker, Python that serves the descriptor ``sys.argv[1]``; by default that for texts.
-        serve: what does the same in a fork of this process, with what is loaded here; where it can be forked.
+        command: Python code for a worker that serves the descriptor ``sys.argv[1]``; by default the worker for texts.
+        serve: a function that serves a descriptor in a fork of this process and uses what is loaded here. It takes the
+            place of ``command`` if this process can be forked.
     """
 
     def __init__(
@@ -90,12 +95,15 @@ class WorkerProcesses:
         return self._num_workers
 
     def send(self, worker: int, task: AnyTask) -> None:
-        """Give a worker its next task. A dead one shows at the next `receive`."""
+        """Send a worker its next task. If it is dead, the next `receive` reports that."""
         with contextlib.suppress(ConnectionError):
             self._connections[worker].send_bytes(msgspec.msgpack.encode(task))
 
     def receive(self, timeout_s: float) -> list[tuple[int, Reply | None]]:
-        """What the workers said, one reply each, None for one that has ended; waits ``timeout_s`` for the first."""
+        """Replies of the workers, at most one from each, or None from one that has ended.
+
+        It waits up to ``timeout_s`` for the first reply.
+        """
         replies: list[tuple[int, Reply | None]] = []
         for ready in wait(self._connections, timeout_s):
             worker = self._connections.index(ready)  # type: ignore[arg-type]
@@ -108,7 +116,7 @@ class WorkerProcesses:
         return replies
 
     def replace(self, worker: int) -> str:
-        """Start another process in place of one that has ended; how that one ended, in words."""
+        """Start another process in place of one that has ended. Returns in words how that one ended."""
         described = self._describe_end(worker)
         self._connections[worker].close()
         self._processes[worker].kill()
@@ -171,23 +179,23 @@ class WorkerProcesses:
 
     def _describe_end(self, worker: int) -> str:
         process = self._processes[worker]
-        who = f"worker {worker + 1} of {self._num_workers} (process {process.pid})"
+        name = f"worker {worker + 1} of {self._num_workers} (process {process.pid})"
         try:
             code = process.wait(_EXIT_WAIT_S)
         except subprocess.TimeoutExpired:
-            return f"{who} closed its connection and hangs"
+            return f"{name} closed its connection and hangs"
         if code == -signal.SIGKILL:
             return (
-                f"{who} was killed (SIGKILL): most often the machine or the job ran out of memory (see `dmesg`, or the "
-                "scheduler's log)"
+                f"{name} was killed (SIGKILL): most often the machine or the job ran out of memory (see `dmesg`, or "
+                "the scheduler's log)"
             )
         if code < 0:
-            return f"{who} was ended by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
-        return f"{who} ended with exit status {code}; its last words are above"
+            return f"{name} was ended by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
+        return f"{name} ended with exit status {code}; its last output is above"
 
 
 class Execution:
-    """Assigns tasks to idle workers, and gives their results in the order of the tasks."""
+    """Assigns tasks to idle workers, and yields their results in the order of the tasks."""
 
     def __init__(
         self,
@@ -221,7 +229,7 @@ class Execution:
     def run(self) -> Iterator[PieceDone | HashDone | TaskFailed]:
         """See `run_tasks`."""
         while self._waiting or self._running or self._task_index <= self._last_task:
-            # Idle workers go first: taking the next piece takes a while.
+            # Idle workers get their tasks first, since committing the next piece takes a while.
             self._assign()
             queue = self._results.get(self._task_index)
             if queue:
@@ -232,7 +240,7 @@ class Execution:
                 yield result
             elif not self._running:
                 raise HeadraceError(
-                    f"no task gives result {self._task_index}. This is a defect of Headrace: please report it."
+                    f"no task returns result {self._task_index}. This is a defect of Headrace: please report it."
                 )
             has_next = bool(self._results.get(self._task_index))
             for worker, reply in self._workers.receive(0.0 if has_next or not self._running else self._interval_s):
@@ -253,7 +261,7 @@ class Execution:
 
     def _take(self, worker: int, reply: PieceDone | HashDone | TaskFailed) -> Iterator[HashDone | TaskFailed]:
         if isinstance(reply, PieceDone):
-            # A task that was begun again after a death makes its first pieces a second time.
+            # A task that was started again after a worker died writes its first pieces a second time.
             if reply.piece >= self._delivered.get(reply.task_index, 0):
                 self._delivered[reply.task_index] = reply.piece + 1
                 self._results.setdefault(reply.task_index, collections.deque()).append(reply)
@@ -271,7 +279,7 @@ class Execution:
         task = self._running.pop(worker, None)
         described = self._workers.replace(worker)
         if task is None:
-            # It died before it had anything to do: one that cannot even start would do so for ever.
+            # It died before it had a task. A worker that cannot start at all would be replaced for ever.
             self._idle_deaths += 1
             if self._idle_deaths >= MAX_DEATHS * len(self._workers):
                 raise WorkerError(f"{described}. No worker can be started; nothing was written.")
@@ -296,21 +304,19 @@ def run_tasks(
     on_progress: Callable[[Progress | None], None],
     interval_s: float,
 ) -> Iterator[PieceDone | HashDone | TaskFailed]:
-    """Yield the pieces of tasks in their order, from ``first_task`` on; hashes as they come.
+    """Run tasks in worker processes; yield their pieces in the order of the tasks, and hashes when they arrive.
 
-    A failed task is yielded in its place, too, so that the error a user sees does not depend on the workers. At most
-    ``run_ahead`` tasks a worker are ahead of the one whose pieces are taken. A worker that ends is replaced, its task
-    begun again. ``on_progress`` is called with each worker's report, and with None at least every ``interval_s``
-    seconds.
+    A failed task is also yielded in its place, so that the error a user sees does not depend on the workers. A worker
+    that ends is replaced, and its task starts again.
 
     Args:
-        workers: processes, idle.
-        tasks: in the order of their indices; hash tasks stand anywhere.
+        workers: the processes, which must be idle.
+        tasks: the tasks in the order of their indices; hash tasks may stand anywhere.
         first_task: the index of the first result.
-        ready: pieces of tasks that are whole on disk already; these tasks are not assigned.
-        run_ahead: as said.
-        on_progress: as said.
-        interval_s: as said.
+        ready: pieces that are on disk already, of tasks whose pieces are all there; these tasks are not assigned.
+        run_ahead: how many tasks for each worker may be ahead of the one whose pieces are yielded.
+        on_progress: called with each worker's report, and with None at least every ``interval_s`` seconds.
+        interval_s: see ``on_progress``.
 
     Raises:
         WorkerError: several workers have ended in the same task.

@@ -1,20 +1,18 @@
-"""Which documents are kept: by their length, by a function of the user's, and each text once.
+"""Decides which documents are kept: by their length, by a function of the user's, and each text only once.
 
 A document that breaks several rules is counted under the first of ``min_chars``, ``max_chars``, ``filter`` (or
-``filter:<reason>``, where the function says why), ``min_tokens``, ``max_tokens``.
+``filter:<reason>``, if the function returns a reason), ``min_tokens``, ``max_tokens``.
 
-Functions that the user names as ``module:function``: finding them, and telling when their source has changed.
-
-Exact duplicates: which texts of a run were met before, told by their 128-bit hashes.
-
-The hashes lie in sorted runs, each at least `_RATIO` times as long as the next. A batch becomes the last run, and the
-last is merged into the one before, in place, while it is too long beside it. Lengths, 10 new hashes at a time, ratio 8:
+Exact duplicates are found by the 128-bit hashes of their texts (`SeenHashes`). The hashes are kept in sorted runs, each
+at least `_RATIO` times as long as the next. A new batch becomes the last run, and the last run is merged into the one
+before it, in place, for as long as the ratio is too small. The lengths of the runs for batches of 10 new hashes and
+ratio 8:
 
     10  20  30 ... 80  80+10  100 ... 160  160+10  160+20  190 ... 640  640+10 ... 640+80  640+80+10  740
 
-A look-up is a short bisection a run, and there are at most log8(n / batch) + 2 runs. Two texts count as equal when
-their hashes are: among 10^9 different texts the chance of one wrong pair is about 10^-21, unless somebody constructs
-it.
+A look-up is a short bisection in each run, and there are at most log8(n / batch) + 2 runs. Two texts count as equal if
+their hashes are equal: among 10^9 different texts the chance of one wrong pair is about 10^-21, unless somebody
+constructs it.
 """
 
 from __future__ import annotations
@@ -40,16 +38,17 @@ from headrace.prepare.sources.block import Block
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """Import ``package.module:function``; like ``python -m``, with the current folder in front of all others.
+    """Import ``package.module:function``. As with ``python -m``, the current folder is searched first.
 
-    The folder stays in ``sys.path``, so that worker processes which take over ``sys.path`` find the same function.
+    The folder stays in ``sys.path``, so that worker processes, which inherit ``sys.path``, find the same function.
 
     Raises:
-        ConfigError: not of this form, no such module or name, the import fails, or it is no function.
+        ConfigError: the name has another form, the module or function does not exist, the import fails, or the object
+            is not callable.
     """
     module_name, colon, path = name.partition(":")
     if not colon or not _is_dotted(module_name) or not _is_dotted(path):
-        raise ConfigError(f"{name!r} names no function: write module:function, such as my_filters:is_english")
+        raise ConfigError(f"{name!r} does not name a function: write module:function, such as my_filters:is_english")
     found: Any = _load_module(module_name, name)
     for attribute in path.split("."):
         if not hasattr(found, attribute):
@@ -58,17 +57,17 @@ def load_function(name: str) -> Callable[..., Any]:
             raise ConfigError(f"{name!r}: {where} has no {attribute!r}{_nearest(attribute, known)}")
         found = getattr(found, attribute)
     if not callable(found):
-        raise ConfigError(f"{name!r} is no function but of type {type(found).__name__}")
+        raise ConfigError(f"{name!r} is not a function but of type {type(found).__name__}")
     return found  # type: ignore[no-any-return]
 
 
 def function_fingerprint(name: str) -> str:
-    """Hex digest of the source of a function's module, as named and as defined, to tell when it has changed.
+    """Hex digest of a function's source, which tells whether it has changed.
 
-    What these modules import is not part of it.
+    It covers the module that the name gives and the module that defines the function, but not what they import.
 
     Raises:
-        ConfigError: as `load_function`.
+        ConfigError: see `load_function`.
     """
     function = load_function(name)
     modules = {name.partition(":")[0], getattr(inspect.unwrap(function), "__module__", None) or ""}
@@ -90,7 +89,7 @@ def _load_module(module_name: str, name: str) -> Any:
                 f"{name!r}: there is no module {missing!r}, neither in the current folder nor installed{hint}"
             ) from None
         raise ConfigError(f"{name!r}: the module cannot be imported: {error}") from error
-    except (Exception, SystemExit) as error:  # whatever the user's module does
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise ConfigError(f"{name!r}: the module cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -109,7 +108,7 @@ def _is_dotted(name: str) -> bool:
 
 
 def _content(module_name: str) -> str:
-    """The hash of a module's file; of its name where it has none, as built-in ones."""
+    """The hash of a module's file; for a module without a file, such as a built-in one, its name."""
     file = getattr(sys.modules[module_name], "__file__", None)
     try:
         return hash_bytes(Path(file).read_bytes()) if file else f"{module_name} of Python {sys.version}"
@@ -126,25 +125,31 @@ IntArray = NDArray[np.int64]
 
 
 class FilterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a document must be to be kept. Lengths are inclusive, and of all fields of a record together."""
+    """Which documents are kept. The limits are inclusive, and apply to all fields of a record together.
+
+    Example:
+        >>> filters = headrace.prepare.FilterSpec(min_chars=200, max_tokens=100_000)
+        >>> headrace.prepare.TextOptions(filters=filters).filters.min_chars
+        200
+    """
 
     min_chars: int | None = None
-    """Characters are code points of Unicode."""
+    """The fewest characters (code points of Unicode) of a document."""
 
     max_chars: int | None = None
 
     min_tokens: int | None = None
-    """Tokens of the text, without those that are added at its begin and end."""
+    """The fewest tokens of a document, without those that are added at its begin and end."""
 
     max_tokens: int | None = None
 
     function: str | None = None
-    """``module:function``; called with each record, a dict, it returns True to keep it, or False to drop it, or the
-    reason for dropping it, a short str."""
+    """``module:function``. It is called with each record as a dict, and returns True to keep the record, False to drop
+    it, or the reason for dropping it as a short str."""
 
 
 def check_filters(spec: FilterSpec) -> None:
-    """Refuse limits that cannot be. The function is not looked at: `load_function` does.
+    """Refuse impossible limits. The function is not checked here, but by `load_function`.
 
     Raises:
         ConfigError: a negative limit, or a minimum above its maximum.
@@ -159,10 +164,11 @@ def check_filters(spec: FilterSpec) -> None:
 
 
 class Filters:
-    """The rules, ready to be applied: the user's function is loaded.
+    """The rules of a `FilterSpec`, with the user's function loaded.
 
     Attributes:
-        failures: records of the last `by_record` on which the function failed: index in the block, and what happened.
+        failures: the records on which the function failed in the last call of `by_record`, each as its index in the
+            block and a message.
 
     Raises:
         ConfigError: the function cannot be loaded.
@@ -180,10 +186,10 @@ class Filters:
 
         Args:
             block: n records.
-            columns: their texts as they will be tokenised, where that is not ``block.texts``.
+            columns: the texts as they will be tokenised, if these are not ``block.texts``.
 
         Returns:
-            Index and reason of each record to drop, ascending. Those in `failures` are not among them.
+            Index and reason of each record to drop, ascending, without those in `failures`.
         """
         low, high = self.spec.min_chars, self.spec.max_chars
         num_records = len(block.lines)
@@ -209,7 +215,7 @@ class Filters:
         """Apply ``min_tokens`` and ``max_tokens``.
 
         Args:
-            num_tokens: (n,) tokens of each record, all fields together, without those that are added.
+            num_tokens: (n,) tokens of each record, all fields together, without those added at its begin and end.
 
         Returns:
             Index and reason of each record to drop, ascending.
@@ -217,7 +223,7 @@ class Filters:
         return sorted(_out_of_range(num_tokens, self.spec.min_tokens, self.spec.max_tokens, "tokens").items())
 
     def _ask(self, function: Callable[[Mapping[str, Any]], object], record: Mapping[str, Any]) -> tuple[str, str]:
-        """The reason to drop the record, and what went wrong; both empty where it is kept."""
+        """The reason to drop the record, and an error message; both are empty if the record is kept."""
         try:
             answer = function(record)
         except (Exception, SystemExit) as error:
@@ -250,36 +256,36 @@ def _out_of_range(lengths: IntArray, low: int | None, high: int | None, unit: st
 
 
 def _describe(error: BaseException) -> str:
-    """Kind, message, and the line of the user's code that raised, in one line."""
+    """The type and message of an error, and the line of the user's code that raised it, all in one line."""
     text = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_MESSAGE_CHARS]
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is our call
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first frame is our call
     if not frames:
         return text
     last = frames[-1]
-    # Without its folder: the message goes into the manifest, whose bytes do not depend on where things lie.
+    # The folder is left out: the message goes into the manifest, whose bytes must not depend on where files lie.
     return f"{text} ({Path(last.filename).name}, line {last.lineno}: {last.line})"
 
 
 HashArray = NDArray[np.uint64]
-"""(n, 2) uint64: the high and the low half of each 128-bit hash."""
+"""(n, 2) uint64: the high and low half of each 128-bit hash."""
 
 HASH_BYTES = 16
 IndexArray = NDArray[np.int64]
 _RATIO = 8
 _CHUNK = 1 << 16
-"""Hashes of a run that a merge moves at a time; its working memory is some multiples of this."""
+"""Hashes of a run that a merge moves at a time; the working memory of a merge is a few times as much."""
 
 _PAIR = np.dtype("V16")
-"""Both halves as one item: NumPy moves these several times as fast as rows of two."""
+"""Both halves as one item, which NumPy moves several times as fast as rows of two."""
 
 _LOAD = 1 << 20
 """Hashes read at a time."""
 
 
 def hash_texts(columns: Sequence[Sequence[str]]) -> HashArray:
-    """The hash of each record: xxh3_128 of its text's UTF-8, or of the 16-byte hashes of its texts one after another.
+    """The hash of each record: xxh3_128 of its text in UTF-8, or, for several fields, of the 16-byte hashes in a row.
 
-    The second form, for several fields, has no ambiguity: ``("ab", "c")`` and ``("a", "bc")`` differ.
+    Since the fields are hashed separately, ``("ab", "c")`` and ``("a", "bc")`` differ.
 
     Args:
         columns: for each field the texts of the n records.
@@ -295,10 +301,10 @@ def hash_texts(columns: Sequence[Sequence[str]]) -> HashArray:
 
 
 class SeenHashes:
-    """A set of hashes that says of each new one whether it is the first of its kind.
+    """A set of hashes that tells for each added hash whether it is new.
 
-    Memory, measured: 16.2 bytes a hash, and at the peak of a merge below 19 from 10^7 hashes on, 23 at 10^6. One to two
-    million hashes a CPU second in batches of some thousand; small batches cost more.
+    Measured memory: 16.2 bytes for each hash; at the peak of a merge 23 with 10^6 hashes, and below 19 from 10^7 on.
+    It adds one to two million hashes per CPU second in batches of some thousands; small batches cost more.
     """
 
     def __init__(self) -> None:
@@ -313,10 +319,13 @@ class SeenHashes:
         return sum(run.num_bytes for run in self._runs)
 
     def add(self, hashes: HashArray) -> NDArray[np.bool_]:
-        """(n,) bool: True where a hash is seen for the first time; of equal ones in the batch that is the first.
+        """Add hashes, and tell which are new.
 
         Args:
-            hashes: (n, 2) uint64, as `hash_texts` gives them.
+            hashes: (n, 2) uint64, as `hash_texts` returns them.
+
+        Returns:
+            (n,) bool, True where a hash is seen for the first time; among equal hashes of the batch, the first one.
         """
         is_first = np.zeros(len(hashes), np.bool_)
         if not len(hashes):
@@ -334,11 +343,11 @@ class SeenHashes:
 
     @classmethod
     def load(cls, path: str | Path, num_hashes: int | None = None) -> SeenHashes:
-        """The set of the first hashes of a file that holds them as 16 bytes each, two little-endian uint64.
+        """Load hashes from a file that holds each as 16 bytes, two little-endian uint64.
 
         Args:
-            path: the file; it may be longer.
-            num_hashes: how many count; None takes all.
+            path: the file; it may hold more hashes than are loaded.
+            num_hashes: how many hashes to load, from the beginning of the file; None loads all.
 
         Raises:
             InputError: the file cannot be read.
@@ -356,19 +365,19 @@ class SeenHashes:
                         found = len(seen) + len(values) // 2
                         raise StoreError(
                             f"{path}: {num_hashes:,} hashes of {HASH_BYTES} bytes should be there, found {found:,}; "
-                            "it was cut short: begin the run anew with --restart"
+                            "the file was cut short: start the run over with --restart"
                         )
                     if not seen.add(values.astype(np.uint64).reshape(-1, 2)).all():
                         raise StoreError(
-                            f"{path}: a hash is there twice, but only first ones are kept; it was changed: "
-                            "begin the run anew with --restart"
+                            f"{path}: a hash is there twice, but each is stored only once; the file was changed: "
+                            "start the run over with --restart"
                         )
         except OSError as error:
             raise InputError(f"{path}: the hashes cannot be read: {error.strerror or error}") from error
         return seen
 
     def _settle(self) -> None:
-        """Merge from the end until each run is `_RATIO` times as long as the next."""
+        """Merge from the end until each run is at least `_RATIO` times as long as the next."""
         runs = self._runs
         while len(runs) > 1 and len(runs[-1]) * _RATIO > len(runs[-2]):
             small = runs.pop()
@@ -376,7 +385,7 @@ class SeenHashes:
 
 
 def _first_of_each(hashes: HashArray) -> IndexArray:
-    """Places of the first occurrence of each different hash, in the order of the hashes."""
+    """The index of the first occurrence of each different hash, in the order of the hashes."""
     high, low = hashes[:, 0], hashes[:, 1]
     order = np.argsort(high, kind="stable")
     sorted_high, sorted_low = high[order], low[order]
@@ -391,9 +400,11 @@ def _first_of_each(hashes: HashArray) -> IndexArray:
 
 
 class _Run:
-    """Different hashes in ascending order, and for each value of their first bits where those begin.
+    """Different hashes in ascending order, with a directory that tells for each value of their first bits where the
+    hashes with these bits begin.
 
-    That directory has an entry for 32 to 64 hashes: a look-up touches two or three places in memory, not twenty.
+    The directory has an entry for every 32 to 64 hashes, so that a look-up touches two or three places in memory, not
+    twenty.
     """
 
     def __init__(self, hashes: HashArray) -> None:
@@ -405,11 +416,11 @@ class _Run:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory."""
+        """Bytes of memory that the hashes and the directory take."""
         return self.hashes.nbytes + self._begins.nbytes
 
     def contains(self, hashes: HashArray) -> NDArray[np.bool_]:
-        """(n,) bool: the hash is in the run."""
+        """(n,) bool: whether each hash is in the run."""
         buckets = (hashes[:, 0] >> self._shift).astype(np.int64)
         at = _lower_bounds(self.hashes, hashes, self._begins[buckets], self._begins[buckets + 1])
         flat = self.hashes.reshape(-1)
@@ -420,17 +431,17 @@ class _Run:
         return same
 
     def merge(self, added: HashArray) -> None:
-        """Take in sorted hashes, none of which is here.
+        """Merge sorted hashes into this run, none of which may be in it already.
 
-        The run grows in place (the system moves pages, not bytes) and is filled from the end, a chunk at a time, so
-        that the peak of memory is the result and some chunks.
+        The run grows in place (the system moves pages, not bytes) and is filled from the end, one chunk at a time, so
+        that the peak of memory is the result and a few chunks.
         """
         end, rest = len(self), len(added)
         self.hashes.resize((end + rest, 2), refcheck=False)
         while rest:
             begin = max(end - _CHUNK, 0)
             chunk = self.hashes[begin:end].copy()
-            # Those that belong before the chunk stay for the next one.
+            # Hashes that belong before the chunk are left for the next chunk.
             first = int(_positions(added[:rest], chunk[:1])[0]) if begin else 0
             places = _positions(chunk, added[first:rest]) + np.arange(rest - first)
             is_old = np.ones(len(chunk) + rest - first, np.bool_)
@@ -449,7 +460,7 @@ class _Run:
 
 
 def _positions(run: HashArray, hashes: HashArray) -> IndexArray:
-    """(n,) for each hash the number of hashes in the sorted run that are smaller."""
+    """(n,) the number of hashes in the sorted run that are smaller than each hash."""
     high = np.ascontiguousarray(run[:, 0])
     begins = np.searchsorted(high, hashes[:, 0])
     ends = np.searchsorted(high, hashes[:, 0], side="right")
@@ -457,10 +468,10 @@ def _positions(run: HashArray, hashes: HashArray) -> IndexArray:
 
 
 def _lower_bounds(run: HashArray, hashes: HashArray, begins: IndexArray, ends: IndexArray) -> IndexArray:
-    """(n,) for each hash the first place in ``[begin, end)`` of the sorted run that is not smaller, or its end."""
+    """(n,) each hash's first index in ``[begin, end)`` of the sorted run that is not smaller, or ``end``."""
     flat = run.reshape(-1)
     high, low = np.ascontiguousarray(hashes[:, 0]), np.ascontiguousarray(hashes[:, 1])
-    # Leaps of 2^k, 2^(k-1), ..., 1, each taken where it stays among the smaller ones.
+    # Bisection for all hashes at once: steps of 2^k, 2^(k-1), ..., 1, each taken if it stays among smaller hashes.
     step = 1 << int((ends - begins).max(initial=0)).bit_length()
     while step := step >> 1:
         tried = begins + step

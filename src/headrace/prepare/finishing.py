@@ -36,7 +36,7 @@ from headrace.stores import (
 )
 
 DOMAIN_OPTION = "domain"
-"""The key of the ``options`` in a domain's manifest that says which documents of the whole store it holds."""
+"""The key in the ``options`` of a domain's manifest that tells which documents of the whole store it holds."""
 
 
 def name_outputs(
@@ -48,8 +48,8 @@ def name_outputs(
 ) -> tuple[list[OutputShard], dict[str, str]]:
     """The shards as the manifest lists them, and the moves that give all files their final names.
 
-    One shard is ``text_document``, as Megatron's tool names it; of several each has its number behind that. The series
-    of a domain lies in a folder of its name, with a manifest of its own.
+    A single shard is called ``text_document``, as by Megatron's tool; if there are several, each has its number after
+    that. The series of a domain lies in a folder with its name and a manifest of its own.
     """
     outputs: list[OutputShard] = []
     moves = {MANIFEST_NAME: MANIFEST_NAME}
@@ -72,7 +72,7 @@ def name_outputs(
 def _named(
     plan: RunPlan, shards: Sequence[tuple[WrittenShard, ...]], folder: Path
 ) -> tuple[list[OutputShard], list[tuple[str, str]]]:
-    """The shards of one series, and the names of their files in its folder, as they are and as they will be."""
+    """The shards of one series, and pairs of the present and final names of their files in its folder."""
     outputs: list[OutputShard] = []
     pairs: list[tuple[str, str]] = []
     masks = {column.key for column in plan.columns if column.kind == "mask"}
@@ -94,7 +94,7 @@ def _named(
 
 
 def _with_masks(shard: OutputShard, masks: Collection[str]) -> OutputShard:
-    """The entry, which says of each key whether it is a mask."""
+    """The entry, with each key marked as a mask or not."""
     keys = {key: msgspec.structs.replace(info, mask=key in masks) for key, info in shard.keys.items()}
     return msgspec.structs.replace(shard, keys=keys)
 
@@ -108,10 +108,12 @@ def build_manifest(
     work: Path,
     supervised: Sequence[int] = (),
 ) -> Manifest:
-    """Balance the ledger, and write the manifests into the work folder: that of the whole vouches for the domains'.
+    """Balance the ledger, and write the manifests into the work folder.
+
+    The manifest of the whole store lists the hashes of those of the domains.
 
     Raises:
-        HeadraceError: something was lost or made up on the way.
+        HeadraceError: the ledger does not balance: something was lost or added on the way.
     """
     first_key = plan.keys[0]
     num_documents = sum(shard.documents for shard in outputs if first_key in shard.keys)
@@ -163,9 +165,10 @@ def build_manifest(
 def _save_domains(
     plan: RunPlan, state: RunState, manifest: Manifest, work: Path, supervised: Sequence[int]
 ) -> tuple[FileSum, ...]:
-    """Write a manifest into the folder of each domain, so that it opens as a store of its own; their sums.
+    """Write a manifest into the folder of each domain, so that it opens as a separate store. Returns their hashes.
 
-    It says which documents of the whole store it holds; where they come from stands beside that one alone.
+    The manifest tells which documents of the whole store the domain holds. The table of origins lies only in the whole
+    store.
     """
     first = 0
     sums = []
@@ -186,7 +189,7 @@ def _save_domains(
                     documents=DocumentLedger(read=num_documents, kept=num_documents),
                     tokens=TokenLedger(made=sum(counts.values()), kept=sum(counts.values())),
                     samples=SampleLedger(
-                        keys={key: TokenLedger(made=one, kept=one) for key, one in counts.items()},
+                        keys={key: TokenLedger(made=count, kept=count) for key, count in counts.items()},
                         supervised=supervised[number],
                     ),
                 ),
@@ -201,10 +204,10 @@ def _save_domains(
 
 
 def _check_parallel(plan: RunPlan, outputs: Sequence[OutputShard]) -> dict[str, int]:
-    """Ids in the store by key, after a look that keys which go together have as many values.
+    """The number of ids in the store for each key.
 
     Raises:
-        HeadraceError: they do not.
+        HeadraceError: a column does not have one value for each id of the key that it is parallel to.
     """
     values: Counter[str] = Counter()
     for shard in outputs:
@@ -220,13 +223,13 @@ def _check_parallel(plan: RunPlan, outputs: Sequence[OutputShard]) -> dict[str, 
 
 
 def described_options(plan: RunPlan) -> dict[str, Any]:
-    """What a manifest says of the options of a run."""
+    """The options of a run as its manifest lists them."""
     options = plan.options
     function = options.filters.function
-    # What was called may be other code tomorrow.
+    # The code of the function may change later.
     code = {} if function is None else {"filter": function_fingerprint(function)}
     if plan.recipe is not None:
         return {**plan.recipe.described, **code}
     names = ("records", "tokens", "filters", "deduplicate", "output", "errors")
-    # By way of JSON, so that what is returned equals what is read back.
+    # Encoded to JSON and decoded again, so that the result equals what is read back from a manifest.
     return {**{name: msgspec.json.decode(msgspec.json.encode(getattr(options, name))) for name in names}, **code}

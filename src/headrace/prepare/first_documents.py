@@ -1,4 +1,4 @@
-"""The first documents of a run, encoded by the fast tokeniser and by the reference tokeniser before any is written."""
+"""The first proof of a run: a fast library and the reference tokeniser must encode its first documents equally."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from headrace.prepare.sources import RecordSpec, SourceFile, Span, open_span
 
 NUM_DOCUMENTS = 1000
 MAX_TEXT_BYTES = 16 << 20
-"""Characters at which the proof stops early: a thousand books would take minutes."""
+"""The most characters that are proved: a thousand books would take minutes."""
 
 MIN_TEXT_BYTES = 64 << 10
-"""Characters that are proved of any input, however small: some hundredths of a second."""
+"""Characters that are proved however small the input is. This takes some hundredths of a second."""
 
 SHARE_OF_TEXT = 0.009
-"""Of the text of the run, the most that its first documents may be: with those sampled later it is below 1 %."""
+"""The largest share of the text of a run that the first documents may be. Together with the texts that are sampled
+later, less than 1 % of the text is encoded twice."""
 
 
 class FirstProof(NamedTuple):
-    """What came of the proof of the first documents."""
+    """The result of the proof of the first documents."""
 
     choice: Choice
-    """As it was; or that of ``tokenizers``, where a text differs."""
+    """The choice that was proved, or ``tokenizers`` if a text differs."""
     num_texts: int
-    """Proved."""
+    """Number of texts that were proved; 0 if one differs."""
     encoder: ProvedEncoder | None
-    """As it is loaded, for workers that are forks of this process; None where there are none."""
+    """The loaded encoder, which workers inherit if they are forks of this process; else None."""
 
 
 def most_characters(files: Sequence[SourceFile]) -> int:
-    """Characters at which the proof of the first documents ends, the last document whole."""
+    """The number of characters after which the proof of the first documents ends; the last document is proved whole."""
     share = int(SHARE_OF_TEXT * sum(file.text_bytes for file in files))
     return min(max(share, MIN_TEXT_BYTES), MAX_TEXT_BYTES)
 
@@ -48,7 +49,10 @@ def prove_first_documents(
     tokenizer_json: bytes,
     on_compared: OnCompared,
 ) -> FirstProof:
-    """Encode the first documents by the chosen library and by ``tokenizers``."""
+    """Encode the first documents with the chosen library and with ``tokenizers``, and compare the ids.
+
+    If they differ, the result chooses ``tokenizers``.
+    """
     special = options.tokens.special_tokens_in_text
     if choice.name == REFERENCE:
         return FirstProof(choice, 0, ProvedEncoder(REFERENCE, tokenizer_json, special) if may_fork() else None)
@@ -57,15 +61,17 @@ def prove_first_documents(
 
 
 def prove_texts(choice: Choice, texts: list[str], encoder: ProvedEncoder, on_compared: OnCompared) -> FirstProof:
-    """As `prove_first_documents`, for texts that are at hand."""
+    """Compare the chosen library with ``tokenizers`` on these texts, see `prove_first_documents`."""
     reference = encoder.reference
-    found = apart(
-        lambda say: compare(encoder.backend, reference, texts, on_compared=lambda done, total: say((done, total))),
-        lambda said: on_compared(*said),
+    difference = apart(
+        lambda report: compare(
+            encoder.backend, reference, texts, on_compared=lambda done, total: report((done, total))
+        ),
+        lambda progress: on_compared(*progress),
     )
-    if found is None:
+    if difference is None:
         return FirstProof(choice, len(texts), encoder if may_fork() else None)
-    reason = f"differs on text {found.index + 1:,} of the first {len(texts):,} of the run: {found.message}"
+    reason = f"differs on text {difference.index + 1:,} of the first {len(texts):,} of the run: {difference.message}"
     reasons = {**choice.reasons, choice.name: reason}
     return FirstProof(
         msgspec.structs.replace(choice, name=reference.name, version=reference.version, reasons=reasons), 0, None
@@ -77,7 +83,7 @@ def _first_texts(files: Sequence[SourceFile], spec: RecordSpec, options: TextOpt
     documents = size = 0
     most = most_characters(files)
     for number, file in enumerate(files):
-        # The whole file is one span here, read as far as is needed.
+        # The whole file is one span here, of which only the beginning is read.
         reader = open_span(file, Span(number, 0, file.extent), spec, max_record_bytes=options.records.max_record_bytes)
         for block in reader.blocks():
             for texts in zip(*block.texts, strict=True):
@@ -87,4 +93,4 @@ def _first_texts(files: Sequence[SourceFile], spec: RecordSpec, options: TextOpt
                 if documents >= NUM_DOCUMENTS or size >= most:
                     return
             if block.bad and options.errors.on_error == "stop":
-                return  # the run will say what is wrong
+                return  # the run will report the bad record

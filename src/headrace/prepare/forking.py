@@ -1,8 +1,8 @@
-"""Processes as forks of this one: they have its modules, and what it has loaded, from the start.
+"""Forks of this process, which inherit its modules and everything it has loaded.
 
-Of the threads of a process a fork keeps one, and what the others hold is lost to it. So only a process of one thread is
-forked. The command line is one, and stays it: of the libraries that encode some start a thread when they first encode,
-and that they do in forks alone. In a program that has threads workers are fresh processes.
+A fork has only one thread of its parent, and locks that the other threads hold stay locked in it. Therefore only a
+process with a single thread is forked. The command line is such a process, and stays one: some libraries start a thread
+when they first encode, but they encode only in forks. In a program with several threads, workers are fresh processes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ ONE_THREAD: Final = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-"""Of the environment: processes are the parallelism here, and threads inside each would only fight over the cores."""
+"""Environment variables that keep libraries from starting threads: the work is parallel over processes already, and
+threads within each would only compete for the cores."""
 
 _TASKS: Final = Path("/proc/self/task")
 _STEP_S: Final = 0.005
 
 
 def may_fork() -> bool:
-    """Whether this process has one thread, whoever has started them; no where the system does not say."""
+    """Whether this process has a single thread. False if the system does not tell."""
     try:
         return sys.platform == "linux" and len(list(_TASKS.iterdir())) == 1
     except OSError:
@@ -46,21 +47,24 @@ def may_fork() -> bool:
 
 
 def be_one_thread() -> None:
-    """Keep a process of one thread at that, whatever libraries it loads from now on."""
+    """If this process has a single thread, keep the libraries that it loads from now on from starting others."""
     if may_fork():
         os.environ.update(ONE_THREAD)
 
 
 def apart(work: Callable[[Callable[[Any], None]], T], on_said: Callable[[Any], None]) -> T:
-    """What ``work`` gives; done in a fork where that is allowed, so that what it starts is gone with it.
+    """Call ``work`` in a fork if this process can be forked, so that threads it starts end with the fork.
 
     Args:
-        work: is called with what it may tell ``on_said``. What it says, gives and raises is pickled.
-        on_said: called here.
+        work: called with a function that passes a message to ``on_said``. Messages, result and errors are pickled.
+        on_said: called in this process with each message.
+
+    Returns:
+        What ``work`` returns.
 
     Raises:
-        Exception: what ``work`` raises; RuntimeError in place of what does not pickle.
-        WorkerError: the fork has ended without an answer, killed or by a fault of a library.
+        Exception: the error that ``work`` raises, or RuntimeError in place of one that cannot be pickled.
+        WorkerError: the fork ended without an answer: it was killed, or a library crashed.
     """
     if not may_fork():
         return work(on_said)
@@ -69,20 +73,20 @@ def apart(work: Callable[[Callable[[Any], None]], T], on_said: Callable[[Any], N
         with theirs:
             try:
                 fork = forked(lambda: _answer(work, theirs), theirs.fileno())
-            except OSError:  # there is no room for another process
+            except OSError:  # the system refuses another process
                 return work(on_said)
         try:
             while True:
-                kind, said = ours.recv()
+                kind, content = ours.recv()
                 if kind == "said":
-                    on_said(said)
+                    on_said(content)
                 elif kind == "raised":
-                    raise said
+                    raise content
                 else:
-                    found: T = said
-                    return found
+                    result: T = content
+                    return result
         except EOFError:
-            raise WorkerError(f"a process that tries a library ended with exit status {fork.wait()}") from None
+            raise WorkerError(f"the process that tests a library ended with exit status {fork.wait()}") from None
         finally:
             fork.kill()
             fork.wait()
@@ -90,10 +94,10 @@ def apart(work: Callable[[Callable[[Any], None]], T], on_said: Callable[[Any], N
 
 def _answer(work: Callable[[Callable[[Any], None]], T], connection: Connection[Any, Any]) -> None:
     try:
-        connection.send(("gave", work(lambda said: connection.send(("said", said)))))
+        connection.send(("gave", work(lambda message: connection.send(("said", message)))))
     except BrokenPipeError:
         raise  # nobody listens any more
-    except BaseException as error:  # a panic in Rust is no Exception
+    except BaseException as error:  # a panic in Rust is not an Exception
         try:
             found = pickle.loads(pickle.dumps(error))
             connection.send(("raised", found if isinstance(found, Exception) else RuntimeError(_words(error))))
@@ -107,7 +111,7 @@ def _words(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Processes started within never see SIGINT, from their first instruction on; it is the parent's to handle."""
+    """Processes started within this context never receive SIGINT, which only the parent handles."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -116,28 +120,28 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 class Child:
-    """A process that was forked, with what `executor.Workers` asks of a ``Popen``."""
+    """A forked process, with the methods of ``Popen`` that `executor.WorkerProcesses` calls."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """The exit status, below 0 a signal's number; None while it runs."""
+        """The exit status, or minus the number of the signal that ended it; None while it runs."""
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else has waited for it
+            except ChildProcessError:  # other code has waited for it
                 pid, status = self.pid, 0
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status, once it has ended.
+        """Wait for the end of the process, and return its exit status.
 
         Raises:
-            subprocess.TimeoutExpired: it has not within as many seconds.
+            subprocess.TimeoutExpired: it has not ended within ``timeout`` seconds.
         """
         until = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
@@ -147,28 +151,30 @@ class Child:
         return code
 
     def kill(self) -> None:
-        """By SIGKILL, if it runs yet."""
+        """Send SIGKILL if it is still running."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
 
 def forked(serve: Callable[[], None], keep: int) -> Child:
-    """A fork of this process.
+    """Fork this process.
+
+    The fork's standard input is empty, and its standard output goes to standard error.
 
     Args:
-        serve: called in it; when it comes back, or raises, the process ends.
-        keep: the only descriptor that it has besides the standard ones. It reads nothing, and prints to standard error.
+        serve: called in the fork, which ends when this function returns or raises.
+        keep: the only descriptor that the fork keeps open, apart from the standard ones.
 
     Raises:
         OSError: the system refuses another process.
     """
-    with contextlib.suppress(Exception):  # what is not printed yet is printed here alone
+    with contextlib.suppress(Exception):  # else both processes would print what is buffered
         sys.stdout.flush()
         sys.stderr.flush()
-    # What a handler raised in the fork, before it has none, would run on through our callers.
+    # Until the fork has reset its signal handlers, an exception from one of them would propagate into our callers.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    gc.freeze()  # or the first collection of the fork would copy all pages
+    gc.freeze()  # else the first garbage collection in the fork would copy all pages
     try:
         pid = os.fork()
         if pid == 0:
@@ -194,11 +200,11 @@ def _serve(serve: Callable[[], None], keep: int, blocked: Iterable[int]) -> NoRe
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(code)  # nothing of what the first process does at its end is done twice
+        os._exit(code)  # skip the exit handlers of the parent, which would run twice
 
 
 def _begin(keep: int) -> None:
-    """What a new program would begin with."""
+    """Set up signals, descriptors and environment as a new program would have them."""
     os.setpgid(0, 0)  # Ctrl-C reaches the parent alone
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
@@ -207,7 +213,8 @@ def _begin(keep: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)  # standard output may be a pipe that carries --json
-    for one in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        if one > 2 and one not in (keep, nothing):
-            os.dup2(nothing, one)  # not closed: objects that are still there may close it, whosever it then is
+    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if descriptor > 2 and descriptor not in (keep, nothing):
+            # It is not closed: an inherited object may close the number later, when it belongs to another file.
+            os.dup2(nothing, descriptor)
     os.environ.update(ONE_THREAD)

@@ -1,4 +1,4 @@
-"""The sums of a run, and the proof that nothing was lost between a file and the store."""
+"""The ledger of a run: the sums of all it read and kept, which prove that nothing was lost on the way to the store."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ DUPLICATE, MAX_RECORDS = "duplicate", "max_records"
 
 
 class LedgerState(msgspec.Struct, kw_only=True):
-    """All sums so far, as they stand in a checkpoint."""
+    """All sums so far, as a checkpoint holds them."""
 
     reached: list[int]
-    """For each file, in the unit of its extent."""
+    """For each file the end of what was read, in the unit of its extent."""
     lines: list[int]
+    """For each file the number of lines that were read."""
     hashes: list[str]
+    """For each file its xxh3_128, or empty while it is not known."""
     input_bytes: int = 0
     all_lines: int = 0
     blank_lines: int = 0
@@ -40,27 +42,27 @@ class LedgerState(msgspec.Struct, kw_only=True):
     dropped_tokens: dict[str, int] = {}
     truncated_tokens: dict[str, int] = {}
     samples: SampleCounts | None = None
-    """What is counted where a recipe makes the documents."""
+    """The counts of samples, if a recipe makes the documents."""
     errors: list[ErrorEntry] = []
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parent left out of a piece: what had been met before, or what a limit does not let in."""
+    """Documents of a piece that the parent left out for one reason: duplicates, or those above a limit."""
 
     reason: str = DUPLICATE
     documents: int = 0
     empty: int = 0
     tokens: int = 0
     keys: dict[str, int] = {}
-    """Tokens by key."""
+    """Tokens of each key."""
     supervised: int = 0
 
 
 class RunLedger:
-    """Counts what was read and what was kept on independent ways, and compares them.
+    """Counts in independent ways what was read and what was kept, and compares the counts.
 
-    Lines are counted by the readers, records by their texts, documents and tokens by their encodings, and all of them
-    again by the store that was written.
+    The readers count lines, the texts give the records, the encodings give documents and tokens, and all of these are
+    counted again in the store that was written.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class RunLedger:
 
     @property
     def tokens(self) -> int:
-        """Tokens kept so far, end-of-document tokens and the like included."""
+        """Tokens kept so far, including end-of-document tokens and the like."""
         state = self.state
         return self._made - sum(state.dropped_tokens.values()) - sum(state.truncated_tokens.values())
 
@@ -82,10 +84,11 @@ class RunLedger:
         return self.state.text_tokens + self.state.eod_tokens + self.state.bos_tokens
 
     def add(self, info: PieceInfo, left_out: Sequence[LeftOut] = ()) -> None:
-        """Take the next piece's counts, in the order of the input.
+        """Add the counts of the next piece, in the order of the input.
 
         Raises:
-            HeadraceError: bytes of a file were left out or read twice, or lines are not documents plus skipped ones.
+            HeadraceError: bytes of a file were left out or read twice, or the lines are not the sum of documents and
+                skipped lines.
         """
         state = self.state
         for number, span in enumerate(info.spans):
@@ -128,7 +131,7 @@ class RunLedger:
             state.samples.drop(left.reason, left.keys, left.supervised)
 
     def _add_samples(self, info: PieceInfo, samples: SampleCounts) -> None:
-        """The sums by key are those of all tokens, taken apart."""
+        """Add the sums of each key, after checking that together they are the sums of all tokens."""
         sums, tokens = samples.keys.values(), info.tokens
         self._equal(
             "tokens of a piece, and those of its keys", tokens.text + tokens.eod + tokens.bos, sum(s.made for s in sums)
@@ -137,9 +140,9 @@ class RunLedger:
         self._equal("tokens cut off in a piece, and those of its keys", truncated, sum(s.truncated for s in sums))
         by_key = sum(sum(s.dropped.values()) for s in sums)
         self._equal("tokens dropped in a piece, and those of its keys", dropped, by_key)
-        for key, one in samples.keys.items():
-            accounted = one.kept + one.truncated + sum(one.dropped.values())
-            self._equal(f"tokens of {key!r} made, and those kept, cut off and dropped", one.made, accounted)
+        for key, counts in samples.keys.items():
+            accounted = counts.kept + counts.truncated + sum(counts.dropped.values())
+            self._equal(f"tokens of {key!r} made, and those kept, cut off and dropped", counts.made, accounted)
         split = sum(span.split for span in info.spans)
         records = sum(span.documents for span in info.spans) - split
         self._equal("records of a piece, and those that were made into samples", records, samples.records)
@@ -180,12 +183,20 @@ class RunLedger:
         keys: Mapping[str, int] | None = None,
         supervised: int = 0,
     ) -> Ledger:
-        """The ledger for the manifest, held against the store that was written and its table of origins.
+        """Compare the sums with the store that was written and with its table of origins.
 
-        ``keys``: ids of the store by key, and ``supervised`` the ones in its masks, where a recipe made it.
+        Args:
+            num_documents: documents in the store.
+            num_tokens: tokens in the store.
+            num_origins: documents in the table of origins.
+            keys: ids in the store for each key, if a recipe made it.
+            supervised: ones in the masks of the store, if a recipe made it.
+
+        Returns:
+            The ledger for the manifest.
 
         Raises:
-            HeadraceError: it does not balance.
+            HeadraceError: the ledger does not balance.
         """
         state = self.state
         for file, reached in zip(self._files, state.reached, strict=True):

@@ -1,4 +1,4 @@
-"""What the parent and its workers say to each other: msgpack, one message a send."""
+"""The messages between the parent and its workers, encoded as msgpack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Encoding(msgspec.Struct, frozen=True):
     """How texts become tokens."""
 
     tokenizer: str
-    """The copy of ``tokenizer.json`` made for this run."""
+    """Path of the copy of ``tokenizer.json`` that was made for this run."""
 
     backend: str
     special: SpecialPolicy
@@ -27,10 +27,10 @@ class Encoding(msgspec.Struct, frozen=True):
 
 
 class RecipeSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """How records become samples, where a recipe says it. In JSON, so that runs over text load nothing of it."""
+    """How a recipe makes samples of records, in JSON, so that runs over text need not load ``headrace.samples``."""
 
     recipe: bytes
-    """The `Recipe`, with the layout of each input said."""
+    """The `Recipe`, with the layout of each input resolved."""
 
     sources: tuple[int, ...]
     """For each input file, the number of the recipe's input that named it."""
@@ -39,14 +39,14 @@ class RecipeSetup(msgspec.Struct, frozen=True, kw_only=True):
     """The `TemplateSetup`."""
 
     special_tokens: dict[str, str]
-    """``bos_token`` and the like, where no template says them; see `find_end_names`."""
+    """``bos_token`` and the like, for tokens that no template names; see `find_end_names`."""
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """The first message: all that is the same for every task."""
+    """The first message to a worker: what is the same for every task."""
 
     parent: int
-    """Process id; a worker that finds another parent gives up."""
+    """Process id of the parent; a worker that finds another parent exits."""
 
     parts: str
     """Folder for the pieces."""
@@ -62,20 +62,20 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     columns: tuple[Column, ...]
     on_error: Literal["stop", "skip"]
     max_errors: int | None
-    """Bad records after which a piece need not be finished: the run fails by it alone."""
+    """A piece with more bad records need not be finished, as they alone fail the run; None sets no limit."""
     with_text_hashes: bool
     order_key: int | None
-    """Of the shuffle; None keeps the order of the input."""
+    """Key of the shuffle; None keeps the order of the input."""
 
     sample_key: int
-    """Of the sample of documents that are proved."""
+    """Key that selects the documents which the reference tokeniser encodes as well."""
 
     making: RecipeSetup | None = None
     """None: each text is a document."""
 
 
 class PiecePosition(msgspec.Struct, frozen=True, array_like=True):
-    """Where in a task a piece begins: pieces before it, the span, and the lines of that span before it."""
+    """Where in a task a piece begins: the number of pieces before it, its span, and the lines before it in the span."""
 
     piece: int = 0
     span: int = 0
@@ -83,43 +83,43 @@ class PiecePosition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TextTask(msgspec.Struct, frozen=True, tag=True):
-    """Read these spans, write pieces."""
+    """An order to read the spans of a task and to write pieces."""
 
     task: Task
     files: tuple[SourceFile, ...]
-    """One a span."""
+    """The file of each span."""
     start: PiecePosition = PiecePosition()
 
     @property
     def task_index(self) -> int:
-        """Place of its result among those of the others."""
+        """The place of its result in the order of all results."""
         return self.task.number
 
 
 class SortTask(msgspec.Struct, frozen=True, tag=True):
-    """Sort a bucket into a piece of the same number."""
+    """An order to sort a bucket into a piece of the same number."""
 
     bucket: int
     size: int
-    """Bytes of the bucket's file that count."""
+    """Valid bytes of the bucket's file; what follows was not recorded before a kill."""
 
     @property
     def task_index(self) -> int:
-        """Place of its result among those of the others."""
+        """The place of its result in the order of all results."""
         return self.bucket
 
 
 class HashTask(msgspec.Struct, frozen=True, tag=True):
-    """Hash a file that no single task reads whole."""
+    """An order to hash a file that no single task reads whole."""
 
     number: int
-    """Of the input file."""
+    """Number of the input file."""
 
     file: SourceFile
 
     @property
     def task_index(self) -> int:
-        """It has none: the result is taken as it comes."""
+        """Always -1: the result has no place in the order, and is used when it arrives."""
         return -1
 
 
@@ -139,7 +139,7 @@ class HashDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """How far the running task is, its finished pieces included."""
+    """How far the running task is, including its finished pieces."""
 
     task_index: int
     input_bytes: int
@@ -148,22 +148,22 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class TaskFailed(msgspec.Struct, frozen=True, tag=True):
-    """A task failed; the worker lives on.
+    """A task failed; the worker continues.
 
-    ``kind`` is ``input``, ``output``, ``mismatch`` (the fast library is not equal to the reference tokeniser) or
-    ``crash`` (``message`` is then a traceback). For a bad line ``message`` says what was found, and the parent adds
-    file and line: only it knows how many lines there were before.
+    ``kind`` is ``input``, ``output``, ``mismatch`` (the fast library differs from the reference tokeniser) or ``crash``
+    (``message`` is then a traceback). For a bad line, ``message`` says what was found, and the parent adds file and
+    line, since only the parent knows how many lines came before.
     """
 
     task_index: int
-    """Of the task; -1 for a hash task."""
+    """Index of the task; -1 for a hash task."""
 
     kind: Literal["input", "output", "mismatch", "crash"]
     message: str
     file: int = -1
-    """Input file of a bad line, else -1."""
+    """Number of the input file of a bad line, else -1."""
     line: int = 0
-    """The bad line, counted from 1 at the beginning of its span, or of the piece where that begins later."""
+    """The bad line, counted from 1 at the beginning of its span, or of the piece if that begins later."""
 
 
 Order = TextTask | SortTask | HashTask

@@ -1,4 +1,4 @@
-"""The output folder during a run: nothing in it changes until everything is complete, and a killed run goes on.
+"""The output folder during a run: nothing in it changes until all output is complete, and a killed run can continue.
 
     DIR/.headrace-prepare/lock             held by the living run
                           run.json         what decides the bytes of the run
@@ -6,13 +6,11 @@
                           tokenizer.json   the copy that all workers load
                           parts.*/         pieces on their way into the output
                           ...              shards, buckets, the table of origins
-                          commit.json      all is complete: files are being moved up into DIR
+                          commit.json      all output is complete, and is being moved up into DIR
 
-A killed run leaves the hidden folder. The same run goes on from it; another one is refused until told to discard it.
-Where the move had begun, the next run completes it first. A run that is killed behind its last change, before it could
-say so, leaves its output alone: the same run finds that it made it, and has nothing left to do.
-
-What a run must know to go on after a kill, and whether an unfinished run is the one that is asked for now.
+A killed run leaves the hidden folder. The same run continues from it; a different run is refused until it is told to
+discard the folder. If the move had begun, the next run completes it first. If a run was killed after its last change,
+but before it could report success, the same run finds its complete output, and does nothing.
 """
 
 from __future__ import annotations
@@ -39,47 +37,47 @@ from headrace.stores import MANIFEST_NAME, Manifest, ProvenanceState, load_manif
 
 STATE_NAME = "state"
 TASK_NAME = "state.task"
-"""The checkpoint at the begin of the last task that left several pieces, to go back to."""
+"""The checkpoint at the beginning of the last task with several pieces, to which a run can return."""
 
 
 class RunState(msgspec.Struct, kw_only=True):
-    """A checkpoint: all before it is on disk in the output, all after it is done again or lies in pieces."""
+    """A checkpoint: all output before it is on disk; what comes after it lies in pieces, or is done again."""
 
     phase: Literal["encode", "sort"] = "encode"
     task_index: int = msgspec.field(default=0, name="turn")
     """The task, or the bucket, that comes next."""
     cursor: PiecePosition = PiecePosition()
-    """Where in that task."""
+    """The position in that task."""
     ledger: LedgerState
     output: OutputState = OutputState()
     provenance: ProvenanceState | None = None
     num_buckets: int = 0
     bucket_sizes: list[int] = []
     seen: int = 0
-    """Bytes of the file of text hashes."""
+    """Valid bytes of the file of text hashes."""
     domains: list[str] = []
-    """Names of the domains, in the order in which the input first has them."""
+    """Names of the domains, in the order of their first appearance in the input."""
     kept_records: int = 0
-    """Counted where the recipe limits them."""
+    """Records that were kept; counted only if the recipe limits them."""
     fallback: str = ""
-    """Why everything from some task on is encoded by ``tokenizers``; empty while the fast tokeniser holds."""
+    """Why ``tokenizers`` encodes everything from some task on; empty as long as the fast tokeniser proves right."""
 
 
 def save_state(work: Path, state: RunState, name: str = STATE_NAME) -> None:
     """Write the checkpoint and its hash, atomically.
 
     Raises:
-        OutputError: the system refuses.
+        OutputError: the system refuses the write.
     """
     data = msgspec.msgpack.encode(state)
     atomic_write(work / name, data + xxhash.xxh3_64_digest(data))
 
 
 def load_state(work: Path, name: str = STATE_NAME) -> RunState | None:
-    """The checkpoint of a run, or None where it had made none.
+    """The checkpoint of a run, or None if there is none.
 
     Raises:
-        OutputError: it cannot be read, or a bit of it was changed.
+        OutputError: it cannot be read, or is damaged.
     """
     try:
         data = (work / name).read_bytes()
@@ -93,12 +91,12 @@ def load_state(work: Path, name: str = STATE_NAME) -> RunState | None:
         return msgspec.msgpack.decode(data[:-8], type=RunState)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OutputError(
-            f"{work / name}: damaged, or of another version of Headrace ({error}); --restart begins anew"
+            f"{work / name}: damaged, or of another version of Headrace ({error}); --restart starts over"
         ) from error
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """What differs between two descriptions of a run, a line each, and first where lists have other lengths."""
+    """The differences between two descriptions of a run, a line each. Different lengths of lists come first."""
     before, after = dict(_flat(then, "")), dict(_flat(now, ""))
     for name in sorted(before.keys() | after.keys(), key=lambda name: (not name.startswith("number of "), name)):
         if name not in before or name not in after or before[name] != after[name]:
@@ -122,7 +120,7 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 
 
 def _with_version(run: dict[str, Any]) -> dict[str, Any]:
-    """What a run said of itself; the first version did not say which it is."""
+    """The description of a run with its version. The first version did not write its number."""
     return {"version": 1, **run}
 
 
@@ -130,7 +128,7 @@ WORK_NAME = ".headrace-prepare"
 RUN_NAME = "run.json"
 COMMIT_NAME = "commit.json"
 WORK_VERSION = 1
-"""Of what lies in the work folder of an unfinished run: a change of it gives another number."""
+"""Version of the files in the work folder of an unfinished run. It increases with each change of their format."""
 _MAX_DIFFERENCES = 8
 _OUTPUT_NAMES = re.compile(
     r".+_document(_\d{5,})?\.(bin|idx)|shard_\d{4,}|data_\d{4,}\.h5|provenance|shard-\d{6,}\.tar(\.idx)?|\.nv-meta"
@@ -140,11 +138,11 @@ _OUTPUT_NAMES = re.compile(
 class OutputFolder:
     """Claims a folder for one run, as a context manager.
 
-    Left without `commit`, it is as it was found, but for the hidden folder where `keep` was said; a folder that the
-    run made is removed.
+    If the context is left without `commit`, the folder is as it was before, and is removed if the run created it. Only
+    the hidden folder stays, if `keep` was called.
 
     Raises:
-        OutputError: the folder holds something else, another run is writing to it, or the system refuses.
+        OutputError: the folder holds something else, another run is writing to it, or the system refuses access.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, restart: bool) -> None:
@@ -166,10 +164,10 @@ class OutputFolder:
                 self._make(self.path)
                 self._claim()
                 self._complete_commit()
-                # Whatever goes wrong before `begin`, an unfinished run is not this one's to throw away.
+                # If something goes wrong before `begin`, this run must not discard an unfinished run.
                 self._keep = self._unfinished() is not None
             self._found = None if self._overwrite or self._keep else self._whole_output()
-            if self._found is None:  # else only `begin` can tell whether that is the output asked for
+            if self._found is None:  # else only `begin` can tell whether it is the output that this run would make
                 self._check_content()
         except BaseException:
             self._leave()
@@ -182,22 +180,25 @@ class OutputFolder:
         self._leave()
 
     def begin(self, run: Mapping[str, Any], *, is_made: Callable[[Manifest], bool]) -> str:
-        """Begin or continue this run. Where it is complete already, nothing is to be done but to say the answer.
+        """Begin or continue this run.
 
         Args:
-            run: what decides its bytes, as JSON.
-            is_made: whether output with this manifest, which is here whole, is what the run would make.
+            run: what decides the bytes of the run, as JSON.
+            is_made: called with the manifest of complete output in this folder; returns whether the run would make it.
+
+        Returns:
+            An empty string if the run is to be done; a notice for the user if its output is complete already.
 
         Raises:
-            OutputError: the folder is taken, or another run was left unfinished in it.
+            OutputError: the folder holds something else, or another unfinished run.
         """
         run = json.loads(json.dumps({"version": WORK_VERSION, **run}))
         if self._completed is not None and self._completed == run:
-            return "the run was complete, but for the move of its files, which is done now"
+            return "the run was complete, except for the move of its files, which is done now"
         if self._found is not None and is_made(self._found):
             return (
-                "the output is complete already: the same inputs and options made it, and nothing is done "
-                "(--overwrite makes it anew)"
+                "the output is complete already: the same inputs and options made it, so there is nothing to do "
+                "(--overwrite makes it again)"
             )
         if self._found is not None or self._completed is not None:
             self._check_content()
@@ -229,7 +230,7 @@ class OutputFolder:
 
     @property
     def earlier(self) -> Mapping[str, Any]:
-        """What an unfinished run here said of itself, or one whose output is here; else nothing."""
+        """The description of an unfinished run in this folder, or of the run whose output is here; else empty."""
         if self._completed is not None:
             return self._completed
         if self._found is not None:
@@ -237,19 +238,19 @@ class OutputFolder:
         return (None if self._restart else self._unfinished()) or {}
 
     def keep(self) -> None:
-        """From now on an end without `commit` leaves the hidden folder for a run that goes on."""
+        """Leave the hidden folder for a later run to continue if this one ends without `commit`."""
         self._keep = True
 
     def commit(self, moves: Mapping[str, str]) -> None:
-        """Move complete files up: from names in the work folder to names in the folder, in this order.
+        """Move complete files from names in the work folder to names in the output folder, in this order.
 
-        The last ones should be those without which nothing opens.
+        The files without which the output cannot be opened should come last.
 
         Raises:
-            OutputError: the system refuses; the next run goes on with the move.
+            OutputError: the system refuses a move; the next run completes the moves.
         """
         self._keep = True
-        # Old indices go first, so that no old index ever stands beside new tokens.
+        # Old indices are removed first, so that an old index never stands beside new tokens.
         remove = sorted(self._replaced, key=lambda name: not name.endswith((".idx", "meta.json")))
         self._write_commit(remove, moves)
         with output_errors(self.path, "replace the output in"):
@@ -263,7 +264,7 @@ class OutputFolder:
         atomic_write(self.work / COMMIT_NAME, data + b"\n" + hash_bytes(data).encode() + b"\n")
 
     def _commit(self) -> dict[str, Any]:
-        """What is to be moved; OutputError where a bit of it was changed. One of before has no hash."""
+        """The moves that were written; OutputError if they are damaged. An earlier version wrote no hash."""
         path = self.work / COMMIT_NAME
         data, end, digest = path.read_bytes().partition(b"\n")
         try:
@@ -287,7 +288,7 @@ class OutputFolder:
                 with contextlib.suppress(OSError):
                     if folder.parts:
                         (self.path / folder).rmdir()
-            # From here on the names may be those of new files.
+            # From here on the names may belong to new files.
             self._write_commit([], dict(plan["moves"]))
         for source, target in plan["moves"]:
             place = self.path / safe_relative(target)
@@ -313,7 +314,7 @@ class OutputFolder:
         return _with_version(found) if isinstance(found, dict) else None
 
     def _whole_output(self) -> Manifest | None:
-        """The manifest of the output that is here, where all its files are."""
+        """The manifest of the output in this folder, if all its files are there."""
         try:
             manifest = load_manifest(self.path)
         except StoreError:
@@ -338,8 +339,8 @@ class OutputFolder:
     def _clear(self) -> None:
         """Remove what an earlier run left.
 
-        First goes what says that there is a run, so that a kill leaves none without its files; and last the commit,
-        so that until then the same run is known as complete.
+        The description of the run is removed first, so that a kill never leaves it without its files. The commit is
+        removed last, so that until then the same run is known to be complete.
         """
         (self.work / RUN_NAME).unlink(missing_ok=True)
         for entry in list(os.scandir(self.work)):
@@ -372,17 +373,17 @@ class OutputFolder:
             self._replaced = self._listed(taken)
 
     def _listed(self, taken: list[str]) -> list[str]:
-        """The files of the output that is there."""
+        """The files of the output in this folder."""
         try:
             return [MANIFEST_NAME, *_file_names(load_manifest(self.path))]
-        except StoreError:  # damaged: only the names that are certainly ours go
+        except StoreError:  # damaged: only names that certainly belong to Headrace are removed
             files = [path for name in taken for path in sorted((self.path / name).rglob("*"))]
             inner = [str(path.relative_to(self.path)) for path in files if path.is_file()]
             return [MANIFEST_NAME, *inner, *(name for name in taken if (self.path / name).is_file())]
 
     def _leave(self) -> None:
         if self._lock is None:
-            # Not claimed: the hidden folder, if there is one, is another run's.
+            # The folder was not claimed: a hidden folder, if there is one, belongs to another run.
             self._remove_created()
             return
         lock, self._lock = self._lock, None
@@ -401,7 +402,7 @@ class OutputFolder:
 
 
 def _file_names(manifest: Manifest) -> list[str]:
-    """All files that a manifest speaks of, relative to its folder."""
+    """All files that a manifest lists, relative to its folder."""
     names = list(manifest.file_sizes())
     if any(shard.format == "tar" for shard in manifest.outputs):
         names += [name for name in manifest.options.get("meta_files", ()) if name.startswith(".nv-meta/")]
@@ -410,4 +411,4 @@ def _file_names(manifest: Manifest) -> list[str]:
 
 
 STDIN_NAME = "stdin"
-"""The copy of standard input, where that is an input."""
+"""Name of the copy of standard input, if that is an input."""

@@ -1,13 +1,13 @@
-"""A piece: what a task leaves on disk, gathered document by document, for the parent to commit.
+"""A piece: the documents and counts that a task writes to disk, for the parent to commit.
 
     arrays one after another, each begun at a multiple of 8 bytes
     footer      msgpack: what the piece is, its counts, names and dtypes of the arrays
     16 bytes    uint64 size of the footer, uint64 xxh3_64 of all bytes before it
 
-A piece is renamed into place once it is written, and its hash says whether it is whole: after a killed run, pieces
-that are whole need not be made again. It is not synced: after a loss of power the hash tells.
+A piece is renamed into place once it is written, and its hash tells whether it is whole, so that the pieces of a killed
+run need not be made again. It is not synced: after a power failure the hash shows the damage.
 
-Gathers the documents of a task until they make a piece.
+`PieceBuilder` collects the documents of a task until they fill a piece.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ _TAIL_BYTES = 2 * _NUMBER.size
 
 
 class SpanResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What a piece took of one span. Lines count from the first line of the piece in this span.
+    """The counts of one span in a piece. Lines are counted from the first line of the piece in this span.
 
-    Every line is kept, or it is in the piece's ``skipped`` arrays; one that was split is kept several times.
+    Every line is either kept or listed in the piece's ``skipped`` arrays; a line that was split is kept several times.
     """
 
     file: int
     begin: int
-    """What was read of the file, in the unit of its extent; given where the piece ends the span, else both are 0."""
+    """``[begin, end)`` was read of the file, in the unit of its extent; both are 0 unless the piece ends the span."""
     end: int
     lines: int
     blank_lines: int
     bad: int
     documents: int
-    """Records that were read whole: kept, or dropped by a filter."""
+    """Records that were read whole: those kept, and those dropped by a filter."""
     kept: int
     skipped: int
     text_bytes: int
     """UTF-8 bytes of the texts of ``documents``."""
     input_bytes: int
-    """Bytes of the file that were read for it, for progress."""
+    """Bytes of the file that were read, for the progress."""
     xxh3_128: str
-    """Of the whole file where the span is all of it, else empty."""
+    """Hash of the file if the span is the whole file, else empty."""
     split: int = 0
-    """Documents beyond one a record, of records that became several; ``documents`` counts them as well."""
+    """Documents beyond the first of each record, for records that became several; ``documents`` counts them, too."""
 
 
 class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the documents of a piece. All tokens that were made are kept, or dropped by a reason."""
+    """Sums over the documents of a piece. All tokens that were made are either kept, dropped or truncated."""
 
     text: int = 0
     eod: int = 0
@@ -73,7 +73,7 @@ class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PieceInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a piece is and holds."""
+    """Which piece of which task this is, and the counts of what it holds."""
 
     task_index: int = msgspec.field(name="turn")
     piece: int
@@ -86,21 +86,21 @@ class PieceInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_documents: int = 0
     num_empty: int = 0
     num_special: int = 0
-    """Documents read in which the text of an added token occurs."""
+    """Documents that were read whose text holds an added token."""
     num_proved: int = 0
     """Documents that the reference tokeniser encoded as well."""
     num_routed: int = 0
-    """Texts that the reference tokeniser encoded alone."""
+    """Texts that only the reference tokeniser encoded."""
     dropped: dict[str, int] = {}
-    """Documents that a filter dropped, by reason."""
+    """Documents that a filter dropped, for each reason."""
     errors: tuple[tuple[int, int, str], ...] = ()
     """Bad records that were skipped: number of the span in ``spans``, line, message."""
     reasons: tuple[str, ...] = ()
-    """What the codes in the array ``skipped_reasons`` mean."""
+    """The reasons that the codes in the array ``skipped_reasons`` refer to."""
     domains: tuple[str, ...] = ()
-    """What the numbers in the column of domains mean."""
+    """The domains that the numbers in the domain column refer to."""
     samples: SampleCounts | None = None
-    """What is counted where a recipe makes the documents; its sums are those of ``tokens``."""
+    """The counts of samples, if a recipe makes the documents; together they equal ``tokens``."""
 
 
 class _Array(msgspec.Struct, frozen=True, array_like=True):
@@ -123,21 +123,21 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 def add_counts(sums: dict[str, int], more: Mapping[str, int]) -> None:
-    """Add counts by reason to others."""
+    """Add the count of each reason to ``sums``, in place."""
     for name, number in more.items():
         sums[name] = sums.get(name, 0) + number
 
 
 def piece_path(folder: str | Path, task_index: int, piece: int) -> Path:
-    """Where a piece lies."""
+    """The path of a piece's file."""
     return Path(folder) / f"{task_index}.{piece}.piece"
 
 
 def write_piece(folder: str | Path, info: PieceInfo, arrays: Mapping[str, Iterable[NDArray[Any]]]) -> None:
-    """Write a piece; each array is given as the blocks that it is made of, of one dtype.
+    """Write a piece. Each array is passed as the blocks that it consists of, which have the same dtype.
 
     Raises:
-        OutputError: the disk refuses.
+        OutputError: the system refuses a write.
     """
     path = piece_path(folder, info.task_index, info.piece)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -174,13 +174,13 @@ def write_piece(folder: str | Path, info: PieceInfo, arrays: Mapping[str, Iterab
 
 
 def read_piece(path: Path) -> Piece:
-    """A piece, verified.
+    """Read a piece, and verify its hash.
 
     Raises:
         OutputError: it is missing, incomplete or damaged.
     """
     try:
-        # Mapped, not read: it is hashed, and then written from where it lies.
+        # It is mapped, not read: its bytes are hashed and then written to the output without a copy.
         data = np.asarray(np.memmap(path, np.uint8, "r")) if path.stat().st_size else np.zeros(0, np.uint8)
     except OSError as error:
         raise OutputError(f"{path}: a temporary piece cannot be read back: {error.strerror or error}") from error
@@ -208,18 +208,18 @@ _OPEN_SPAN = SpanResult(
 
 
 class PieceBuilder:
-    """One piece being filled. The arrays that it writes, for n documents and the columns 0, 1, ...:
+    """A piece that is being filled. It writes these arrays, for n documents and the columns 0, 1, ...:
 
     =================== ==================== =================================================================
-    ``tokens.K``        (values,) of column  documents one after another
-    ``lengths.K``       (n,) int64           tokens of each
-    ``order``           (n,) uint64          shuffled runs: documents are sorted by it
+    ``tokens.K``        (values,) of column  values of column K, one document after another
+    ``lengths.K``       (n,) int64           number of values of each document
+    ``order``           (n,) uint64          shuffled runs: order hash, by which the documents are sorted
     ``rows``            (n,) int64           shuffled runs: number of each document in the order of the input
-    ``text_hashes``     (n, 2) uint64        runs without duplicates: in the order of the input
-    ``lines``           (n,) int64           runs without duplicates, and of recipes: line in the span's part
-    ``ids``             (bytes,) uint8       where ids are asked for: all one after another, input order
-    ``ids_lengths``     (n,) int64           bytes of each
-    ``skipped_lines``   (s,) int64           lines of all spans that are no documents
+    ``text_hashes``     (n, 2) uint64        if duplicates are dropped: in the order of the input
+    ``lines``           (n,) int64           if duplicates are dropped, and in recipes: line in the span's part
+    ``ids``             (bytes,) uint8       if ids are stored: all in a row, in the order of the input
+    ``ids_lengths``     (n,) int64           bytes of each id
+    ``skipped_lines``   (s,) int64           lines of all spans that are not documents
     ``skipped_reasons`` (s,) int64           index into the reasons
     =================== ==================== =================================================================
     """
@@ -247,22 +247,22 @@ class PieceBuilder:
         self.num_lines = 0
 
     def begin_span(self, file: int, first_line: int) -> None:
-        """What is added from now on comes from this file; lines are counted from ``first_line`` of its span on."""
+        """Begin a span of this file; its lines are counted from ``first_line`` of the span."""
         self._span = msgspec.structs.replace(_OPEN_SPAN, file=file)
         self.first_line = first_line
 
     def end_span(self, begin: int, end: int, xxh3_128: str) -> None:
-        """The span is done; ``[begin, end)`` was read of the file."""
+        """End the span; ``[begin, end)`` was read of the file."""
         self._spans.append(msgspec.structs.replace(self._span, begin=begin, end=end, xxh3_128=xxh3_128))
 
     def next(self, span: int, lines: int) -> PieceBuilder:
-        """The builder of the piece after this one, which begins after ``lines`` of a span. This one ends there."""
+        """End this piece after ``lines`` of a span, and return the builder of the next piece, which begins there."""
         self._spans.append(self._span)
         self._next = (span, lines)
         return PieceBuilder(self._setup, self._task_index, self._number + 1)
 
     def add(self, block: Block, documents: Documents) -> None:
-        """Take the documents of a block, and all that was found about the rest of it."""
+        """Add the documents of a block, and the counts of its other lines."""
         span, kept = self._span, len(documents.lines)
         self._span = msgspec.structs.replace(
             span,
@@ -319,7 +319,7 @@ class PieceBuilder:
         """Write the piece.
 
         Raises:
-            OutputError: the disk refuses.
+            OutputError: the system refuses a write.
         """
         if self._setup.order_key is not None and self._num_documents:
             self._sort()
@@ -357,7 +357,7 @@ class PieceBuilder:
             self._arrays[f"lengths.{number}"] = [lengths[rows]]
 
     def _domain_numbers(self, names: list[str], numbers: NDArray[Any]) -> NDArray[Any]:
-        """The numbers of a block's domains as the piece counts them."""
+        """Translate the numbers of a block's domains into those of the piece."""
         own = [self._domains.setdefault(name, len(self._domains)) for name in names]
         return np.array(own, numbers.dtype).take(numbers)
 

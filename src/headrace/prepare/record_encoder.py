@@ -1,6 +1,7 @@
-"""A block of whole records -> documents of several keys, as a recipe makes them.
+"""Makes documents of several keys from blocks of whole records, as a recipe says.
 
-A library that encodes for a recipe, in front of the makers of samples: what they hand it is sampled and proved.
+`WatchedEncoder` encodes the texts of a recipe with a fast library, and compares a sample of them with the reference
+tokeniser.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from headrace.samples.templates import ChatTemplate, TemplateSetup
 
 
 class WatchedEncoder:
-    """A `TextEncoder` of the room ``samples``, watched by the reference tokeniser.
+    """A `TextEncoder` of ``headrace.samples`` that compares a sample of the texts with the reference tokeniser.
 
-    Which texts are compared is told by their own hash, so that it depends on nothing around them.
+    The sample is chosen by the hash of each text, so that it does not depend on other texts.
     """
 
     def __init__(self, proved: ProvedEncoder, sample_key: int) -> None:
@@ -38,11 +39,11 @@ class WatchedEncoder:
         self._seed = sample_key & (2**64 - 1)
 
     def encode(self, texts: list[str], /) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """All ids of all texts in a row, and the number of tokens of each.
+        """The ids of all texts in a row, and the number of tokens of each text.
 
         Raises:
             InputError: the reference tokeniser refuses a text.
-            MismatchError: the library is not equal to the reference tokeniser.
+            MismatchError: the library differs from the reference tokeniser.
         """
         hashes = (xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"), self._seed) for text in texts)
         sampled = np.fromiter(hashes, np.uint64, len(texts)) % np.uint64(documents.SAMPLE_ONE_IN) == 0
@@ -54,12 +55,12 @@ class WatchedEncoder:
 
 
 class RecordEncoder:
-    """Makes the samples of blocks, and counts them. One maker for each input of the recipe, made when it is needed."""
+    """Makes the samples of blocks, and counts them. Each input of the recipe has a maker, created when first needed."""
 
     def __init__(self, setup: Setup, tokenizer_json: bytes, proved: ProvedEncoder) -> None:
         if setup.making is None:
             raise HeadraceError(
-                "there is no recipe to make samples by. This is a defect of Headrace: please report it."
+                "there is no recipe to make samples with. This is a defect of Headrace: please report it."
             )
         self._columns = setup.columns
         self._with_hashes = setup.with_text_hashes
@@ -72,12 +73,12 @@ class RecordEncoder:
         self._makers: dict[tuple[int, bool], SampleMaker] = {}
 
     def encode(self, block: Block, file: int) -> Documents:
-        """The documents of a block of this input file.
+        """Make the documents of a block of this input file.
 
         Raises:
-            MismatchError: the fast tokeniser is not equal to the reference tokeniser.
-            RenderLimitError: the template takes more time or memory than it may, with the line of the record.
-            ConfigError: the recipe cannot be followed, whatever the record.
+            MismatchError: the fast tokeniser differs from the reference tokeniser.
+            RenderLimitError: the template takes more time or memory than allowed; the error has the record's line.
+            ConfigError: the recipe cannot be followed for any record.
         """
         records = block.records or []
         state = BlockState(block, len(records))
@@ -138,10 +139,10 @@ class RecordEncoder:
         return found
 
     def _confirm(self, made: MadeDocuments, records: Sequence[Any], source: int) -> None:
-        """Make bad records once more with the reference tokeniser: the fast library may be what is wrong.
+        """Make bad records again with the reference tokeniser, since the fault may be the fast library's.
 
         Raises:
-            MismatchError: it is.
+            MismatchError: with the reference tokeniser a record is good.
         """
         if self._encoder is None or not made.bad:
             return
@@ -151,7 +152,7 @@ class RecordEncoder:
                 raise MismatchError(bad.record, f"with {self._proved.name} a record is bad that is good: {bad.message}")
 
     def _rows(self, made: MadeDocuments) -> tuple[Rows, list[str]]:
-        """The values of each column; the names of the domains in the order in which the block first has them."""
+        """The values of each column, and the names of the domains in the order of their first appearance."""
         ones = np.ones(len(made), np.int64)
         names = {name: number for number, name in enumerate(dict.fromkeys(made.domains or ()))}
         rows = []
@@ -184,10 +185,10 @@ class RecordEncoder:
 
 
 def make_maker(making: RecipeSetup, tokenizer_json: bytes, *, source: int, encoder: Any = None) -> SampleMaker:
-    """The maker of one input.
+    """The `SampleMaker` for one input of the recipe.
 
     Raises:
-        ConfigError: the recipe and the tokeniser do not go together.
+        ConfigError: the recipe and the tokeniser do not fit together.
     """
     template = None
     if making.template is not None:
@@ -203,7 +204,7 @@ def make_maker(making: RecipeSetup, tokenizer_json: bytes, *, source: int, encod
 
 
 def hash_documents(columns: Sequence[Column], rows: Rows) -> HashArray:
-    """(n, 2) the hash of each document: xxh3_128 of the hashes of what each key stores of it."""
+    """(n, 2) the hash of each document: xxh3_128 of the hashes of its values in each key of the store."""
     whole = []
     for column, (tokens, lengths) in zip(columns, rows, strict=True):
         if column.kind == "domain":
@@ -218,7 +219,7 @@ def hash_documents(columns: Sequence[Column], rows: Rows) -> HashArray:
 
 def _summed(sums: Any) -> dict[str, int]:
     total: dict[str, int] = {}
-    for one in sums:
-        for reason, number in one.items():
+    for counts in sums:
+        for reason, number in counts.items():
             total[reason] = total.get(reason, 0) + number
     return total

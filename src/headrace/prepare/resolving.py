@@ -1,6 +1,7 @@
-"""A recipe, and what it names -> the plan of a run: files, layouts, tokeniser, template.
+"""Resolves a recipe into the plan of a run: finds its files, layouts, tokeniser and template.
 
-The inputs that a recipe names: their files, their first records, and the layout that these have.
+The first records of each input show which layout they have. They are also made into samples, so that a recipe that
+cannot be followed fails at once.
 """
 
 from __future__ import annotations
@@ -51,36 +52,36 @@ from headrace.stores.keyed.layout import check_key, key_dtype
 
 
 class RecipeInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found."""
+    """The inputs of a recipe, as they were found."""
 
     recipe: Recipe
-    """With every layout said."""
+    """The recipe, with every layout resolved."""
 
     files: tuple[SourceFile, ...]
     sources: tuple[int, ...]
     """For each file the number of the recipe's input that named it."""
 
     first_records: tuple[tuple[Any, ...], ...]
-    """For each input of the recipe."""
+    """The first records of each input of the recipe."""
 
 
 def with_inputs(recipe: Recipe, inputs: Sequence[str | os.PathLike[str]]) -> Recipe:
-    """The recipe with these files in place of its own, where some are given.
+    """Replace the files of a recipe by ``inputs``, if there are any.
 
     Raises:
-        ConfigError: it has several inputs, or there are none at all.
+        ConfigError: the recipe has several inputs, or there are no inputs at all.
     """
     if inputs:
         if len(recipe.inputs) > 1:
             raise ConfigError(
-                f"the recipe has {len(recipe.inputs)} inputs, each with a layout of its own, so that it cannot be said "
-                "which of them other files stand for: name the files in the recipe"
+                f"the recipe has {len(recipe.inputs)} inputs, each with a layout of its own, so it is not clear which "
+                "of them other files would replace: name the files in the recipe"
             )
         spec = recipe.inputs[0] if recipe.inputs else InputSpec(paths="")
         paths = tuple(os.fspath(path) for path in inputs)
         return msgspec.structs.replace(recipe, inputs=(msgspec.structs.replace(spec, paths=paths),))
     if not recipe.inputs:
-        raise ConfigError("no input: name files in the recipe, `inputs: [data.jsonl]`, or after it")
+        raise ConfigError("no input: name files in the recipe, `inputs: [data.jsonl]`, or on the command line")
     return recipe
 
 
@@ -99,29 +100,29 @@ def find_recipe_inputs(
     max_record_bytes: int,
     on_notice: Callable[[str], None],
 ) -> RecipeInputs:
-    """Find all files, read the first records of each input, and resolve layouts that are open.
+    """Find all files, read the first records of each input, and resolve the layouts that the recipe leaves open.
 
     Raises:
-        ConfigError: as `find_inputs`; or no layout fits, or several do.
-        InputError: as `find_inputs`; or there is no record to know a layout by.
+        ConfigError: see `find_inputs`; or no layout fits the records, or several do.
+        InputError: see `find_inputs`; or there is no record by which to recognise a layout.
     """
     files: list[SourceFile] = []
     sources: list[int] = []
     seen: dict[str, str] = {}
     first_records = []
-    for number, given in enumerate(recipe.inputs):
-        found = find_inputs(_paths(given), spec=spec, stdin=stdin, keep_faulty=keep_faulty)
+    for number, entry in enumerate(recipe.inputs):
+        found = find_inputs(_paths(entry), spec=spec, stdin=stdin, keep_faulty=keep_faulty)
         for file in found:
             real = os.path.realpath(file.path)
             if real in seen:
                 raise ConfigError(f"{file.name}: the same file comes from two inputs of the recipe: name it once")
             seen[real] = file.name
         records, bad = _first_records(found, spec, num_records, max_record_bytes)
-        if not recipe.by_sections and given.layout == "auto" and not records:
+        if not recipe.by_sections and entry.layout == "auto" and not records:
             raise InputError(bad or f"no records in {len(found):,} files of inputs[{number}]. Nothing was written.")
         recipe, recognised = resolve_layout(recipe, records, source=number)
         if recognised is not None:
-            others = f" (would do as well: {', '.join(recognised.alternatives)})" if recognised.alternatives else ""
+            others = f" (would fit as well: {', '.join(recognised.alternatives)})" if recognised.alternatives else ""
             on_notice(f"inputs[{number}] is of the layout {recognised.layout}: {recognised.why}{others}")
         files += found
         sources += [number] * len(found)
@@ -136,7 +137,7 @@ def _paths(spec: InputSpec) -> tuple[str, ...]:
 def _first_records(
     files: Sequence[SourceFile], spec: RecordSpec, num_records: int, max_record_bytes: int
 ) -> tuple[list[Any], str]:
-    """The first good records, so many or of so many bytes; and what the first bad one is, where it comes before."""
+    """The first good records, up to a number of records and bytes, and the first bad record among them, in words."""
     records: list[Any] = []
     bad, num_bytes = "", 0
     for file in files:
@@ -166,19 +167,23 @@ def resolve(
     on_progress: Callable[[TextProgress], None],
     on_notice: Callable[[str], None],
 ) -> tuple[RunPlan, ProvedEncoder | None]:
-    """The plan of a run; and what encodes it, where workers are forks of this process.
+    """Make the plan of a run.
 
     Args:
-        recipe: with inputs.
-        options: those of the run; what the recipe says of output and errors is in them already.
-        tokenizer: where the recipe names none.
-        stdin: the copy of standard input, where that is an input.
-        earlier: what an unfinished run in the same folder says of itself: it began at another time.
+        recipe: a recipe that has inputs.
+        options: the options of the run, which contain what the recipe says about output and errors.
+        tokenizer: the tokeniser, if the recipe names none.
+        stdin: the copy of standard input, if that is an input.
+        earlier: the description of an unfinished run in the same folder; its time is used for a template that asks for
+            the time.
         on_progress: called with the phases before the first record is stored.
-        on_notice: called with the layouts that were recognised.
+        on_notice: called with the layouts that were recognised, and other notices for the user.
+
+    Returns:
+        The plan, and the loaded encoder if workers are forks of this process.
 
     Raises:
-        ConfigError: what the recipe names is not there, or does not go together.
+        ConfigError: something that the recipe names does not exist, or its parts do not fit together.
         InputError: a file cannot be read.
         MissingExtraError: a package is not installed.
     """
@@ -226,32 +231,32 @@ def resolve(
 
 
 def deciding(plan: RunPlan) -> dict[str, Any]:
-    """What decides the bytes of the run, for `running.run_in`; what an error does is not among it."""
+    """What decides the bytes of the run, for `run_in`. How errors are treated is not part of it."""
     if plan.recipe is None:
-        raise ConfigError("the plan is not of a recipe")
+        raise ConfigError("the plan does not belong to a recipe")
     described = {name: value for name, value in plan.recipe.described.items() if name != "errors"}
     return {**described, "recipe": {**described["recipe"], "errors": msgspec.to_builtins(ErrorSpec())}}
 
 
 def find_tokenizer(recipe: Recipe, given: str | os.PathLike[str] | None) -> tuple[TextTokenizer, Path]:
-    """The tokeniser of a recipe, or the one ``given`` where it names none, and its folder.
+    """The tokeniser of a recipe, or ``given`` if the recipe names none, and its folder.
 
     Raises:
-        ConfigError: there is none, or there are two.
+        ConfigError: there is no tokeniser, or there are two different ones.
     """
     if given is not None and recipe.tokenizer is not None and os.fspath(given) != recipe.tokenizer:
         raise ConfigError(
-            f"the recipe says tokenizer: {recipe.tokenizer}, and {os.fspath(given)!r} was given besides: say one"
+            f"the recipe says tokenizer: {recipe.tokenizer}, but {os.fspath(given)!r} was given as well: give only one"
         )
     name = given if given is not None else recipe.tokenizer
     if name is None:
-        raise ConfigError("no tokeniser: say `tokenizer: FOLDER` in the recipe, or --tokenizer PATH")
+        raise ConfigError("no tokeniser: write `tokenizer: FOLDER` in the recipe, or give --tokenizer PATH")
     place = Path(name)
     return load_tokenizer(name), place if place.is_dir() else place.parent
 
 
 def find_template(recipe: Recipe, folder: Path, earlier: Mapping[str, Any]) -> tuple[Recipe, TemplateSetup | None]:
-    """The recipe with the time that its template sees, where that asks for it; and the template, where there is one."""
+    """The template, if there is one, and the recipe with the time that the template sees, if it asks for the time."""
     spec = recipe.template or TemplateSpec()
     try:
         if spec.path is None:
@@ -262,7 +267,7 @@ def find_template(recipe: Recipe, folder: Path, earlier: Mapping[str, Any]) -> t
     except ConfigError:
         if recipe.template is not None and (spec.path is not None or spec.name is not None):
             raise
-        return recipe, None  # who needs none will not miss it
+        return recipe, None  # a record that needs a template will be refused
     setup = template.setup
     if not setup.asks_for_time:
         return recipe, msgspec.structs.replace(setup, now=None)
@@ -275,7 +280,7 @@ def find_template(recipe: Recipe, folder: Path, earlier: Mapping[str, Any]) -> t
 
 
 def _choice(loaded: TextTokenizer, options: TextOptions, on_compared: OnCompared) -> Choice:
-    """The library, before any text was seen. Texts of recipes hold special tokens, which are encoded as such."""
+    """Choose the library before any text is read. Special tokens in texts of recipes are encoded as tokens."""
     wanted = options.tokens.backend
     if wanted == REFERENCE or SpanEncoder(loaded.json).sums_lengths:
         return choose_backend(loaded.json, wanted=wanted, special="encode", on_compared=on_compared)
@@ -284,7 +289,7 @@ def _choice(loaded: TextTokenizer, options: TextOptions, on_compared: OnCompared
 
 
 class _Made(NamedTuple):
-    """What came of the first records."""
+    """What the first records were made into."""
 
     keys: tuple[StoreKey, ...]
     dtypes: Mapping[str, np.dtype[Any]]
@@ -299,7 +304,7 @@ def _tried(
     on_notice: Callable[[str], None],
     on_compared: OnCompared,
 ) -> tuple[FirstProof, _Made]:
-    """Make the first records of each input, so that what cannot be shows now, and prove the library on their texts."""
+    """Make the first records of each input, so that errors show now, and prove the library on their texts."""
     encoder, recorder = None, None
     if choice.name != REFERENCE or may_fork():
         encoder = ProvedEncoder(choice.name, loaded.json, "encode")
@@ -320,9 +325,9 @@ def _tried(
             tokens = sum(sums.made for sums in found.tokens.values())
             on_notice(
                 f"inputs[{number}]: {found.notes['split_records']:,} of the first {len(records):,} records are split"
-                " into several samples, since the template writes a turn otherwise when more messages follow: "
-                f"{found.notes['split_tokens']:,} of {tokens:,} tokens stand there once more. `mask: {{unstable: "
-                "last_turn}` trains the last turn alone; a template that keeps its turns needs no split"
+                " into several samples, since the template writes a turn differently when more messages follow: "
+                f"{found.notes['split_tokens']:,} of {tokens:,} tokens are repeated. `mask: {{unstable: last_turn}}` "
+                "trains only the last turn; a template that keeps its turns needs no split"
             )
         if made_first.bad:
             bad = made_first.bad[0]
@@ -347,7 +352,7 @@ def _with_mask(making: RecipeSetup, mask: MaskOptions) -> RecipeSetup:
 
 
 class _Recorder:
-    """Encodes by a library that is not proved yet, and keeps the texts that it is to be proved on."""
+    """Encodes with a library that is not proved yet, and keeps the texts for its proof."""
 
     def __init__(self, backend: Backend, most_characters: int) -> None:
         self.texts: list[str] = []
@@ -355,10 +360,10 @@ class _Recorder:
         self._room = most_characters
 
     def encode(self, texts: list[str], /) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """As `Backend.encode`.
+        """Encode each text by itself, see `Backend.encode`.
 
         Raises:
-            InputError: the library fails, or refuses a text; the proof will say which.
+            InputError: the library fails or refuses a text; the proof finds out which.
         """
         for text in texts:
             if self._room > 0:
@@ -384,10 +389,10 @@ def _columns(recipe: Recipe, keys: tuple[StoreKey, ...], dtypes: Mapping[str, np
 
 
 def _check_layout(plan: RunPlan) -> None:
-    """What the layout cannot hold is refused before the run.
+    """Refuse before the run what the layout cannot hold.
 
     Raises:
-        ConfigError: a dtype or a name of a key.
+        ConfigError: the layout cannot store a key because of its dtype or its name.
         MissingExtraError: h5py is not installed.
     """
     layout = plan.options.output.format
@@ -409,7 +414,10 @@ def _check_layout(plan: RunPlan) -> None:
 
 
 def _described(recipe: Recipe, template: TemplateSetup | None, options: TextOptions) -> dict[str, Any]:
-    """For the manifest; by way of JSON, so that what is returned equals what is read back."""
+    """The recipe and options as the manifest lists them.
+
+    They are encoded to JSON and decoded again, so that the result equals what is read back.
+    """
     names = ("records", "filters", "deduplicate", "output", "errors")
     described = {name: getattr(options, name) for name in names}
     decoded: dict[str, Any] = msgspec.json.decode(

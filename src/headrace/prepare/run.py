@@ -1,6 +1,7 @@
-"""One run over text or records in a work folder that it has for itself: two passes over worker processes.
+"""Runs a plan in its work folder: begins or continues the run, drives the workers, and commits the output.
 
-What runs over text and runs of a recipe have in common once their plan is made: begin or go on, do it, commit.
+Runs over text and runs of a recipe share this code once their plan is made. A run has one pass over its tasks; if it is
+shuffled, a second pass sorts the buckets.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ _ADVICE = (
 
 
 class _NoOutputError(InputError):
-    """The inputs give no store, however often they are read."""
+    """The inputs hold nothing to store, so that running the same command again would not help."""
 
 
 class _FallBackError(Exception):
-    """The fast tokeniser is not equal to the reference tokeniser, from the next task on."""
+    """The fast tokeniser differs from the reference tokeniser, which has to encode from the next task on."""
 
 
 class TextRun:
-    """Drives the workers, takes what they make, and says what went wrong."""
+    """Drives the workers, commits the pieces that they write, and turns failures into errors that users understand."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class TextRun:
         self._underway: dict[int, Progress] = {}
 
     def run(self) -> tuple[Manifest, dict[str, str]]:
-        """All of it: the manifest, and what is to be moved where, see `OutputFolder.commit`."""
+        """Do the whole run. Returns the manifest, and the moves for `OutputFolder.commit`."""
         state = load_state(self._work)
         if state is None:
             count = len(self._plan.files)
@@ -101,7 +102,7 @@ class TextRun:
             if self._state.phase == "sort":
                 self._sort()
             self._check_inputs()
-            # A kill from here on goes on from here.
+            # A run that is killed after this point continues from this point.
             self._on_progress(
                 TextProgress(phase="finish", documents=self._ledger.state.kept, tokens=self._ledger.tokens)
             )
@@ -128,7 +129,7 @@ class TextRun:
         self._ledger = self._committer.ledger
 
     def _is_worth_keeping(self, error: BaseException) -> bool:
-        """Whether the same command could go on: not after a defect, nor where the inputs are others or hold nothing."""
+        """Whether the same command could continue: not after a defect, nor if the inputs have changed or are empty."""
         if isinstance(error, _NoOutputError) or type(error) is HeadraceError:
             return False
         if not (self._work / STATE_NAME).exists() and not self._state.task_index:
@@ -146,7 +147,7 @@ class TextRun:
         orders = self._plan.orders(first_task=state.task_index, start=state.cursor, hashed=self._ledger.state.hashes)
         with output_errors(Path(setup.parts), "create"):
             Path(setup.parts).mkdir(exist_ok=True)
-            # Those of a tokeniser that did not hold.
+            # Pieces that were encoded by a library which proved wrong.
             for folder in self._work.glob("parts.*"):
                 if folder.name != Path(setup.parts).name:
                     shutil.rmtree(folder, ignore_errors=True)
@@ -167,7 +168,7 @@ class TextRun:
         setup = self._setup(_REFERENCE)
         folder = Path(setup.buckets)
         sizes = self._state.bucket_sizes
-        for bucket in range(self._state.task_index):  # a kill between a checkpoint and what it allows to be deleted
+        for bucket in range(self._state.task_index):  # left by a kill between a checkpoint and the removal after it
             with output_errors(folder, "clear"):
                 bucket_path(folder, bucket).unlink(missing_ok=True)
         orders: list[Order] = [
@@ -179,8 +180,8 @@ class TextRun:
                 self._committer.take_sorted(read_piece(path), path, bucket_path(folder, result.task_index))
 
     def _setup(self, backend: str) -> Setup:
-        # A worker that outlives a killed parent for a moment may still leave a piece: of the same run it is the same
-        # piece, and those of other runs and backends lie elsewhere.
+        # A worker may outlive a killed parent for a moment, and still write a piece. In the same run it is the same
+        # piece; the pieces of other runs and backends lie in other folders.
         mark = hash_bytes((self._work / RUN_NAME).read_bytes())[:8]
         work = self._work.absolute()
         return self._plan.setup(
@@ -212,7 +213,7 @@ class TextRun:
                 yield result
 
     def _ready(self, folder: Path) -> Iterator[PieceDone]:
-        """Pieces that a killed run left: those of tasks that are whole."""
+        """The pieces that a killed run left, of those tasks whose pieces are all there. The others are removed."""
         found: dict[int, dict[int, Path]] = {}
         if folder.is_dir():
             for path in folder.glob("[0-9]*.piece"):
@@ -237,14 +238,14 @@ class TextRun:
         try:
             infos = [read_piece(pieces[number]).info for number in numbers]
         except OutputError:
-            return False  # half written when the power went
+            return False  # half written when the power failed
         return [info.is_last for info in infos] == [False] * (len(infos) - 1) + [True]
 
     def _fall_back(self, message: str) -> None:
         self._committer.checkpoint()
         state = self._state
         if state.cursor.piece:
-            # What was taken of this task goes out again.
+            # The pieces of this task that were committed already are undone.
             found = load_state(self._work, TASK_NAME)
             if found is None or found.task_index != state.task_index:
                 raise HeadraceError(f"there is no checkpoint of task {state.task_index}. Please report this defect.")
@@ -256,8 +257,8 @@ class TextRun:
         self._take_from(state)
         self._underway.clear()
         self._on_notice(
-            f"{self._plan.choice.name} is not equal to {_REFERENCE} on this text, so all that is not proved yet is "
-            f"encoded by {_REFERENCE}: {message}"
+            f"{self._plan.choice.name} differs from {_REFERENCE} on this text, so {_REFERENCE} encodes everything that "
+            f"is not proved yet: {message}"
         )
 
     def _error(self, failed: TaskFailed) -> Exception:
@@ -266,7 +267,7 @@ class TextRun:
         if failed.kind == "output":
             return OutputError(failed.message)
         if failed.kind == "crash":
-            return WorkerError(f"a worker failed in a way nobody foresaw; please report this:\n{failed.message}")
+            return WorkerError(f"a worker failed unexpectedly; please report this:\n{failed.message}")
         if failed.line == 0:
             return InputError(failed.message)
         place = self._plan.place(failed.file, self._ledger.state.lines[failed.file] + failed.line - 1)
@@ -276,7 +277,7 @@ class TextRun:
     def _check_errors(self) -> None:
         errors, allowed = self._ledger.state.errors, self._plan.options.errors.max_errors
         if errors and self._plan.options.errors.on_error == "stop":
-            # Skipped by this run before it was ended and continued with another option.
+            # The run skipped it before it was interrupted, and was continued with on_error="stop".
             raise InputError(
                 f"{errors[0].file}, {errors[0].unit} {errors[0].line:,}: {_sentence(errors[0].message)} {_ADVICE}"
             )
@@ -366,7 +367,7 @@ def _no_documents(plan: RunPlan, state: LedgerState) -> str:
 
 
 RUN_FORMAT = 3
-"""Raised when a change makes other bytes of the same run, or lays out the work folder otherwise."""
+"""Increase this if a change makes the same run write other bytes, or changes the layout of the work folder."""
 
 
 def run_in(
@@ -378,18 +379,18 @@ def run_in(
     on_progress: Callable[[TextProgress], None],
     on_notice: Callable[[str], None],
 ) -> Manifest:
-    """Run a plan in a folder that was claimed, from its beginning or from where it was ended.
+    """Run a plan in a folder that was claimed, from the beginning or from where an earlier run was interrupted.
 
     Args:
-        folder: the folder.
+        folder: the output folder, which is entered.
         plan: the plan.
-        encoder: as it is loaded in this process, for workers that are forks of it.
-        deciding: the options that decide bytes, as JSON.
+        encoder: the encoder that this process has loaded, which workers inherit if they are forks of it.
+        deciding: the options that decide the bytes of the output, as JSON.
         on_progress: see `prepare_text`.
         on_notice: see `prepare_text`.
 
     Raises:
-        HeadraceError: as `prepare_text`.
+        HeadraceError: see `prepare_text`.
     """
     function = plan.options.filters.function
     run = {
@@ -412,7 +413,7 @@ def run_in(
 
 
 def is_made(plan: RunPlan, manifest: Manifest) -> bool:
-    """Whether a plan would make what this manifest lists. Cost: the inputs are read, once all else is the same."""
+    """Whether a plan would write what this manifest lists. If all else is equal, this reads the inputs to hash them."""
     tokenizer, backend = manifest.tokenizer, manifest.backend
     if tokenizer is None or backend is None or manifest.options != described_options(plan):
         return False

@@ -1,4 +1,4 @@
-"""What a run is to do, once everything that the user named was found and checked. No I/O."""
+"""The plan of a run: its files, options and tokeniser, and the tasks that follow from them. No I/O."""
 
 from __future__ import annotations
 
@@ -31,27 +31,28 @@ MAX_PENDING_BYTES = 96 << 20
 MAX_OPEN_KEYS = 400
 _CHECKPOINTS = 64
 _BYTES_PER_TOKEN = 3
-"""Roughly; it only sizes buckets and checkpoints."""
+"""A rough figure, used only to size buckets and checkpoints."""
 
 
 class TextProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run is, tasks on their way included."""
+    """How far a run is, including the tasks that workers have not finished."""
 
     phase: Literal["tokenizer", "probe", "prove", "encode", "sort", "finish"] = "encode"
-    """In this order; ``probe`` only where its outcome is not known yet, ``sort`` only of a shuffled run."""
+    """The phases come in this order. ``probe`` comes only if its outcome is not known yet, ``sort`` only if the run is
+    shuffled."""
 
     input_bytes: int = 0
-    """What is done of the phase: bytes of the inputs, or of buckets; in the proofs characters."""
+    """What is done in this phase: bytes of the inputs, or of buckets; characters in ``probe`` and ``prove``."""
 
     total_bytes: int = 0
-    """Of the same; 0 where the phase is short."""
+    """The whole of the same; 0 where the phase is short."""
 
     documents: int = 0
     tokens: int = 0
 
 
 def show_compared(on_progress: Callable[[TextProgress], None], phase: Literal["probe", "prove"]) -> OnCompared:
-    """What tells the progress of a proof."""
+    """A callback for a proof that passes its progress on as a `TextProgress`."""
 
     def show(done: int, total: int) -> None:
         on_progress(TextProgress(phase=phase, input_bytes=done, total_bytes=total))
@@ -60,18 +61,19 @@ def show_compared(on_progress: Callable[[TextProgress], None], phase: Literal["p
 
 
 class RecipePart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run has besides, where a recipe makes its documents."""
+    """What the plan holds in addition if a recipe makes the documents."""
 
     columns: tuple[Column, ...]
     making: RecipeSetup
     described: dict[str, Any]
-    """For the manifest, and to know the run again: the recipe in full, the template."""
+    """The recipe in full, the template and the options. The manifest lists them, and a later run compares them to tell
+    whether it is the same run."""
 
     max_records: int | None = None
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs, tokeniser and options of a run; what follows from them."""
+    """Inputs, tokeniser and options of a run, and what follows from them."""
 
     files: tuple[SourceFile, ...]
     options: TextOptions
@@ -80,13 +82,13 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     bos: int | None
     choice: Choice
     first_documents: int = 0
-    """Texts at the beginning that the reference tokeniser encoded as well."""
+    """Number of texts at the beginning that the reference tokeniser has encoded as well."""
     task_bytes: int
     recipe: RecipePart | None = None
 
     @staticmethod
     def record_spec(options: TextOptions) -> RecordSpec:
-        """What readers take of each record."""
+        """What readers must read of each record."""
         records = options.records
         return RecordSpec(
             fields=records.fields,
@@ -98,7 +100,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The keys that are written, and what goes with them."""
+        """The columns of the documents: the keys that are written, and the domain if there is one."""
         if self.recipe is not None:
             return self.recipe.columns
         return tuple(Column(key, self.dtype.name) for key in output_keys(self.options))
@@ -110,22 +112,22 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_records(self) -> int | None:
-        """Records after which no more are kept."""
+        """The most records that the run keeps; None sets no limit."""
         return None if self.recipe is None else self.recipe.max_records
 
     @property
     def max_domains(self) -> int:
-        """Stores that the run may have open at the same time: each has two files a key."""
+        """The most stores that the run may have open at the same time: each has two open files for each key."""
         return MAX_OPEN_KEYS // max(len(self.keys), 1)
 
     @property
     def is_shuffled(self) -> bool:
-        """Whether the documents leave the order of the input."""
+        """Whether the documents are shuffled, and so leave the order of the input."""
         return self.options.output.shuffle is not None
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the tokens in the store."""
+        """The dtype of the tokens in the store."""
         return np.dtype(optimal_dtype(self.tokenizer.vocab_size))
 
     @property
@@ -135,21 +137,21 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def output_bytes(self) -> int:
-        """What the output may take, roughly."""
+        """A rough estimate of the size of the output in bytes."""
         return sum(file.text_bytes for file in self.files) * self.dtype.itemsize // _BYTES_PER_TOKEN
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of pieces that are taken before a checkpoint lets them be deleted: a small part of the output."""
+        """Bytes of pieces to commit before a checkpoint, which allows deleting them: a small part of the output."""
         return min(max(self.output_bytes // _CHECKPOINTS, MIN_PENDING_BYTES), MAX_PENDING_BYTES)
 
     def place(self, file: int, line: int) -> str:
-        """A place in this file in words; ``line`` counts from 0."""
+        """The place of a record in this file in words, such as ``line 7``; ``line`` counts from 0."""
         noun = record_noun(self.files[file].format, self.options.records.sample_by)
         return f"{noun} {line + counted_from(noun):,}"
 
     def setup(self, *, parts: str, buckets: str, tokenizer: str, backend: str) -> Setup:
-        """What all workers are told."""
+        """The first message to each worker."""
         options = self.options
         seed = options.output.shuffle
         return Setup(
@@ -179,12 +181,12 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def orders(self, *, first_task: int, start: PiecePosition, hashed: list[str]) -> list[Order]:
-        """Tasks from ``first_task`` on, which begins at ``start``; and files to hash that have no hash yet."""
-        # Readers need no sizes of units, of which a file may have many thousands.
+        """The tasks from ``first_task`` on, which begins at ``start``, and the files that have no hash yet to hash."""
+        # Readers do not need the sizes of units, and a file may have many thousands of units.
         sent = [msgspec.structs.replace(file, unit_bytes=()) for file in self.files]
         orders: list[Order] = []
         for task in plan_tasks(self.files, task_bytes=self.task_bytes, max_spans=MAX_TASK_SPANS):
-            # A file cut into several spans, or one whose reader jumps about in it, is hashed on its own.
+            # A file that is cut into several spans, or whose reader does not read it in order, is hashed separately.
             for span in task.spans:
                 file = self.files[span.file]
                 is_due = span.begin == 0 and not hashed[span.file] and not file.fault

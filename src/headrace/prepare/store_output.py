@@ -1,8 +1,7 @@
-"""All shards of a run: one series of them, or one for each domain; each series goes on after a kill.
+"""Writes the shards of a run: one series of shards, or one series for each domain.
 
-The shards of one series: documents in, one shard after another out, continued after a kill where the state says.
-
-A shard that was written in a layout that can be continued -> the same documents in one that is written in one go.
+A killed run continues each series where its state says. Files of HDF5 or JSON lines cannot be continued, so their
+documents are first written as a shard of the keyed layout, and copied when that is complete.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ STAGED: Final[dict[str, tuple[type[Hdf5Writer | JsonlWriter], str]]] = {
     "hdf5": (Hdf5Writer, ".h5"),
     "jsonl": (JsonlWriter, ".jsonl"),
 }
-"""The layouts that are, each with its writer and the suffix of its files."""
+"""The layouts that are written in one go, from a complete shard of the keyed layout: writer and suffix of each."""
 
 
 def write_staged_shard(staged: Path, folder: Path, number: int, layout: str, columns: Sequence[Column]) -> WrittenShard:
-    """Copy a complete shard of the keyed layout into one file ``data_<number>``, which appears whole.
+    """Copy a complete shard of the keyed layout into a file ``data_<number>``, which appears whole or not at all.
 
-    50 us a document and key for HDF5, and 50 ns a number for JSON lines.
+    Cost: 50 us for each document and key with HDF5, and 50 ns for each number with JSON lines.
 
     Raises:
-        OutputError: the system refuses.
+        OutputError: the system refuses a write.
         StoreError: the shard is damaged.
         MissingExtraError: h5py is not installed.
     """
@@ -68,26 +67,26 @@ Layout = Literal["indexed", "keyed", "hdf5", "jsonl"]
 
 
 class SeriesState(msgspec.Struct, frozen=True, kw_only=True):
-    """Shards that are complete, and where the writers of the next one stand; none where it has no document yet."""
+    """The complete shards of a series, and the states of the writers of the next shard."""
 
     finished: tuple[tuple[WrittenShard, ...], ...] = ()
     writers: tuple[WriterState, ...] = ()
+    """Empty as long as the next shard has no document."""
     supervised: int = 0
-    """Ones in all masks."""
+    """Number of ones in all masks."""
 
 
 class ShardSeries:
-    """Writes shards into a folder under working names; what a shard is called in the end is the folder's business.
+    """Writes shards into a folder under working names; `name_outputs` gives them their final names.
 
-    A shard ends before the document that would take it over ``shard_tokens`` values, all keys together, so that where
-    it ends depends on the documents alone. In layouts that keep a list of all documents in one piece it also ends at
-    `MAX_DOCUMENTS`.
+    A shard ends before the document that would bring it above ``shard_tokens`` values, all keys together, so that its
+    end depends on the documents alone. In all layouts but the indexed one, a shard also ends at `MAX_DOCUMENTS`.
 
-    A file of HDF5 or of JSON lines is written in one go: until a shard is complete it is one of the keyed layout.
+    A file of HDF5 or JSON lines is written in one go: until the shard is complete, it has the keyed layout.
 
     Raises:
-        OutputError: the system refuses.
-        StoreError: what is there is not what the state says.
+        OutputError: the system refuses a write.
+        StoreError: the files on disk do not match the state.
     """
 
     def __init__(
@@ -118,11 +117,11 @@ class ShardSeries:
 
     @property
     def num_documents(self) -> int:
-        """Documents of all shards, the open one included."""
+        """Documents of all shards, including the open one."""
         return sum(shards[0].num_documents for shards in self.finished) + self._open_documents
 
     def add(self, rows: Rows) -> None:
-        """Append documents, which every key has the same number of."""
+        """Append documents; ``rows`` has the same number of documents for every key."""
         for column, (tokens, _) in zip(self._columns, rows, strict=True):
             if column.kind == "mask":
                 self.supervised += int(np.count_nonzero(tokens))
@@ -141,7 +140,7 @@ class ShardSeries:
             if self._layout != "indexed":
                 last = min(last, first + most - self._open_documents)
             if last == first and not self._writers:
-                last = first + 1  # a document that is longer than a shard
+                last = first + 1  # a document longer than a shard is a shard of its own
             if last > first:
                 self._append([_slice(row, first, last) for row in rows])
                 self._open_tokens += int(ends[last - 1]) - begin
@@ -150,7 +149,7 @@ class ShardSeries:
                 self._close()
 
     def checkpoint(self) -> SeriesState:
-        """Bring everything to the disk, and say where to continue."""
+        """Flush everything to the disk, and return the state to continue from."""
         return SeriesState(
             finished=tuple(self.finished),
             writers=tuple(writer.checkpoint() for writer in self._writers),
@@ -158,20 +157,20 @@ class ShardSeries:
         )
 
     def forget(self) -> None:
-        """Remove what only a run needs that goes on from an earlier checkpoint than the last."""
+        """Remove files that only an earlier checkpoint than the last needs."""
         for folder in self._staged:
             with output_errors(folder, "remove"):
                 shutil.rmtree(folder, ignore_errors=True)
         self._staged.clear()
 
     def finish(self) -> list[tuple[WrittenShard, ...]]:
-        """Complete the last shard. For each shard what was written: one entry for each key, or one for all of them."""
+        """Complete the last shard. Returns the files of each shard: one entry for each key, or one for all keys."""
         if self._writers:
             self._close()
         return self.finished
 
     def suspend(self) -> None:
-        """Close all files, and leave them for a later run."""
+        """Close all files, and leave them for a later run to continue."""
         for writer in self._writers:
             writer.suspend()
         self._writers = []
@@ -192,7 +191,7 @@ class ShardSeries:
             writer.add_documents(*row)  # type: ignore[arg-type]
 
     def _numbered(self, rows: Rows) -> Rows:
-        """The rows with positions that go on through the shard."""
+        """The rows, with positions that are numbered through the shard."""
         if all(column.kind != "positions" for column in self._columns):
             return rows
         numbered: list[Row] = []
@@ -258,17 +257,17 @@ _READ_ORDINALS = 1 << 18
 
 
 class OutputState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where each series stands."""
+    """The states of all series."""
 
     series: tuple[SeriesState, ...] = ()
 
 
 class StoreOutput:
-    """Writes documents into the series of their domains; where there is no column of domains there is one series.
+    """Writes documents into the series of their domains, or into a single series if there is no domain column.
 
     Raises:
-        OutputError: the system refuses.
-        StoreError: what is there is not what the state says.
+        OutputError: the system refuses a write.
+        StoreError: the files on disk do not match the state.
     """
 
     def __init__(
@@ -297,16 +296,16 @@ class StoreOutput:
 
     @property
     def has_domains(self) -> bool:
-        """Whether documents say their domain."""
+        """Whether there is a domain column."""
         return len(stored(self._columns)) < len(self._columns)
 
     @property
     def supervised(self) -> list[int]:
-        """Trained tokens of each series: ones in its masks."""
+        """The number of trained tokens in each series: the ones in its masks."""
         return [series.supervised for series in self._series]
 
     def add(self, rows: Rows, ordinals: IntArray | None = None) -> None:
-        """Append documents, which every column has the same number of; with domains, also their ordinals (n,)."""
+        """Append n documents; ``rows`` has n for every column. With domains, also their ``ordinals`` (n,)."""
         if not self.has_domains:
             self._series[0].add(rows)
             return
@@ -320,27 +319,27 @@ class StoreOutput:
                 self._ordinals[number].add(ordinals[keep])
 
     def checkpoint(self) -> OutputState:
-        """Bring everything to the disk, and say where to continue."""
+        """Flush everything to the disk, and return the state to continue from."""
         for ordinals in self._ordinals:
             ordinals.sync()
         return OutputState(series=tuple(series.checkpoint() for series in self._series))
 
     def forget(self) -> None:
-        """The state that `checkpoint` gave is safe: what only an earlier one needs may go."""
+        """Remove files that only an earlier state needs. Call it once the state from `checkpoint` is saved."""
         for series in self._series:
             series.forget()
 
     def finish(self) -> list[list[tuple[WrittenShard, ...]]]:
-        """Complete the last shard of each series. For each series its shards, as `ShardSeries.finish` gives them."""
+        """Complete the last shard of each series. Returns the shards of each, as `ShardSeries.finish` returns them."""
         return [series.finish() for series in self._series]
 
     def ordinals(self) -> Iterator[IntArray]:
-        """The ordinals of all documents, series after series, in pieces."""
+        """Yield the ordinals of all documents in pieces, one series after another."""
         for ordinals in self._ordinals:
             yield from ordinals.pieces()
 
     def suspend(self) -> None:
-        """Close all files, and leave them for a later run."""
+        """Close all files, and leave them for a later run to continue."""
         for series in self._series:
             series.suspend()
 
@@ -363,7 +362,10 @@ class StoreOutput:
 
 
 class Ordinals:
-    """(documents,) int64 in a file that only grows, and is cut to what a checkpoint made sure of."""
+    """The ordinals of the documents of a series, (documents,) int64, in a file.
+
+    The file only grows. When a run continues, the file is cut to the ``count`` that its checkpoint recorded.
+    """
 
     def __init__(self, path: Path, count: int) -> None:
         self._path = path
@@ -378,11 +380,11 @@ class Ordinals:
         self._waiting: list[bytes] = []
 
     def add(self, ordinals: IntArray) -> None:
-        """Append some."""
+        """Append ordinals, in memory until `sync`."""
         self._waiting.append(ordinals.astype("<i8").tobytes())
 
     def sync(self) -> None:
-        """Bring them to the disk."""
+        """Write the collected ordinals to the disk."""
         if not self._waiting:
             return
         with output_errors(self._path, "write"), self._path.open("ab", buffering=0) as file:
@@ -393,7 +395,7 @@ class Ordinals:
         self._waiting.clear()
 
     def pieces(self) -> Iterator[IntArray]:
-        """All of them, in order."""
+        """Yield all ordinals in order."""
         self.sync()
         with output_errors(self._path, "read"), self._path.open("rb") as file:
             while data := file.read(8 * _READ_ORDINALS):
@@ -401,5 +403,5 @@ class Ordinals:
 
 
 def series_folder(folder: Path, number: int) -> Path:
-    """Where the shards of a domain lie until they get its name."""
+    """The folder of a domain's shards until they are moved into a folder with its name."""
     return folder / f"domain_{number:04d}"

@@ -1,6 +1,7 @@
-"""A `tokenizer.json` on disk -> its fingerprint, vocabulary size, and the tokens that begin and end a sequence.
+"""Reads a `tokenizer.json`: its fingerprint, its vocabulary size, and the tokens that begin and end a sequence.
 
-Which tokens begin and end a sequence: as the tokeniser's folder says, or else the only usual ones it has.
+Which tokens begin and end a sequence is read from the tokeniser's folder. If the folder does not say, it is the only
+token of the vocabulary that has a usual name.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ USUAL_BOSES = (
 
 
 class TextTokenizer(msgspec.Struct, frozen=True, kw_only=True):
-    """A tokeniser as it was read: all processes encode with these bytes, whatever happens to the file."""
+    """A tokeniser as it was read. All processes encode with these bytes, even if the file changes later."""
 
     name: str
     """Path as the user gave it."""
@@ -62,20 +63,21 @@ class TextTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     """xxh3_128 of the bytes of ``tokenizer.json``."""
 
     vocab_size: int
-    """Added tokens included, and never below the largest id + 1."""
+    """The number of tokens including added ones, and never below the largest id + 1."""
 
     special_tokens: dict[str, int]
-    """Added tokens by their text."""
+    """The id of each added token, by its text."""
 
     known_tokens: dict[str, int]
-    """The same, with those of the usual ends and beginnings that the vocabulary has: most questions need no more."""
+    """The same, and the ids of the usual end and begin tokens that the vocabulary has. Most look-ups need no more, so
+    that the tokeniser need not be loaded."""
 
     def instance(self) -> Tokenizer:
-        """A fresh `tokenizers.Tokenizer` that encodes whole texts."""
+        """Load a new `tokenizers.Tokenizer` that encodes whole texts."""
         return make_encoder(self.json)
 
     def token_text(self, number: int | None) -> str:
-        """The token of an id, empty for None."""
+        """The text of the token with this id; empty for None."""
         if number is None:
             return ""
         texts = [text for text, known in self.known_tokens.items() if known == number]
@@ -84,14 +86,17 @@ class TextTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     def find_eod(self, wanted: str | int | None) -> tuple[int, str]:
         """Id and text of the end-of-document token.
 
+        Args:
+            wanted: the token or its id; None finds the only token with a name in `USUAL_EODS`.
+
         Raises:
-            ConfigError: the token or id is not in the vocabulary; or none was named, and not exactly one of the usual
-                ones is in it.
+            ConfigError: the token or id is not in the vocabulary; or ``wanted`` is None, and the vocabulary has none or
+                several of the usual tokens.
         """
         return self._find(wanted, "--eod", "end-of-document", USUAL_EODS)
 
     def find_bos(self, wanted: str | int | None) -> tuple[int, str]:
-        """Id and text of the begin-of-sequence token; as `find_eod`."""
+        """Id and text of the begin-of-sequence token, see `find_eod`; the usual names are `USUAL_BOSES`."""
         return self._find(wanted, "--bos", "begin-of-sequence", USUAL_BOSES)
 
     def _find(self, wanted: str | int | None, option: str, what: str, usual: tuple[str, ...]) -> tuple[int, str]:
@@ -112,7 +117,7 @@ class TextTokenizer(msgspec.Struct, frozen=True, kw_only=True):
         known = [(self.known_tokens[token], token) for token in usual if token in self.known_tokens]
         if len(known) != 1:
             listed = ", ".join(f"{token!r} (id {number})" for number, token in known)
-            found_text = f"several are usual: {listed}" if known else f"none of the usual ones; {self._candidates()}"
+            found_text = f"several are usual: {listed}" if known else f"it has no usual one; {self._candidates()}"
             raise ConfigError(
                 f"cannot tell which {what} token {self.name} means: {found_text}. "
                 f"Name it with {option} TOKEN or {option} ID."
@@ -128,7 +133,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> TextTokenizer:
     """Read a ``tokenizer.json``, or the one in a folder. Nothing is downloaded.
 
     Raises:
-        ConfigError: there is none, or it cannot be read as one.
+        ConfigError: the file does not exist, cannot be read, or is not a tokeniser of the library ``tokenizers``.
     """
     check_local(path)
     name = os.fspath(path)
@@ -168,7 +173,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> TextTokenizer:
 
 
 def make_encoder(content: bytes) -> Tokenizer:
-    """The tokeniser, set to encode whole texts: a ``tokenizer.json`` may ask to cut or pad each one."""
+    """Load the tokeniser, and switch truncation and padding off, which a ``tokenizer.json`` may ask for."""
     encoder = Tokenizer.from_str(content.decode("utf-8"))
     encoder.no_truncation()
     encoder.no_padding()
@@ -177,59 +182,60 @@ def make_encoder(content: bytes) -> Tokenizer:
 
 _USUAL = {"eos_token": USUAL_EODS, "bos_token": USUAL_BOSES}
 _USED = {
-    "eos_token": ("eos", "ends", "`ends: {eos: TOKEN}` says another, `ends: {append_eos: false}` none"),
-    "bos_token": ("bos", "begins", "`ends: {bos: TOKEN}` says another, `ends: {prepend_bos: false}` none"),
+    "eos_token": ("eos", "ends", "`ends: {eos: TOKEN}` chooses another, `ends: {append_eos: false}` none"),
+    "bos_token": ("bos", "begins", "`ends: {bos: TOKEN}` chooses another, `ends: {prepend_bos: false}` none"),
 }
 
 
 class EndNames(NamedTuple):
-    """What was found."""
+    """The tokens that begin and end a sequence, and how they were found."""
 
     tokens: dict[str, str]
-    """``eos_token``, ``bos_token`` and what else the folder names; `BEGIN_TOKEN` if it begins every text with one."""
+    """``eos_token``, ``bos_token`` and the other special tokens that the folder names, and `BEGIN_TOKEN` if the
+    tokeniser begins every text with BOS."""
 
     by_vocabulary: frozenset[str]
-    """Names of those that nothing but the vocabulary says."""
+    """The names among them that were found only because the vocabulary has one usual token for them."""
 
 
 def find_end_names(loaded: TextTokenizer, folder: Path, template: TemplateSetup | None) -> EndNames:
-    """The names of the tokens at the ends, for a `SampleMaker`, which takes those of its template before them.
+    """Find the tokens at the ends of a sequence, for a `SampleMaker`, which prefers those of its template.
 
-    What neither the template nor a file of the folder names is the only one of the usual tokens that the vocabulary
-    has. Where the configuration says that there is none (``"bos_token": null``), there is none.
+    A token that neither the template nor a file of the folder names is the only usual token that the vocabulary has.
+    If the configuration says that there is none (``"bos_token": null``), there is none.
     """
     config: dict[str, Any] = read_json(folder / CONFIG)
-    said = special_tokens(folder) | (dict(template.special_tokens) if template is not None else {})
+    named = special_tokens(folder) | (dict(template.special_tokens) if template is not None else {})
     found = {}
     for name, usual in _USUAL.items():
-        if name in said or name in config:
+        if name in named or name in config:
             continue
         known = [token for token in usual if token in loaded.known_tokens]
         if len(known) == 1:
             found[name] = known[0]
-    tokens = {**found, **said}
+    tokens = {**found, **named}
     if config.get("add_bos_token") is True and "bos_token" in tokens:
         tokens[BEGIN_TOKEN] = tokens["bos_token"]
     return EndNames(tokens, frozenset(found))
 
 
 def end_notices(names: EndNames, counts: Mapping[str, int], num_records: int) -> Iterator[str]:
-    """What a user should know of the ends, from what was made of the first records.
+    """Notices for the user about the tokens at the ends, from the samples of the first records.
 
     Args:
-        names: as found.
-        counts: ``eos`` and ``bos`` that were added, and `MISSING_BOS`.
-        num_records: the first records.
+        names: the tokens, as `find_end_names` returned them.
+        counts: how many tokens were added under ``eos`` and ``bos``, and how often `MISSING_BOS` was noted.
+        num_records: number of the first records.
     """
     for name, (short, verb, options) in _USED.items():
         if name in names.by_vocabulary and counts.get(short):
             yield (
-                f"{names.tokens[name]!r} {verb} a sequence: no chat template or tokenizer_config.json says {name}, and "
-                f"it is the only usual one of the vocabulary. {options}"
+                f"{names.tokens[name]!r} {verb} a sequence: neither the chat template nor tokenizer_config.json names "
+                f"{name}, and it is the only token of the vocabulary with a usual name. {options}"
             )
     if counts.get(MISSING_BOS):
         yield (
-            f"{counts[MISSING_BOS]:,} sequences of the first {num_records:,} records do not begin with BOS, with which "
-            "the tokeniser begins texts: the chat template writes none. `ends: {prepend_bos: true}` adds it; all are "
-            "counted as missing_bos, and `mask: {on_missing_bos: error}` refuses them"
+            f"{counts[MISSING_BOS]:,} sequences of the first {num_records:,} records do not begin with BOS, although "
+            "the tokeniser begins texts with it: the chat template does not write it. `ends: {prepend_bos: true}` adds "
+            "it; all such sequences are counted as missing_bos, and `mask: {on_missing_bos: error}` refuses them"
         )

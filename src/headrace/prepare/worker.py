@@ -1,9 +1,9 @@
-"""The worker process: does one task after another until its parent hangs up.
+"""The worker process, which runs one task after another until its parent closes the connection.
 
-`executor.Workers` starts it with one end of a socket pair, as a fork or as a fresh process; not through
-``multiprocessing``'s start methods: those run the caller's ``__main__`` again in every worker.
+A task reads the records of its spans, makes documents of them, and writes these as pieces on disk.
 
-One task: the records of its spans -> documents -> pieces on disk.
+`executor.WorkerProcesses` starts a worker with one end of a socket pair, as a fork or as a fresh process. It does not
+use the start methods of ``multiprocessing``, which run the caller's ``__main__`` again in every worker.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from headrace.prepare.piece import PieceBuilder
 from headrace.prepare.sources import BadRecord, SourceFile, Span, open_span
 
 PIECE_BYTES = 32 << 20
-"""Of tokens: a task that makes more leaves them in several pieces, so that its size costs no memory."""
+"""Bytes of tokens in a piece. A task with more writes several pieces, so that large tasks need no more memory."""
 
 PIECE_LINES = 1 << 19
 
 
 class BadLineError(InputError):
-    """A line that cannot be used: the input file's number, and the line from 1 on within this piece of the span."""
+    """A line that cannot be used: the number of the input file, and the line, counted from 1 in this piece's part of
+    the span."""
 
     def __init__(self, message: str, file: int, line: int) -> None:
         super().__init__(message)
@@ -57,7 +58,7 @@ class BadLineError(InputError):
 class TextWork:
     """Runs tasks, one at a time.
 
-    Memory: one block of 1 MiB (or the longest record) with its texts and ids, and the piece that is being filled.
+    Memory: one block of 1 MiB (or the longest record) with its texts and ids, and the piece that is filled.
     """
 
     def __init__(
@@ -74,12 +75,12 @@ class TextWork:
         self._deliver = deliver
 
     def run(self, order: TextTask) -> PieceDone:
-        """Write the pieces of a task; deliver all but the last, and return that.
+        """Write the pieces of a task. All but the last are delivered on the way, and the last is returned.
 
         Raises:
-            BadLineError: a record that cannot be used, where that stops the run.
-            MismatchError: the fast tokeniser is not equal to the reference tokeniser.
-            InputError: a file that cannot be read or has changed.
+            BadLineError: a record cannot be used, and the run is to stop at such a record.
+            MismatchError: the fast tokeniser differs from the reference tokeniser.
+            InputError: a file cannot be read or has changed.
             OutputError: a piece cannot be written.
         """
         number, start = order.task.number, order.start
@@ -97,7 +98,7 @@ class TextWork:
         lines = 0
         for block in reader.blocks():
             lines += block.num_lines
-            if lines <= skip_lines:  # pieces end where blocks do
+            if lines <= skip_lines:  # exact, as pieces end at the ends of blocks
                 self._advance(block.input_bytes, 0, 0)
                 continue
             try:
@@ -145,7 +146,7 @@ HASH_BLOCK_BYTES = 1 << 20
 
 
 def load_encoder(setup: Setup, tokenizer_json: bytes, proved: ProvedEncoder) -> Encoder:
-    """What a run makes documents with."""
+    """The encoder that makes the documents of a run: of texts, or of records if a recipe makes them."""
     if setup.making is None:
         return BlockEncoder(setup, proved, SpecialFinder(tokenizer_json))
     from headrace.prepare.record_encoder import RecordEncoder
@@ -154,7 +155,11 @@ def load_encoder(setup: Setup, tokenizer_json: bytes, proved: ProvedEncoder) -> 
 
 
 class TextWorker:
-    """Does orders, and says on the way how far it is. ``proved`` is loaded where none is given, or another is due."""
+    """Runs orders, and reports the progress to the parent.
+
+    ``proved`` is an encoder that is loaded already. Without it, or if the setup names another backend, the worker loads
+    one itself.
+    """
 
     def __init__(self, connection: Connection, setup: Setup, proved: ProvedEncoder | None = None) -> None:
         self._connection = connection
@@ -165,7 +170,7 @@ class TextWorker:
         self._reported_s = time.monotonic()
 
     def handle(self, order: Order) -> Reply:
-        """Do one order; what goes wrong becomes a `TaskFailed`."""
+        """Run one order. A failure is returned as a `TaskFailed`."""
         try:
             if isinstance(order, HashTask):
                 return HashDone(order.number, self._hash(order.file))
@@ -184,7 +189,7 @@ class TextWorker:
             return TaskFailed(order.task_index, "input", str(error))
         except SystemExit:
             raise
-        except BaseException:  # a panic in Rust is no Exception
+        except BaseException:  # a panic in Rust is not an Exception
             return TaskFailed(order.task_index, "crash", traceback.format_exc())
 
     def _load(self) -> TextWork:
@@ -192,7 +197,7 @@ class TextWorker:
         if proved is None or proved.name != encoding.backend:
             proved = ProvedEncoder(encoding.backend, Path(encoding.tokenizer).read_bytes(), encoding.special)
         encoder = load_encoder(self._setup, proved.json, proved)
-        # Vocabulary and libraries stay: the collector need not walk them again with every block of records.
+        # Vocabulary and libraries stay in memory, so the collector need not visit them again for each block of records.
         gc.collect()
         gc.freeze()
         return TextWork(self._setup, encoder, report=self._report, deliver=self._deliver)
@@ -226,7 +231,7 @@ class TextWorker:
 
 
 def main(descriptor: int, proved: ProvedEncoder | None = None) -> None:
-    """Serve the parent at the other end of this socket; ``proved`` is what a fork finds loaded."""
+    """Serve the parent at the other end of this socket; ``proved`` is the encoder that a fork inherits."""
     connection = Connection(descriptor)
     try:
         message = connection.recv_bytes()
@@ -236,4 +241,4 @@ def main(descriptor: int, proved: ProvedEncoder | None = None) -> None:
             reply = worker.handle(decoder.decode(connection.recv_bytes()))
             connection.send_bytes(msgspec.msgpack.encode(reply))
     except (EOFError, ConnectionError):
-        return  # the parent is done, or gone
+        return  # the parent has finished, or was killed

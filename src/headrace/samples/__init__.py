@@ -1,17 +1,17 @@
-"""One record -> one sample: layouts, chat templates, loss masks, recipes. No files but a tokeniser's own, no torch.
+"""Turn one record into one sample: layouts, chat templates, loss masks, recipes and media.
 
-    record (a dict from JSON Lines, Parquet, Arrow)
-      -> layouts        which layout it is          -> Conversation | Preference | Prompt | Group | Text
-      -> templates      Conversation                -> Rendered: the whole text, once, in a sandbox
+    record (a dict from JSON Lines, Parquet or Arrow)
+      -> layouts        recognise its layout        -> Conversation | Preference | Prompt | Group | Text
+      -> templates      render a Conversation       -> Rendered: the whole text, in a sandbox
       -> masking        Rendered and a tokeniser    -> ids, loss mask, the evidence for each token
-      -> recipe         what is asked for           -> a maker: records -> arrays a key, or why a record was dropped
+      -> recipe         describe the whole task     -> a maker: records -> arrays by key, or the reason for a drop
 
     raw parts of a multi-modal dataset -> headrace.samples.media: decoders, field maps, cookers -> a sample
 
     from headrace.samples.templates import ChatTemplate
     ChatTemplate.load("chatml").render([{"role": "user", "content": "Hi"}]).text
 
-May import: errors, plan.
+The room reads no files except those of a tokeniser and does not need torch. May import: errors, plan.
 """
 
 from __future__ import annotations

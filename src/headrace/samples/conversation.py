@@ -1,15 +1,15 @@
-"""What a record holds, once its layout is known: plain Python in frozen structs, as templates see it.
+"""The samples that records become once their layout is known, as frozen structs of plain Python values.
 
-    Conversation   messages, tools                       sft, and the parts of the others
+    Conversation   messages, tools                       sft, and part of the others
     Completion     prompt, completion                    sft, the prompt untrained; kto with a label
     Preference     prompt, chosen, rejected              dpo
     Prompt         prompt, columns passed through        prompts for rollouts
     Group          prompt, responses, rewards            grpo, offline
     Text           text                                  seq
 
-A message is a dict with at least ``role``; ``content`` is a string, None or a list of parts; all other fields
-(``tool_calls``, ``name``, ``tool_call_id``, ``reasoning_content``, ...) pass through to the template untouched. What
-our own flags say (``train``, ``train_detail``) is taken off the messages and stands beside them.
+A message is a dict with at least ``role``; ``content`` is a string, None or a list of parts. All other fields
+(``tool_calls``, ``name``, ``tool_call_id``, ``reasoning_content``, ...) reach the template unchanged. Our own flags
+(``train``, ``train_detail``) are removed from the messages and kept beside them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 import msgspec
 
 Message = dict[str, Any]
-"""One message as templates see it: ``role``, ``content`` and whatever else the record has."""
+"""One message as templates see it: ``role``, ``content`` and all other fields of the record's message."""
 
 
 class TrainSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """The characters ``[begin, end)`` of a message's content are trained, or are not.
+    """Whether the characters ``[begin, end)`` of a message's content are trained.
 
-    Axolotl's ``train_detail`` counts its ``end_offset`` in: ``{"begin_offset": 0, "end_offset": 3}`` is ``[0, 4)``.
+    Axolotl's ``train_detail`` includes its ``end_offset``: ``{"begin_offset": 0, "end_offset": 3}`` is ``[0, 4)``.
     """
 
     begin: int
@@ -34,10 +34,10 @@ class TrainSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages in order, with what the template needs besides and what is said about training.
+    """Messages in order, with tools and arguments for the template and the record's own flags about training.
 
-    ``train``: one flag a message, None where the record says nothing; ``train_spans``: spans of the content of each
-    message. Both are empty or as long as ``messages``.
+    ``train`` holds one flag for each message, None where the record says nothing. ``train_spans`` holds the marked
+    spans of the content of each message. Both are empty or as long as ``messages``.
     """
 
     messages: list[Message]
@@ -48,7 +48,10 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt and the answer to be learnt, both text or both messages; ``label``, for KTO: whether it is wanted."""
+    """A prompt and the answer to learn, each a text or messages.
+
+    For KTO, ``label`` says whether the answer is wanted.
+    """
 
     prompt: Conversation | str
     completion: Conversation | str
@@ -56,7 +59,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preference(msgspec.Struct, frozen=True, kw_only=True):
-    """A chosen and a rejected answer; where ``prompt`` is None, both begin with the prompt they share."""
+    """A chosen and a rejected answer to a prompt.
+
+    If ``prompt`` is None, the prompt is the beginning that both answers share.
+    """
 
     prompt: Conversation | str | None
     chosen: Conversation | str
@@ -64,14 +70,14 @@ class Preference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt without an answer; ``columns`` are the record's other fields, untouched."""
+    """A prompt without an answer; ``columns`` holds the record's other fields unchanged."""
 
     prompt: Conversation | str
     columns: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers to one prompt that were rolled out before, each with its reward."""
+    """One prompt with responses from earlier rollouts, each with its reward."""
 
     prompt: Conversation | str
     responses: list[Conversation | str]

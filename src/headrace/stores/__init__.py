@@ -1,17 +1,17 @@
-"""Documents of tokens on disk: layouts that are opened, read, written and checked, each behind the same face.
+"""Stores on disk: documents of tokens and samples with named parts, in several layouts with one interface each.
 
     writing     IndexedWriter -> prefix.bin, prefix.idx ----------.
                 KeyedWriter   -> folder/<key>.bin, meta.json -----+-> WrittenShard -.
-                checkpoint -> WriterState -> a new writer goes on                   v
+                checkpoint -> WriterState -> a new writer continues                 v
                 save_manifest(folder, Manifest(outputs=[OutputShard...])) -> headrace.json
-                Hdf5Writer, JsonlWriter -> file.h5, file.jsonl, written in one go
+                Hdf5Writer, JsonlWriter -> file.h5, file.jsonl, written without checkpoints
     reading     open(path) -> IndexedStore, KeyedStore, Hdf5Store, JsonlStore -> document, fetch, gather
                            -> ShardedStore: several one after another; CombinedStore: keys side by side
-    samples     open(path) -> TarStore, EnergonStore, ...: keys and named parts, behind the face SampleStore
-    checking    Store.check() -> Problem, Problem, ...   every rule of the format, and every byte if a manifest vouches
+    samples     open(path) -> TarStore, EnergonStore, ...: keys and named parts, with the interface SampleStore
+    checking    Store.check() -> Problem, Problem, ...   every rule of the format, and every byte that a manifest lists
 
-A store is opened in O(1) a shard and read by ranges; whoever reads it never knows which layout it has.
-This room imports ``headrace.io`` and ``headrace.errors``; it knows neither torch nor the order of training.
+Opening a store costs O(1) a shard. Reads are by ranges, and the code that reads does not depend on the layout.
+This package imports only ``headrace.io`` and ``headrace.errors``; it knows neither torch nor the order of training.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Types that all of this room shares, and what the methods of all stores do with their arguments before they read.
-
-Types and names that all of this room shares.
-"""
+"""Shared types of stores, and checks of the arguments that their methods get."""
 
 from __future__ import annotations
 
@@ -19,18 +16,18 @@ from headrace.errors import ConfigError, StoreError
 IntArray = NDArray[np.int64]
 TokenArray = NDArray[Any]
 MAIN = "tokens"
-"""What the main key of every store is called, besides its own name."""
+"""A name that every store accepts for its main key, in addition to the key's own name."""
 
 KeyList = list[str] | tuple[str, ...]
-"""Several keys. Not ``Sequence[str]``, which a single ``str`` is, too."""
+"""Several keys. Not ``Sequence[str]``, since a single ``str`` is one too."""
 
 
 def positions(values: ArrayLike, allowed: int, what: str) -> IntArray:
-    """(n,) int64 of values that all lie in ``[0, allowed)``.
+    """Return the values as (n,) int64, all of them in ``[0, allowed)``.
 
     Raises:
-        TypeError: not integers, or not one-dimensional.
-        IndexError: a value out of range, named with ``what``.
+        TypeError: the values are not integers, or not one-dimensional.
+        IndexError: a value is out of range; the message calls the values ``what``.
     """
     array = np.asarray(values)
     if array.dtype != np.int64:
@@ -39,18 +36,18 @@ def positions(values: ArrayLike, allowed: int, what: str) -> IntArray:
         array = array.astype(np.int64)
     if array.ndim != 1:
         raise TypeError(f"{what} must be one-dimensional, not of shape {array.shape}")
-    # As unsigned numbers the negative ones are the greatest: one pass finds both kinds of fault.
+    # Seen as unsigned integers, negative numbers are the greatest, so one pass finds both kinds of fault.
     if array.size and np.maximum.reduce(array.view(np.uint64)) >= allowed:
         wrong = array[(array < 0) | (array >= allowed)][0]
-        raise IndexError(f"{what}: {wrong} is out of range; {allowed} are allowed, from 0 on")
+        raise IndexError(f"{what}: {wrong} is out of range; it must be at least 0 and less than {allowed}")
     return array
 
 
 def document_number(index: int, num_documents: int) -> int:
-    """The document meant by an index, which may count from the end.
+    """Return the number of the document at an index, which may count from the end.
 
     Raises:
-        IndexError: out of range.
+        IndexError: the index is out of range.
     """
     number = operator.index(index)
     if number < 0:
@@ -61,11 +58,11 @@ def document_number(index: int, num_documents: int) -> int:
 
 
 def sample_numbers(indices: ArrayLike, num_samples: int, path: str) -> IntArray:
-    """(n,) int64 in [0, num_samples): samples meant by indices, which may count from the end.
+    """Return the numbers of the samples at indices, which may count from the end: (n,) int64 in [0, num_samples).
 
     Raises:
-        TypeError: not integers, or not one-dimensional.
-        IndexError: out of range.
+        TypeError: the indices are not integers, or not one-dimensional.
+        IndexError: an index is out of range.
     """
     array = np.asarray(indices, dtype=np.int64 if np.size(indices) == 0 else None)
     if array.dtype.kind not in "iu" or array.ndim != 1:
@@ -84,7 +81,7 @@ def check_range(begin: int, end: int, num_tokens: int) -> None:
 
 
 def check_ranges(begins: IntArray, lengths: IntArray, num_tokens: int) -> None:
-    """Raise IndexError unless every range of ``lengths[i]`` tokens from ``begins[i]`` on is within the stream."""
+    """Raise IndexError if a range of ``lengths[i]`` tokens from ``begins[i]`` on is not within the stream."""
     outside = (begins < 0) | (lengths < 0) | (begins > num_tokens - lengths)
     if outside.any():
         wrong = int(np.argmax(outside))
@@ -95,10 +92,10 @@ def check_ranges(begins: IntArray, lengths: IntArray, num_tokens: int) -> None:
 def by_keys(
     read: Callable[[str], TokenArray], keys: str | KeyList | None, known: tuple[str, ...]
 ) -> TokenArray | dict[str, TokenArray]:
-    """What ``read`` gives for one key, or a dict of it for several; the first of ``known`` is the main one.
+    """Return the result of ``read`` for one key, or a dict of results for several; ``known[0]`` is the main key.
 
     Raises:
-        ConfigError: a key that the store does not have.
+        ConfigError: the store does not have a key.
     """
     if keys is None:
         return read(known[0])
@@ -108,10 +105,10 @@ def by_keys(
 
 
 def known_key(key: str, known: tuple[str, ...]) -> str:
-    """The key meant by a name, which may be ``"tokens"`` for the first.
+    """Return the key of a name; ``"tokens"`` is another name of the first.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the store does not have the key.
     """
     if key in known:
         return key
@@ -122,19 +119,19 @@ def known_key(key: str, known: tuple[str, ...]) -> str:
 
 
 def read_only(array: TokenArray) -> TokenArray:
-    """The array itself, which can no longer be written to."""
+    """Make the array itself read-only and return it."""
     array.flags.writeable = False
     return array
 
 
 def check_name(path: str | os.PathLike[str]) -> None:
-    """Raise StoreError where no file can have the name, nor one of its suffixes: too long, or with a byte 0."""
+    """Raise StoreError if a file cannot have this name, with or without a suffix: it is too long, or has a NUL byte."""
     name = os.fspath(path)
     try:
         if not os.path.lexists(name):
             os.lstat(name + ".jsonl.idx")
     except ValueError as error:
-        raise StoreError(f"{name[:200]!r}: no name of a file: {error}") from error
+        raise StoreError(f"{name[:200]!r}: not a valid file name: {error}") from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise StoreError(f"{name[:80]}...: {len(name):,} characters are too long for the name of a file") from error
+            raise StoreError(f"{name[:80]}...: {len(name):,} characters are too many for a file name") from error

@@ -1,9 +1,4 @@
-"""What the checks of all stores share: many faults of one kind, values out of range, files compared with their sums.
-
-Looks at every value of a key: bools that are none, and ids outside of the vocabulary.
-
-Compares a file with the sums that a manifest lists.
-"""
+"""Checks that all stores share: values out of range, and files whose checksums differ from the manifest's."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ from headrace.io import FileSum, file_sum
 from headrace.stores.store import IntArray, Problem, TokenArray
 
 MAX_NAMED: Final = 20
-"""Faults of one kind in one file that are named one by one; the rest is counted."""
+"""How many faults of one kind in one file are named one by one; the rest are counted."""
 
 
 class Faults:
@@ -31,13 +26,13 @@ class Faults:
         self._count = 0
 
     def to_name(self, wrong: NDArray[np.bool_]) -> list[int]:
-        """Where the faults are that are still to be named."""
+        """Count the faults, and return the positions of those that are still to be named."""
         room = max(0, MAX_NAMED - self._count)
         self._count += int(np.count_nonzero(wrong))
         return [int(at) for at in np.flatnonzero(wrong)[:room]]
 
     def rest(self) -> Iterator[Problem]:
-        """How many were not named."""
+        """Yield a problem that says how many faults were not named, if there are any."""
         if self._count > MAX_NAMED:
             yield Problem(path=self._path, place="", message=f"{self._count - MAX_NAMED} more {self._kind} at fault")
 
@@ -52,14 +47,16 @@ def check_values(
     bounds: IntArray,
     vocab_size: int | None,
 ) -> Iterator[Problem]:
-    """Faults of the values of one key, the first in each document; one pass where there is something to look at.
+    """Yield the first wrong value in each document of one key: bools other than 0 and 1, ids out of the vocabulary.
+
+    All values are read once, unless no value of the dtype can be wrong.
 
     Args:
-        path: of the file, for the message.
-        dtype: of the values.
-        read: (end - begin,) values from ``begin`` to ``end``.
+        path: path of the file, for the message.
+        dtype: dtype of the values.
+        read: returns the (end - begin,) values from ``begin`` to ``end``.
         bounds: (documents + 1,) int64, where documents begin.
-        vocab_size: ids are to be below it; None: the values are no ids, or any are allowed.
+        vocab_size: ids must be below it; None if the values are not ids, or if all ids are allowed.
     """
     if vocab_size is not None and dtype.kind not in "iu":
         yield Problem(path=path, place="", message=f"{dtype.name} numbers are not token ids")
@@ -73,17 +70,16 @@ def check_values(
 def _outside(
     path: str, read: Callable[[int, int], TokenArray], bounds: IntArray, limit: int, name: str
 ) -> Iterator[Problem]:
-    """Values outside ``[0, limit)``."""
-    what = "is no bool, which is 0 or 1" if name == "byte" else f"is outside of the vocabulary, 0 to {limit - 1}"
+    """Yield values outside ``[0, limit)``."""
+    what = "is not a bool, 0 or 1" if name == "byte" else f"is outside the vocabulary, 0 to {limit - 1}"
     faults = Faults(path, f"documents with such {name}s")
     last = -1
     total = int(bounds[-1])
     for begin in range(0, total, _VALUES_AT_ONCE):
         values = read(begin, min(begin + _VALUES_AT_ONCE, total))
         wrong = np.flatnonzero((values < 0) | (values >= limit))
-        of = np.searchsorted(bounds, wrong + begin, side="right") - 1
-        documents, firsts = np.unique(of, return_index=True)
-        # A document that goes on from the block before was named there.
+        documents, firsts = np.unique(np.searchsorted(bounds, wrong + begin, side="right") - 1, return_index=True)
+        # A document that began in the previous block may have been named there.
         for at in faults.to_name(documents != last):
             place = f"document {documents[at]}, value {begin + wrong[firsts[at]]} of the stream"
             yield Problem(path=path, place=place, message=f"{name} {values[wrong[firsts[at]]]} {what}")
@@ -94,12 +90,12 @@ def _outside(
 def check_file(
     path: str | Path, listed: FileSum, *, holds: Callable[[int, int], str] = lambda begin, end: ""
 ) -> Iterator[Problem]:
-    """Size and hashes of a file against its listed sums; each 16 MiB block that differs is named. One pass.
+    """Compare size and hashes of a file with those that a manifest lists, and name each block that differs. One pass.
 
     Args:
         path: the file.
-        listed: what it should have.
-        holds: what the bytes ``begin`` to ``end`` of it hold, in words, for the message.
+        listed: the size and the hashes that it should have.
+        holds: returns what the bytes ``begin`` to ``end`` hold, in words, for the message.
     """
     path = str(path)
     try:
@@ -114,13 +110,13 @@ def check_file(
     if found.xxh3_128 == listed.xxh3_128:
         return
     is_named = False
-    for block, (has, says) in enumerate(zip(found.xxh3_64, listed.xxh3_64, strict=True)):
-        if has != says:
+    for block, (actual, expected) in enumerate(zip(found.xxh3_64, listed.xxh3_64, strict=True)):
+        if actual != expected:
             is_named = True
             begin = block * found.block_bytes
             end = min(begin + found.block_bytes, found.size)
-            message = f"the bytes were changed: xxh3_64 is {has}, the manifest says {says}{holds(begin, end)}"
+            message = f"the bytes were changed: xxh3_64 is {actual}, the manifest says {expected}{holds(begin, end)}"
             yield Problem(path=path, place=f"bytes {begin} to {end}", message=message)
     if not is_named:
-        message = f"xxh3_128 is {found.xxh3_128}, the manifest says {listed.xxh3_128}, yet each block agrees"
+        message = f"xxh3_128 is {found.xxh3_128}, the manifest says {listed.xxh3_128}, but each block agrees"
         yield Problem(path=path, place="", message=message)

@@ -1,7 +1,4 @@
-"""Several stores as one: side by side, each with one key of the same documents, or one after another.
-
-Several stores as one: their documents, and their token streams, one after another.
-"""
+"""Several stores as one: `CombinedStore` joins keys of the same documents, `ShardedStore` joins shards in order."""
 
 from __future__ import annotations
 
@@ -29,19 +26,26 @@ _SAMPLED_DOCUMENTS = 4096
 
 
 class CombinedStore(Store):
-    """Keys with shards of their own as one store; document i of every key is the same record. O(keys) memory.
+    """Joins keys that have stores of their own into one store. O(keys) memory.
 
-    The *main* key decides what the stream is: `num_tokens`, `lengths`, `gather`. It is the one called ``"tokens"``, or
-    the first. `document` reads any key, each with its own length. `fetch`, `pieces`, `buffers` and `stream_view` read
-    keys *parallel* to the main one, whose documents have the same lengths, as a loss mask has. Whether a key is, is
-    looked at when it is first read so: the totals, and the begins of 4,096 documents spread over all (of fewer, all).
+    Document i of every key belongs to the same record. The *main* key is the one called ``"tokens"``, or else the
+    first; `num_tokens`, `lengths` and `gather` refer to it. `document` reads any key, each with its own length.
+    `fetch`, `pieces`, `buffers` and `stream_view` read keys *parallel* to the main one, whose documents have the same
+    lengths; a loss mask is such a key. This is checked when a key is first read so, by the totals and by the begins of
+    4,096 documents spread over the store (or of all, if there are fewer).
 
     Args:
-        stores: for each key its store, whose main key it is.
-        path: what was opened.
+        stores: the store of each key, of which the key is the main one.
+        path: the path that was opened, for messages.
 
     Raises:
-        StoreError: no stores, or keys with different numbers of documents; names both.
+        StoreError: there are no stores, or keys have different numbers of documents; the message names both.
+
+    Example:
+        >>> web = headrace.open("stores/web")
+        >>> store = headrace.stores.CombinedStore({"text": web, "copy": web}, "stores/web")
+        >>> store.keys
+        ('text', 'copy')
     """
 
     format = "combined"
@@ -57,13 +61,13 @@ class CombinedStore(Store):
         for key, store in stores.items():
             if store.num_documents != self._main.num_documents:
                 raise StoreError(
-                    f"{path}: the keys are not of the same documents: {main!r} has {self._main.num_documents:,},"
-                    f" {key!r} {store.num_documents:,}; open them one by one, with key="
+                    f"{path}: the keys have different numbers of documents: {main!r} has {self._main.num_documents:,},"
+                    f" {key!r} has {store.num_documents:,}; open them one by one, with key="
                 )
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The main key, then the others in the order given."""
+        """The main key, then the others in the order of ``stores``."""
         return tuple(self.stores)
 
     @property
@@ -73,22 +77,22 @@ class CombinedStore(Store):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Those of all keys, each once."""
+        """The files of all keys, each once."""
         return tuple(dict.fromkeys(file for store in self.stores.values() for file in store.files))
 
     @property
     def num_documents(self) -> int:
-        """Documents of each key. O(1)."""
+        """Number of documents, the same for each key. O(1)."""
         return self._main.num_documents
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the main key."""
+        """Number of tokens of the main key."""
         return self._main.num_tokens
 
     @property
     def lengths(self) -> IntArray:
-        """(num_documents,) int64: tokens of each document of the main key."""
+        """(num_documents,) int64: the number of tokens in each document of the main key."""
         return self._main.lengths
 
     @property
@@ -100,55 +104,55 @@ class CombinedStore(Store):
         return hasher.hexdigest()
 
     def document(self, index: int, keys: str | KeyList | None = None) -> Any:
-        """(length,) values of one document, of each key as many as it has there."""
+        """Return the values of one document; keys may have different lengths there."""
         number = document_number(index, self.num_documents)
         return by_keys(lambda key: self.stores[key].document(number), keys, self.keys)
 
     def fetch(self, begin: int, end: int, keys: str | KeyList | None = None) -> Any:
-        """(end - begin,) tokens of the stream, as the stores of the keys return them.
+        """Return the (end - begin,) tokens of the stream, as the stores of the keys return them.
 
         Raises:
             IndexError: unless ``0 <= begin <= end <= num_tokens``.
-            ConfigError: a key that the store does not have, or that is not parallel to the main one.
+            ConfigError: the store does not have a key, or the key is not parallel to the main one.
         """
         check_range(begin, end, self.num_tokens)
         return by_keys(lambda key: self._parallel_store(key).fetch(begin, end), keys, self.keys)
 
     def gather(self, begins: IntArray, length: int) -> TokenArray:
-        """(len(begins), length) tokens of the main key, a fresh array."""
+        """Return (len(begins), length) tokens of the main key in a new array."""
         return self._main.gather(begins, length)
 
     def stream_view(self, key: str | None = None) -> TokenArray | None:
-        """That of the key's own store."""
+        """Return the stream of the key's own store as a view, if it has one."""
         return self._of(key).stream_view()
 
     def buffers(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> list[memoryview]:
-        """The tokens of each range, as the key's own store gives them."""
+        """Return the tokens of each range, as the key's own store returns them."""
         return self._of(key).buffers(begins, lengths)
 
     def document_buffers(self, documents: IntArray, begins: IntArray, lengths: IntArray) -> list[memoryview]:
-        """Of the main key."""
+        """Return ranges of documents of the main key."""
         return self._main.document_buffers(documents, begins, lengths)
 
     def length_chunks(self, num_documents: int) -> Iterator[IntArray]:
-        """Of the main key."""
+        """Yield the lengths of the main key's documents."""
         return self._main.length_chunks(num_documents)
 
     def find_documents(self, begins: IntArray) -> IntArray:
-        """(n,) int64: the document that holds each token of the main key."""
+        """Return the document that holds each token of the main key, (n,) int64."""
         return self._main.find_documents(begins)
 
     def document_begins(self, documents: IntArray) -> IntArray:
-        """(n,) int64: where each document begins in the main key; ``num_documents`` itself gives ``num_tokens``."""
+        """Return where each document begins in the main key, (n,) int64; for ``num_documents``, ``num_tokens``."""
         return self._main.document_begins(documents)
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
-        """Check every key; ids in all but those that the manifest says hold none."""
+        """Check every key; ids are checked in all keys, except in those that hold no ids according to the manifest."""
         for store in self.stores.values():
             yield from store.check(vocab_size=vocab_size)
 
     def close(self) -> None:
-        """Close every key."""
+        """Close the files of every key."""
         for store in self.stores.values():
             store.close()
 
@@ -164,7 +168,7 @@ class CombinedStore(Store):
             return store
         main = self.keys[0]
         if store.num_tokens != self.num_tokens:
-            difference = f"has {store.num_tokens:,} values, the main key {main!r} {self.num_tokens:,}"
+            difference = f"has {store.num_tokens:,} values, but the main key {main!r} has {self.num_tokens:,}"
         else:
             step = max(1, self.num_documents // _SAMPLED_DOCUMENTS)
             sampled = np.arange(0, self.num_documents + 1, step)
@@ -172,9 +176,8 @@ class CombinedStore(Store):
             if not len(wrong):
                 self._parallel.add(key)
                 return store
-            difference = (
-                f"has documents of other lengths than the main key {main!r}, from {sampled[wrong[0]] - step} on"
-            )
+            first = sampled[wrong[0]] - step
+            difference = f"has documents of other lengths than the main key {main!r}, from document {first} on"
         raise ConfigError(
             f"{self.path}: key {key!r} {difference}: the streams are not parallel; read them by document, or open the"
             f" store with key={key!r}"
@@ -182,18 +185,24 @@ class CombinedStore(Store):
 
 
 _BULK_ROWS = 4
-"""From so many rows of one shard on, one call of its own gather is cheaper than a fetch a row."""
+"""With at least so many rows in one shard, one call of its gather costs less than a fetch for each row."""
 
 
 class ShardedStore(Store):
-    """Stores in a given order, read as one. O(shards) memory.
+    """Joins stores in a given order into one: their documents and token streams follow each other. O(shards) memory.
 
     Args:
         shards: the stores, at least one, all with the same keys and dtypes.
-        path: what was opened.
+        path: the path that was opened, for messages.
 
     Raises:
-        StoreError: no shards, or shards that do not fit together; names both.
+        StoreError: there are no shards, or two of them do not fit together; the message names both.
+
+    Example:
+        >>> web, code = headrace.open("stores/web"), headrace.open("stores/code")
+        >>> store = headrace.stores.ShardedStore([web, code], "stores")
+        >>> store.num_documents == web.num_documents + code.num_documents
+        True
     """
 
     format = "sharded"
@@ -214,32 +223,32 @@ class ShardedStore(Store):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Those of every shard."""
+        """The keys, which are the same in every shard."""
         return self.shards[0].keys
 
     @property
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """Those of every shard."""
+        """The dtypes, which are the same in every shard."""
         return self.shards[0].dtypes
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Those of all shards, in order."""
+        """The files of all shards, in order."""
         return tuple(file for shard in self.shards for file in shard.files)
 
     @property
     def num_documents(self) -> int:
-        """Documents of all shards. O(1)."""
+        """Number of documents in all shards. O(1)."""
         return int(self._document_begins[-1])
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all shards; the first use asks every shard."""
+        """Number of tokens in all shards. The first use asks every shard."""
         return int(self._begins()[-1])
 
     @property
     def lengths(self) -> IntArray:
-        """(num_documents,) int64: tokens of each document."""
+        """(num_documents,) int64: the number of tokens in each document."""
         return np.concatenate([shard.lengths for shard in self.shards])
 
     @property
@@ -251,28 +260,28 @@ class ShardedStore(Store):
         return hasher.hexdigest()
 
     def document(self, index: int, keys: str | KeyList | None = None) -> Any:
-        """(length,) tokens of one document, as its shard returns them."""
+        """Return the tokens of one document, as its shard returns them."""
         number = document_number(index, self.num_documents)
         at = bisect_right(self._document_begins, number) - 1
         return self.shards[at].document(number - int(self._document_begins[at]), keys)
 
     def fetch(self, begin: int, end: int, keys: str | KeyList | None = None) -> Any:
-        """(end - begin,) tokens of the stream; a copy only where the range crosses from one shard to the next."""
+        """Return the (end - begin,) tokens of the stream; only a range that crosses two shards is copied."""
         check_range(begin, end, self.num_tokens)
         return by_keys(lambda key: self._read(begin, end, key), keys, self.keys)
 
     def gather(self, begins: IntArray, length: int) -> TokenArray:
-        """(len(begins), length) tokens, a fresh array: about 2 us a row where each row lies in another shard."""
+        """Return (len(begins), length) tokens in a new array; about 2 us a row if each row lies in another shard."""
         shard_begins = self._begins()
         begins = positions(begins, max(0, int(shard_begins[-1]) - length + 1), "begins")
         out = np.empty((len(begins), length), self.dtypes[self.keys[0]])
         if not out.size:
             return out
-        of = np.searchsorted(shard_begins, begins, side="right") - 1
-        crosses = begins + length > shard_begins[of + 1]
-        local = (begins - shard_begins[of]).tolist()
+        owners = np.searchsorted(shard_begins, begins, side="right") - 1
+        crosses = begins + length > shard_begins[owners + 1]
+        local = (begins - shard_begins[owners]).tolist()
         rows_of: dict[int, list[int]] = {}
-        for row, shard in enumerate(of.tolist()):
+        for row, shard in enumerate(owners.tolist()):
             rows_of.setdefault(-1 if crosses[row] else shard, []).append(row)
         for row in rows_of.pop(-1, ()):
             out[row] = self._read(int(begins[row]), int(begins[row]) + length, self.keys[0])
@@ -286,19 +295,19 @@ class ShardedStore(Store):
         return out
 
     def buffers(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> list[memoryview]:
-        """The tokens of each range; a copy only where one crosses from one shard to the next."""
+        """Return the tokens of each range; only a range that crosses two shards is copied."""
         shard_begins = self._begins()
         check_ranges(begins, lengths, int(shard_begins[-1]))
-        of = np.searchsorted(shard_begins, begins, side="right") - 1
+        owners = np.searchsorted(shard_begins, begins, side="right") - 1
         # An empty range may begin where the last shard ends.
-        of = np.minimum(of, len(self.shards) - 1)
+        owners = np.minimum(owners, len(self.shards) - 1)
         found = [memoryview(b"")] * len(begins)
-        crosses = begins + lengths > shard_begins[of + 1]
+        crosses = begins + lengths > shard_begins[owners + 1]
         for row in np.flatnonzero(crosses).tolist():
             begin = int(begins[row])
             found[row] = self._read(begin, begin + int(lengths[row]), self.keys[0] if key is None else key).data
-        order = np.argsort(np.where(crosses, -1, of), kind="stable")[int(np.count_nonzero(crosses)) :]
-        shards, firsts = np.unique(of[order], return_index=True)
+        order = np.argsort(np.where(crosses, -1, owners), kind="stable")[int(np.count_nonzero(crosses)) :]
+        shards, firsts = np.unique(owners[order], return_index=True)
         for shard, rows in zip(shards.tolist(), np.split(order, firsts)[1:], strict=True):
             local = self.shards[shard].buffers(begins[rows] - shard_begins[shard], lengths[rows], key)
             for row, piece in zip(rows.tolist(), local, strict=True):
@@ -306,12 +315,12 @@ class ShardedStore(Store):
         return found
 
     def length_chunks(self, num_documents: int) -> Iterator[IntArray]:
-        """Those of each shard in turn."""
+        """Yield the lengths of each shard in turn."""
         for shard in self.shards:
             yield from shard.length_chunks(num_documents)
 
     def find_documents(self, begins: IntArray) -> IntArray:
-        """(n,) int64: the document that holds each token; each shard in use is asked once."""
+        """Return the document that holds each token, (n,) int64; each shard in use is asked once."""
         shard_begins = self._begins()
         begins = positions(begins, int(shard_begins[-1]), "begins")
         out = np.empty(len(begins), np.int64)
@@ -321,7 +330,7 @@ class ShardedStore(Store):
         return out
 
     def document_begins(self, documents: IntArray) -> IntArray:
-        """(n,) int64: the token where each document begins; ``num_documents`` itself gives ``num_tokens``."""
+        """Return the token where each document begins, (n,) int64; for ``num_documents``, ``num_tokens``."""
         documents = positions(documents, self.num_documents + 1, "documents")
         shard_begins = self._begins()
         out = np.full(len(documents), shard_begins[-1])
@@ -333,12 +342,12 @@ class ShardedStore(Store):
         return out
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
-        """Check every shard."""
+        """Check every shard, in order."""
         for shard in self.shards:
             yield from shard.check(vocab_size=vocab_size)
 
     def close(self) -> None:
-        """Close every shard."""
+        """Close the files of every shard."""
         for shard in self.shards:
             shard.close()
 
@@ -372,11 +381,11 @@ def _prefix_sums(counts: Sequence[int]) -> IntArray:
 
 
 def _groups(shard_begins: IntArray, positions: IntArray) -> Iterator[tuple[int, IntArray]]:
-    """Each shard that holds some of the positions, with the places of those in ``positions``."""
-    of = np.searchsorted(shard_begins, positions, side="right") - 1
-    order = np.argsort(of, kind="stable")
-    shards, firsts = np.unique(of[order], return_index=True)
-    # Cut at each first, the piece before the first of all is empty, also where there are no positions at all.
+    """Yield each shard that holds some of the positions, with the indices of these in ``positions``."""
+    owners = np.searchsorted(shard_begins, positions, side="right") - 1
+    order = np.argsort(owners, kind="stable")
+    shards, firsts = np.unique(owners[order], return_index=True)
+    # The piece before the first cut is always empty, even if there are no positions at all.
     return zip(shards.tolist(), np.split(order, firsts)[1:], strict=True)
 
 

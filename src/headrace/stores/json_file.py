@@ -1,4 +1,4 @@
-"""Small JSON documents that stand beside the data: readable, and whole or not there at all."""
+"""Writes small JSON documents atomically, indented so that people can read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def write_json_file(path: str | os.PathLike[str], value: Any) -> None:
     """Write a value as an indented JSON document.
 
     Raises:
-        OutputError: the system refuses; what was there is as it was.
+        OutputError: the system reports an error; an older file of this name is unchanged.
     """
     check_local(path)
     atomic_write(Path(path), msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")

@@ -1,15 +1,15 @@
-"""Arrays that were computed from a store, kept in a folder so that other processes and later starts map them.
+"""Keeps arrays that were computed from a store in a folder, so that other processes and later starts can map them.
 
     folder/<name>/<array>.npy ...     each as NumPy writes it
-    folder/<name>/kept.json           appears last: dtype, shape and xxh3_128 of each array, what the maker says, and
-                                      a hash of itself
+    folder/<name>/kept.json           written last: dtype, shape and xxh3_128 of each array, the caller's own text
+                                      (``meta``), and a hash of itself
 
-The name is a hash of what decides the content, so that what is found under it is not out of date, and two processes
-that make it at the same time make the same. The folder appears as a whole, by one rename.
+The name is a hash of everything that decides the content. So the arrays found under it are never out of date, and two
+processes that make them at the same time make the same ones. The folder appears as a whole, by one rename.
 
-Nothing of it is believed: all bytes are hashed before an array is handed out, and headers are parsed, not evaluated.
-That takes 0.15 s a gigabyte of page cache, 0.12 s for 10^8 entries of 8 bytes. No start that reads tokens, tars or
-windows alone opens such a folder.
+The files are not trusted: all bytes are hashed before an array is returned, and headers are parsed, not evaluated. This
+takes 0.15 s a gigabyte in the page cache, or 0.12 s for 10^8 entries of 8 bytes. A start that only reads tokens, tars
+or windows opens no such folder.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ KEPT_NAME: Final = "kept.json"
 _KIND: Final = "headrace.kept"
 _VERSION: Final = 2
 _STALE_S: Final = 24 * 3600.0
-"""A folder that is still partial after this time was left by a process that ended."""
+"""A folder that is still partial after this time was left behind by a process that ended."""
 
 _log = logging.getLogger("headrace")
 
 
 class KeptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One array: its file's size and hash."""
+    """The entry of one array in ``kept.json``: dtype and shape, and size and hash of its file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -50,9 +50,10 @@ class KeptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeptRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What ``kept.json`` holds; ``meta`` is the maker's own, as text.
+    """The content of ``kept.json``; ``meta`` is text of the caller.
 
-    Version 1 had neither ``kind`` nor ``version``, nor a hash of the list itself: ``xxh3_128``, made with it empty.
+    ``xxh3_128`` is a hash of the record itself, computed with this field empty. Version 1 had neither this hash nor
+    ``kind`` and ``version``.
     """
 
     arrays: dict[str, KeptFile]
@@ -64,14 +65,14 @@ class KeptRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _DamageError(Exception):
-    """What is wrong with which file."""
+    """A kept file is damaged; the message names it and says what is wrong."""
 
 
 def keep_arrays(folder: Path, name: str, arrays: Mapping[str, NDArray[Any]], meta: bytes) -> None:
-    """Write arrays and their JSON ``meta`` to ``folder/name``, whole or not at all; what is there already stays.
+    """Write arrays and their JSON ``meta`` to ``folder/name``, whole or not at all; complete arrays there are kept.
 
     Raises:
-        OutputError: the system refuses.
+        OutputError: the system reports an error.
     """
     partial = folder / _partial_name(name)
     with output_errors(partial, "create"):
@@ -93,12 +94,12 @@ def keep_arrays(folder: Path, name: str, arrays: Mapping[str, NDArray[Any]], met
             try:
                 partial.rename(folder / name)
             except OSError as error:
-                # Another process was faster, with the same content.
+                # Another process has written the same content first.
                 if not (folder / name).exists():
                     raise
                 if not (folder / name / KEPT_NAME).exists():
                     reason = f"{folder / name}: cannot be replaced: {error.strerror}; remove {folder / name}"
-                    raise OutputError(f"{reason}, it is made anew") from error
+                    raise OutputError(f"{reason}, and it is made again") from error
         sync_folder(folder / name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -106,31 +107,36 @@ def keep_arrays(folder: Path, name: str, arrays: Mapping[str, NDArray[Any]], met
 
 
 def find_arrays(folder: Path, name: str) -> tuple[dict[str, NDArray[Any]], bytes] | None:
-    """The arrays under a name, mapped read-only, and their ``meta``; None where there are none. All bytes are hashed.
+    """Return the arrays under a name, mapped read-only, and their ``meta``; None if there are none.
+
+    All bytes are hashed.
 
     Raises:
-        StoreError: they are damaged: so much as a bit differs from what was written; or they cannot be read.
+        StoreError: the arrays cannot be read, or are damaged: at least a bit differs from what was written.
     """
     place = folder / name
     try:
         return _checked(place, since=1)
     except _DamageError as damage:
-        raise StoreError(f"{damage}; remove {place}, it is made anew") from damage.__cause__
+        raise StoreError(f"{damage}; remove {place}, and it is made again") from damage.__cause__
 
 
 def find_cache(folder: Path, name: str) -> tuple[dict[str, NDArray[Any]], bytes] | None:
-    """As `find_arrays`, of what can be made anew: what is damaged is told of and removed, and counts as not there.
+    """Return the same as `find_arrays`, for arrays that can be made again: damaged ones are removed with a warning.
 
-    So does what an earlier version of Headrace has kept, which is not told of.
+    Arrays that an earlier version of Headrace has kept are removed without a warning.
+
+    Returns:
+        The arrays and their ``meta``; None if there are none, or if they were removed.
 
     Raises:
-        StoreError: the system refuses to read it.
+        StoreError: the system cannot read the files.
     """
     place = folder / name
     try:
         found = _checked(place, since=_VERSION)
     except _DamageError as damage:
-        _log.warning("%s; it is made anew", damage)
+        _log.warning("%s; it is made again", damage)
         found = None
     if found is None and place.is_dir():
         old = place.with_name(_partial_name(name))
@@ -141,7 +147,7 @@ def find_cache(folder: Path, name: str) -> tuple[dict[str, NDArray[Any]], bytes]
 
 
 def check_arrays(folder: Path, name: str) -> list[str]:
-    """Read everything under a name and say what differs from what was written; empty if nothing does."""
+    """Read everything under a name, and return a message for each difference from what was written."""
     place = folder / name
     try:
         kept = _listed(place, _list_bytes(place))
@@ -159,7 +165,7 @@ def check_arrays(folder: Path, name: str) -> list[str]:
 
 
 def _checked(place: Path, *, since: int) -> tuple[dict[str, NDArray[Any]], bytes] | None:
-    """The arrays in a folder and their meta, None where there are none of this version at least."""
+    """Return the arrays in a folder and their meta; None if there are none, or if their version is below ``since``."""
     try:
         kept = _listed(place, _list_bytes(place))
     except (FileNotFoundError, NotADirectoryError):
@@ -172,13 +178,13 @@ def _checked(place: Path, *, since: int) -> tuple[dict[str, NDArray[Any]], bytes
 
 
 def _array(path: Path, file: KeptFile) -> NDArray[Any]:
-    """One array, mapped, of which every byte is as it was written."""
+    """Map one array and verify every byte."""
     try:
         found_bytes = path.stat().st_size
         if found_bytes != file.size:
-            raise _DamageError(f"{path}: damaged: {found_bytes:,} bytes, written were {file.size:,}")
+            raise _DamageError(f"{path}: damaged: it has {found_bytes:,} bytes, but {file.size:,} were written")
         if file_digest(path) != file.xxh3_128:
-            raise _DamageError(f"{path}: damaged: the xxh3_128 is not the one that was written")
+            raise _DamageError(f"{path}: damaged: its xxh3_128 differs from that of the file that was written")
         array = map_npy(path)
     except FileNotFoundError as error:
         raise _DamageError(f"{path}: missing") from error
@@ -188,7 +194,8 @@ def _array(path: Path, file: KeptFile) -> NDArray[Any]:
         raise _DamageError(f"{path}: damaged: {error}") from error
     if (array.dtype.name, array.shape) != (file.dtype, file.shape):
         raise _DamageError(
-            f"{path}: damaged: {array.dtype} of shape {array.shape}, written were {file.dtype} of shape {file.shape}"
+            f"{path}: damaged: it holds {array.dtype} of shape {array.shape}, but {file.dtype} of shape {file.shape}"
+            " was written"
         )
     return array
 
@@ -198,7 +205,7 @@ def _list_bytes(place: Path) -> bytes:
 
 
 def _listed(place: Path, data: bytes) -> KeptRecord:
-    """What ``kept.json`` says, if nothing of it was changed since it was written."""
+    """Parse ``kept.json``, and verify that nothing in it was changed since it was written."""
     path = place / KEPT_NAME
     try:
         kept = msgspec.json.decode(data, type=KeptRecord)
@@ -206,14 +213,16 @@ def _listed(place: Path, data: bytes) -> KeptRecord:
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise _DamageError(f"{path}: damaged: {error}") from error
     if kept.kind != _KIND or not 1 <= kept.version <= _VERSION:
-        raise _DamageError(f"{path}: is {kept.kind} of version {kept.version}, known are {_KIND} 1 to {_VERSION}")
+        raise _DamageError(
+            f"{path}: is {kept.kind} of version {kept.version}; known are the versions 1 to {_VERSION} of {_KIND}"
+        )
     if kept.xxh3_128 != ("" if kept.version == 1 else _own_hash(kept)) or whole != data:
-        raise _DamageError(f"{path}: damaged: its own hash is not that of its content")
+        raise _DamageError(f"{path}: damaged: its content does not match its own hash")
     if hash_bytes(kept.meta.encode()) != kept.meta_xxh3_128:
-        raise _DamageError(f"{path}: damaged: meta is not what was written")
+        raise _DamageError(f"{path}: damaged: meta differs from what was written")
     for key in kept.arrays:
         if not key.isidentifier():
-            raise _DamageError(f"{path}: damaged: {key!r} is no name of an array")
+            raise _DamageError(f"{path}: damaged: {key!r} is not a valid name of an array")
     return kept
 
 
@@ -230,7 +239,7 @@ def _partial_name(name: str) -> str:
 
 
 def kept_name(*facts: object) -> str:
-    """128 bits in hex over facts that msgspec can encode."""
+    """Return a name for kept arrays: a hash of 128 bits, in hex, of facts that msgspec can encode."""
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(facts, order="sorted"))
 
 

@@ -1,11 +1,8 @@
-"""``headrace.json``: what a folder of shards is made of, byte for byte, and where every document and token went.
+"""``headrace.json``, the manifest of a folder of shards: its files, its options, and where every token went.
 
-The file is canonical JSON (sorted keys, two spaces, one newline at the end) and holds its own hash, so that any
-flipped bit of it is found; it holds the hashes of all shards, so that any flipped bit of those is found too.
-
-Where every document and every token of a run went; the sums must balance.
-
-Finds the manifest that speaks of a store.
+The file is canonical JSON (sorted keys, an indent of two spaces, one newline at the end). It holds a hash of itself and
+the hashes of all shards, so that a single flipped bit in it or in a shard is found. Its ledger counts where every
+document and every token of a run went, and the sums must balance.
 """
 
 from __future__ import annotations
@@ -25,16 +22,16 @@ from headrace.stores.written import META_NAME, OutputShard, file_faults
 
 
 class DocumentLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Documents: ``read == kept + sum(dropped.values())``.
+    """Counts of documents: ``read == kept + sum(dropped.values())``.
 
     Attributes:
         read: documents found in the inputs.
-        kept: those in the outputs.
-        dropped: those left out, by reason.
-        empty: those of the kept that have no tokens.
-        blank_lines: lines of the inputs that hold nothing, and so no document.
+        kept: documents in the outputs.
+        dropped: documents left out, by reason.
+        empty: kept documents without tokens.
+        blank_lines: blank lines in the inputs, which are not documents.
         text_bytes: bytes of UTF-8 text in the documents read.
-        with_special_tokens: those of the read whose text holds the name of a special token.
+        with_special_tokens: documents read whose text holds the name of a special token.
     """
 
     read: int
@@ -47,15 +44,15 @@ class DocumentLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class TokenLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tokens of all keys: ``made == kept + sum(dropped.values()) + sum(truncated.values())``.
+    """Counts of tokens, over all keys: ``made == kept + sum(dropped.values()) + sum(truncated.values())``.
 
     Attributes:
-        made: tokens that the texts became, with ``eod`` and ``bos``.
-        kept: those in the outputs.
-        eod: those of the made that were added to end a document.
-        bos: those of the made that were added to begin one.
-        dropped: those of documents that were left out, by reason.
-        truncated: those cut off documents that were kept, by reason.
+        made: tokens made from the texts, including ``eod`` and ``bos``.
+        kept: tokens in the outputs.
+        eod: tokens that were added to end a document; they are part of ``made``.
+        bos: tokens that were added to begin a document; they are part of ``made``.
+        dropped: tokens of documents that were left out, by reason.
+        truncated: tokens that were cut off documents that were kept, by reason.
     """
 
     made: int
@@ -67,15 +64,16 @@ class TokenLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SampleLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is counted besides where a recipe makes the documents. Its tokens are ids: masks, rewards and the like of
-    the store are not among them.
+    """Further counts of a run in which a recipe makes the documents.
+
+    Only ids count as tokens here; masks, rewards and the like do not.
 
     Attributes:
-        records: records read whole: kept, or dropped by a reason. One that was split is one record, and several
-            documents.
-        keys: `TokenLedger` of each key of ids, which balances by itself.
+        records: complete records that were read, whether kept or dropped. A record that was split counts once, although
+            it became several documents.
+        keys: a `TokenLedger` for each key of ids; each must balance.
         supervised: trained tokens in all masks of the store.
-        notes: what was counted and no more: ``straddling_tokens``, ``truncated_records`` and the like.
+        notes: counts that need not balance: ``straddling_tokens``, ``truncated_records`` and the like.
     """
 
     records: int = 0
@@ -85,12 +83,12 @@ class SampleLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ContentLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bytes of the parts of samples in tars, without headers and padding: ``read == kept + sum(dropped.values())``.
+    """Bytes in the parts of samples in tars, without headers and padding: ``read == kept + sum(dropped.values())``.
 
     Attributes:
-        read: bytes of all parts that were found in the inputs.
-        kept: those in the outputs.
-        dropped: those of samples that were left out, by reason; of a bad sample the parts found before what is bad.
+        read: bytes of all parts found in the inputs.
+        kept: bytes in the outputs.
+        dropped: bytes of samples that were left out, by reason; for a bad sample the parts found before its fault.
     """
 
     read: int
@@ -99,7 +97,7 @@ class ContentLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Where everything went; it must balance."""
+    """Counts of everything that was read, kept and dropped; they must balance."""
 
     documents: DocumentLedger
     tokens: TokenLedger
@@ -107,7 +105,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     contents: ContentLedger | None = None
 
     def faults(self) -> Iterator[str]:
-        """What does not add up, in words."""
+        """Yield a message for each count that contradicts another."""
         documents, tokens = self.documents, self.tokens
         dropped = sum(documents.dropped.values())
         if documents.read != documents.kept + dropped:
@@ -160,11 +158,18 @@ def _numbers(ledger: msgspec.Struct) -> list[int]:
 
 MANIFEST_NAME = "headrace.json"
 PROVENANCE_NAME = "provenance"
-"""The folder beside the manifest whose files lead documents back to their inputs."""
+"""The folder beside the manifest whose files say which input each document comes from."""
 
 
 class InputFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One input: its path as the run was given it, its format, bytes, and xxh3_128 in hex."""
+    """One input file.
+
+    Attributes:
+        path: the path as it was passed to the run.
+        format: name of the file's format.
+        size: size in bytes.
+        xxh3_128: hash of the file, in hex.
+    """
 
     path: str
     format: str = ""
@@ -176,14 +181,14 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The tokeniser that made the ids.
 
     Attributes:
-        source: file or name it was loaded from.
-        xxh3_128: hash of its definition (the bytes of ``tokenizer.json``); tells one tokeniser from another.
+        source: the file or name from which it was loaded.
+        xxh3_128: hash of its definition (the bytes of ``tokenizer.json``); it identifies the tokeniser.
         vocab_size: ids are in ``[0, vocab_size)``.
-        eod: id that ends a document, where one is added.
-        bos: id that begins a document, where one is added.
-        eod_text: the token of that id.
-        bos_text: the token of that id.
-        library_version: of ``tokenizers``, whose ids these are.
+        eod: id that is added to end a document; None if none is added.
+        bos: id that is added to begin a document; None if none is added.
+        eod_text: the token with the id ``eod``.
+        bos_text: the token with the id ``bos``.
+        library_version: version of ``tokenizers`` that defines these ids.
     """
 
     source: str
@@ -197,18 +202,17 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class BackendInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The package that encoded, and what it was proved on.
+    """The package that encoded the texts, and how it was verified.
 
     Attributes:
-        name: of the package.
-        version: of the package.
-        why: why the others were not taken, or why this one was, by name.
-        proved: how many of what were encoded by ``tokenizers`` too, with the same ids: ``first_documents`` and
+        name: name of the package.
+        version: version of the package.
+        why: for each package by name, why it was used or not.
+        proved: how many documents ``tokenizers`` encoded too, with the same ids: ``first_documents`` and
             ``sampled_documents``.
-        routed: texts that `tokenizers` encoded alone, since they hold the name of an added token; ``routes`` says why
-            such texts do.
-        routes: as said; empty where all texts go to the backend.
-        from_task_by: where a difference was found, after which ``tokenizers`` encoded the rest; empty: nowhere.
+        routed: number of texts that only ``tokenizers`` encoded, since they hold the name of an added token.
+        routes: why such texts go to ``tokenizers``; empty if all texts go to the backend.
+        from_task_by: the place of a difference, from which ``tokenizers`` encoded the rest; empty if there was none.
     """
 
     name: str
@@ -221,25 +225,25 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class InputOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="input"):
-    """Documents are in the order of the inputs."""
+    """Documents have the order of the inputs."""
 
 
 class ShuffledOrder(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="shuffle"
 ):
-    """Documents are in the order of a hash with this seed."""
+    """Documents have the order of a hash with this seed."""
 
     seed: int
 
 
 class ErrorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A record that was skipped: input file, its place there, and what was found.
+    """A record that was skipped.
 
     Attributes:
-        file: as in `InputFile.path`.
+        file: the input file, as in `InputFile.path`.
         unit: what `line` counts: ``line``, ``paragraph`` or ``document`` from 1, or ``row`` from 0.
-        line: the place.
-        message: what is wrong with it.
+        line: the place of the record in the file.
+        message: what is wrong with the record.
     """
 
     file: str
@@ -249,22 +253,23 @@ class ErrorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file.
+    """The content of ``headrace.json``.
 
     Attributes:
-        version: of the manifest's own format.
-        kind: tells it from other JSON.
+        version: version of the manifest's own format.
+        kind: distinguishes a manifest from other JSON.
         inputs: the input files, in their order.
-        options: of the run.
-        tokenizer: what made the ids.
-        backend: what encoded.
-        order: of the documents.
-        outputs: the shards of all keys, each key's in order.
-        ledger: where everything went.
+        options: the options of the run.
+        tokenizer: the tokeniser that made the ids.
+        backend: the package that encoded the texts.
+        order: the order of the documents.
+        outputs: the shards of all keys; those of one key are in order.
+        ledger: counts of everything that was read, kept and dropped.
         errors: the records that were skipped.
         provenance: the files in the folder ``provenance``, by base name.
-        beside: other files that belong to the output and are not meant to be edited, by their path from here: the
-            manifests of domains, the index of Energon's. Not there where there are none, or none was written down.
+        beside: other files that belong to the output and are not meant to be edited, by their path relative to the
+            manifest, such as the manifests of domains and Energon's index. Unset if there are none or if they were not
+            recorded.
         xxh3_128: hash of the canonical JSON with this field empty.
     """
 
@@ -284,11 +289,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All keys, in the order of the shards; those of a keyed shard by name."""
+        """All keys, in the order of the shards; a manifest that was loaded has the keys of one shard sorted by name."""
         return tuple(dict.fromkeys(key for shard in self.outputs for key in shard.keys))
 
     def file_sizes(self) -> dict[str, int]:
-        """The sizes of the files that are listed with one: shards and origins, by their names in the folder."""
+        """Return the sizes of the shards and of the files of ``provenance``, by their paths in the folder."""
         sizes = {f"{PROVENANCE_NAME}/{file.name}": file.size for file in self.provenance}
         for shard in self.outputs:
             folder = Path(shard.prefix) if shard.format == "keyed" else Path(shard.prefix).parent
@@ -296,7 +301,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return sizes
 
     def is_complete(self, folder: Path) -> bool:
-        """Whether all these files are in the folder, in their sizes. No byte of them is read."""
+        """Return whether all these files are in the folder and have their sizes. Their content is not read."""
         try:
             return all(
                 (folder / safe_relative(name)).stat().st_size == size for name, size in self.file_sizes().items()
@@ -305,10 +310,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return False
 
     def faults(self) -> Iterator[str]:
-        """What does not add up within the manifest, in words.
+        """Yield a message for each contradiction within the manifest.
 
         Raises:
-            StoreError: a name that leaves the manifest's folder.
+            StoreError: a name leaves the manifest's folder.
         """
         yield from self.ledger.faults()
         documents = self.ledger.documents
@@ -317,9 +322,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         else:
             yield from self._document_faults()
         if not self.outputs and documents.kept:
-            yield f"there are no shards, the ledger kept {documents.kept} documents"
+            yield f"there are no shards, but the ledger kept {documents.kept} documents"
         if len({shard.format for shard in self.outputs}) > 1:
-            yield "the shards are of several formats"
+            yield "the shards have several formats"
         prefixes = [shard.prefix for shard in self.outputs]
         if len(set(prefixes)) != len(prefixes):
             yield "a shard is listed twice"
@@ -335,7 +340,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             yield from file_faults(safe_relative(file.name), file)
 
     def check_beside(self, folder: str | os.PathLike[str]) -> Iterator[Problem]:
-        """Sizes and hashes of all files but the shards: provenance, and what is ``beside``. One pass."""
+        """Check sizes and hashes of all files except the shards: those of ``provenance`` and ``beside``. One pass."""
         for file in self.provenance:
             yield from check_file(Path(folder) / PROVENANCE_NAME / file.name, file)
         for file in self.beside or ():
@@ -346,23 +351,23 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for key in self.keys:
             found = sum(shard.documents for shard in self.outputs if key in shard.keys)
             if found != kept:
-                yield f"the shards have {found} documents with the key {key!r}, the ledger kept {kept}"
+                yield f"the shards have {found} documents with the key {key!r}, but the ledger kept {kept}"
         yield from self._token_faults()
 
     def _content_faults(self, contents: ContentLedger) -> Iterator[str]:
-        """Of samples with parts, which not every sample has."""
+        # Keys are parts here, and not every sample has every part: only the sums can be compared.
         found = sum(shard.documents for shard in self.outputs)
         if found != self.ledger.documents.kept:
-            yield f"the shards have {found} samples, the ledger kept {self.ledger.documents.kept}"
+            yield f"the shards have {found} samples, but the ledger kept {self.ledger.documents.kept}"
         found = sum(shard.tokens for shard in self.outputs)
         if found != contents.kept:
-            yield f"the shards have {found} bytes in their parts, the ledger kept {contents.kept}"
+            yield f"the shards have {found} bytes in their parts, but the ledger kept {contents.kept}"
 
     def _token_faults(self) -> Iterator[str]:
         if self.ledger.samples is None:
             shards_tokens = sum(shard.tokens for shard in self.outputs)
             if shards_tokens != self.ledger.tokens.kept:
-                yield f"the shards have {shards_tokens} tokens, the ledger kept {self.ledger.tokens.kept}"
+                yield f"the shards have {shards_tokens} tokens, but the ledger kept {self.ledger.tokens.kept}"
             return
         found: dict[str, int] = {}
         for shard in self.outputs:
@@ -372,10 +377,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         kept = {key: tokens.kept for key, tokens in self.ledger.samples.keys.items()}
         for key in sorted(found.keys() | kept.keys()):
             if found.get(key, 0) != kept.get(key, 0):
-                yield f"the shards have {found.get(key, 0)} tokens of {key!r}, the ledger kept {kept.get(key, 0)}"
+                yield f"the shards have {found.get(key, 0)} tokens of {key!r}, but the ledger kept {kept.get(key, 0)}"
 
     def shard(self, prefix: str) -> OutputShard | None:
-        """The entry of this prefix, relative to the manifest's folder."""
+        """Return the entry of a shard by its prefix relative to the manifest's folder; None if there is none."""
         return next((shard for shard in self.outputs if shard.prefix == prefix), None)
 
 
@@ -383,8 +388,8 @@ def save_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> Manifes
     """Write ``headrace.json`` into a folder, atomically, and return the manifest with its hash.
 
     Raises:
-        StoreError: the manifest does not add up; nothing is written.
-        OutputError: the system refuses.
+        StoreError: the manifest contradicts itself; nothing is written.
+        OutputError: the system reports an error.
     """
     check_local(folder)
     for fault in manifest.faults():
@@ -398,7 +403,8 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """Read and verify the ``headrace.json`` of a folder.
 
     Raises:
-        StoreError: missing, not a manifest of a known version, changed by so much as a bit, or it does not add up.
+        StoreError: the file is missing, is not a manifest of a known version, was changed (even by one bit), or
+            contradicts itself.
     """
     check_local(folder)
     path = Path(folder) / MANIFEST_NAME
@@ -411,7 +417,7 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"{path}: not a Headrace manifest of version 1: {error}") from error
     if _with_hash(manifest) != manifest:
-        raise StoreError(f"{path}: its own hash {manifest.xxh3_128!r} is not that of its content; it was changed")
+        raise StoreError(f"{path}: its content does not match its own hash {manifest.xxh3_128!r}; it was changed")
     if _canonical(manifest) != data:
         raise StoreError(f"{path}: not in the canonical form that Headrace writes; it was changed")
     for fault in manifest.faults():
@@ -429,10 +435,13 @@ def _canonical(manifest: Manifest) -> bytes:
 
 
 def find_manifest(path: str | os.PathLike[str]) -> tuple[Path, Manifest] | None:
-    """The folder of the manifest that lists what lies at a path (a folder, or a shard in one), and the manifest.
+    """Find the manifest that lists the store at a path, which is a folder of shards or one shard.
+
+    Returns:
+        The folder of the manifest and the manifest; None if there is none.
 
     Raises:
-        StoreError: there is one, but it is damaged.
+        StoreError: there is a manifest, but it is damaged.
     """
     place = Path(path)
     if place.is_dir() and (place / MANIFEST_NAME).exists():

@@ -1,7 +1,4 @@
-"""Opens a store at a path, whatever its layout: a file, a pair, or a folder of them.
-
-Finds out what lies in a folder, and opens it.
-"""
+"""Opens whatever store lies at a path: a file, a pair of files, or a folder of them."""
 
 from __future__ import annotations
 
@@ -38,10 +35,10 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_folder(name: str, how: Opening) -> Store:
-    """The store in a folder.
+    """Open the store in a folder.
 
     Raises:
-        StoreError: there is none, or two of different formats, or it is malformed.
+        StoreError: there is no store, there are shards of two formats, or the store is malformed.
         ConfigError: there is no such key.
     """
     folder = Path(name)
@@ -54,8 +51,8 @@ def open_folder(name: str, how: Opening) -> Store:
         keyed, hdf5 = _found_below(folder)
         if keyed and hdf5:
             raise StoreError(
-                f"{name}: shards of two formats below: {keyed[0] / META_NAME} and {hdf5[0]}; name a folder that holds"
-                " one of them"
+                f"{name}: the folder holds shards of two formats: {keyed[0] / META_NAME} and {hdf5[0]}; name a folder"
+                " that holds only one of them"
             )
         if keyed:
             shards = _series([str(place) for place in keyed], how, lambda at, key: _open_keyed(keyed[at], key, how))
@@ -71,12 +68,12 @@ def open_folder(name: str, how: Opening) -> Store:
 
 
 def holds_shards(folder: Path) -> bool:
-    """Whether a folder holds a store, or parts of one, at its own level."""
+    """Return whether a folder itself, not a folder below it, holds a store or parts of one."""
     return any(file.name in (MANIFEST_NAME, META_NAME) or file.suffix in SUFFIXES for file in folder.iterdir())
 
 
 def listed_keys(folder: Path) -> tuple[str, ...]:
-    """The keys of shards in the indexed format, which only a manifest can name."""
+    """Return the keys that a folder's manifest lists for shards in the indexed format; empty if there are none."""
     if not (folder / MANIFEST_NAME).is_file():
         return ()
     manifest = load_manifest(folder)
@@ -84,10 +81,10 @@ def listed_keys(folder: Path) -> tuple[str, ...]:
 
 
 def check_only_key(name: str, key: str | None, *known: str) -> None:
-    """Raise ConfigError for another key than the only one of a store in the indexed format."""
+    """Raise ConfigError if a key is not the only key of a store in the indexed format."""
     if key not in (None, MAIN, *known):
         keys = ", ".join(map(repr, known or (MAIN,)))
-        raise ConfigError(f"{name}: no key {key!r}; a store in the indexed format has one key, here {keys}")
+        raise ConfigError(f"{name}: no key {key!r}; a store in the indexed format has one key, which is {keys} here")
 
 
 def _joined(shards: Sequence[Store], name: str) -> Store:
@@ -95,10 +92,9 @@ def _joined(shards: Sequence[Store], name: str) -> Store:
 
 
 def _listed(folder: Path, name: str, how: Opening) -> Store:
-    """What a manifest lists."""
     manifest = load_manifest(folder)
     outputs = manifest.outputs
-    if outputs and outputs[0].format != "indexed":  # one manifest, one format
+    if outputs and outputs[0].format != "indexed":  # all shards of a manifest have the same format
         names = [str(folder / entry.prefix) for entry in outputs]
         return _joined(_series(names, how, lambda at, key: _open_listed(folder, outputs[at], key, how)), name)
     if not outputs:
@@ -116,7 +112,7 @@ def _listed(folder: Path, name: str, how: Opening) -> Store:
 
 
 def _listed_pairs(folder: Path, manifest: Manifest, key: str, how: Opening) -> list[Store]:
-    """The shards of one key in the indexed format."""
+    """Open the shards of one key in the indexed format."""
     shards: list[Store] = []
     for entry in manifest.outputs:
         if key not in entry.keys:
@@ -146,7 +142,7 @@ def _check_there(file: Path, folder: Path) -> None:
 
 
 def _series(names: Sequence[str], how: Opening, opened: Callable[[int, str | None], Store]) -> list[Store]:
-    """Shards of several keys, all with the same main one."""
+    """Open shards that may have several keys, all with the same main key."""
     shards: list[Store] = []
     key = how.key
     for at in range(len(names)):
@@ -155,15 +151,17 @@ def _series(names: Sequence[str], how: Opening, opened: Callable[[int, str | Non
         except ConfigError as error:
             if not shards:
                 raise
-            raise StoreError(f"{error}; shards of different kinds are not one store: {names[0]} has it") from error
-        # The order of the keys may differ from shard to shard: what the first one's main key is, is that of all.
+            raise StoreError(
+                f"{error}; shards of different kinds are not one store: {names[0]} has this key"
+            ) from error
+        # The order of the keys may differ from shard to shard; the main key of the first shard is that of all.
         key = shard.keys[0]
         shards.append(shard)
     return _agreed(shards)
 
 
 def _agreed(shards: list[Store]) -> list[Store]:
-    """The shards with the dtypes that all of them can have, where a file does not say which: one without values."""
+    """Give all shards the same dtypes, if they can have them: some files, such as those without values, name none."""
     segmented = [shard for shard in shards if isinstance(shard, SegmentedStore)]
     if len(segmented) < 2 or len({frozenset(shard.keys) for shard in segmented}) > 1:
         return shards
@@ -178,8 +176,8 @@ def _agreed(shards: list[Store]) -> list[Store]:
 def _open_keyed(folder: Path, key: str | None, how: Opening, vouched: OutputShard | None = None) -> KeyedStore:
     if any(file.suffix == ".idx" for file in folder.iterdir()):
         raise StoreError(
-            f"{folder}: both a {META_NAME} and files named .idx: a shard of the keyed format or of the indexed one?"
-            " Keep them in folders of their own"
+            f"{folder}: the folder holds both a {META_NAME} and .idx files, so it is unclear whether its format is"
+            " keyed or indexed; keep the two in separate folders"
         )
     return KeyedStore(folder, key=key, using=how.reader, vouched=vouched)
 
@@ -199,12 +197,15 @@ def _found_pairs(folder: Path, how: Opening) -> list[Store]:
 
 
 def _found_below(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Every folder that holds a ``meta.json``, and every HDF5 file, links followed, in natural order of the paths."""
+    """Find every folder below that holds a ``meta.json``, and every HDF5 file, in natural order of their paths.
+
+    Symbolic links are followed.
+    """
     keyed, hdf5 = [], []
     seen = set()
     for name, folders, files in os.walk(folder, followlinks=True):
         status = Path(name).stat()
-        if (status.st_dev, status.st_ino) in seen:  # a link that leads back
+        if (status.st_dev, status.st_ino) in seen:  # a link leads back to this folder
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
@@ -221,7 +222,7 @@ def _in_order(folder: Path, found: list[Path]) -> list[Path]:
 
 
 def _found_json(folder: Path) -> list[Path]:
-    """The files ``.jsonl`` in the folder itself, or where there are none its files ``.json``."""
+    """Find the ``.jsonl`` files in the folder itself or, if there are none, its ``.json`` files."""
     names = [file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
     for suffix in (".jsonl", ".json"):
         found = [Path(file.name) for file in names if file.suffix == suffix]
@@ -241,37 +242,43 @@ def open(  # noqa: A001 - headrace.open
     split_part: str | None = None,
     **options: Any,
 ) -> Any:
-    """Open what lies at a path: documents of tokens, a `Store`, or samples with named parts, a `SampleStore`.
+    """Open the store at a path: a `Store` of documents of tokens, or a `SampleStore` of samples with named parts.
 
-    O(1) a shard: headers and sizes are validated, nothing else is read, but that a tar without an index is gone through
-    once.
+    This costs O(1) a shard: headers and sizes are validated, and nothing else is read. The exception is a tar without
+    an index, which is read through once.
 
     Args:
-        path: what `open_tokens` takes; or samples:
+        path: any path that `open_tokens` accepts, or samples:
 
-            - a folder with a ``.nv-meta``: a dataset of Energon's, or a folder of files;
-            - a ``.tar``, a pattern ``shards-{000..127}.tar``, a list of these, or a folder with such below: tar shards;
-            - a ``.jsonl`` with a ``.jsonl.idx`` beside it, or whose first record is not lists of numbers.
-        reader: ``"mmap"`` or ``"pread"``, or a reader of your own.
-        split_part: of a dataset of Energon's the part (``"train"``); without, all shards. Its other options are
-            those of `EnergonStore`.
-        options: of tokens, those of `open_tokens`.
+            - a folder with a ``.nv-meta``: an Energon dataset, or a folder of files;
+            - a ``.tar``, a pattern ``shards-{000..127}.tar``, a list of these, or a folder with tars below: tar shards;
+            - a ``.jsonl`` with a ``.jsonl.idx`` beside it, or whose first record does not consist of lists of numbers.
+        reader: ``"mmap"`` or ``"pread"``, or a `Reader` of your own.
+        split_part: the part of an Energon dataset to open, such as ``"train"``; None opens all shards. For the other
+            options of such datasets use `EnergonStore`.
+        options: for tokens, the options of `open_tokens`.
 
     Raises:
-        StoreError: as `open_tokens`.
-        ConfigError: as `open_tokens`; or an option is of the other kind of store.
-        InputError: a tar is faulty or compressed.
+        StoreError: as in `open_tokens`.
+        ConfigError: as in `open_tokens`; or an option is for the other kind of store.
+        InputError: a tar is malformed or compressed.
+
+    Example:
+        >>> store = headrace.open("stores/web")
+        >>> tokens = store.document(0)  # a read-only array
+        >>> bool(len(tokens) == store.lengths[0])
+        True
     """
     check_local(path)
     layout = sample_layout(path, reader)
     if layout is not None:
-        given = [name for name, value in options.items() if value != _DEFAULTS.get(name, _NOTHING)]
-        if given:
-            raise ConfigError(f"{path}: {', '.join(given)} is for stores of tokens; this is {WORDS[layout]}")
+        unsuitable = [name for name, value in options.items() if value != _DEFAULTS.get(name, _NOTHING)]
+        if unsuitable:
+            raise ConfigError(f"{path}: {', '.join(unsuitable)} is for stores of tokens; this is {WORDS[layout]}")
         return open_samples(path, layout, split_part=split_part, using=reader)
     if split_part is not None:
-        raise ConfigError(f"{path}: split_part={split_part!r} is for datasets of Energon; this has no .nv-meta")
-    return open_tokens(path, reader=reader, **options)  # type: ignore[arg-type]  # a list is of tars
+        raise ConfigError(f"{path}: split_part={split_part!r} is for Energon datasets; this path has no .nv-meta")
+    return open_tokens(path, reader=reader, **options)  # type: ignore[arg-type]  # a list always names tars
 
 
 def open_tokens(
@@ -283,36 +290,37 @@ def open_tokens(
     documents: Documents = "indices",
     dataset_order: DatasetOrder = "number",
 ) -> Store:
-    """Open documents of tokens. O(1) a shard: headers and sizes are validated, documents are not read.
+    """Open a store of documents of tokens.
 
-    HDF5 costs some 40 us a dataset, and JSON lines a pass over the file, which is kept if the file is large.
+    This costs O(1) a shard: headers and sizes are validated, documents are not read. HDF5 takes some 40 us a dataset.
+    JSON lines take one pass over the file, whose result is kept if the file is large.
 
     Args:
         path: one of
 
-            - a prefix, ``data/web`` for ``data/web.bin`` and ``data/web.idx``; or one of these two files; of Megatron
-              and its relatives, fairseq, or Aleph Alpha (with ``data/web.meta.json``);
+            - a prefix, ``data/web`` for ``data/web.bin`` and ``data/web.idx``, or one of these two files, written by
+              Megatron and its relatives, fairseq, or Aleph Alpha (with ``data/web.meta.json``);
             - a ``.h5``, ``.hdf5``, ``.jsonl`` or ``.json``: one shard of records;
-            - a folder with a ``headrace.json``: the shards that it lists, in its order, and no others; keys with shards
-              of their own are combined, see `CombinedStore`;
+            - a folder with a ``headrace.json``: the shards that it lists, in its order, and no others; keys that have
+              shards of their own are combined, see `CombinedStore`;
             - a folder with a ``meta.json``, or that file: one shard of the keyed format;
             - a folder with pairs of ``.bin`` and ``.idx``: all of them, in the order of `headrace.io.natural_key`;
             - any other folder: every folder with a ``meta.json`` below it, or else every ``.h5`` and ``.hdf5`` below
-              it, in that order; hidden ones are left out;
-            - or else every ``.jsonl`` in it, or every ``.json``.
-        key: of several keys the main one. Of keys with shards of their own, in the indexed format, it opens that one
-            alone.
-        reader: ``"mmap"`` or ``"pread"``, or a reader of your own.
-        dialect: of pairs, who wrote them, where their bytes do not tell (an error says so): ``"megatron"``,
+              it, in the same order, without hidden ones;
+            - or else every ``.jsonl`` in the folder, or every ``.json``.
+        key: the main key, if there are several. If each key has shards of its own, in the indexed format, only this
+            key is opened.
+        reader: ``"mmap"`` or ``"pread"``, or a `Reader` of your own.
+        dialect: which program wrote the pairs, if their bytes do not tell (an error says so): ``"megatron"``,
             ``"deepspeed"``, ``"neox"`` or ``"fairseq"``.
-        documents: of pairs, ``"sequences"`` takes each sequence as a document, whatever the index says.
-        dataset_order: of HDF5, ``"number"``, or ``"name"`` as AstrAI read it: data_10 before data_2.
+        documents: for pairs, ``"sequences"`` makes each sequence a document, whatever the index says.
+        dataset_order: for HDF5, ``"number"``, or ``"name"`` for AstrAI's order, with data_10 before data_2.
 
     Raises:
-        StoreError: nothing is there, a file is missing, or what is there is malformed, unknown or of two formats, or
-            holds samples.
-        ConfigError: there is no such key, or the option is unknown, or is for pairs and there are none.
-        MissingExtraError: it is HDF5, and h5py is not installed.
+        StoreError: nothing is there, a file is missing, or the data are malformed, of an unknown format or of two
+            formats, or they are samples.
+        ConfigError: there is no such key; an option is unknown, or is for pairs and there are none.
+        MissingExtraError: the data are HDF5, and h5py is not installed.
     """
     check_local(path)
     name = os.fspath(path)
@@ -324,12 +332,12 @@ def open_tokens(
     pair = [suffix for suffix in SUFFIXES if Path(prefix + suffix).is_file()]
     if pair == [".idx"] and name.endswith(JSON_SUFFIXES) and Path(name).is_file():
         pair = []  # x.jsonl.idx is an index of the lines of x.jsonl
-    # Megatron keeps its cache in a folder named like the prefix; that one holds no store, and the pair is meant.
+    # Megatron keeps its cache in a folder named like the prefix; that folder holds no store, and the pair is meant.
     if Path(name).is_dir() and (not pair or name.endswith("/") or holds_shards(Path(name))):
         if pair and not name.endswith("/"):
             raise StoreError(
-                f"{name}: both a folder of shards and the prefix of {name}{pair[0]}; write {name}/ for the folder, or"
-                f" {name}.idx for the pair"
+                f"{name}: this is both a folder of shards and the prefix of {name}{pair[0]}; write {name}/ for the"
+                f" folder, or {name}.idx for the pair"
             )
         store = open_folder(name, how)
     elif Path(name).name == META_NAME and Path(name).is_file():
@@ -364,13 +372,14 @@ def open_keys(
     documents: Documents = "indices",
     dataset_order: DatasetOrder = "number",
 ) -> dict[str, Store]:
-    """Every key of what lies at a path, each with a store whose main key it is.
+    """Open every key at a path as a store of which it is the main key.
+
+    The arguments are those of `open_tokens`.
 
     Raises:
-        StoreError: as `open`.
-        ConfigError: as `open`.
+        StoreError: as in `open_tokens`.
+        ConfigError: as in `open_tokens`.
     """
-
     check_local(path)
 
     def opened(key: str | None) -> Store:
@@ -388,17 +397,17 @@ def open_keys(
 
 
 def _refuse_samples(name: str, reader: str | Reader) -> None:
-    """What is no store of tokens, and plainly something else; a ``.jsonl`` of text has a message of its own."""
+    """Raise StoreError for stores of samples; a ``.jsonl`` is left out, since it gets a message of its own later."""
     layout = None if name.endswith(JSON_SUFFIXES) else sample_layout(name, reader)
     if layout is not None:
         raise StoreError(
-            f"{name}: holds samples ({WORDS[layout]}), and tokens are needed; headrace.open opens it, and"
-            " headrace.datasets.media makes samples for training of it"
+            f"{name}: holds samples ({WORDS[layout]}), but tokens are needed here; headrace.open opens it, and"
+            " headrace.datasets.media makes training samples from it"
         )
 
 
 def _with_main(store: Store, key: str) -> Store | None:
-    """The same store with another main key, where that is cheaper than to open it again."""
+    """Return the same store with another main key, or None if it has to be opened again for that."""
     if isinstance(store, KeyedStore | SegmentedStore):
         return store.with_main(key)
     shards = store.shards if isinstance(store, ShardedStore) else ()
@@ -407,7 +416,7 @@ def _with_main(store: Store, key: str) -> Store | None:
 
 
 def _prefix(name: str) -> str:
-    """The path without the suffix of one of a store's files."""
+    """Return the path without the suffix of a file of a pair."""
     for suffix in SUFFIXES:
         if name.endswith(suffix):
             return name.removesuffix(suffix)

@@ -1,25 +1,23 @@
-"""Where each document of a prepared store comes from: input file, and line or row in it.
+"""Provenance: the input file and the line or row of each document of a prepared store.
 
-A table in the folder ``provenance`` beside the manifest, of ``.npy`` files that `numpy.load` reads:
+It is a table in the folder ``provenance`` beside the manifest, of ``.npy`` files that `numpy.load` reads:
 
     spans.npy     (num_spans, 5) int64      first document, documents, input file, first line, lines
     skipped.npy   (num_skipped, 3) int64    span, line in the span, reason: each line that became no document
-    order.npy     (num_documents,) int64    of a shuffled store: the ordinal in the input of each document
+    order.npy     (num_documents,) int64    for a shuffled store, the ordinal of each document
     ids.npy       (bytes,) uint8            the ids of all documents, UTF-8, in the order of the input
-    ids_ends.npy  (num_documents,) int64    where each ends
-    provenance.json                         number of documents, and the reasons that ``skipped`` counts
+    ids_ends.npy  (num_documents,) int64    where each id ends
+    provenance.json                         number of documents, and the reasons to which ``skipped`` refers
 
-A *span* is a range of lines of one file that was read in one go. The ordinal of a document is its number in the order
-of the input. Lines are counted from 0; so are rows of Parquet. Rows are in the order of the input.
+A *span* is a range of lines of one file that was read in one go. The *ordinal* of a document is its number in the order
+of the input. Lines, and rows of Parquet, are counted from 0. The rows of the arrays are in the order of the input.
 
-    a span of the lines 100 to 105, first document 40, whose lines 1 and 2 were skipped: 100 is document 40, 103 is 41
+For example, let a span begin at line 100 with document 40, and let lines 1 and 2 of the span be skipped. Then line 100
+is document 40 and line 103 is document 41. If a line became several documents, each one after the first is a span of
+its own, with the same line.
 
-Of a line that became several documents, each further one is a span of its own, of this line.
-
-The files of a provenance table, and how one of them grows: a ``.npy`` whose header is written last.
-
-The header takes 128 bytes at the begin, whatever the array's length, and is zeros until the array is complete. So an
-array grows at its end, is cut back to a checkpoint by truncation, and opens only when it is finished.
+While an array grows, the first 128 bytes of its file, which will hold the header, are zeros. So the array can grow at
+its end, can be cut back to a checkpoint, and opens only when it is finished.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ _MAGIC = b"\x93NUMPY\x01\x00"
 
 
 class ProvenanceInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``provenance.json``: what the numbers of the arrays mean."""
+    """The content of ``provenance.json``."""
 
     version: int
     num_documents: int
@@ -62,24 +60,25 @@ class ProvenanceInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """The first 128 bytes of a ``.npy`` of version 1.0, C order (numpy.lib.format)."""
+    """Return the first 128 bytes of a ``.npy`` of version 1.0 in C order (see numpy.lib.format)."""
     text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}".encode()
     length = HEADER_BYTES - len(_MAGIC) - 2
     return _MAGIC + length.to_bytes(2, "little") + text.ljust(length - 1) + b"\n"
 
 
 class GrowingArray:
-    """A ``.npy`` under construction, at ``.<name>.partial``; rows of ``columns`` items, or items.
+    """A ``.npy`` that grows at ``.<name>.partial`` until it is finished.
 
     Args:
-        path: the name it gets at the end.
-        dtype: of the items; little-endian on disk.
-        columns: items in a row; None makes the array one-dimensional.
-        num_items: how many items there must be already, of which an earlier writer made sure; None begins anew.
+        path: final path of the file.
+        dtype: dtype of the items; little-endian on disk.
+        columns: number of items in a row; None makes the array one-dimensional.
+        num_items: number of items that an earlier writer brought to the disk, to continue after them; None begins a new
+            file.
 
     Raises:
-        StoreError: fewer are there.
-        OutputError: the system refuses.
+        StoreError: the file has fewer items.
+        OutputError: the system reports an error.
     """
 
     def __init__(self, path: Path, dtype: str, *, columns: int | None = None, num_items: int | None = None) -> None:
@@ -94,11 +93,11 @@ class GrowingArray:
                 self.partial.unlink(missing_ok=True)
                 self.path.unlink(missing_ok=True)
             elif not self.partial.exists() and self.path.exists():
-                # A process that died between its last checkpoint and the end of the run had finished this one.
+                # A process finished this file after its last checkpoint, and died before the end of the run.
                 self.path.rename(self.partial)
             elif not self.partial.exists():
                 raise StoreError(
-                    f"{self.partial}: missing since the last checkpoint: begin the run anew with --restart"
+                    f"{self.partial}: missing since the last checkpoint: start the run again with --restart"
                 )
             self._fd = os.open(self.partial, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if num_items is None else 0), 0o666)
         try:
@@ -108,7 +107,7 @@ class GrowingArray:
             raise
 
     def append(self, values: NDArray[Any]) -> None:
-        """Add rows or items."""
+        """Append rows, or items if the array is one-dimensional."""
         data = np.ascontiguousarray(values, self._dtype)
         self.num_items += data.size
         self._buffer += data.tobytes()
@@ -116,13 +115,13 @@ class GrowingArray:
             self._flush()
 
     def sync(self) -> None:
-        """Bring all that was added to the disk."""
+        """Bring everything that was added to the disk."""
         self._flush()
         with output_errors(self.path, "write"):
             os.fsync(self._fd)
 
     def finish(self) -> None:
-        """Write the header, bring everything to the disk, and close. The name stays that of a partial file."""
+        """Write the header, bring everything to the disk, and close. The file keeps its partial name."""
         self._flush()
         shape = (self.num_items,) if self._columns is None else (self.num_items // self._columns, self._columns)
         with output_errors(self.path, "write"):
@@ -131,14 +130,14 @@ class GrowingArray:
         self.close()
 
     def give_name(self) -> FileSum:
-        """Give the finished file its name, and read it once for its sums."""
+        """Give the finished file its final name, and read it once for its checksums."""
         with output_errors(self.path, "rename"):
             if self.partial.exists():
                 self.partial.rename(self.path)
         return file_sum(self.path)
 
     def close(self) -> None:
-        """Close the file as it is on disk; what is not flushed is lost."""
+        """Close the file as it is on disk; items that are still buffered are lost."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with contextlib.suppress(OSError):
@@ -150,8 +149,8 @@ class GrowingArray:
             found = os.fstat(self._fd).st_size
             if self.num_items and found < wanted:
                 raise StoreError(
-                    f"{self.partial}: has {found:,} bytes, the last checkpoint {wanted:,}; it was cut short since: "
-                    "begin the run anew with --restart"
+                    f"{self.partial}: has {found:,} bytes, but the last checkpoint counted {wanted:,}; it was cut "
+                    "short: start the run again with --restart"
                 )
             os.ftruncate(self._fd, wanted)
             os.pwrite(self._fd, bytes(HEADER_BYTES), 0)
@@ -167,7 +166,7 @@ class GrowingArray:
 
 
 class Provenance:
-    """Looks up where documents come from. Opened in O(1); the arrays are mapped, not read.
+    """Looks up where documents come from. Opening it is O(1): the arrays are mapped, not read.
 
     Documents are numbered as in the store: over all shards of a key, in the order of the manifest.
 
@@ -175,7 +174,13 @@ class Provenance:
         folder: the folder ``provenance`` of a prepared store.
 
     Raises:
-        StoreError: a file is missing or is not what it should be.
+        StoreError: a file is missing or malformed.
+
+    Example:
+        >>> provenance = headrace.stores.Provenance("stores/web/provenance")
+        >>> files, lines = provenance.locate(np.array([0, 1]))
+        >>> lines.tolist()
+        [0, 1]
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -192,7 +197,8 @@ class Provenance:
         covered = int(self._spans[-1, :2].sum()) if len(self._spans) else 0
         if covered != self.num_documents:
             raise StoreError(
-                f"{self.folder / SPANS_NAME}: leads to {covered:,} documents, {INFO_NAME} counts {self.num_documents:,}"
+                f"{self.folder / SPANS_NAME}: covers {covered:,} documents, but {INFO_NAME} counts"
+                f" {self.num_documents:,}"
             )
 
     @property
@@ -206,16 +212,16 @@ class Provenance:
         return self._ids is not None
 
     def ordinals(self, documents: ArrayLike) -> IntArray:
-        """(n,) int64: the number of each document in the order of the input.
+        """Return the number of each document in the order of the input, (n,) int64.
 
         Raises:
-            IndexError: a document that is not there.
+            IndexError: there is no such document.
         """
         chosen = positions(documents, self.num_documents, "documents")
         return chosen if self._order is None else np.asarray(self._order[chosen])
 
     def locate(self, documents: ArrayLike) -> tuple[IntArray, IntArray]:
-        """Input file and line of documents. O(log spans + log skipped lines of the span) each.
+        """Return input file and line of documents. O(log spans + log skipped lines of the span) each.
 
         Args:
             documents: (n,) int64, in ``[0, num_documents)``.
@@ -224,11 +230,11 @@ class Provenance:
             (n,) int64, the index into the inputs of the manifest, and (n,) int64, the line or row, counted from 0.
 
         Raises:
-            IndexError: a document that is not there.
+            IndexError: there is no such document.
             StoreError: the files contradict each other.
         """
         ordinals = self.ordinals(documents)
-        # A span without documents begins where the next one does; the last of those that begin there has them.
+        # A span without documents begins at the same document as the next span; the last of them has the document.
         spans = np.searchsorted(self._spans[:, 0], ordinals, side="right") - 1
         first_documents, _, files, first_lines, num_lines = self._spans[spans].T.reshape(SPAN_COLUMNS, -1)
         within = ordinals - first_documents
@@ -238,14 +244,14 @@ class Provenance:
         return np.asarray(files), first_lines + lines
 
     def ids(self, documents: ArrayLike) -> list[str]:
-        """The id of each document.
+        """Return the id of each document.
 
         Raises:
-            IndexError: a document that is not there.
+            IndexError: there is no such document.
             StoreError: no ids are stored, or they are damaged.
         """
         if self._ids is None or self._id_ends is None:
-            raise StoreError(f"{self.folder}: no ids are stored; they are when the run has --id-field")
+            raise StoreError(f"{self.folder}: no ids are stored; prepare the store with --id-field to store them")
         found = []
         for ordinal in self.ordinals(documents).tolist():
             begin = int(self._id_ends[ordinal - 1]) if ordinal else 0
@@ -256,20 +262,21 @@ class Provenance:
         return found
 
     def reason_counts(self) -> dict[str, int]:
-        """How many lines became no document, by reason. O(skipped lines)."""
+        """Return how many lines became no document, by reason. O(skipped lines)."""
         codes = np.asarray(self._skipped[:, 2])
         if codes.size and not 0 <= int(codes.min()) <= int(codes.max()) < len(self.reasons):
             raise StoreError(
-                f"{self.folder / SKIPPED_NAME}: reason {int(codes.max())}, {INFO_NAME} has {len(self.reasons)} of them"
+                f"{self.folder / SKIPPED_NAME}: has the reason number {int(codes.max())}, but {INFO_NAME} has only"
+                f" {len(self.reasons)} reasons"
             )
         counts = np.bincount(codes, minlength=len(self.reasons))
         return dict(zip(self.reasons, counts.tolist(), strict=True))
 
     def _num_skipped_before(self, spans: IntArray, within: IntArray) -> IntArray:
-        """(n,) how many lines were skipped before document number ``within`` of each span.
+        """Return how many lines were skipped before document number ``within`` of each span, (n,).
 
-        The i-th skipped line of a span, s(i), has s(i) - i documents before it, which never falls with i. So those
-        with s(i) - i <= within come first: a bisection, for all documents at once.
+        The i-th skipped line of a span, s(i), has s(i) - i documents before it, and this number never falls with i. So
+        the lines with s(i) - i <= within come first, and a bisection counts them, for all documents at once.
         """
         rows, lines = self._skipped[:, 0], self._skipped[:, 1]
         firsts = np.searchsorted(rows, spans)
@@ -290,9 +297,12 @@ class Provenance:
         except OSError as error:
             raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise StoreError(f"{path}: not a table of provenance: {error}") from error
+            raise StoreError(f"{path}: not a provenance table: {error}") from error
         if info.version != 1 or info.num_documents < 0:
-            raise StoreError(f"{path}: version {info.version} with {info.num_documents} documents is not known here")
+            raise StoreError(
+                f"{path}: has version {info.version} and {info.num_documents} documents; only version 1 is known, and"
+                " the number may not be negative"
+            )
         return info
 
     def _load(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> TokenArray:
@@ -302,13 +312,15 @@ class Provenance:
         except OSError as error:
             raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
         except ValueError as error:
-            raise StoreError(f"{path}: not a whole .npy file: {error}") from error
+            raise StoreError(f"{path}: not a complete .npy file: {error}") from error
         is_as_wanted = array.ndim == len(shape) and all(
             wanted in (None, found) for wanted, found in zip(shape, array.shape, strict=True)
         )
         if array.dtype != np.dtype(dtype) or not is_as_wanted:
             expected = "(" + ", ".join("any" if size is None else str(size) for size in shape) + ")"
-            raise StoreError(f"{path}: {array.dtype} of shape {array.shape}, expected {np.dtype(dtype)} of {expected}")
+            raise StoreError(
+                f"{path}: holds {array.dtype} of shape {array.shape}; expected {np.dtype(dtype)} of shape {expected}"
+            )
         return array
 
     def _load_optional(self, name: str, dtype: str, shape: tuple[int | None, ...]) -> TokenArray | None:

@@ -1,4 +1,4 @@
-"""Writes the provenance of a store while its documents are made, through any number of interruptions."""
+"""Writes the provenance of a store while its documents are made; it can be interrupted and continued."""
 
 from __future__ import annotations
 
@@ -25,35 +25,47 @@ from headrace.stores.provenance import (
 from headrace.stores.store import IntArray
 
 MAX_REASONS = 1000
-"""A reason is a kind of document; more of them than this are messages about single ones."""
+"""A reason names a kind of document. If there are more reasons than this, they are messages about single documents."""
 
 _DEFECT = "This is a defect of Headrace: please report it."
 
 
 class ProvenanceState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint made sure of; a new writer goes on from there."""
+    """The point from which a new `ProvenanceWriter` can continue.
+
+    Attributes:
+        num_documents: number of documents added.
+        reasons: the reasons for skipped lines, in the order of their codes.
+        num_items: number of items in each array, by the name of its file.
+    """
 
     num_documents: int
     reasons: tuple[str, ...]
     num_items: dict[str, int]
-    """Items of each array, by the name of its file."""
 
 
 class ProvenanceWriter:
-    """Appends to the arrays of a provenance table; the layout is told in `provenance`. O(1) memory.
+    """Appends to the arrays of a provenance table; the module `provenance` describes the layout. O(1) memory.
 
-    The files appear under their names at `finish`, ``provenance.json`` last. The bytes do not depend on where the run
-    was interrupted. One writer at a time.
+    The files get their names at `finish`, ``provenance.json`` last. Their bytes do not depend on where the run was
+    interrupted. Only one writer may write a folder at a time.
 
     Args:
-        folder: made if it is not there.
-        with_order: the documents of the store are in another order than those of the input; `add_order` tells it.
-        with_ids: the records have ids; `add_ids` takes them.
-        state: go on from this checkpoint; what was added after it is cut off. None begins anew.
+        folder: folder of the table; it is created if it does not exist.
+        with_order: whether the store has another order than the input; then pass the order to `add_order`.
+        with_ids: whether the records have ids; then pass them to `add_ids`.
+        state: continue from this checkpoint; what was added after it is cut off. None begins a new table.
 
     Raises:
-        StoreError: the files are shorter than the state says, or of another kind of run.
-        OutputError: the system refuses.
+        StoreError: the files are shorter than the state says, or belong to another kind of run.
+        OutputError: the system reports an error.
+
+    Example:
+        >>> writer = headrace.stores.ProvenanceWriter("provenance", with_order=False, with_ids=False)
+        >>> writer.add_span(0, 2, 0, 0, 3, np.array([1]), ["blank"])  # of 3 lines, line 1 was skipped
+        >>> files = writer.finish()
+        >>> headrace.stores.Provenance("provenance").locate(np.array([0, 1]))[1].tolist()
+        [0, 2]
     """
 
     def __init__(
@@ -64,8 +76,8 @@ class ProvenanceWriter:
         names = [SPANS_NAME, SKIPPED_NAME, *([ORDER_NAME] * with_order), *([IDS_NAME, ID_ENDS_NAME] * with_ids)]
         if state is not None and sorted(state.num_items) != sorted(names):
             raise StoreError(
-                f"{self.folder}: the checkpoint is of a run that writes {', '.join(sorted(state.num_items))}, this one "
-                f"writes {', '.join(sorted(names))}: begin the run anew with --restart"
+                f"{self.folder}: the checkpoint belongs to a run that writes {', '.join(sorted(state.num_items))}, but "
+                f"this run writes {', '.join(sorted(names))}: start the run again with --restart"
             )
         self.num_documents = state.num_documents if state else 0
         self._codes = {reason: code for code, reason in enumerate(state.reasons if state else ())}
@@ -100,17 +112,18 @@ class ProvenanceWriter:
         """Add the next span of lines, in the order of the input.
 
         Args:
-            first_document: ordinal of the first of them: how many were added before.
-            num_documents: lines that became documents.
+            first_document: ordinal of the span's first document, which is the number of documents added before.
+            num_documents: number of lines that became documents.
             file: index into the inputs of the manifest.
-            first_line: counted from 0 in the file.
-            num_lines: all lines of the span.
-            skipped_lines: (num_lines - num_documents,) lines that became none, from 0 in the span, ascending.
-            skipped_reasons: why, one a line.
+            first_line: first line of the span, counted from 0 in the file.
+            num_lines: number of all lines in the span.
+            skipped_lines: (num_lines - num_documents,) lines that became no document, counted from 0 in the span,
+                ascending.
+            skipped_reasons: the reason for each skipped line.
 
         Raises:
-            HeadraceError: lines are not documents plus skipped ones, or documents were left out.
-            ConfigError: over `MAX_REASONS` different reasons.
+            HeadraceError: the lines are not the documents plus the skipped lines, or documents are missing before it.
+            ConfigError: there are more than `MAX_REASONS` different reasons.
         """
         skipped = np.asarray(skipped_lines, np.int64)
         is_ascending = bool((np.diff(skipped, prepend=-1, append=num_lines) > 0).all())
@@ -132,7 +145,7 @@ class ProvenanceWriter:
         self.num_documents += num_documents
 
     def add_order(self, ordinals: IntArray) -> None:
-        """Add the next documents of the store: the ordinal of each in the order of the input."""
+        """Add the next documents of the store, as their ordinals in the order of the input."""
         if len(ordinals) and not 0 <= int(ordinals.min()) <= int(ordinals.max()) < self.num_documents:
             raise HeadraceError(
                 f"the order of the documents names ordinals from {int(ordinals.min())} to {int(ordinals.max())}; there "
@@ -149,7 +162,7 @@ class ProvenanceWriter:
         data.append(np.frombuffer(b"".join(encoded), np.uint8))
 
     def checkpoint(self) -> ProvenanceState:
-        """Bring everything to the disk, and say how to go on from here."""
+        """Bring everything to the disk, and return the state to continue from."""
         for array in self._arrays.values():
             array.sync()
         return ProvenanceState(
@@ -159,18 +172,18 @@ class ProvenanceWriter:
         )
 
     def suspend(self) -> None:
-        """Close the files and leave them as they are, for a writer that goes on from the last checkpoint."""
+        """Close the files and keep them, for a writer that continues from the last checkpoint."""
         for array in self._arrays.values():
             array.close()
 
     def finish(self) -> tuple[FileSum, ...]:
-        """Complete the files, and return their sums in the order of their names.
+        """Complete the files, and return their checksums in the order of their names.
 
-        A process that dies in here can be followed by a writer with the last state, as at any other point.
+        If the process dies in this method, a writer with the last state can continue, as at any other point.
 
         Raises:
-            HeadraceError: order or ids are not as many as documents.
-            OutputError: the system refuses.
+            HeadraceError: the number of ordinals or of ids differs from the number of documents.
+            OutputError: the system reports an error.
         """
         if self._sums is not None:
             return self._sums
@@ -194,7 +207,7 @@ class ProvenanceWriter:
         code = self._codes.setdefault(reason, len(self._codes))
         if code >= MAX_REASONS:
             raise ConfigError(
-                f"documents are dropped for more than {MAX_REASONS:,} different reasons, {reason!r} is one more: let "
-                "the filter return a few kinds of reasons, without names and numbers of the single record"
+                f"documents are dropped for more than {MAX_REASONS:,} different reasons; the last one is {reason!r}: "
+                "make the filter return a few kinds of reasons, without names and numbers of single records"
             )
         return code

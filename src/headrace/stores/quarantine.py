@@ -1,13 +1,11 @@
-"""Known bad samples: their lists, and a store of samples without them.
+"""Lists of samples that are known to be bad, and `QuarantinedStore`, a store of samples without them.
 
-    Energon datasets          ``exclude`` of the split file, as "SHARD/KEY": Energon leaves them out, too
-    tar shards, .jsonl        ``headrace.quarantine.json`` in the folder of the file, for all files there
+    Energon datasets          ``exclude`` of the split file, as "SHARD/KEY"; Energon leaves these out too
+    tar shards, .jsonl        ``headrace.quarantine.json`` in the folder of the file, for all files in that folder
 
-The second is JSON: ``format`` ("headrace.quarantine"), ``version`` (1) and ``samples``, each with ``shard``, its file
-in the folder, ``index``, its number there, counted with those that are left out, ``key`` and ``reason``. No dates: the
-same samples make the same bytes.
-
-A store of samples without those that are known to be bad.
+The latter is JSON with ``format`` ("headrace.quarantine"), ``version`` (1) and ``samples``. Each sample has ``shard``
+(the name of its file), ``index`` (its number in the file, counting samples that are left out), ``key`` and ``reason``.
+There are no dates in it, so the same samples make the same bytes.
 """
 
 from __future__ import annotations
@@ -34,16 +32,17 @@ from headrace.stores.tar.store import TarStore
 
 
 class QuarantinedStore(SampleStore):
-    """The samples of a store that are not left out, numbered without gaps. Reading costs what it costs there.
+    """A store without its bad samples; the others are numbered without gaps. Reading costs the same as in the store.
 
-    What is left out is part of the fingerprint: a run that goes on after a change is told so.
+    The samples that are left out are part of the fingerprint, so a run that is resumed after the list has changed is
+    refused.
 
     Args:
         inner: the store.
-        left_out: (n,) int64, numbers of its samples, rising, each once.
+        left_out: (n,) int64, numbers of the samples to leave out, ascending, without repeats.
 
     Raises:
-        StoreError: nothing is left.
+        StoreError: no sample is left.
     """
 
     def __init__(self, inner: SampleStore, left_out: IntArray) -> None:
@@ -52,21 +51,21 @@ class QuarantinedStore(SampleStore):
         self.left_out = left_out
         self._numbering = Numbering(np.diff(inner.shard_bounds), left_out)
         if not len(self):
-            raise StoreError(f"{self.path}: all of its {len(inner):,} samples are left out as bad; nothing is there")
+            raise StoreError(f"{self.path}: all of its {len(inner):,} samples are left out as bad; none is left")
 
     @property
     def format(self) -> str:  # type: ignore[override]
-        """That of the store."""
+        """The format of the inner store."""
         return self.inner.format
 
     @property
     def num_left_out(self) -> int:
-        """Samples that are left out."""
+        """Number of samples that are left out."""
         return len(self.left_out)
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """Those of the store."""
+        """The shards of the inner store."""
         return self.inner.shards
 
     @property
@@ -76,26 +75,26 @@ class QuarantinedStore(SampleStore):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Those of the store."""
+        """The files of the inner store."""
         return self.inner.files
 
     @property
     def fingerprint(self) -> str:
-        """xxh3_128 of that of the store, and of what is left out."""
+        """xxh3_128 of the inner store's fingerprint and of the numbers of the samples that are left out."""
         hasher = xxhash.xxh3_128(self.inner.fingerprint.encode())
         hasher.update(self.left_out.tobytes())
         return hasher.hexdigest()
 
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
-        """See `SampleStore.read`."""
+        """Return samples by number, as `SampleStore.read` does."""
         return self.inner.read(self._inner(positions(indices, len(self), f"{self.path}: sample numbers")), parts)
 
     def key(self, index: int) -> str:
-        """The key of a sample."""
-        return self.inner.key(self._one(index))
+        """Return the key of one sample."""
+        return self.inner.key(self._inner_number(index))
 
     def find(self, key: str) -> int:
-        """The number of the sample of a key; KeyError where the first of that key is left out."""
+        """Return the number of the sample with a key; KeyError if the first sample with this key is left out."""
         number = self.inner.find(key)
         shard = int(np.searchsorted(self.inner.shard_bounds, number, side="right")) - 1
         found = self._numbering.number(shard, number - int(self.inner.shard_bounds[shard]))
@@ -104,15 +103,15 @@ class QuarantinedStore(SampleStore):
         return found
 
     def places(self, index: int) -> dict[str, PartPlace]:
-        """Where each part of a sample lies."""
-        return self.inner.places(self._one(index))
+        """Return where each part of a sample lies."""
+        return self.inner.places(self._inner_number(index))
 
     def check(self) -> Iterator[Problem]:
-        """Check the store, with the samples that are left out."""
+        """Check the inner store, including the samples that are left out."""
         return self.inner.check()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files of the inner store."""
         self.inner.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -122,7 +121,7 @@ class QuarantinedStore(SampleStore):
         shards, indices = self._numbering.places(numbers)
         return self.inner.shard_bounds[shards] + indices
 
-    def _one(self, index: int) -> int:
+    def _inner_number(self, index: int) -> int:
         return int(self._inner(sample_numbers([index], len(self), self.path))[0])
 
 
@@ -130,13 +129,13 @@ QUARANTINE_NAME: Final = "headrace.quarantine.json"
 
 
 class BadSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, order=True):
-    """A sample that is to be left out.
+    """A sample to leave out.
 
     Attributes:
-        shard: its file; in a list by its name in the folder, elsewhere as the store names it.
-        index: its number in the file; -1 where that is not known, as in Energon's lists.
-        key: its key.
-        reason: why; "" where that is not known.
+        shard: the sample's file; in a list its name in the folder, elsewhere the store's name for it.
+        index: number of the sample in the file; -1 if unknown, as in Energon's lists.
+        key: key of the sample.
+        reason: why it is left out; empty if unknown.
     """
 
     shard: str
@@ -152,12 +151,12 @@ class _List(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def quarantined(store: TarStore | JsonlSamplesStore) -> SampleStore:
-    """The store without the samples that the lists beside its files name; itself where there are none.
+    """Return the store without the samples that the lists beside its files name; the store itself if they name none.
 
-    O(folders), and a look at the head of each of these samples.
+    This costs O(folders), and one read of the header of each listed sample.
 
     Raises:
-        StoreError: a list is malformed or of other data; all samples are listed.
+        StoreError: a list is malformed or belongs to other data, or all samples are listed.
     """
     files = shard_files(store)
     lists = {folder: _read(folder) for folder in {file.parent for file in files}}
@@ -170,24 +169,25 @@ def quarantined(store: TarStore | JsonlSamplesStore) -> SampleStore:
             if bad.shard == file.name:
                 number = begin + bad.index
                 if not begin <= number < end or store.key(number) != bad.key:
-                    found = f"is {store.key(number)!r}" if begin <= number < end else "is not there"
+                    found = f"now has the key {store.key(number)!r}" if begin <= number < end else "does not exist"
                     raise StoreError(
-                        f"{file.parent / QUARANTINE_NAME}: sample {bad.index:,} of {bad.shard}, of the key {bad.key!r},"
-                        f" {found}: the file has changed; check what is bad anew, and remove the list"
+                        f"{file.parent / QUARANTINE_NAME}: sample {bad.index:,} of {bad.shard} is listed with the key"
+                        f" {bad.key!r}, but {found}: the file has changed; remove the list, and check again which"
+                        " samples are bad"
                     )
                 left_out.append(number)
     if not left_out:
         return store
-    # An opened store has no file open.
+    # A store that was just opened must hold no file open, but the keys above were read.
     store.close()
     return QuarantinedStore(store, np.array(sorted(set(left_out)), np.int64))
 
 
 def bad_samples(store: SampleStore) -> list[BadSample]:
-    """Those that are left out of a store, by shard.
+    """Return the samples that are left out of a store, sorted by shard.
 
     Raises:
-        ConfigError: such a store has no list.
+        ConfigError: stores of this kind have no list.
         StoreError: a list is malformed.
     """
     if isinstance(store, EnergonStore):
@@ -204,49 +204,54 @@ def bad_samples(store: SampleStore) -> list[BadSample]:
 
 
 def add_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
-    """Put samples on the list; how many were not there. Open the dataset again to have it without them.
+    """Add samples to the list, and return how many were not on it before.
 
-    Shards are as the store names them. The file is written at once; who has the dataset open sees no change.
+    Shards have the names that the store gives them. The list is written at once. A dataset that is open does not
+    change; open it again to leave the samples out.
 
     Raises:
-        ConfigError: such a store has no list, or no such shard or sample.
-        OutputError: it cannot be written.
+        ConfigError: stores of this kind have no list, or there is no such shard or sample.
+        OutputError: the list cannot be written.
     """
     if isinstance(store, EnergonStore):
-        return _change_split(store, {f"{one.shard}/{one.key}": True for one in bad})
+        return _change_split(store, {f"{sample.shard}/{sample.key}": True for sample in bad})
     listing = _listing(store)
     files = dict(zip(listing.shards, shard_files(listing), strict=True))
     added: dict[Path, list[BadSample]] = {}
-    for one in bad:
-        if one.shard not in files:
-            raise ConfigError(f"{store.path}: has no shard {one.shard!r}")
-        file = files[one.shard]
-        index = _index(listing, one)
-        added.setdefault(file.parent, []).append(msgspec.structs.replace(one, shard=file.name, index=index))
-    return sum(_write(folder, {_sign(one): one for one in reversed(new)}) for folder, new in added.items())
+    for sample in bad:
+        if sample.shard not in files:
+            raise ConfigError(
+                f"{store.path}: has no shard {sample.shard!r}; its shards are {', '.join(listing.shards[:20])}"
+            )
+        file = files[sample.shard]
+        index = _index(listing, sample)
+        added.setdefault(file.parent, []).append(msgspec.structs.replace(sample, shard=file.name, index=index))
+    return sum(_write(folder, {_identity(sample): sample for sample in reversed(new)}) for folder, new in added.items())
 
 
 def remove_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
-    """Take samples off the list again; how many were there. Raises as `add_bad_samples`."""
+    """Remove samples from the list, and return how many were on it. Raises the same errors as `add_bad_samples`."""
     if isinstance(store, EnergonStore):
-        return _change_split(store, {f"{one.shard}/{one.key}": False for one in bad})
+        return _change_split(store, {f"{sample.shard}/{sample.key}": False for sample in bad})
     listing = _listing(store)
     files = dict(zip(listing.shards, shard_files(listing), strict=True))
-    gone = {(files[one.shard], one.key) for one in bad if one.shard in files}
+    removed = {(files[sample.shard], sample.key) for sample in bad if sample.shard in files}
     number = 0
     for folder in {file.parent for file in files.values()}:
-        signs = {_sign(one): None for one in _read(folder) if (folder / one.shard, one.key) in gone}
-        number += _write(folder, signs) if signs else 0
+        changes = {
+            _identity(sample): None for sample in _read(folder) if (folder / sample.shard, sample.key) in removed
+        }
+        number += _write(folder, changes) if changes else 0
     return number
 
 
 def shard_files(store: SampleStore) -> tuple[Path, ...]:
-    """The file of each shard."""
+    """Return the file of each shard of a tar store or of a store of a ``.jsonl``."""
     return store.shard_files if isinstance(store, TarStore) else store.files[:1]
 
 
 def bad_sample(store: SampleStore, number: int, reason: str = "") -> BadSample:
-    """The sample of a number, of which `add_bad_samples` can be told. Raises IndexError: there is none."""
+    """Return the sample of a number as an entry for `add_bad_samples`. Raises IndexError if there is none."""
     shard = int(np.searchsorted(store.shard_bounds, number, side="right")) - 1
     return BadSample(shard=store.shards[shard], key=store.key(number), reason=reason)
 
@@ -256,25 +261,25 @@ def _listing(store: SampleStore) -> TarStore | JsonlSamplesStore:
     if isinstance(inner, TarStore | JsonlSamplesStore):
         return inner
     raise ConfigError(
-        f"{store.path}: a {store.format} store has no list of bad samples: take the files away, or of a join list them"
-        " in the datasets that it joins"
+        f"{store.path}: a {store.format} store has no list of bad samples: remove the files, or, for a join, list the"
+        " samples in the datasets that it joins"
     )
 
 
 def _index(store: SampleStore, bad: BadSample) -> int:
-    """The number of a sample in its shard."""
+    """Return the number of a sample in its shard."""
     shard = store.shards.index(bad.shard)
     begin, end = store.shard_bounds[shard : shard + 2].tolist()
     try:
         if begin <= (number := store.find(bad.key)) < end:
             return int(number - begin)
-        # A key that an earlier shard has, too.
+        # An earlier shard has the same key.
         return next(at for at in range(end - begin) if store.key(begin + at) == bad.key)
     except (KeyError, StopIteration):
         raise ConfigError(f"{store.path}: {bad.shard} has no sample with the key {bad.key!r}") from None
 
 
-def _sign(bad: BadSample) -> tuple[str, int, str]:
+def _identity(bad: BadSample) -> tuple[str, int, str]:
     return bad.shard, bad.index, bad.key
 
 
@@ -289,17 +294,17 @@ def _read(folder: Path) -> tuple[BadSample, ...]:
     try:
         return msgspec.json.decode(data, type=_List).samples
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise StoreError(f"{path}: no list of bad samples: {error}; write it with headrace quarantine") from error
+        raise StoreError(f"{path}: not a list of bad samples: {error}; write it with headrace quarantine") from error
 
 
 def _write(folder: Path, changes: Mapping[tuple[str, int, str], BadSample | None]) -> int:
-    """Add or, with None, remove; how many differ."""
-    before = {_sign(one): one for one in _read(folder)}
-    after = {sign: one for sign, one in before.items() if changes.get(sign, one) is not None}
-    after |= {sign: one for sign, one in changes.items() if one is not None and sign not in before}
+    """Add samples to a folder's list, or remove those that are None, and return how many entries differ."""
+    before = {_identity(sample): sample for sample in _read(folder)}
+    after = {identity: sample for identity, sample in before.items() if changes.get(identity, sample) is not None}
+    after |= {identity: sample for identity, sample in changes.items() if sample is not None and identity not in before}
     path = folder / QUARANTINE_NAME
     if after:
-        listed = _List(samples=tuple(after[sign] for sign in sorted(after)))
+        listed = _List(samples=tuple(after[identity] for identity in sorted(after)))
         if after != before:
             atomic_write(path, msgspec.json.format(msgspec.json.encode(listed), indent=1) + b"\n")
     elif before:
@@ -308,7 +313,7 @@ def _write(folder: Path, changes: Mapping[tuple[str, int, str], BadSample | None
 
 
 def _change_split(store: EnergonStore, changes: Mapping[str, bool]) -> int:
-    """Change what the split file excludes; its parts are written as they are, comments are lost."""
+    """Change what the split file excludes; its parts do not change, but comments in the file are lost."""
     splits = _splits(store)
     after = (splits.exclude - {name for name, wanted in changes.items() if not wanted}) | {
         name for name, wanted in changes.items() if wanted
@@ -323,4 +328,4 @@ def _splits(store: EnergonStore) -> Splits:
     try:
         return read_splits(store.root, store.split_config)
     except StoreError as error:
-        raise ConfigError(f"{store.path}: what is left out stands in the split file: {error}") from error
+        raise ConfigError(f"{store.path}: excluded samples are listed in the split file: {error}") from error

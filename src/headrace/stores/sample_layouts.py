@@ -1,4 +1,4 @@
-"""Tells what holds samples, with keys and named parts, from what holds documents of tokens; and opens it."""
+"""Recognises layouts of samples (as opposed to documents of tokens) at a path, and opens them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ WORDS: Final[dict[SampleLayout, str]] = {
     "energon": "an Energon dataset, a folder with .nv-meta",
     "files": "a folder of files with media metadata in .nv-meta",
     "tar": "tar shards",
-    "jsonl samples": "records of a .jsonl that are no lists of tokens",
+    "jsonl samples": "a .jsonl whose records are not lists of tokens",
 }
 _TARS: Final = (".tar", *COMPRESSED)
 
 
 def sample_layout(path: Place | Sequence[Place], using: str | Reader = "mmap") -> SampleLayout | None:
-    """Which layout of samples lies at a path; None if none does: tokens, another thing, or nothing.
+    """Return which layout of samples lies at a path, or None if there are tokens, something else, or nothing.
 
-    - a list, a name or a pattern that ends in ``.tar``: tar shards;
-    - a folder with ``.nv-meta``: what Energon takes it for;
-    - another folder: tar shards, unless it holds shards of tokens at its own level or before any tar below;
-    - a ``.jsonl``: samples, if a ``.jsonl.idx`` is beside it or its first record is not lists of numbers.
+    - A list, or a name or pattern that ends in ``.tar`` (or in a suffix of a compressed tar): tar shards.
+    - A folder with ``.nv-meta``: an Energon dataset or a folder of files, as its metadata says.
+    - Another folder that holds a tar, at any depth: tar shards, unless the folder holds shards of tokens itself, or
+      they are found below it before the first tar.
+    - A ``.jsonl``: samples, if a ``.jsonl.idx`` lies beside it or its first record does not consist of lists of
+    numbers.
     """
     if not isinstance(path, str | os.PathLike):
         return "tar"
@@ -61,13 +63,13 @@ def sample_layout(path: Place | Sequence[Place], using: str | Reader = "mmap") -
 def open_samples(
     path: Place | Sequence[Place], layout: SampleLayout, *, split_part: str | None, using: str | Reader
 ) -> SampleStore:
-    """The store of a layout that `sample_layout` found.
+    """Open a path with the layout that `sample_layout` found.
 
     Raises:
-        ConfigError: ``split_part`` for a layout without parts.
-        StoreError: missing or malformed.
+        ConfigError: ``split_part`` is set, but the layout has no parts.
+        StoreError: the data are missing or malformed.
     """
-    # With YAML and SQLite, which stores of tokens are opened without.
+    # These import YAML and SQLite, which stores of tokens do not need.
     from headrace.stores.energon.filesystem import FilesystemStore
     from headrace.stores.energon.store import EnergonStore
     from headrace.stores.quarantine import quarantined
@@ -76,7 +78,7 @@ def open_samples(
     if layout == "energon" and isinstance(path, str | os.PathLike):
         return EnergonStore(path, split_part=split_part, using=using)
     if split_part is not None:
-        raise ConfigError(f"{path}: split_part={split_part!r} is for datasets of Energon; this is {WORDS[layout]}")
+        raise ConfigError(f"{path}: split_part={split_part!r} is for Energon datasets; this is {WORDS[layout]}")
     if layout == "tar" or not isinstance(path, str | os.PathLike):
         return quarantined(TarStore(path, using=using))
     if layout == "files":

@@ -1,4 +1,4 @@
-"""The face that every store of samples shares, whatever its layout on disk: named parts as bytes."""
+"""`SampleStore`, the interface that all stores of samples share, whatever their layout on disk."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class RawSample(msgspec.Struct, frozen=True, gc=False):
     """One sample as it lies on disk.
 
     Attributes:
-        key: its name, unique in the store; folders are part of it (``"cats/0017"``).
-        shard: the shard that holds it, relative to the store.
-        index: its number in that shard, excluded samples counted.
-        parts: name of the part -> its bytes, in the order of the file (``{"jpg": b"...", "txt": b"..."}``).
+        key: name of the sample, unique in the store; folders are part of it (``"cats/0017"``).
+        shard: the shard that holds the sample, relative to the store.
+        index: number of the sample in that shard, counting excluded samples.
+        parts: bytes of each part by name, in the order of the file (``{"jpg": b"...", "txt": b"..."}``).
     """
 
     key: str
@@ -30,7 +30,7 @@ class RawSample(msgspec.Struct, frozen=True, gc=False):
 
 
 class PartPlace(NamedTuple):
-    """Where the bytes of a part lie: a file, and the range ``[offset, offset + size)`` in it."""
+    """Where the bytes of a part lie: in the range ``[offset, offset + size)`` of a file."""
 
     file: str
     offset: int
@@ -40,20 +40,20 @@ class PartPlace(NamedTuple):
 class SampleStore(ABC):
     """Samples on disk, each with a key and named parts, addressed by number.
 
-    Samples are numbered through the shards in the order of the store. Opening costs O(1) a shard at most; samples are
-    not read. Safe in threads and across a fork; pickles as what it takes to open it again.
+    Samples are numbered through all shards, in the order of the store. Opening costs at most O(1) a shard; samples are
+    not read. A store is safe in threads and across a fork; a pickled one is opened again.
     """
 
     format: ClassVar[str]
     """Name of the layout, as ``headrace info`` prints it."""
 
     path: str
-    """What was opened, as the user wrote it."""
+    """The path that was opened, as the user wrote it."""
 
     @property
     @abstractmethod
     def shards(self) -> tuple[str, ...]:
-        """Names of the shards, relative to the store, in order; one that is listed twice is there twice."""
+        """Names of the shards, relative to the store, in order. A shard that is listed twice appears twice."""
 
     @property
     @abstractmethod
@@ -68,29 +68,29 @@ class SampleStore(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Hex digest that tells this content from another, wherever the files lie. O(1) a shard."""
+        """Hex digest that identifies the content, wherever the files lie. O(1) a shard."""
 
     @abstractmethod
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
-        """The samples of some numbers, in the order asked for: the read path of training, one call a batch.
+        """Return samples by number, in the order of ``indices``. Training reads through this, with one call a batch.
 
         Args:
-            indices: (n,) int64 in [0, len); neighbours are read together.
-            parts: names of the parts wanted, others are not read; None reads all. A sample may lack some of them.
+            indices: (n,) int64 in [0, len); samples that lie next to each other are read together.
+            parts: names of the parts to read; None reads all. A sample may lack some of them.
 
         Raises:
-            IndexError: no such sample.
-            InputError: a sample is malformed; names shard, key and byte.
+            IndexError: there is no such sample.
+            InputError: a sample is malformed; the message names shard, key and byte.
             StoreError: a file is missing, changed or cut short.
         """
 
     @abstractmethod
     def key(self, index: int) -> str:
-        """The key of one sample; raises as ``read``."""
+        """Return the key of one sample; raises the same errors as ``read``."""
 
     @abstractmethod
     def find(self, key: str) -> int:
-        """The number of the sample of a key, the first of several.
+        """Return the number of the sample with a key, the first one if there are several.
 
         Raises:
             KeyError: there is none.
@@ -98,7 +98,7 @@ class SampleStore(ABC):
 
     @abstractmethod
     def places(self, index: int) -> dict[str, PartPlace]:
-        """Where each part of a sample lies, in the order of the file; raises as ``read``."""
+        """Return where each part of a sample lies, in the order of the file; raises the same errors as ``read``."""
 
     @abstractmethod
     def check(self) -> Iterator[Problem]:
@@ -106,7 +106,7 @@ class SampleStore(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the files. Samples handed out stay valid."""
+        """Close the files. Samples that were returned stay valid."""
 
     def __len__(self) -> int:
         return int(self.shard_bounds[-1])
@@ -115,7 +115,7 @@ class SampleStore(ABC):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[RawSample]:
-        """The samples at ``indices``, negative ones from the end; what ``torch.utils.data`` calls where it exists."""
+        """Return the samples at ``indices``; negative ones count from the end. ``torch.utils.data`` calls this."""
         from headrace.stores.arguments import sample_numbers
 
         return self.read(sample_numbers(indices, len(self), self.path))

@@ -1,9 +1,4 @@
-"""What stores share that read ranges of files: those that know where every document of every key begins, first.
-
-Tokens of one file as arrays: views of its mapping where there is one, else read.
-
-Ranges of a stream cut where its parts meet.
-"""
+"""`SegmentedStore`, the base of stores that hold the bounds of all documents in memory, and helpers to read ranges."""
 
 from __future__ import annotations
 
@@ -20,21 +15,21 @@ from headrace.stores.arguments import IntArray, by_keys, check_range, document_n
 from headrace.stores.store import MAIN, KeyList, Store, TokenArray
 
 _MAIN_NAMES = (MAIN, "sequence", "chosen", "prompts")
-"""Where a format keeps no order of its keys, the first of these is the main one: AstrAI's names of ids."""
+"""AstrAI's names for ids. If a format keeps no order of its keys, the first of these names is the main key."""
 
 
 class SegmentedStore(Store):
-    """A store of several keys, each with its documents and their bounds in memory, 8 bytes a document and key.
+    """A store of several keys that holds the bounds of each key's documents in memory, 8 bytes a document and key.
 
-    The main key is the one asked for, else ``"tokens"``, ``"sequence"``, ``"chosen"`` or ``"prompts"``, else the first.
-    Another key is *parallel* to it if its documents have the same lengths; `fetch` reads parallel keys only. `document`
-    reads any key that has as many documents.
+    The main key is the one that was chosen, or else ``"tokens"``, ``"sequence"``, ``"chosen"`` or ``"prompts"``, or
+    else the first. Another key is *parallel* to it if its documents have the same lengths; `fetch` reads only parallel
+    keys. `document` reads any key that has the same number of documents.
 
     Args:
-        path: what was opened.
+        path: the path that was opened.
         bounds: for each key (documents + 1,) int64, prefix sums of the lengths of its documents.
-        dtypes: of each key.
-        key: the main key.
+        dtypes: the dtype of each key.
+        key: the main key; None for the default.
 
     Raises:
         ConfigError: there is no such key.
@@ -61,41 +56,41 @@ class SegmentedStore(Store):
 
     @property
     def num_documents(self) -> int:
-        """Number of documents of the main key, empty ones included. O(1)."""
+        """Number of documents of the main key, including empty ones. O(1)."""
         return len(self._main_bounds) - 1
 
     @property
     def num_tokens(self) -> int:
-        """Values of the main key. O(1)."""
+        """Number of values of the main key. O(1)."""
         return int(self._main_bounds[-1])
 
     @property
     def lengths(self) -> IntArray:
-        """(num_documents,) int64: values of each document of the main key."""
+        """(num_documents,) int64: number of values in each document of the main key."""
         return np.diff(self._main_bounds)
 
     def document(self, index: int, keys: str | KeyList | None = None) -> Any:
-        """(length,) values of one document.
+        """Return the (length,) values of one document.
 
         Raises:
-            IndexError: out of range.
-            ConfigError: a key that the store does not have, or that has another number of documents.
+            IndexError: the index is out of range.
+            ConfigError: the store does not have a key, or the key has a different number of documents.
         """
         number = document_number(index, self.num_documents)
         return by_keys(lambda key: self._read_document(number, key), keys, self._keys)
 
     def fetch(self, begin: int, end: int, keys: str | KeyList | None = None) -> Any:
-        """(end - begin,) values of the stream.
+        """Return the (end - begin,) values of the stream.
 
         Raises:
             IndexError: unless ``0 <= begin <= end <= num_tokens``.
-            ConfigError: a key that the store does not have, or that is not parallel to the main one.
+            ConfigError: the store does not have a key, or the key is not parallel to the main one.
         """
         check_range(begin, end, self.num_tokens)
         return by_keys(lambda key: self._read_stream(begin, end, key), keys, self._keys)
 
     def gather(self, begins: IntArray, length: int) -> TokenArray:
-        """(len(begins), length) values of the main key, a fresh array."""
+        """Return (len(begins), length) values of the main key in a new array."""
         checked = self._checked_begins(begins, length)
         out = np.empty((len(checked), length), self._dtypes[self._keys[0]])
         for row, begin in enumerate(checked.tolist() if length else ()):
@@ -103,15 +98,15 @@ class SegmentedStore(Store):
         return out
 
     def find_documents(self, begins: IntArray) -> IntArray:
-        """(n,) int64: the non-empty document that holds each value of the main key."""
+        """Return the non-empty document that holds each value of the main key, (n,) int64."""
         return np.searchsorted(self._main_bounds, positions(begins, self.num_tokens, "begins"), side="right") - 1
 
     def document_begins(self, documents: IntArray) -> IntArray:
-        """(n,) int64: where each document begins in the main key; ``num_documents`` itself gives ``num_tokens``."""
+        """Return where each document begins in the main key, (n,) int64; for ``num_documents``, ``num_tokens``."""
         return self._main_bounds[positions(documents, self.num_documents + 1, "documents")]
 
     def with_main(self, key: str) -> Self:
-        """The same store with another main key; it shares the files. O(keys).
+        """Return the same store with another main key; it shares the files. O(keys).
 
         Raises:
             ConfigError: there is no such key.
@@ -121,11 +116,11 @@ class SegmentedStore(Store):
         return other
 
     def can_be(self, key: str, dtype: np.dtype[Any]) -> bool:
-        """Whether the values of a key may as well be read as another dtype, since the file does not say which."""
+        """Return whether the values of a key can be read as a dtype, given what the file says about it."""
         return self._dtypes[key] == dtype
 
     def with_dtypes(self, dtypes: Mapping[str, np.dtype[Any]]) -> Self:
-        """The same store with other dtypes of some keys, each of which it can be."""
+        """Return the same store with other dtypes for some keys; `can_be` must be true for each of them."""
         other = self._twin()
         other._assumed = {**self._assumed, **dtypes}
         other._dtypes = {**self._dtypes, **dtypes}
@@ -133,10 +128,10 @@ class SegmentedStore(Store):
 
     @abstractmethod
     def _read(self, begin: int, end: int, key: str) -> TokenArray:
-        """(end - begin,) values of a key's own stream, read-only; the range is within it."""
+        """Return (end - begin,) values of a key's own stream, read-only; the range is known to be within it."""
 
     def _twin(self) -> Self:
-        # Not copy.copy, which would open the files again, as pickling does.
+        # copy.copy would open the files again, as pickling does.
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         return twin
@@ -154,7 +149,7 @@ class SegmentedStore(Store):
         return positions(begins, max(0, self.num_tokens - length + 1), "begins")
 
     def _known(self, key: str | None) -> str:
-        """The name of a key whose stream can be read beside the main one's."""
+        """Return the name of a key, which must be parallel to the main one."""
         name = self._keys[0] if key is None else known_key(key, self._keys)
         self._check_parallel(name)
         return name
@@ -163,7 +158,7 @@ class SegmentedStore(Store):
         bounds = self._bounds[key]
         if len(bounds) != len(self._main_bounds):
             raise ConfigError(
-                f"{self.path}: key {key!r} has {len(bounds) - 1} documents, the main key {self._keys[0]!r}"
+                f"{self.path}: key {key!r} has {len(bounds) - 1} documents, but the main key {self._keys[0]!r} has"
                 f" {self.num_documents}; open the store with key={key!r} to read it"
             )
         begin, end = bounds[number : number + 2].tolist()
@@ -178,17 +173,20 @@ class SegmentedStore(Store):
             return
         if not np.array_equal(self._bounds[key], self._main_bounds):
             count = int(self._bounds[key][-1])
-            has = f"{count} values" if count != self.num_tokens else "documents of other lengths"
-            of = f" {self.num_tokens}" if count != self.num_tokens else ""
+            main = f"the main key {self._keys[0]!r}"
+            if count == self.num_tokens:
+                difference = f"has documents of other lengths than {main}"
+            else:
+                difference = f"has {count} values, but {main} has {self.num_tokens}"
             raise ConfigError(
-                f"{self.path}: key {key!r} has {has}, the main key {self._keys[0]!r}{of}: the streams are not parallel;"
-                f" read them by document, or open the store with key={key!r}"
+                f"{self.path}: key {key!r} {difference}: the streams are not parallel; read them by document, or open"
+                f" the store with key={key!r}"
             )
         self._parallel.add(key)
 
 
 def tokens_at(reader: Reader, path: str, dtype: np.dtype[Any], offset: int, num_bytes: int) -> TokenArray:
-    """The tokens of a byte range that lies in the file, read-only."""
+    """Return the tokens of a byte range that lies in the file, read-only: a view if the reader maps."""
     if num_bytes == 0:
         return read_only(np.empty(0, dtype))
     mapped = reader.view(path)
@@ -198,7 +196,7 @@ def tokens_at(reader: Reader, path: str, dtype: np.dtype[Any], offset: int, num_
 
 
 def windows(data: NDArray[np.uint8], dtype: np.dtype[Any], num_tokens: int, length: int) -> TokenArray:
-    """(num_tokens - length + 1, length): every window of a mapped stream, as overlapping rows, without a copy."""
+    """Return every window of a mapped stream as (num_tokens - length + 1, length) overlapping rows, without a copy."""
     num_windows = max(0, num_tokens - length + 1)
     if num_windows == 0 or length == 0:
         return np.empty((num_windows, length), dtype)
@@ -206,22 +204,25 @@ def windows(data: NDArray[np.uint8], dtype: np.dtype[Any], num_tokens: int, leng
 
 
 def cut_at(bounds: IntArray, begins: IntArray, length: int) -> tuple[IntArray, IntArray, IntArray]:
-    """The parts that make up ``length`` tokens from each begin on, in order: number, first token in it, tokens.
+    """Cut ranges of a stream at the bounds of its parts.
 
-    Example: parts of 3, 2 and 4 tokens have the bounds 0, 3, 5, 9; 6 tokens from token 1 on are tokens 1..2 of part 0,
-    all of part 1, and 0..1 of part 2: ``[0, 1, 2], [1, 0, 0], [2, 2, 2]``.
+    For example, parts of 3, 2 and 4 tokens have the bounds 0, 3, 5, 9. The 6 tokens from token 1 on are tokens 1..2 of
+    part 0, all of part 1, and tokens 0..1 of part 2: ``[0, 1, 2], [1, 0, 0], [2, 2, 2]``.
 
     Args:
         bounds: (parts + 1,) int64, prefix sums from 0; empty parts are allowed.
-        begins: (n,) int64 tokens of the stream, with ``length`` tokens from each on.
-        length: tokens of each range.
+        begins: (n,) int64, the first token of each range; all ranges lie within the stream.
+        length: number of tokens in each range.
+
+    Returns:
+        For each piece, in order: the number of its part, its first token in that part, and its number of tokens.
     """
     if length == 0 or not len(begins):
         none = np.zeros(0, np.int64)
         return none, none, none
     first = np.searchsorted(bounds, begins, side="right") - 1
     counts = np.searchsorted(bounds, begins + (length - 1), side="right") - first
-    # Row by row the parts first, first + 1, ...: a running number minus where the row's own run began.
+    # Each row has the parts first, first + 1, ...: a running number minus the number at which the row's run began.
     run = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     parts = np.repeat(first, counts) + run
     row_begins = np.repeat(begins, counts)

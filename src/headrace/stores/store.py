@@ -1,4 +1,4 @@
-"""The face that every store of tokens shares, whatever its layout on disk."""
+"""`Store`, the interface that all stores of tokens share, whatever their layout on disk."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ __all__ = ["MAIN", "IntArray", "KeyList", "Problem", "Store", "TokenArray"]
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault found by ``check``: which file, where in it, and what is wrong.
+    """One fault that ``check`` found.
 
-    ``place`` names the spot as exactly as the check can (``"byte 1048576"``, ``"document 17"``), or is empty.
+    Attributes:
+        path: the file.
+        place: where in the file, as exactly as the check can tell (``"byte 1048576"``, ``"document 17"``); may be
+            empty.
+        message: what is wrong.
     """
 
     path: str
@@ -32,21 +36,21 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 class Store(ABC):
     """Documents of tokens on disk, addressed by document or as one stream of tokens.
 
-    The *token stream* of a key is its documents one after another, in the order of their numbers.
-    Opening a store costs O(1) a shard: header, sizes and end entries are validated, documents are not read.
-    Arrays that a store returns are read-only and stay valid after it is closed or collected.
+    The *token stream* of a key is the sequence of its documents, in the order of their numbers. Opening a store costs
+    O(1) a shard: header, sizes and the last entries are validated, but documents are not read. Arrays that a store
+    returns are read-only, unless a method says otherwise, and stay valid after the store is closed or collected.
     """
 
     format: ClassVar[str]
     """Name of the layout, as ``headrace info`` prints it."""
 
     path: str
-    """What was opened, as the user wrote it."""
+    """The path that was opened, as the user wrote it."""
 
     @property
     @abstractmethod
     def keys(self) -> tuple[str, ...]:
-        """Names of the token streams; the first is the main one, which is also known as ``"tokens"``."""
+        """Names of the token streams. The first is the main key, which can also be called ``"tokens"``."""
 
     @property
     @abstractmethod
@@ -61,22 +65,22 @@ class Store(ABC):
     @property
     @abstractmethod
     def num_documents(self) -> int:
-        """Number of documents, empty ones included. O(1)."""
+        """Number of documents, including empty ones. O(1)."""
 
     @property
     @abstractmethod
     def num_tokens(self) -> int:
-        """Number of tokens in the stream."""
+        """Number of tokens in the stream of the main key."""
 
     @property
     @abstractmethod
     def lengths(self) -> IntArray:
-        """(num_documents,) int64: tokens of each document. O(num_documents) time and memory at each call."""
+        """(num_documents,) int64: the number of tokens in each document. Each call takes O(num_documents) memory."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Hex digest that tells this content from another, wherever the files lie. O(1) a shard."""
+        """Hex digest that identifies the content, wherever the files lie. O(1) a shard."""
 
     @overload
     def document(self, index: int) -> TokenArray: ...
@@ -86,9 +90,14 @@ class Store(ABC):
     def document(self, index: int, keys: KeyList) -> dict[str, TokenArray]: ...
     @abstractmethod
     def document(self, index: int, keys: str | KeyList | None = None) -> TokenArray | dict[str, TokenArray]:
-        """(length,) tokens of one document; negative indices count from the end, out of range is an IndexError.
+        """Return the (length,) tokens of one document: an array for one key, a dict of arrays for several.
 
-        Without ``keys`` those of the main key; an array for one key, a dict for several.
+        Args:
+            index: number of the document; negative numbers count from the end.
+            keys: one key or several; by default the main key.
+
+        Raises:
+            IndexError: the index is out of range.
         """
 
     @overload
@@ -97,7 +106,7 @@ class Store(ABC):
     def fetch(self, begin: int, end: int, keys: KeyList) -> dict[str, TokenArray]: ...
     @abstractmethod
     def fetch(self, begin: int, end: int, keys: str | KeyList | None = None) -> TokenArray | dict[str, TokenArray]:
-        """(end - begin,) tokens of the stream: an array for one key, a dict for several.
+        """Return the tokens ``[begin, end)`` of the stream: an array for one key, a dict of arrays for several.
 
         Raises:
             IndexError: unless ``0 <= begin <= end <= num_tokens``.
@@ -105,28 +114,31 @@ class Store(ABC):
 
     @abstractmethod
     def gather(self, begins: IntArray, length: int) -> TokenArray:
-        """(len(begins), length) tokens in the dtype on disk: for each row the stream from ``begins[row]`` on.
+        """Return (len(begins), length) tokens in the dtype on disk: row i holds the stream from ``begins[i]`` on.
 
-        A fresh, writable array. This is the read path of training: one call a batch.
+        The array is new and writable. Training reads through this method, with one call a batch.
         """
 
     def stream_view(self, key: str | None = None) -> TokenArray | None:
-        """(num_tokens,) the whole stream without a copy, read-only; None where the store cannot give it so. O(1)."""
+        """Return the whole stream as a read-only view of (num_tokens,), or None if that would need a copy. O(1)."""
         return None
 
     def pieces(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> list[TokenArray]:
-        """Of each range of the stream its (lengths[i],) tokens from ``begins[i]`` on, in order; views where it can.
+        """Return the (lengths[i],) tokens of each range of the stream, from ``begins[i]`` on, in order.
+
+        The arrays are views where the store can make them.
 
         Raises:
-            IndexError: a range that is not within the stream.
-            ConfigError: a key that the store does not have, or that is not parallel to the main one.
+            IndexError: a range is not within the stream.
+            ConfigError: the store does not have the key, or the key is not parallel to the main one.
         """
         return [np.asarray(buffer) for buffer in self.buffers(begins, lengths, key)]
 
     def buffers(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> list[memoryview]:
-        """The same as buffers of that dtype, which are made and joined in two thirds of the time of arrays.
+        """Return the same as ``pieces``, as buffers; these are made and joined in two thirds of the time of arrays.
 
-        The read path of packed samples: about 0.1 us a range where the store is mapped. Raises as ``pieces``.
+        Packed samples are read through this method, which takes about 0.1 us a range if the store is mapped. It raises
+        the same errors as ``pieces``.
         """
         ends = (begins + lengths).tolist()
         stream = self.stream_view(key)
@@ -137,34 +149,36 @@ class Store(ABC):
         return [view[begin:end] for begin, end in zip(begins.tolist(), ends, strict=True)]
 
     def document_buffers(self, documents: IntArray, begins: IntArray, lengths: IntArray) -> list[memoryview]:
-        """Of each document its (lengths[i],) tokens from ``begins[i]`` on, as buffers; all (n,) int64.
+        """Return ``lengths[i]`` tokens of each document, from its token ``begins[i]`` on, as buffers.
+
+        All three arguments are (n,) int64.
 
         Raises:
-            IndexError: no such document; a range that is not within the stream.
+            IndexError: there is no such document, or a range is not within the stream.
         """
         return self.buffers(self.document_begins(documents) + begins, lengths)
 
     def length_chunks(self, num_documents: int) -> Iterator[IntArray]:
-        """The lengths of all documents, int64, so many at a time: what ``lengths`` gives, in bounded memory."""
+        """Yield the values of ``lengths`` for at most ``num_documents`` documents at a time, in bounded memory."""
         for first in range(0, self.num_documents, num_documents):
             end = min(first + num_documents, self.num_documents)
             yield np.diff(self.document_begins(np.arange(first, end + 1)))
 
     @abstractmethod
     def find_documents(self, begins: IntArray) -> IntArray:
-        """(n,) int64: the number of the document that holds each token of the stream. O(log documents) each."""
+        """Return the number of the document that holds each token of the stream, (n,) int64. O(log documents) each."""
 
     @abstractmethod
     def document_begins(self, documents: IntArray) -> IntArray:
-        """(n,) int64: where each document begins in the token stream; ``num_documents`` itself gives ``num_tokens``."""
+        """Return where each document begins in the token stream, (n,) int64; for ``num_documents``, ``num_tokens``."""
 
     @abstractmethod
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
-        """Read everything and yield what is wrong, with ``vocab_size`` also ids outside ``[0, vocab_size)``."""
+        """Read everything and yield what is wrong; with ``vocab_size`` also ids outside ``[0, vocab_size)``."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the files. Arrays handed out stay valid."""
+        """Close the files. Arrays that were returned stay valid."""
 
     def __len__(self) -> int:
         return self.num_documents

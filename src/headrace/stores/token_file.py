@@ -1,10 +1,11 @@
-"""One key's tokens on their way to disk, with the lengths of its documents; and how a killed writer is continued.
+"""The files of one key while a shard is written, and how they are restored when a killed writer is continued.
 
-    <stem>.bin         the tokens; gets this name when the store is complete
-    <stem>.lengths     (documents,) int32 beside it, until the index is made of them; never gets a name
+    <stem>.bin         the tokens; the file gets this name when the store is complete
+    <stem>.lengths     (documents,) int32, the lengths of the documents; a temporary file from which the index is made
 
-A resumable writer keeps both under `headrace.io.partial_path`. Where `finish` was killed, a ``.bin`` may have its name
-already, and the lengths may be gone because the index is there: both are taken back before the writer goes on.
+A resumable writer keeps both under `headrace.io.partial_path`. If it was killed in `finish`, a ``.bin`` may already
+have its final name, and the lengths may be gone because the index is complete. Both are undone before a writer
+continues.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from headrace.io import AtomicFile, FileHasher, hash_file, output_errors, partia
 from headrace.stores.written import FileState, Format, KeyInfo, WriterState
 
 CHUNK = 1 << 18
-"""Documents whose lengths are in memory at a time when an index is written."""
+"""How many documents' lengths are in memory at a time while an index is written."""
 
 MAX_LENGTH = 2**31 - 1
 
@@ -34,12 +35,12 @@ class TokenFile:
 
     Args:
         path: the final path of the ``.bin``.
-        dtype: of the tokens on disk.
-        resumable: give the temporary files names that another process finds.
-        written: continue behind what these hashers have taken of the tokens and of the lengths.
+        dtype: dtype of the tokens on disk.
+        resumable: whether the temporary files get names by which another process finds them.
+        written: hashers of the tokens and of the lengths, to continue after the bytes that they have seen.
 
     Raises:
-        OutputError: the system refuses a file.
+        OutputError: the system reports an error.
     """
 
     def __init__(
@@ -59,37 +60,37 @@ class TokenFile:
             self.data.close() if resumable else self.data.discard()
             raise
         self._resumable = resumable
-        if not resumable:  # only this process needs the lengths: without a name, no kill leaves them behind
+        if not resumable:  # only this process needs the lengths; without a name, a kill does not leave them behind
             with contextlib.suppress(OSError):
                 self.lengths.temporary.unlink()
 
     @property
     def num_tokens(self) -> int:
-        """Tokens so far."""
+        """Number of tokens added so far."""
         return self.data.size // self.dtype.itemsize
 
     @property
     def num_documents(self) -> int:
-        """Documents so far."""
+        """Number of documents added so far."""
         return self.lengths.size // 4
 
     @property
     def info(self) -> KeyInfo:
-        """What a manifest says of the key."""
+        """The key's entry in a manifest."""
         return KeyInfo(dtype=self.dtype.name, tokens=self.num_tokens)
 
     def add(self, tokens: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Append documents that were checked: contiguous tokens in `dtype`, and how many belong to each document."""
+        """Append documents whose arguments were checked: contiguous tokens in `dtype`, and the documents' lengths."""
         self.data.write(tokens.data)
         self.lengths.write(lengths.astype("<i4").data)
 
     def chunks(self) -> LengthChunks:
-        """The lengths of all documents, in order, `CHUNK` at a time."""
+        """Yield the lengths of all documents, in order, `CHUNK` at a time."""
         for data in self.lengths.pieces(4 * CHUNK):
             yield np.frombuffer(data, "<i4")
 
     def flush(self) -> dict[str, FileState]:
-        """Bring both files to the disk and say what is there now."""
+        """Bring both files to the disk and return their sizes and hashes."""
         states = {}
         for file in (self.data, self.lengths):
             file.flush()
@@ -97,7 +98,7 @@ class TokenFile:
         return states
 
     def close(self) -> None:
-        """Close both files, and leave them as they are."""
+        """Close both files without removing them."""
         self.data.close()
         self.lengths.close()
 
@@ -108,7 +109,7 @@ class TokenFile:
 
 
 def lengths_path(path: Path) -> Path:
-    """The name that the temporary file of the lengths is made of."""
+    """Return the path from which the name of the temporary file of lengths is derived."""
     return path.with_name(path.name.removesuffix(".bin") + ".lengths")
 
 
@@ -122,27 +123,27 @@ def open_files(
     index: Path,
     lengths_in: Callable[[str], LengthChunks],
 ) -> dict[str, TokenFile]:
-    """The files of each key of a writer, new ones or, with a state, those that it speaks of.
+    """Open the files of each key of a writer: new ones or, with a state, the files that it describes.
 
     Args:
         paths: the ``.bin`` of each key.
-        dtypes: of the tokens of each key.
-        resumable: as for `TokenFile`.
-        state: from `WriterState`; None begins anew.
+        dtypes: the dtype of each key's tokens.
+        resumable: as in `TokenFile`.
+        state: the state to continue from; None begins new files.
         layout: name of the format.
-        index: the file that appears last, and says that the store is complete.
-        lengths_in: reads the lengths of a key's documents from the index, where that is complete.
+        index: the file that appears last and so shows that the store is complete.
+        lengths_in: reads the lengths of a key's documents from the index, if that is complete.
 
     Raises:
-        StateError: the state is another writer's.
+        StateError: the state belongs to another writer.
         StoreError: a temporary file is missing, shorter than the state says, or has other bytes. Nothing is changed.
-        OutputError: the system refuses.
+        OutputError: the system reports an error.
     """
     written = None if state is None else _find(paths, dtypes, state, layout, index, lengths_in)
     files: dict[str, TokenFile] = {}
     try:
         for key, path in paths.items():
-            if resumable:  # a kill within `_restore_lengths` may have left it
+            if resumable:  # a kill within `_restore_lengths` may have left this file
                 with output_errors(path, "remove a temporary file of"):
                     partial_path(partial_path(lengths_path(path))).unlink(missing_ok=True)
             hashers = None if written is None else written[key]
@@ -164,15 +165,15 @@ def _find(
     index: Path,
     lengths_in: Callable[[str], LengthChunks],
 ) -> dict[str, tuple[FileHasher, FileHasher]]:
-    """Put the files back as they were before `finish`, where it had begun; what they hold up to the state."""
-    has = {key: dtype.name for key, dtype in dtypes.items()}
-    says = {key: info.dtype for key, info in state.keys.items()}
-    if (state.format, says) != (layout, has):
+    """Undo what a killed `finish` has done to the files, and return hashers of their bytes up to the state."""
+    wanted = {key: dtype.name for key, dtype in dtypes.items()}
+    found = {key: info.dtype for key, info in state.keys.items()}
+    if (state.format, found) != (layout, wanted):
         raise StateError(
-            f"{index.parent}: the state is that of a writer of the {state.format} format with {says}, and not of the"
-            f" {layout} format with {has}; continue with the same options, or begin anew"
+            f"{index.parent}: the state belongs to a writer of the {state.format} format with {found}, but this writer"
+            f" is of the {layout} format with {wanted}; continue with the same options, or start again"
         )
-    # All of it is looked at before any of it is changed.
+    # Everything is verified before anything is changed.
     data, lengths, named = {}, {}, []
     for key, path in paths.items():
         if not partial_path(path).exists() and path.exists():
@@ -195,35 +196,39 @@ def _find(
 
 def _verified(place: Path, name: str, state: WriterState) -> FileHasher:
     if name not in state.files:
-        raise StateError(f"{place}: the state speaks of {', '.join(state.files)} only; it is another writer's")
+        raise StateError(
+            f"{place}: the state names only the files {', '.join(state.files)}; it belongs to another writer"
+        )
     wanted = state.files[name]
     if not place.exists():
-        raise StoreError(f"{place}: missing, the state says that it has {wanted.size} bytes; begin anew")
+        raise StoreError(f"{place}: missing; the state says that it has {wanted.size} bytes: start again")
     found_bytes = place.stat().st_size
     if found_bytes < wanted.size:
-        raise StoreError(f"{place}: has {found_bytes} bytes, the state says {wanted.size}; it was cut: begin anew")
+        raise StoreError(
+            f"{place}: has {found_bytes} bytes, but the state says {wanted.size}; it was cut short: start again"
+        )
     hasher = hash_file(place, size=wanted.size)
     found = hasher.sum(name).xxh3_128
     if found != wanted.xxh3_128:
         raise StoreError(
-            f"{place}: the first {wanted.size} bytes have the xxh3_128 {found}, the state says {wanted.xxh3_128}; they"
-            " were changed: begin anew"
+            f"{place}: the first {wanted.size} bytes have the xxh3_128 {found}, but the state says {wanted.xxh3_128};"
+            " they were changed: start again"
         )
     return hasher
 
 
 def _restore_lengths(path: Path, chunks: LengthChunks) -> None:
-    """Write the temporary file of the lengths again, from the index that was made of it."""
+    """Write the temporary file of the lengths again, from the index that was made from it."""
     with AtomicFile(partial_path(lengths_path(path)), resumable=True) as file:
         for chunk in chunks:
             file.write(chunk.astype("<i4").data)
 
 
 def checked_lengths(lengths: NDArray[np.int64], num_tokens: int) -> NDArray[np.int64]:
-    """The lengths as int64.
+    """Return the lengths as int64.
 
     Raises:
-        InputError: not one-dimensional integers in ``[0, MAX_LENGTH]`` that add up to ``num_tokens``.
+        InputError: they are not one-dimensional integers in ``[0, MAX_LENGTH]`` that add up to ``num_tokens``.
     """
     if lengths.ndim != 1 or (len(lengths) and lengths.dtype.kind not in "iu"):
         raise InputError(f"lengths must be one-dimensional integers, not {lengths.dtype} of shape {lengths.shape}")
@@ -231,18 +236,20 @@ def checked_lengths(lengths: NDArray[np.int64], num_tokens: int) -> NDArray[np.i
         low, high = int(lengths.min()), int(lengths.max())
         if low < 0 or high > MAX_LENGTH:
             wrong = low if low < 0 else high
-            raise InputError(f"a document of {wrong} tokens; the format holds 0 to {MAX_LENGTH} in a document")
+            raise InputError(f"a document has {wrong} tokens; 0 to {MAX_LENGTH} are allowed in a document")
     total = int(lengths.sum(dtype=np.int64))
     if total != num_tokens:
-        raise InputError(f"the lengths add up to {total} tokens, {num_tokens} were given")
+        raise InputError(f"the lengths add up to {total}, but there are {num_tokens} tokens")
     return lengths.astype(np.int64, copy=False)
 
 
 def checked_tokens(tokens: NDArray[Any], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
-    """The tokens in this dtype, contiguous; one pass where they might not fit.
+    """Return the tokens in a dtype, contiguous.
+
+    This takes one pass over the tokens if their own dtype can hold values that do not fit.
 
     Raises:
-        InputError: not one-dimensional, of another kind of number, or values that do not fit.
+        InputError: the tokens are not one-dimensional, are another kind of number, or do not fit into the dtype.
     """
     if tokens.ndim != 1:
         raise InputError(f"{where}: tokens must be one-dimensional, not of shape {tokens.shape}")
@@ -268,8 +275,8 @@ def _checked_floats(tokens: NDArray[Any], dtype: np.dtype[Any], where: str) -> N
     if tokens.dtype.kind not in "iuf":
         raise InputError(f"{where}: values must be numbers, not {tokens.dtype}")
     with np.errstate(over="ignore"):
-        made = np.ascontiguousarray(tokens, dtype)
-    lost = np.flatnonzero(np.isinf(made) & np.isfinite(tokens))
+        converted = np.ascontiguousarray(tokens, dtype)
+    lost = np.flatnonzero(np.isinf(converted) & np.isfinite(tokens))
     if len(lost):
         raise InputError(f"{where}: value {tokens[lost[0]]} does not fit into {dtype.name}; choose a wider dtype")
-    return made
+    return converted

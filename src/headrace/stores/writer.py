@@ -1,7 +1,4 @@
-"""What the writers of all formats share: files that are complete together, and a state to continue from.
-
-What the writers of one file with several keys check: the keys they are made for, and those of each block.
-"""
+"""`Writer`, the base of the writers that can be continued, and checks of the keys that a writer gets."""
 
 from __future__ import annotations
 
@@ -23,15 +20,16 @@ from headrace.stores.written import Format, KeyInfo, WriterState, WrittenShard
 
 
 class Writer(ABC):
-    """Writes one shard, whose files appear together at `finish`, or not at all; files of the same names are replaced.
+    """Writes one shard, whose files appear together at `finish`, or not at all. Files of the same names are replaced.
 
     An ordinary writer is a context manager that removes its temporary files unless `finish` was called. A *resumable*
-    one leaves them: whatever ends it, also SIGKILL and also within `finish`, a new writer with the same arguments and
-    the last `WriterState` goes on from there, and ends in the same bytes. It checks the bytes up to the state by their
-    hash (one pass) and cuts off what came later. Its temporary files have fixed names (``.<name>.partial``), so only
-    one such writer may be at work in a place.
+    writer leaves them. Whatever ends it, even SIGKILL and even within `finish`, a new writer with the same arguments
+    and the last `WriterState` continues from there and writes the same bytes in the end. It verifies the bytes up to
+    the state by their hash (one pass) and cuts off the bytes after them. The temporary files have fixed names
+    (``.<name>.partial``), so only one resumable writer may write a shard at a time.
 
-    The lengths wait on disk, 4 bytes a document and key, so memory does not depend on the number of documents.
+    The lengths of the documents are kept on disk, 4 bytes a document and key, so memory does not depend on their
+    number.
     """
 
     format: ClassVar[Format]
@@ -63,20 +61,20 @@ class Writer(ABC):
 
     @property
     def num_documents(self) -> int:
-        """Documents added so far."""
+        """Number of documents added so far."""
         return next(iter(self._files.values())).num_documents
 
     @property
     def num_tokens(self) -> int:
-        """Tokens added so far, of all keys."""
+        """Number of tokens added so far, over all keys."""
         return sum(file.num_tokens for file in self._files.values())
 
     def checkpoint(self) -> WriterState:
-        """Bring all that was added to the disk, and return the state to continue from.
+        """Bring everything that was added to the disk, and return the state to continue from.
 
         Raises:
             ConfigError: the writer is not resumable, or no longer open.
-            OutputError: the system refuses.
+            OutputError: the system reports an error.
         """
         self._check_resumable("checkpoint")
         states = {}
@@ -90,7 +88,7 @@ class Writer(ABC):
         )
 
     def suspend(self) -> None:
-        """Close all files and leave the temporary ones, for a writer with the last state.
+        """Close all files and keep the temporary ones, for a writer that continues from the last state.
 
         Raises:
             ConfigError: the writer is not resumable.
@@ -100,11 +98,11 @@ class Writer(ABC):
             self._close()
 
     def finish(self) -> WrittenShard:
-        """Write the index, bring all files to the disk and give them their names.
+        """Write the index, bring all files to the disk and give them their final names.
 
         Raises:
             ConfigError: the writer is no longer open.
-            OutputError: the system refuses; nothing that opens as a store is left behind.
+            OutputError: the system reports an error; nothing that opens as a store is left behind.
         """
         self._check_open("finish")
         try:
@@ -120,7 +118,7 @@ class Writer(ABC):
         except BaseException:
             self._close() if self._resumable else self.discard()
             raise
-        self.discard()  # the lengths: all else has its name
+        self.discard()  # removes the lengths; all other files have their final names
         return WrittenShard(
             format=self.format,
             prefix=self.prefix,
@@ -131,7 +129,7 @@ class Writer(ABC):
         )
 
     def discard(self) -> None:
-        """Remove the temporary files. Nothing happens after `finish` or `suspend`."""
+        """Remove the temporary files. After `finish` or `suspend` this does nothing."""
         if self._is_open:
             self._is_open = False
             for file in self._files.values():
@@ -140,7 +138,7 @@ class Writer(ABC):
     @property
     @abstractmethod
     def prefix(self) -> str:
-        """What a manifest names the shard by."""
+        """The path by which a manifest names the shard."""
 
     @abstractmethod
     def _write_index(self, index: AtomicFile) -> None:
@@ -148,7 +146,7 @@ class Writer(ABC):
 
     @abstractmethod
     def _lengths_in(self, key: str) -> LengthChunks:
-        """The lengths of a key's documents in the index that is complete."""
+        """Read the lengths of a key's documents from the complete index."""
 
     def _infos(self) -> dict[str, KeyInfo]:
         return {
@@ -157,13 +155,13 @@ class Writer(ABC):
 
     def _check_open(self, action: str) -> None:
         if not self._is_open:
-            raise ConfigError(f"{self.prefix}: the writer was finished, suspended or discarded; it cannot {action}")
+            raise ConfigError(f"{self.prefix}: cannot {action}: the writer was finished, suspended or discarded")
 
     def _check_resumable(self, action: str) -> None:
         self._check_open(action)
         if not self._resumable:
             raise ConfigError(
-                f"{self.prefix}: cannot {action}: this writer leaves nothing; make it with resumable=True"
+                f"{self.prefix}: cannot {action}: this writer is not resumable; make it with resumable=True"
             )
 
     def _close(self) -> None:
@@ -186,26 +184,27 @@ class Writer(ABC):
 def checked_keys(
     path: Path, dtypes: Mapping[str, DTypeLike], values: Collection[str]
 ) -> tuple[dict[str, np.dtype[Any]], frozenset[str]]:
-    """The dtype of each key, and the keys that hold no ids of a vocabulary.
+    """Return the dtype of each key, and the keys whose values are not ids of a vocabulary.
 
     Raises:
-        ConfigError: no keys, a name that cannot be a key, a dtype that is not known, or values of no such key.
+        ConfigError: there are no keys, a name cannot be a key, a dtype is not known, or ``values`` names an unknown
+            key.
     """
     if not dtypes:
-        raise ConfigError(f"{path}: dtypes names no key; a store has at least one")
+        raise ConfigError(f"{path}: dtypes names no key; a store needs at least one")
     for key in dtypes:
         check_key(key)
     known = {key: key_dtype(dtype) for key, dtype in dtypes.items()}
     if unknown := frozenset(values) - known.keys():
-        raise ConfigError(f"{path}: values names {sorted(unknown)}; the keys are {', '.join(known)}")
+        raise ConfigError(f"{path}: values names the unknown keys {sorted(unknown)}; the keys are {', '.join(known)}")
     return known, frozenset(values)
 
 
 def check_given(path: Path, keys: Collection[str], **given: Mapping[str, object]) -> None:
-    """Raise InputError unless each of the arguments, by its name, has exactly the keys of the writer."""
+    """Raise InputError unless each of the named arguments has exactly the keys of the writer."""
     for name, found in given.items():
         if found.keys() != set(keys):
             raise InputError(
-                f"{path}: {name} were given for the keys {', '.join(map(repr, found))}, the writer has"
+                f"{path}: {name} has the keys {', '.join(map(repr, found))}, but the writer has"
                 f" {', '.join(map(repr, keys))}"
             )

@@ -1,7 +1,4 @@
-"""What writers of stores say of a shard that is done, in the program and in ``headrace.json``.
-
-The entry of one shard in ``headrace.json``.
-"""
+"""Descriptions of a written shard: what a writer returns, its state, and the entry in ``headrace.json``."""
 
 from __future__ import annotations
 
@@ -23,9 +20,10 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         dtype: name of the dtype of its tokens.
-        tokens: how many there are.
-        ids: they are ids of the vocabulary; False for masks, lengths, rewards and the like.
-        mask: they are 1 where a token is trained, and 0 elsewhere; a manifest says so where a recipe made them.
+        tokens: number of tokens.
+        ids: whether the values are ids of the vocabulary; False for masks, lengths, rewards and the like.
+        mask: whether the values are a loss mask, 1 where a token is trained and 0 elsewhere; a manifest says so if a
+            recipe made them.
     """
 
     dtype: str
@@ -35,14 +33,14 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class WrittenShard(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written: everything that a manifest says of a shard.
+    """A shard that was written, with everything that a manifest says about it.
 
     Attributes:
         format: name of the layout.
-        prefix: path without ``.bin`` and ``.idx``, or without ``.h5`` or ``.jsonl``; of a keyed shard its folder.
-        num_documents: documents, empty ones included.
-        keys: dtype and tokens of each key; an indexed shard has one, ``"tokens"``.
-        contiguous: the documents lie one after another in each ``.bin``, from its first byte to its last.
+        prefix: path without ``.bin`` and ``.idx``, or without ``.h5`` or ``.jsonl``; for a keyed shard its folder.
+        num_documents: number of documents, including empty ones.
+        keys: dtype and number of tokens of each key; an indexed shard has one key, ``"tokens"``.
+        contiguous: whether the documents lie one after another in each ``.bin``, from its first byte to its last.
         files: size and checksums of each ``.bin``, in the order of the keys, and then of ``.idx`` or ``meta.json``;
             or of the ``.h5`` or ``.jsonl``.
     """
@@ -61,20 +59,20 @@ class WrittenShard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The bytes of one temporary file that are certainly on the disk: how many, and their xxh3_128 in hex."""
+    """Number and xxh3_128, in hex, of the bytes of one temporary file that are certainly on the disk."""
 
     size: int
     xxh3_128: str
 
 
 class WriterState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a resumable writer can be continued from; some hundred bytes, for msgpack or JSON.
+    """The point from which a resumable writer can continue. It takes a few hundred bytes as msgpack or JSON.
 
     Attributes:
         format: name of the layout.
-        num_documents: documents added.
-        keys: dtype and tokens of each key, in the order of the writer.
-        files: the temporary files, by the name that the data file gets in the end, or its stem and ``.lengths``.
+        num_documents: number of documents added.
+        keys: dtype and number of tokens of each key, in the order of the writer.
+        files: the temporary files, by the final name of the data file, or by its stem and ``.lengths``.
     """
 
     format: Format
@@ -92,17 +90,17 @@ META_NAME = "meta.json"
 
 
 class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One shard.
+    """The entry of one shard in ``headrace.json``.
 
     Attributes:
-        prefix: path without extension, of a keyed shard its folder; relative to the manifest's folder, with ``/`` on
+        prefix: path without extension, or the folder of a keyed shard; relative to the manifest's folder, with ``/`` on
             every system.
         format: name of the layout.
-        documents: number of documents, empty ones included; of a tar its samples.
-        keys: dtype and number of tokens of each key; an indexed shard has one. Of a tar the bytes of each part.
-        contiguous: the documents lie one after another in each ``.bin``; a store then need not look.
-        files: each ``.bin``, and last the ``.idx`` or the ``meta.json``; or the ``.h5`` or ``.jsonl`` alone; by base
-            name.
+        documents: number of documents, including empty ones; for a tar the number of samples.
+        keys: dtype and number of tokens of each key; an indexed shard has one. For a tar the bytes of each part.
+        contiguous: whether the documents lie one after another in each ``.bin``; then a store need not check this.
+        files: each ``.bin``, and last the ``.idx`` or the ``meta.json``; or only the ``.h5`` or ``.jsonl``. Names are
+            base names.
     """
 
     prefix: str
@@ -119,20 +117,20 @@ class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @classmethod
     def of(cls, written: WrittenShard, folder: str | os.PathLike[str], *, key: str | None = None) -> OutputShard:
-        """The entry of a shard that was just written below the manifest's folder.
+        """Return the entry of a shard that was written below the manifest's folder.
 
         Args:
             written: what the writer returned.
-            folder: where the manifest lies.
-            key: what the one key of the shard is called in the manifest; by default as the writer calls it.
+            folder: the folder of the manifest.
+            key: the name of the shard's only key in the manifest; by default the writer's name of it.
 
         Raises:
-            ConfigError: a new name, but several keys.
+            ConfigError: ``key`` is set, but the shard has several keys.
         """
         keys = written.keys
         if key is not None:
             if len(keys) != 1:
-                raise ConfigError(f"{written.prefix}: key={key!r} names one key, the shard has {', '.join(keys)}")
+                raise ConfigError(f"{written.prefix}: key={key!r} names one key, but the shard has {', '.join(keys)}")
             keys = dict.fromkeys([key], *keys.values())
         return cls(
             prefix=Path(written.prefix).relative_to(Path(folder)).as_posix(),
@@ -144,10 +142,10 @@ class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
     def faults(self) -> Iterator[str]:
-        """What does not add up within the entry, in words.
+        """Yield a message for each contradiction within the entry.
 
         Raises:
-            StoreError: a name that leaves the manifest's folder.
+            StoreError: a name leaves the manifest's folder.
         """
         name = safe_relative(self.prefix).rpartition("/")[2]
         if self.format == "indexed":
@@ -164,7 +162,7 @@ class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         elif self.format == "tar":
             wanted = [name + ".tar", name + ".tar.idx"]
         else:
-            # Keys are sorted in the file, the files are in the order of the shard.
+            # Keys are sorted in the manifest, but the files keep the order of the shard.
             bins = {f"{key}.bin" for key in self.keys}
             listed = [file.name for file in self.files[: len(bins)]]
             wanted = [*(listed if set(listed) == bins else sorted(bins)), META_NAME]
@@ -178,6 +176,6 @@ class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def file_faults(where: str, file: FileSum) -> Iterator[str]:
-    """What does not add up within the sums of one file."""
+    """Yield a message if the number of block checksums contradicts the size of the file."""
     if file.block_bytes < 1 or len(file.xxh3_64) != -(-file.size // file.block_bytes):
         yield f"{where}: {file.name} of {file.size} bytes has {len(file.xxh3_64)} blocks"

@@ -1,15 +1,18 @@
-"""Contracts: test classes that every implementation of a face passes, and strategies that make its data.
+"""Contracts: test classes that every implementation of an interface passes, and data for them.
 
-    readers.ReaderContract      every reader of `headrace.io`
-    stores.StoreContract        every store of tokens
-    samples.SampleStoreContract every store of samples
-    strategies                  documents, for hypothesis
+    readers.ReaderContract          for every reader of `headrace.io`
+    stores.StoreContract            for every store of tokens
+    samples.SampleStoreContract     for every store of samples
+    strategies                      hypothesis strategies that make documents
+    indexed, keyed                  write files of these formats, valid or not
+    damage                          damages files in many ways, and takes the damage back
 
-A new format inherits the contract, says how its documents are written and opened, and is tested:
+To test a new format, inherit its contract and say how documents are written and opened:
 
     class TestMyStore(StoreContract):
         def write(self, folder, documents): ...
         def open(self, path): ...
 
-Tests only: the modules import pytest and hypothesis, this one does not. May import every room.
+The modules are for tests: they import pytest and hypothesis, which this file does not. This package may import every
+other one.
 """

@@ -1,7 +1,7 @@
-"""Damage done to a file, and taken back: one set of mutations for every reader.
+"""Damage files and restore them: one set of mutations to test every reader with.
 
 for what, data in mutants(content, 100, seed=1): ...      flips, splices, truncations, nesting, absurd numbers
-faults = endured(path, use, count=100)                    what a reader did that is no `HeadraceError`
+faults = endured(path, use, count=100)                    errors of a reader other than `HeadraceError`
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any, Final
 from headrace.errors import HeadraceError
 
 MEMORY_BYTES: Final = 1 << 30
-"""What a reader may take for a damaged file of some kilobytes, beside what the process has."""
+"""Memory that a reader may use for a damaged file of some kilobytes, in addition to what the process uses."""
 
 SECONDS: Final = 120.0
-"""A reader that takes longer hangs."""
+"""A reader that takes longer counts as hanging."""
 
 _NUMBERS: Final = re.compile(rb"-?\d+(?:\.\d+)?")
 _WORDS: Final = re.compile(rb'"[^"\n]*"')
@@ -39,9 +39,9 @@ _OPENERS: Final = (b"[", b'{"a":', b"(", b"{a: ", b"- ")
 
 @contextlib.contextmanager
 def other_byte(path: Path, at: int, value: int) -> Iterator[None]:
-    """Within, byte ``at`` of the file is ``value``.
+    """Set byte ``at`` of a file to ``value`` while the context lasts.
 
-    It is changed in place: a file system may wait for the disk where a file is emptied and written anew.
+    The byte is changed in place, because a file system may wait for the disk if a file is truncated and written again.
     """
     with path.open("r+b", buffering=0) as file:
         file.seek(at)
@@ -56,7 +56,7 @@ def other_byte(path: Path, at: int, value: int) -> Iterator[None]:
 
 
 def mutants(content: bytes, count: int, *, seed: int = 0) -> Iterator[tuple[str, bytes]]:
-    """Damaged versions of a file, each with what was done to it; those of a seed are always the same."""
+    """Yield damaged versions of a file, each with a description. The same seed always gives the same versions."""
     rng = random.Random(seed)
     for number in range(count):
         what, damage = _KINDS[number % len(_KINDS)]
@@ -67,14 +67,18 @@ def mutants(content: bytes, count: int, *, seed: int = 0) -> Iterator[tuple[str,
 def endured(
     path: Path, use: Callable[[], Any], *, count: int, seed: int = 0, vouched: bool = False
 ) -> dict[str, list[str]]:
-    """Use a file in damaged versions; what came of it that should not: kind and place -> the mutants.
+    """Use damaged versions of a file, and collect the faults of the code that uses them.
 
     Args:
-        path: the file; at the end it is as it was.
-        use: reads the file, and all that it leads to; may raise `HeadraceError` and nothing else, not even warn.
-        count: of mutants.
-        seed: of them.
-        vouched: whether a hash is over the file. Then ``use`` raises, or gives what it gives of the whole file.
+        path: the file, which is restored at the end.
+        use: reads the file and everything that it refers to. It may raise `HeadraceError`, but no other error, and it
+            must not warn.
+        count: number of damaged versions.
+        seed: seed of the damage.
+        vouched: whether a hash covers the file. Then ``use`` must raise, or return what it returns for the whole file.
+
+    Returns:
+        For each kind and place of a fault the damaged versions that caused it.
     """
     content = path.read_bytes()
     wanted = use()
@@ -87,7 +91,7 @@ def endured(
                 with bounded():
                     found = use()
                 if vouched and found != wanted:
-                    fault = "other data in silence"
+                    fault = "other data without an error"
             except HeadraceError:
                 pass
             except Exception as error:
@@ -101,7 +105,7 @@ def endured(
 
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
-    """Within, more than `MEMORY_BYTES` of memory are refused, and `TimeoutError` ends what takes `SECONDS`."""
+    """While the context lasts, refuse more than `MEMORY_BYTES` of memory, and raise `TimeoutError` after `SECONDS`."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"not done after {SECONDS:.0f} s")
@@ -120,7 +124,7 @@ def bounded() -> Iterator[None]:
 
 
 def _described(error: Exception) -> str:
-    """The kind of an error, and the last place in Headrace that it came through."""
+    """Return the kind of an error, and the last place in Headrace that it passed."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/headrace/" in frame.filename]
     frames = [frame for frame in frames if not frame.filename.endswith("testing/damage.py")]
     place = f"{frames[-1].filename.rpartition('/headrace/')[2]}:{frames[-1].lineno}" if frames else "outside"
@@ -128,7 +132,7 @@ def _described(error: Exception) -> str:
 
 
 def _at(rng: random.Random, content: bytes) -> int:
-    """A place, half of the time among the first 256 bytes, where headers are."""
+    """Return a position, half of the time among the first 256 bytes, where headers are."""
     return rng.randrange(min(len(content), rng.choice((256, len(content)))) or 1)
 
 
@@ -158,7 +162,7 @@ def _remove(rng: random.Random, content: bytes) -> bytes:
 
 
 def _splice(rng: random.Random, content: bytes) -> bytes:
-    """A span of the file over another place, or between."""
+    """Copy a span of the file over another place, or insert it there."""
     begin, end = _span(rng, content)
     at = _at(rng, content)
     return content[:at] + content[begin:end] + content[at + rng.choice((0, end - begin)) :]
@@ -170,7 +174,7 @@ def _noise(rng: random.Random, content: bytes) -> bytes:
 
 
 def _nest(rng: random.Random, content: bytes) -> bytes:
-    """Openers by the hundred or the hundred thousand: instead of all, or where a value begins."""
+    """Insert a hundred or a hundred thousand opening brackets: instead of everything, or where a value begins."""
     nested = rng.choice(_OPENERS) * rng.choice(_DEPTHS)
     values = [found.span() for found in _NUMBERS.finditer(content[:20_000])]
     if not values or rng.random() < 0.3:
@@ -180,7 +184,7 @@ def _nest(rng: random.Random, content: bytes) -> bytes:
 
 
 def _absurd(rng: random.Random, content: bytes) -> bytes:
-    """Another value in place of a number or a word of a text."""
+    """Replace a number or a word by an absurd value."""
     values = [found.span() for found in (_NUMBERS, _WORDS)[rng.random() < 0.3].finditer(content[:50_000])]
     if not values:
         return _integer(rng, content)
@@ -189,7 +193,7 @@ def _absurd(rng: random.Random, content: bytes) -> bytes:
 
 
 def _integer(rng: random.Random, content: bytes) -> bytes:
-    """An extreme integer of 4 or 8 bytes."""
+    """Overwrite 4 or 8 bytes with an extreme integer."""
     at = _at(rng, content) & ~(rng.choice((1, 2, 4)) - 1)
     code, bits = rng.choice((("<I", 32), ("<Q", 64), (">I", 32)))
     packed = struct.pack(code, rng.choice(_INTEGERS) & ((1 << bits) - 1))
@@ -197,7 +201,7 @@ def _integer(rng: random.Random, content: bytes) -> bytes:
 
 
 def _name(rng: random.Random, content: bytes) -> bytes:
-    """A word of a text becomes one of 5,000 letters, one that is not UTF-8, or one that is no name of a file."""
+    """Replace a word by one of 5,000 letters, one that is not UTF-8, or one that cannot name a file."""
     words = [found.span() for found in _WORDS.finditer(content[:50_000])]
     word = rng.choice((b"x" * 5000, b"\xff\xfe", b"a/" * 2000, b"\\u0000", b"../x", b"\\ud800", b""))
     if not words:

@@ -1,4 +1,4 @@
-"""Writes files of the indexed format for tests: good ones, and any that a test wants."""
+"""Write files of the indexed format for tests, valid or not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from headrace.testing.strategies import Documents
 
 
 def write_shard(prefix: Path, documents: Documents, dtype: str = "uint16") -> WrittenShard:
-    """One shard with our writer."""
+    """Write a valid shard."""
     with IndexedWriter(prefix, dtype=dtype) as writer:
         if documents:
             writer.add_documents(np.concatenate(documents), np.array([len(document) for document in documents]))
@@ -40,7 +40,7 @@ def write_shard(prefix: Path, documents: Documents, dtype: str = "uint16") -> Wr
 def write_raw(
     prefix: Path, dtype: str, sizes: Sequence[int], pointers: Sequence[int], bounds: Sequence[int], data: bytes
 ) -> None:
-    """Any pair of files with a good header, whatever their arrays say."""
+    """Write a pair of files with a valid header and any arrays."""
     layout = IdxLayout(dtype_code(dtype), len(sizes), len(bounds))
     arrays = np.array(sizes, "<i4").tobytes() + np.array(pointers, "<i8").tobytes() + np.array(bounds, "<i8").tobytes()
     prefix.with_name(prefix.name + ".idx").write_bytes(layout.header() + arrays)
@@ -48,7 +48,7 @@ def write_raw(
 
 
 def vouch_for(folder: Path, shards: Iterable[IndexedStore], *, contiguous: bool = True) -> Manifest:
-    """Write a manifest that lists shards as they are on disk."""
+    """Write a manifest that lists shards with their hashes as they are on disk."""
     outputs = []
     for store in shards:
         written = WrittenShard(
@@ -64,11 +64,11 @@ def vouch_for(folder: Path, shards: Iterable[IndexedStore], *, contiguous: bool 
 
 
 def manifest_of(outputs: Sequence[OutputShard], *, key: str | None = None) -> Manifest:
-    """A manifest that balances, with an entry of every kind.
+    """Return a manifest whose ledger balances, with an entry of every kind.
 
     Args:
         outputs: the shards.
-        key: one of their keys, where they have several; all documents have it.
+        key: a key that all documents have, if the shards have several.
     """
     key = key or next((key for shard in outputs for key in shard.keys), None)
     documents = sum(shard.documents for shard in outputs if key in shard.keys)

@@ -1,4 +1,4 @@
-"""Writes shards of the keyed format for tests: good ones, and any that a test wants."""
+"""Write shards of the keyed format for tests, valid or not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.testing.strategies import Documents
 
 
 def write_keyed(folder: Path, **keys: tuple[DTypeLike, Documents]) -> WrittenShard:
-    """One shard with our writer: for each key its dtype and its documents."""
+    """Write a valid shard; ``keys`` holds the dtype and the documents of each key."""
     with KeyedWriter(folder, dtypes={key: dtype for key, (dtype, _) in keys.items()}) as writer:
         tokens = {key: np.concatenate([np.empty(0, dtype), *parts]) for key, (dtype, parts) in keys.items()}
         lengths = {key: np.array([len(part) for part in parts], np.int64) for key, (_, parts) in keys.items()}
@@ -24,7 +24,7 @@ def write_keyed(folder: Path, **keys: tuple[DTypeLike, Documents]) -> WrittenSha
 
 
 def write_raw_keyed(folder: Path, meta: bytes, files: Mapping[str, bytes]) -> Path:
-    """Any ``meta.json`` with any ``.bin`` of these keys."""
+    """Write any ``meta.json``, and a ``.bin`` with any bytes for each of these keys."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "meta.json").write_bytes(meta)
     for key, data in files.items():
@@ -33,7 +33,7 @@ def write_raw_keyed(folder: Path, meta: bytes, files: Mapping[str, bytes]) -> Pa
 
 
 def vouch_for_keyed(folder: Path, shards: Iterable[KeyedStore]) -> Manifest:
-    """Write a manifest that lists shards as they are on disk."""
+    """Write a manifest that lists shards with their hashes as they are on disk."""
     outputs = []
     for store in shards:
         keys = {

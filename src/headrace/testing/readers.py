@@ -1,4 +1,4 @@
-"""What every reader of ranges must do."""
+"""The contract of readers: tests that every reader of ranges passes."""
 # ruff: noqa: D102 - the names of the tests are sentences
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ CONTENT = bytes(np.random.default_rng(7).integers(0, 256, 5000, dtype=np.uint8))
 
 
 class ReaderContract:
-    """Inherit it and give `make`."""
+    """Inherit it and define `make`."""
 
     def make(self, pool: FilePool) -> Reader:
-        """A fresh reader that keeps its files in this pool."""
+        """Return a new reader that keeps its files in this pool."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -46,7 +46,7 @@ class ReaderContract:
     @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000)), max_size=20), st.booleans())
     def test_ranges_are_read_in_the_order_given(self, ends: list[tuple[int, int]], into: bool) -> None:
         ranges = [(min(pair), max(pair)) for pair in ends]
-        # A range that follows the one before makes the join of neighbours do its work.
+        # A range that continues the one before, so that readers join the two.
         ranges += [(end, min(end + 10, 5000)) for _, end in ranges[-1:]]
         wanted = b"".join(CONTENT[begin:end] for begin, end in ranges)
         offsets = np.array([begin for begin, _ in ranges], np.int64)
@@ -157,7 +157,7 @@ class ReaderContract:
         reader.size(path)
         other = Path(path + ".other")
         other.write_bytes(b"x")
-        reader.size(str(other))  # takes the only place in the pool
+        reader.size(str(other))  # takes the only slot of the pool
         Path(path).write_bytes(CONTENT[:-1])
         with pytest.raises(StoreError, match="changed while it was in use"):
             reader.size(path)
@@ -212,11 +212,11 @@ def _reads_well(reader: Reader, path: str) -> bool:
 
 
 def _open_files(folder: Path) -> int:
-    """Open files of this process, in this folder."""
+    """Return the number of files in a folder that this process has open."""
     found = 0
     for link in Path("/proc/self/fd").iterdir():
         try:
             found += str(link.readlink()).startswith(str(folder))
-        except FileNotFoundError:  # the listing's own
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
     return found

@@ -1,4 +1,4 @@
-"""What every store of samples must do, whatever its layout."""
+"""The contract of stores of samples: tests that every store passes, whatever its layout."""
 # ruff: noqa: D102 - the names of the tests are sentences
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from headrace.io import OPEN_FILES, reader
 from headrace.stores.sample_store import SampleStore
 
 Samples = list[tuple[str, dict[str, bytes]]]
-"""Key and parts of each, in order."""
+"""Key and parts of each sample, in order."""
 
 _SIZES = (0, 1, 511, 512, 513, 3000, 70_000)
 
 
 def numbered_samples(count: int, *, prefix: str = "") -> Samples:
-    """Samples of two or three parts, whose contents differ in every byte range, and are of sizes about a block."""
+    """Return samples of two or three parts with different contents, whose sizes include those around a tar block."""
     samples: Samples = []
     for number in range(count):
         rng = np.random.default_rng(number)
@@ -36,20 +36,20 @@ def numbered_samples(count: int, *, prefix: str = "") -> Samples:
 
 
 class SampleStoreContract:
-    """Inherit it, and give `write` and `open`; `samples` too where a layout cannot hold any keys and parts."""
+    """Inherit it and define `write` and `open`, and `samples` if a layout cannot hold all keys and parts."""
 
     count: ClassVar[int] = 23
 
     def samples(self) -> Samples:
-        """What is written; all keys differ, all have a part."""
+        """Return the samples that are written. All keys differ, and each sample has a part."""
         return numbered_samples(self.count)
 
     def write(self, folder: Path, samples: Samples) -> Path:
-        """Write the samples below an empty folder, in several shards if the layout has shards; what `open` takes."""
+        """Write the samples below an empty folder, in several shards if possible, and return what `open` accepts."""
         raise NotImplementedError
 
     def open(self, path: Path) -> SampleStore:
-        """Open what `write` wrote."""
+        """Open the store that `write` wrote."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -88,7 +88,7 @@ class SampleStoreContract:
             assert store.key(number) == key
 
     def test_places(self, store: SampleStore, written: Samples) -> None:
-        """The bytes of a part lie where the store says, unless the layout has no such bytes: then it says nothing."""
+        """The bytes of a part are where the store says. A layout without such bytes names no places."""
         for number, (_, parts) in enumerate(written):
             places = store.places(number)
             assert list(places) == list(parts)
@@ -182,7 +182,7 @@ class SampleStoreContract:
             file.write(b"\n" * 512)
         (tmp_path / "other").write_bytes(b"")
         monkeypatch.setattr(OPEN_FILES, "max_open", 1)
-        reader("pread").size(str(tmp_path / "other"))  # now none of the store's files is open
+        reader("pread").size(str(tmp_path / "other"))  # Now no file of the store is open.
         with pytest.raises(StoreError, match="changed while it was in use"):
             store[0]
 

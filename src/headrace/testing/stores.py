@@ -1,4 +1,4 @@
-"""What every store of tokens must do, whatever its layout."""
+"""The contract of stores of tokens: tests that every store passes, whatever its layout."""
 # ruff: noqa: D102 - the names of the tests are sentences
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from headrace.testing.damage import other_byte
 from headrace.testing.strategies import Documents, numbered_documents
 
 LENGTHS = [0, 0, 3, 1, 0, 20, 7, 0, 5, 300, 2, 0]
-"""Empty documents at the begin, in the middle, two in a row, and at the end."""
+"""Lengths with empty documents at the beginning, in the middle, two in a row, and at the end."""
 
 
 def _views_hold(data: bytes) -> bool:
-    """Whether arrays that a store gave are all there, and have the same bytes when it is closed and gone."""
+    """Whether the arrays that a store returned hold all tokens, and keep their bytes after the store is gone."""
     store: Store = pickle.loads(data)
     views = [store.document(number) for number in range(len(store))] + [store.fetch(0, store.num_tokens)]
     views += store.pieces(np.cumsum(store.lengths) - store.lengths, store.lengths)
     if (stream := store.stream_view()) is not None:
         views.append(stream)
     before = [view.tobytes() for view in views]
-    # By documents, at once, in pieces, and where there is one as a view of the stream.
+    # As documents, at once, in pieces, and as a view of the stream if the store has one.
     wanted = (3 if stream is None else 4) * store.num_tokens * store.dtypes[store.keys[0]].itemsize
     store.close()
     del store
@@ -47,7 +47,7 @@ def _views_hold(data: bytes) -> bool:
 
 
 def _forked(holds: Callable[[], bool]) -> int:
-    """The number of a process that looks whether something holds; `_code` is 42 if so."""
+    """Fork a process that checks whether something holds, and return its number; `_code` is 42 if it does."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -62,35 +62,35 @@ def _forked(holds: Callable[[], bool]) -> int:
 
 
 def _code(child: int) -> int:
-    """With which code a process has ended, or minus the signal."""
+    """Wait for a process, and return its exit code, or minus the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 class StoreContract:
-    """Inherit it, and give `write` and `open`; `vouch` too where a manifest can vouch for the format."""
+    """Inherit it and define `write` and `open`, and `vouch` if a manifest can hold hashes of the format."""
 
     dtype: ClassVar[str] = "uint16"
 
     keys: ClassVar[tuple[str, ...]] = ("tokens",)
-    """Of the store: the documents of ``write`` are those of the first."""
+    """Keys of the store; the documents of ``write`` are those of the first key."""
 
     flip_every: ClassVar[int] = 1
-    """A bit is flipped in each such byte of the files, 1: in all."""
+    """A bit is flipped in every n-th byte of the files; 1 means in all bytes."""
 
     range_every: ClassVar[int] = 3
-    """Ranges are read from each such token on, to each that follows."""
+    """Ranges are read from every n-th token on, to each token that follows."""
 
     def write(self, folder: Path, documents: Documents) -> Path:
         """Write the documents in this format below an empty folder, and return what `open` takes."""
         raise NotImplementedError
 
     def open(self, path: Path) -> Store:
-        """Open what `write` wrote."""
+        """Open the store that `write` wrote."""
         raise NotImplementedError
 
     def vouch(self, path: Path) -> None:
-        """Write a manifest for what `write` wrote; formats without one skip the test that needs it."""
-        pytest.skip("no manifest vouches for this format")
+        """Write a manifest for what `write` wrote; by default this skips the test that needs one."""
+        pytest.skip("a manifest cannot hold hashes of this format")
 
     @pytest.fixture
     def documents(self) -> Documents:
@@ -165,7 +165,7 @@ class StoreContract:
             assert [piece.tobytes() for piece in again] == [piece.tobytes() for piece in found]
 
     def test_pieces_of_no_tokens(self, store: Store, stream: NDArray[Any]) -> None:
-        """At the begin, where documents and shards meet, and at the end of all."""
+        """Empty pieces at the beginning, where documents and shards meet, and at the end."""
         begins = np.arange(len(stream) + 1)
         found = store.pieces(begins, np.zeros_like(begins))
         assert [piece.tolist() for piece in found] == [[]] * len(begins)
@@ -209,7 +209,7 @@ class StoreContract:
                 assert found.shape == (rows, length)
                 assert found.dtype == stream.dtype
                 np.testing.assert_array_equal(found, [stream[begin : begin + length] for begin in begins])
-                found[:] = 0  # a fresh array: the store does not see it
+                found[:] = 0  # The array is new, so the store does not change.
                 np.testing.assert_array_equal(store.gather(begins[:1], length)[0], stream[begins[0] :][:length])
 
     def test_gather_no_rows(self, store: Store) -> None:
@@ -302,7 +302,9 @@ class StoreContract:
 
     def test_arrays_outlive_the_store(self, store: Store) -> None:
         data = pickle.dumps(store)
-        assert _code(_forked(lambda: _views_hold(data))) == 42  # in ours, memory that is gone would end all tests
+        assert (
+            _code(_forked(lambda: _views_hold(data))) == 42
+        )  # In this process, memory that is gone would end all tests.
 
     def test_a_closed_store_opens_its_files_again(self, store: Store, stream: NDArray[Any]) -> None:
         assert store.fetch(0, 5).tolist() == stream[:5].tolist()

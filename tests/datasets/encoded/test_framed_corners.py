@@ -272,7 +272,7 @@ def test_hooks_that_make_something_else_again(whole: MediaDataset) -> None:
     run = FramedRun(Framed(whole, Forgets(), frame_positions=12, buffer_bytes=0), global_batch_size=1, samples=12)
     reader = run.reader()
     reader.samples([0])
-    with pytest.raises(StateError, match="Forgets made output 1 of the sample at position 0, and now makes 1 of it"):
+    with pytest.raises(StateError, match="Forgets made output 1 of the sample at position 0, and now makes 1 outputs"):
         reader.samples([1])
 
 
@@ -356,7 +356,7 @@ def test_a_pack_without_samples_is_an_error(whole: MediaDataset) -> None:
     for encoder, errors, wanted in [
         (LateFaults(bad=(3, 4, 5)), SUBSTITUTE, "no such picture"),
         (LateFaults(bad=(4,)), None, "no such picture"),
-        (LateFaults(bad=(), skipped=(3, 4, 5)), SUBSTITUTE, "whose place is settled"),
+        (LateFaults(bad=(), skipped=(3, 4, 5)), SUBSTITUTE, "has its place already"),
     ]:
         reader = FramedRun(
             Framed(whole, encoder, frame_positions=12, errors=errors), global_batch_size=1, epochs=1, order=IN_ORDER

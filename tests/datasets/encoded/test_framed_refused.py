@@ -59,16 +59,16 @@ def first_of(items: Any) -> list[list[int]]:
         (object(), {}, "task encoder is <object"),
         (TornBatches(), {}, "TornBatches.encode_batch is a generator"),
         (GroupedPacks(), {}, "packs cannot be grouped"),
-        (Halved(), {}, "does not override select_samples_to_pack: say how long a pack is"),
+        (Halved(), {}, "does not override select_samples_to_pack: set the length of a pack"),
         (Packed(), {"form": BestFit(9)}, "override Packed.sample_length"),
         (Several(), {"form": GroupBatches()}, "override Several.batch_group_criterion"),
-        (Several(), {"form": Selected(first_of)}, "packing takes select_samples_to_pack and pack_selected_samples"),
+        (Several(), {"form": Selected(first_of)}, "packing needs select_samples_to_pack and pack_selected_samples"),
         (Several(), {"form": "packs"}, "form is 'packs'; expected Singles"),
-        (Several(), {"batch_size": 3}, "batch_size is of groups"),
-        (Sized(), {"form": GroupBatches(2), "batch_size": 3}, "leave the form out"),
-        (Sized(), {"batch_size": 0}, "at least one item; found a size of 0"),
-        (Several(), {"frame_positions": 0}, "allowed are at least 1, 0 and 1"),
-        (Several(), {"buffer_bytes": -1}, "allowed are at least 1, 0 and 1"),
+        (Several(), {"batch_size": 3}, "batch_size is for groups"),
+        (Sized(), {"form": GroupBatches(2), "batch_size": 3}, "leave form out"),
+        (Sized(), {"batch_size": 0}, "at least 1 item; found size=0"),
+        (Several(), {"frame_positions": 0}, "must be at least 1, 0 and 1"),
+        (Several(), {"buffer_bytes": -1}, "must be at least 1, 0 and 1"),
         (Several(), {"errors": "raise"}, "expected an ErrorPolicy"),
     ],
 )
@@ -86,7 +86,7 @@ def test_other_data(whole: MediaDataset) -> None:
         FramedRun(whole, global_batch_size=2)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="at least 1, or None"):
         FramedRun(Framed(whole, Several()), global_batch_size=2, steps=0)
-    with pytest.raises(ConfigError, match="3 lanes, and global batches of"):
+    with pytest.raises(ConfigError, match="num_lanes is 3, and the global batches are"):
         FramedRun(Framed(whole, Several()), global_batch_size=4, num_lanes=3)
 
 
@@ -144,18 +144,18 @@ def iter_twice(pack: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "wrong", "error", "wanted"),
     [
-        (Odd, "plain", ConfigError, "gave a int without __restore_key__"),
+        (Odd, "plain", ConfigError, "returned a int without __restore_key__"),
         (Odd, "batch", ConfigError, "SkipSample in encode_batch of Odd: the batch that begins with .*cannot leave a"),
         (Odd, "error", ValueError, "no batch"),
-        (Odd, "list", ConfigError, "not one for a loader"),
-        (Odd, "nothing", ConfigError, "raise most_empty_positions"),
+        (Odd, "list", ConfigError, "has no fields, which a loader needs"),
+        (Odd, "nothing", ConfigError, "increase most_empty_positions"),
         (OddPacks, "select", ValueError, "no selection"),
         (OddPacks, "foreign", ConfigError, "one that it was not given"),
-        (OddPacks, "skip", ConfigError, "whose place is settled; skip samples in preencode_sample"),
-        (OddPacks, "twice", ConfigError, "gave 2 packs of .* samples, where one was planned"),
-        (OddPacks, "length", ConfigError, "sample_length gave 'long'"),
-        (OddGroups, "criterion", ConfigError, r"it gives \(key, batch size or None\)"),
-        (OddGroups, "", ConfigError, "a group has one size"),
+        (OddPacks, "skip", ConfigError, "has its place already; skip samples in preencode_sample"),
+        (OddPacks, "twice", ConfigError, "returned 2 packs of .* samples, where one was planned"),
+        (OddPacks, "length", ConfigError, "sample_length returned 'long'"),
+        (OddGroups, "criterion", ConfigError, r"it must return \(key, batch size or None\)"),
+        (OddGroups, "", ConfigError, "a group must have one size"),
     ],
 )
 def test_what_hooks_give(
@@ -173,14 +173,14 @@ def test_what_hooks_give(
 def test_groups_are_batches_already(whole: MediaDataset) -> None:
     run = FramedRun(Framed(whole, Grouped()), global_batch_size=1, samples=12)
     reader = run.reader()
-    with pytest.raises(ConfigError, match="take micro_batch_size=1"):
+    with pytest.raises(ConfigError, match="use micro_batch_size=1"):
         reader.collate(reader.samples(range(2)))
 
 
 def test_units_that_are_behind(whole: MediaDataset) -> None:
     reader = FramedRun(Framed(whole, Several(), frame_positions=2), global_batch_size=1).reader()
     reader.samples([20])
-    with pytest.raises(StateError, match="begin again from a saved state"):
+    with pytest.raises(StateError, match="resume from a saved state"):
         reader.samples([0])
 
 
@@ -193,12 +193,12 @@ def test_keys_of_others(whole: MediaDataset) -> None:
         (("Encoded", 3), "not a restore key of a framed source"),
         (("FramedPack", 0), "not a restore key of a framed source"),
         (("FramedPack", 0, key), "not a restore key of a framed source"),
-        (("Framed", "x", *inner[2:]), "there is no dataset 'x'"),
+        (("Framed", "x", *inner[2:]), "is of the dataset 'x', which this run does not have"),
         (("Framed", "", 15, *inner[3:]), "has no sample at the address 15"),
         (("Framed", "", -1, *inner[3:]), "has no sample at the address -1"),
         (("Framed", "", inner[2], 7, *inner[4:]), "has changed"),
         ((*inner[:4], "other", 1), "has changed"),
-        (("FramedPack", 1, *key[2:]), "is of pack 1, and there are now 1"),
+        (("FramedPack", 1, *key[2:]), "is of pack 1, and .* now make 1 packs"),
     ]:
         with pytest.raises(ConfigError, match=wanted):
             run.restore_sample(wrong)
@@ -221,7 +221,7 @@ def test_hooks_that_are_not_stateless(whole: MediaDataset) -> None:
         run.restore_sample(first[0]["__restore_key__"])
     again = run.reader()
     again.samples([0])
-    with pytest.raises(ConfigError, match="a unit is asked for twice"):
+    with pytest.raises(ConfigError, match="a unit was asked for twice"):
         again.samples([0])
 
 
@@ -243,7 +243,7 @@ def test_lengths_decide_packs_alone(whole: MediaDataset) -> None:
 
 def test_a_lane_without_a_state(whole: MediaDataset) -> None:
     run = FramedRun(Framed(whole, Several()), global_batch_size=2)
-    with pytest.raises(StateError, match="no state of lane 1 was given"):
+    with pytest.raises(StateError, match="there is no state of lane 1 among the 1"):
         run.reader([LaneState(0)]).samples(range(2))
 
 

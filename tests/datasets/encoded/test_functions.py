@@ -133,5 +133,5 @@ def test_what_is_refused(whole: MediaDataset) -> None:
         PackingDataset(ShuffleBufferDataset(whole, 4), 3, pairs, joined)
     with pytest.raises(ConfigError, match="FilterDataset around Framed"):
         FilterDataset(Framed(whole, DefaultTaskEncoder()), is_even)
-    with pytest.raises(ConfigError, match="holds at least one item"):
+    with pytest.raises(ConfigError, match="must hold at least 1 item"):
         ShuffleBufferDataset(whole, 0)

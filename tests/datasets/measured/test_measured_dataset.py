@@ -279,9 +279,9 @@ class Regrouped(Grouped):
 @pytest.mark.parametrize(
     ("kind", "change", "words"),
     [
-        (Changed, "count", "gave [234] outputs for sample [0-9]+ of .* where [123] was measured"),
-        (Changed, "length", "gave an output of length [0-9]+ for sample [0-9]+ .*raise its `version`"),
-        (Regrouped, "group", r"gave an output of the group \('group', [0-9]\)"),
+        (Changed, "count", "returned [234] outputs for sample [0-9]+ of .* where [123] was measured"),
+        (Changed, "length", "returned an output of length [0-9]+ for sample [0-9]+ .*raise its `version`"),
+        (Regrouped, "group", r"returned an output of the group \('group', [0-9]\)"),
     ],
 )
 def test_other_facts_than_measured_are_an_error(
@@ -342,8 +342,8 @@ def test_forms_that_do_not_go(flawed_numbers: Path, facts_folder: Path) -> None:
         with pytest.raises(ConfigError, match=words):
             made(flawed_numbers, facts_folder, encoder, **options)
 
-    refused(Packed(1), "say how long packs are")
-    refused(Packed(1), "say how long packs are", form=Grouping(size=2))
+    refused(Packed(1), "set the length of packs")
+    refused(Packed(1), "set the length of packs", form=Grouping(size=2))
     refused(Packed(1), "are packed whole", form=Packing(seq_len=8, over_long="split"))
     refused(Packed(1), "are packed whole", form=Packing(seq_len=8, strategy="wrapped"))
     refused(Packed(1), "longer than", form=Packing(seq_len=8))
@@ -351,9 +351,9 @@ def test_forms_that_do_not_go(flawed_numbers: Path, facts_folder: Path) -> None:
     refused(Drawn(1), "measure them", form=Grouping(size=2))
     refused(Drawn(1), "expected a Packing, a Grouping, or None", form=3)
     refused(Drawn(1), "there are 150, counted from 0", exclude=[150])
-    refused(Drawn(1), "none is left", exclude=range(150))
-    refused(Drawn(1), "is a list of numbers of samples", exclude=np.ones(150, dtype=bool))
-    refused(Drawn(1), "is a list of numbers of samples", exclude=[1.5])
+    refused(Drawn(1), "none of the 150 samples is good and has an output", exclude=range(150))
+    refused(Drawn(1), "expected a list of numbers of samples", exclude=np.ones(150, dtype=bool))
+    refused(Drawn(1), "expected a list of numbers of samples", exclude=[1.5])
     refused(Both(1), "packs and groups its packs", form=PACKING)
     short = made(flawed_numbers, facts_folder, Packed(1), form=Packing(seq_len=8, over_long="drop"))
     assert max(unit["length"] for unit in short.samples(np.arange(len(short)))) <= 8
@@ -362,7 +362,7 @@ def test_forms_that_do_not_go(flawed_numbers: Path, facts_folder: Path) -> None:
 def test_what_hooks_may_not_do(flawed_numbers: Path, facts_folder: Path) -> None:
     with pytest.raises(ConfigError, match="has its place already"):
         made(flawed_numbers, facts_folder, Skipping(1), form=PACKING)[0]
-    with pytest.raises(ConfigError, match="gave 2 packs"):
+    with pytest.raises(ConfigError, match="returned 2 packs"):
         made(flawed_numbers, facts_folder, Twice(1), form=PACKING)[0]
     with pytest.raises(ConfigError, match="a measured source cannot leave a batch out"):
         Run(made(flawed_numbers, facts_folder, SkippingBatch(1)), global_batch_size=2).step(0)
@@ -373,7 +373,7 @@ def test_what_hooks_may_not_do(flawed_numbers: Path, facts_folder: Path) -> None
     with pytest.raises(ConfigError, match="micro_batch_size=1"):
         run.step(0)
     for key in (("Encoded", 3), ("Measured", 1 << 62, 0), ("Measured", 0, 9), 7):
-        with pytest.raises(ConfigError, match=r"not a restore key|now gives"):
+        with pytest.raises(ConfigError, match=r"not a restore key|now makes"):
             grouped.restore_sample(key)
     assert grouped.collate([])["__key__"] == []
 

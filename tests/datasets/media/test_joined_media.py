@@ -117,7 +117,7 @@ def test_columns_of_ones_own(pair: Path) -> None:
         JoinedMediaDataset(joined, Told, columns=[pictures, crude])
     other = MediaDataset.open(pair / "stories")
     for columns in ([pictures], [pictures, other]):
-        with pytest.raises(ConfigError, match="a dataset of each of the 2 stores"):
+        with pytest.raises(ConfigError, match="a dataset for each of the 2 stores"):
             JoinedMediaDataset(joined, Told, columns=columns)
 
 

@@ -203,7 +203,7 @@ def test_it_needs_samples(tmp_path: Path) -> None:
     ],
 )
 def test_the_file_holds_and_arguments_beside_it_are_refused(captions: Path, options: Any, named: str) -> None:
-    with pytest.raises(ConfigError, match=rf"dataset.yaml: says what samples are, {named} too"):
+    with pytest.raises(ConfigError, match=rf"dataset.yaml: sets {named} too"):
         MediaDataset.open(captions, **options)
     # Not so of a store: its dataset.yaml is not looked at.
     assert MediaDataset(EnergonStore(captions), TextSample, {"text": "txt"})[0].text == "cat 0"
@@ -272,7 +272,7 @@ NAMED = (
     ("config", "message"),
     [
         ("{__module__: my.own, __class__: Factory}", "the class my.own.Factory"),
-        ("{sample_type: {__module__: os, __class__: path}, field_map: {a: b}}", "os.path lies in a module"),
+        ("{sample_type: {__module__: os, __class__: path}, field_map: {a: b}}", "os.path is in a module"),
         (NAMED.replace("MODULE", "os"), "part_filter os.NAME lies in a module that is not imported"),
     ],
 )

@@ -187,7 +187,7 @@ def test_a_schedule(write: Any) -> None:
     write({"path": "mix.yaml"}, "outer.yaml")
     assert run_of(mix.with_name("outer.yaml"), global_batch_size=4).paths == ("x", "b")
     write({"blend": [{"path": "mix.yaml"}]}, "outer.yaml")
-    with pytest.raises(ConfigError, match="until counts steps, which only the mix of the whole run has"):
+    with pytest.raises(ConfigError, match="until counts steps, which is possible only in the mix of the whole run"):
         run_of(mix.with_name("outer.yaml"), global_batch_size=4)
 
 
@@ -228,7 +228,7 @@ def test_other_stores_at_the_leaves(write: Any, tmp_path: Path, corpus: list[cor
     [
         ({"path": "nothing"}, StoreError, "splits.train: .*nothing: nothing is there"),
         ({"path": "a", "split_part": "tset"}, ConfigError, "splits.train: .*tset"),
-        ({"path": "tokens"}, ConfigError, "holds no samples; of tokens say how they are cut, windows: "),
+        ({"path": "tokens"}, ConfigError, "holds no samples; for tokens, say how they are cut: windows: "),
         (
             {"path": "tokens", "windows": {"window": 5}},
             ConfigError,
@@ -243,7 +243,7 @@ def test_other_stores_at_the_leaves(write: Any, tmp_path: Path, corpus: list[cor
         (
             {"blend": [{"path": "a"}, {"path": "tokens", "windows": {"window_tokens": 5}}]},
             ConfigError,
-            "'tokens' .* they make no batch",
+            "'tokens' .* they cannot share a batch",
         ),
     ],
 )
@@ -281,7 +281,7 @@ def test_shuffling_of_energons_is_told(write: Any, caplog: pytest.LogCaptureFixt
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
     assert "blend[0]: shuffle_over_epochs -1 draws with replacement" in told[0]
-    assert "blend[1]: what is shuffled is up to the run" in told[1]
+    assert "blend[1]: shuffle_over_epochs null means no shuffling" in told[1]
 
 
 JOIN = {
@@ -343,7 +343,7 @@ def test_joins(write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ValueError, match=r"error.yaml: splits.train: .*has no partner"):
         prepare_metadataset(error)
     plain = write({**JOIN, "join": [{"path": "one"}, {"path": "mix.yaml.cache"}]}, "plain.yaml")
-    with pytest.raises(ConfigError, match=r"splits.train: .*join\[1\]: .* is no dataset with a .nv-meta"):
+    with pytest.raises(ConfigError, match=r"splits.train: .*join\[1\]: .* is not a dataset with a .nv-meta"):
         prepare_metadataset(plain)
 
 

@@ -88,7 +88,7 @@ def test_multipliers(write: Any, outer: int | None, inner: int | None, together:
 
 def test_ranges_in_samples_are_of_datasets(write: Any) -> None:
     write({"path": "a"}, "inner.yaml")
-    with pytest.raises(ConfigError, match=r"inner.yaml is a metadataset: give percentages"):
+    with pytest.raises(ConfigError, match=r"inner.yaml is a metadataset: use percentages"):
         tree(write({"path": "inner.yaml", "subset": {"range": [0, 5]}}))
 
 
@@ -141,7 +141,7 @@ def test_files_that_are_not_there_or_no_yaml(write: Any, tmp_path: Path) -> None
     with pytest.raises(StoreError, match=r"no.yaml: there is no such file"):
         load_dataset(tmp_path / "no.yaml")
     (tmp_path / "bad.yaml").write_text("splits: [")
-    with pytest.raises(StoreError, match=r"bad.yaml: no YAML"):
+    with pytest.raises(StoreError, match=r"bad.yaml: not valid YAML"):
         load_dataset(tmp_path / "bad.yaml")
 
 
@@ -153,7 +153,7 @@ def test_a_dict(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.splits == ("train",)
     assert found.traverse("train")[0].path == "a"
     assert len(found.train()) == 20  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="path goes with a metadataset that is given as a dict"):
+    with pytest.raises(ConfigError, match="path is only for a metadataset that is given as a dict"):
         load_dataset("mix.yaml", path="x")
 
 

@@ -247,12 +247,12 @@ def test_excluded_samples_are_passed_over() -> None:
 def test_what_has_no_order_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one source"):
         EnergonOrder([], topology=EnergonTopology(world_size=1, num_workers=0), mixing=None)
-    with pytest.raises(ConfigError, match="world_size is at least 1"):
+    with pytest.raises(ConfigError, match="world_size must be at least 1"):
         EnergonTopology(world_size=0, num_workers=0)
-    with pytest.raises(ConfigError, match="worker 1 of rank 0 has no samples: 1 samples for 2 workers"):
+    with pytest.raises(ConfigError, match="worker 1 of rank 0 has no samples: there are 1 samples for 2 workers"):
         order([1], EnergonMixing(), 1, 2).samples(0, 1)
     for rank, worker in ((2, 0), (0, 1), (-1, 0)):
-        with pytest.raises(ConfigError, match="of 2 ranks with 1 each"):
+        with pytest.raises(ConfigError, match="there are 2 ranks with 1 workers each"):
             order([9], None, 2, 0).samples(rank, worker)
     for wrong in ({"shard_counts": ()}, {"shard_counts": (-1,)}):
         with pytest.raises(ConfigError, match="shard_counts"):
@@ -267,5 +267,5 @@ def test_what_has_no_order_is_refused() -> None:
             EnergonMixing(**wrong)
     with pytest.raises(ConfigError, match="'weights', 'repetitions', 'none'"):
         EnergonMixing(blend="some")
-    with pytest.raises(ConfigError, match="goes on for ever"):
+    with pytest.raises(ConfigError, match="a blend by weights is endless"):
         EnergonMixing(blend="weights", repeat=False)

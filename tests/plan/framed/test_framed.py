@@ -64,7 +64,7 @@ def test_lanes_and_frames_deal_every_position_once(num_lanes: int, frame: int, l
         seen.append(together)
         assert lanes.lane_positions(lane) == (None if length is None else len(wanted))
         if num_frames is not None:
-            with pytest.raises(ConfigError, match="frames, from 0 on"):
+            with pytest.raises(ConfigError, match="frames, numbered from 0"):
                 lanes.positions(lane, num_frames)
         numbers = [number for number in range(200) if number % num_lanes == lane]
         for after in range(0, 200, 7):
@@ -85,7 +85,7 @@ def test_lanes_divide_every_batch() -> None:
     schedule = BatchSchedule.of([(0, 16), (10, 24)])
     assert Lanes.of(schedule, frame_positions=4).num_lanes == 8
     assert Lanes.of(schedule, frame_positions=4, num_lanes=2).num_lanes == 2
-    with pytest.raises(ConfigError, match="the lanes divide 8"):
+    with pytest.raises(ConfigError, match="num_lanes must divide 8"):
         Lanes.of(schedule, frame_positions=4, num_lanes=16)
     with pytest.raises(ConfigError, match="frame_positions is 0"):
         Lanes(num_lanes=1, frame_positions=0)
@@ -351,7 +351,7 @@ def test_states_through_bytes(drawn: list[tuple[list[tuple[int, int]], bool, int
             states_from_bytes(data[:end], lanes)
     with pytest.raises(StateError, match="left over"):
         states_from_bytes(data + b"\0", lanes)
-    with pytest.raises(StateError, match="restore them"):
+    with pytest.raises(StateError, match="restore these numbers"):
         states_from_bytes(data, Lanes(num_lanes=7, frame_positions=99))
     journal = b"".join(journal_record(state.at(state.first_unit), lanes) for state in states)
     for state in states:
@@ -410,7 +410,7 @@ def test_merging_finds_what_is_wrong() -> None:
     assert merge_states([at_4[:2], at_4[1:]], lanes, number=4) == tuple(at_4)
     further = LaneState(1, 1, 1, 1)
     assert merge_states([at_4, [further]], lanes, number=4)[1] == further
-    with pytest.raises(StateError, match="2 are in no saved state, the first is 1"):
+    with pytest.raises(StateError, match="2 of 3 lanes are in no saved state, the first is lane 1"):
         merge_states([at_4[:1]], lanes, number=4)
     with pytest.raises(StateError, match="different steps"):
         merge_states([at_4], lanes, number=5)
@@ -445,7 +445,7 @@ def test_what_sharing_costs() -> None:
     figures = serving(Lanes(num_lanes=8, frame_positions=1), global_batch_size=64, world_size=16, micro_batch_size=4)
     assert figures.times_encoded == 8
     assert "8 lanes, 4 a rank; every sample is encoded 8.00 times" in figures.describe()
-    with pytest.raises(ConfigError, match="the lanes divide the global batch"):
+    with pytest.raises(ConfigError, match="the lanes must divide the global batch"):
         serving(Lanes(num_lanes=8, frame_positions=1), global_batch_size=12, world_size=1, micro_batch_size=1)
 
 
@@ -483,16 +483,16 @@ def test_journals_that_do_not_do() -> None:
     one = journal_record(LaneState(0, 1, 3, 3), lanes)
     with pytest.raises(StateError, match="contradicts itself in lane 0"):
         Journal(one + journal_record(LaneState(0, 1, 4, 4), lanes), lanes)
-    with pytest.raises(StateError, match="has a lane 1"):
+    with pytest.raises(StateError, match="has a record of lane 1"):
         Journal(journal_record(LaneState(1), lanes), Lanes(num_lanes=1, frame_positions=4))
     journal = Journal(one, lanes)
     with pytest.raises(StateError, match="lane 0 ends before its unit 3, with frame 1"):
         journal.frames(0, 3)
     later = Journal(one + journal_record(LaneState(0, 4, 9, 9), lanes), lanes)
     assert later.frames(0, 8) == (LaneState(0, 1, 3, 3).at(8), 3), "frames between were not recorded"
-    with pytest.raises(StateError, match="nothing of lane 0 at its unit 2"):
+    with pytest.raises(StateError, match="no record of lane 0 at its unit 2"):
         journal.unit(0, 2)
-    with pytest.raises(StateError, match="nothing of lane 1"):
+    with pytest.raises(StateError, match="no record of lane 1"):
         journal.units_of(1)
     with pytest.raises(ConfigError, match="too large"):
         journal_record(LaneState(0, 1 << 40), lanes)
@@ -512,15 +512,19 @@ NONE = np.zeros(4, dtype=np.int64)
     [
         (GroupBatches(2), Items(FOUR, NONE), "no groups"),
         (GroupBatches(), Items(FOUR, NONE, groups=[1] * 4), "units of None"),
-        (GroupBatches(), Items(FOUR, NONE, groups=[1] * 4, sizes=np.array([2, 3, 3, 3])), "position 1 on: a group has"),
+        (
+            GroupBatches(),
+            Items(FOUR, NONE, groups=[1] * 4, sizes=np.array([2, 3, 3, 3])),
+            "position 1 on of 3; a group must have",
+        ),
         (BestFit(8), Items(FOUR, NONE), "no lengths"),
         (BestFit(8), Items(FOUR, NONE, np.array([1, 9, 1, 1])), "position 1 has 9 tokens"),
         (BestFit(8), Items(FOUR, NONE, np.array([1, -1, 1, 1])), "has -1 tokens"),
-        (Selected(lambda _: [[0, 0]]), Items(FOUR, NONE), "in one pack or in none"),
-        (Selected(lambda _: [[4]]), Items(FOUR, NONE), "in one pack or in none"),
-        (Selected(lambda _: [[-1]]), Items(FOUR, NONE), "in one pack or in none"),
-        (Selected(lambda _: [[]]), Items(FOUR, NONE), "in one pack or in none"),
-        (Singles(), Items(FOUR + 1, NONE), "not theirs"),
+        (Selected(lambda _: [[0, 0]]), Items(FOUR, NONE), "an item may be in only one pack"),
+        (Selected(lambda _: [[4]]), Items(FOUR, NONE), "an item may be in only one pack"),
+        (Selected(lambda _: [[-1]]), Items(FOUR, NONE), "an item may be in only one pack"),
+        (Selected(lambda _: [[]]), Items(FOUR, NONE), "an item may be in only one pack"),
+        (Singles(), Items(FOUR + 1, NONE), "some have another position"),
         (Singles(), Items(FOUR[::-1], NONE), "not in the order"),
         (Singles(), Items(NONE, NONE), "not in the order"),
         (Singles(), Items(FOUR, NONE, np.zeros(3, dtype=np.int64)), "have 3 lengths"),
@@ -552,7 +556,7 @@ def test_a_form_that_loses_items_is_found_out() -> None:
         def choose(self, items: Items, is_due: np.ndarray, frame: Frame) -> list:
             return [np.array([items.num_items - 1])]
 
-    with pytest.raises(HeadraceError, match="left that is due"):
+    with pytest.raises(HeadraceError, match="an item that is due is in none"):
         Lane(
             Framing(Lanes(num_lanes=1, frame_positions=4), Keeps()), lambda p: Items(p, np.zeros_like(p)), LaneState(0)
         ).unit(9)
@@ -574,7 +578,7 @@ def test_a_filter_that_takes_nothing_gives_up() -> None:
         lambda _: Items.none(),
         LaneState(0),
     )
-    with pytest.raises(ConfigError, match="nothing was made of 104 samples of lane 0 in a row, up to position 103"):
+    with pytest.raises(ConfigError, match="104 samples of lane 0 in a row have no output, up to position 103"):
         lane.unit(0)
 
 
@@ -583,10 +587,10 @@ def test_lanes_go_forward_only() -> None:
     walk = Walk(simulated.framing_of("singles", lanes), simulated.finder(0, 1), beginning(lanes)[:1])
     walk.units(np.array([18]))
     assert simulated.units(walk, [18]) == [((18, 0),)]
-    with pytest.raises(StateError, match="begin again from a saved state"):
+    with pytest.raises(StateError, match="resume from a saved state"):
         walk.units(np.array([0]))
     with pytest.raises(StateError, match="no state of lane 1"):
         walk.units(np.array([1]))
     walk.forget(18)
-    with pytest.raises(StateError, match="is known from its unit"):
+    with pytest.raises(StateError, match="are kept from its unit"):
         walk.states(2, [0])

@@ -50,7 +50,7 @@ def test_weights_that_are_none(weight: float) -> None:
 
 
 def test_sizes_that_are_none() -> None:
-    with pytest.raises(ConfigError, match="dataset 2 has 0 samples; leave it out"):
+    with pytest.raises(ConfigError, match="dataset 2 has 0 samples; it needs at least 1: leave it out"):
         build_exhaustive_blending_indices([3, 1, 0])
     with pytest.raises(ConfigError, match="1 to 32,766 datasets, found 32,767"):
         build_blending_indices([1.0] * 32767, 1)
@@ -104,8 +104,8 @@ def test_text(text: str | list[str], expected: tuple[list[str], list[float] | No
         (["A", ""], "write prefixes"),
         ("0.3 A B", "word 0 of the blend, '0.3', is a number, but 3 words"),
         ("A 0.3 B 0.7 C", "word 1 of the blend"),
-        ("0.3 A B C", "word 2 of the blend, 'B', is no weight, but others are"),
-        ("A B 0.7 C", "word 0 of the blend, 'A', is no weight"),
+        ("0.3 A B C", "word 2 of the blend, 'B', is not a weight, but others are"),
+        ("A B 0.7 C", "word 0 of the blend, 'A', is not a weight"),
     ],
 )
 def test_text_that_is_none(text: str | list[str], message: str) -> None:

@@ -118,21 +118,21 @@ def test_each_fault_says_where_and_what() -> None:
     documents, samples, shuffled = (each.copy() for each in found)
     documents[7] = documents[8]
     assert faults(found._replace(document_index=documents)) == [
-        IndexFault("document_index", "entries 6 to 11", "sequence 3 comes 2 times, 1 are due")
+        IndexFault("document_index", "entries 6 to 11", "sequence 3 comes 2 times; expected 1")
     ]
     documents = found.document_index.copy()
     documents[3] = 6
     [fault] = faults(found._replace(document_index=documents))
-    assert fault == IndexFault("document_index", "entry 3", "sequence 6, the part has 0 to 5")
+    assert fault == IndexFault("document_index", "entry 3", "sequence 6; the part has 0 to 5")
     samples[4] = 3, 6
     [fault] = faults(found._replace(sample_index=samples))
-    assert fault == IndexFault("sample_index", "row 4", "entry 3 at token 6, entry 3 at token 5 is due")
+    assert fault == IndexFault("sample_index", "row 4", "entry 3 at token 6; expected entry 3 at token 5")
     shuffled[0] = 2
     [fault] = faults(found._replace(shuffle_index=shuffled))
     assert fault == IndexFault("shuffle_index", "", "sample 1 is missing, and another comes twice")
     shuffled = found.shuffle_index[::-1].copy()
     [fault] = faults(found._replace(shuffle_index=shuffled))
-    assert fault == IndexFault("shuffle_index", "entry 0", "sample 8, those from 0 to 7 are due here")
+    assert fault == IndexFault("shuffle_index", "entry 0", "sample 8; expected one from 0 to 7 here")
 
 
 def test_epochs_that_are_mixed() -> None:
@@ -140,27 +140,35 @@ def test_epochs_that_are_mixed() -> None:
     together = indices(sampling=msgspec.structs.replace(SAMPLING, last_epoch="together"))
     [documents, shuffled] = faults(together)
     assert (documents.array, documents.place) == ("document_index", "entries 0 to 5")
-    assert (shuffled.array, shuffled.message) == ("shuffle_index", "sample 9, those from 0 to 7 are due here")
+    assert (shuffled.array, shuffled.message) == ("shuffle_index", "sample 9; expected one from 0 to 7 here")
 
 
 def test_another_number_of_sequences_or_tokens() -> None:
     found = indices()
     [documents, *_] = faults(found, [*SIZES, 3])
-    assert documents == IndexFault("document_index", "", "12 entries, 2 epochs of 7 sequences are due")
+    assert documents == IndexFault("document_index", "", "12 entries; expected 2 epochs of 7 sequences")
     [documents, samples, shuffled] = faults(found, SIZES * 3)
-    assert documents.message == "12 entries, 1 epoch of 6 sequences are due"
-    assert samples == IndexFault("sample_index", "", "18 rows, 27 are due: one a sample, and the end")
-    assert shuffled == IndexFault("shuffle_index", "", "17 entries, 26 are due")
+    assert documents.message == "12 entries; expected 1 epoch of 6 sequences"
+    assert samples == IndexFault("sample_index", "", "18 rows; expected 27: one for each sample, and the end")
+    assert shuffled == IndexFault("shuffle_index", "", "17 entries; expected 26")
     [fault] = faults(found, [0] * 6)
-    assert "12 samples are wanted of sequences without a token" in fault.message
+    assert "12 samples are wanted, but the sequences have no tokens" in fault.message
 
 
 @pytest.mark.parametrize(
     ("change", "array", "message"),
     [
-        ({"document_index": np.arange(12)}, "document_index", r"int64 of shape \(12,\), int32 of one dimension"),
-        ({"sample_index": np.zeros((18, 3), np.int32)}, "sample_index", "int32 or int64 of 2 columns is due"),
-        ({"shuffle_index": np.zeros((17, 2), np.uint32)}, "shuffle_index", "uint32 or int64 of one dimension is due"),
+        (
+            {"document_index": np.arange(12)},
+            "document_index",
+            r"int64 of shape \(12,\); expected int32 with one dimension",
+        ),
+        ({"sample_index": np.zeros((18, 3), np.int32)}, "sample_index", "expected int32 or int64 with 2 columns"),
+        (
+            {"shuffle_index": np.zeros((17, 2), np.uint32)},
+            "shuffle_index",
+            "expected uint32 or int64 with one dimension",
+        ),
         ({"shuffle_index": np.zeros(17, np.float32)}, "shuffle_index", "float32 of shape"),
     ],
 )
@@ -217,6 +225,6 @@ def test_blends(weights: list[float], size: int, chunk: int, data: st.DataObject
 def test_blends_of_another_form() -> None:
     datasets, samples = build_blending_indices([0.5, 0.5], 9)
     [fault] = check_blend_indices(datasets, samples, size=10, lengths=[5, 5])
-    assert fault == IndexFault("dataset_index", "", "int16 of shape (9,), int16 of shape (10,) is due")
+    assert fault == IndexFault("dataset_index", "", "int16 of shape (9,); expected int16 of shape (10,)")
     [fault] = check_blend_indices(datasets, samples.astype(np.int32), size=9, lengths=[5, 5])
     assert fault.array == "dataset_sample_index"

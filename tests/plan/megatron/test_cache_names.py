@@ -136,12 +136,12 @@ def renamed(text: str, kind: str = "GPTDataset", part: str = "-train") -> tuple[
 @pytest.mark.parametrize(
     ("text", "name", "message"),
     [
-        (GOOD.text, "description.txt", "no description of a cache"),
+        (GOOD.text, "description.txt", "this is not the description of a cache"),
         (GOOD.text[:-9], GOOD.file_name("description.txt"), "incomplete or changed: its name hashes another text"),
-        (*renamed("{"), "no JSON"),
-        (*renamed(GOOD.text, "OtherDataset"), "not of the class 'OtherDataset'"),
-        (*renamed("[]"), "not of the class 'GPTDataset'"),
-        (*renamed(GOOD.text, part="-valid"), "by what it says its name is .*-GPTDataset-train-description.txt"),
+        (*renamed("{"), "not valid JSON"),
+        (*renamed(GOOD.text, "OtherDataset"), "does not describe the class 'OtherDataset'"),
+        (*renamed("[]"), "does not describe the class 'GPTDataset'"),
+        (*renamed(GOOD.text, part="-valid"), "by its content, its name should be .*-GPTDataset-train-description.txt"),
     ],
 )
 def test_descriptions_that_are_none(text: str, name: str, message: str) -> None:
@@ -160,7 +160,7 @@ def test_facts_of_another_type(change: dict[str, Any]) -> None:
 
 def test_a_blend_without_a_weight_for_each() -> None:
     blend = describe_blend([GOOD, GOOD], part="train", weights=[1.0], size=3)
-    with pytest.raises(StoreError, match="at: 2 datasets and 1 weights"):
+    with pytest.raises(StoreError, match="at: there are 2 datasets but 1 weights"):
         blend_facts(blend, "at")
 
 

@@ -96,7 +96,7 @@ def test_threads_share_one() -> None:
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ((3, 2, 2), "3 samples are fewer than one micro-batch of all ranks, 2 times 2"),
+        ((3, 2, 2), "3 samples are fewer than one micro-batch of all ranks, which has 2 times 2"),
         ((0, 1, 1), "0 samples are fewer"),
         ((9, 0, 2), "found 0 and 2"),
         ((9, 2, 0), "found 2 and 0"),

@@ -246,9 +246,9 @@ MARKS = {"prefix": 1, "middle": 2, "suffix": 3, "pad": 4, "eod": 5}
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"prefix": -1}, "ids of tokens are 0 or more, found {'prefix': -1}"),
-        ({"prefix": 2}, "are different tokens"),
-        ({"split": 5}, "are different tokens"),
+        ({"prefix": -1}, "ids of tokens must be at least 0, found {'prefix': -1}"),
+        ({"prefix": 2}, "must be different tokens"),
+        ({"split": 5}, "must be different tokens"),
     ],
 )
 def test_wrong_tokens(wrong: dict[str, int], message: str) -> None:
@@ -259,12 +259,12 @@ def test_wrong_tokens(wrong: dict[str, int], message: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"rate": 1.5}, "rate is a share from 0 to 1, found 1.5"),
-        ({"spm_rate": -0.1}, "spm_rate is a share"),
-        ({"rate": float("nan")}, "rate is a share"),
-        ({"fragment_rate": 0.5}, "go together, found None and 0.5"),
-        ({"tokens": FIMTokens(**MARKS, split=6)}, "go together, found 6 and None"),
-        ({"no_prefix": "x"}, "'x' and no codec"),
+        ({"rate": 1.5}, "rate is 1.5; it must be a share from 0 to 1"),
+        ({"spm_rate": -0.1}, "spm_rate is -0.1; it must be a share"),
+        ({"rate": float("nan")}, "rate is nan; it must be a share"),
+        ({"fragment_rate": 0.5}, "tokens.split is None and fragment_rate is 0.5; set both or neither"),
+        ({"tokens": FIMTokens(**MARKS, split=6)}, "tokens.split is 6 and fragment_rate is None; set both or neither"),
+        ({"no_prefix": "x"}, "no_prefix is 'x', with no codec"),
         ({"no_prefix": "", "codec": fim_toy.CODEC}, "a text that is not empty"),
     ],
 )

@@ -131,9 +131,9 @@ def plainly_shuffled(first: int, total: int, seed: int) -> list[int]:
     [
         ((SIZES, [0], 0, 1, 265), "at least 1, found 0, 1 and 265"),
         ((SIZES, [0], 30, 0, 265), "at least 1, found 30, 0 and 265"),
-        ((SIZES, [0, 1, 2, 3, 4, 6], 30, 1, 265), "0 to 6, and there are 6 sizes"),
-        ((SIZES, [0, -1], 30, 1, 25), "-1 to 0, and there are 6 sizes"),
-        ((SIZES, [0, 1, 2, 3, 4, 5], 30, 2, 265), "have 265 tokens, and 2 epochs of 265 are 530"),
+        ((SIZES, [0, 1, 2, 3, 4, 6], 30, 1, 265), "0 to 6, but there are 6 sizes"),
+        ((SIZES, [0, -1], 30, 1, 25), "-1 to 0, but there are 6 sizes"),
+        ((SIZES, [0, 1, 2, 3, 4, 5], 30, 2, 265), "have 265 tokens, but 2 epochs of 265 tokens have 530"),
         ((SIZES, [], 30, 1, 265), "have 0 tokens"),
         (([2.5], [0], 30, 1, 2), "integers, found float64"),
     ],
@@ -150,5 +150,5 @@ def test_what_the_others_refuse() -> None:
     for documents in ([2**31], range(2**31 - 1, 2**31 + 1)):
         with pytest.raises(ConfigError, match="int32"):
             build_doc_idx(list(documents), 1, rng, False)
-    with pytest.raises(ConfigError, match="allowed is 0 to total_size, 3"):
+    with pytest.raises(ConfigError, match="allowed are 0 to total_size, which is 3"):
         build_shuffle_idx(4, 3, rng)

@@ -244,12 +244,12 @@ def test_wrong_lengths_are_refused() -> None:
         (np.array([3, -1]), "sequence 1 has -1 tokens"),
         (np.array([3.0]), "array of integers"),
         (np.array([[3]]), "array of integers"),
-        (np.array([0, 0]), "without a token"),
-        (np.zeros(0), "without a token"),
+        (np.array([0, 0]), "the sequences have no tokens"),
+        (np.zeros(0), "the sequences have no tokens"),
     ]:
         with pytest.raises(ConfigError, match=message):
             GPTOrder(sizes, sampling)
-    with pytest.raises(ConfigError, match="2\\^62 or more"):
+    with pytest.raises(ConfigError, match="2\\^62 tokens or more"):
         GPTOrder(np.array([1]), GPTSampling(sequence_length=2**30, num_samples=2**33, seed=0))
     with pytest.raises(ConfigError, match="numbers from 0"):
         GPTOrder(np.array([1]), sampling, first_sequence=2**31)

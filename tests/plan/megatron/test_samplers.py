@@ -68,17 +68,17 @@ def test_what_is_refused() -> None:
     """At the call, and not at the first batch."""
     for total, consumed, share, message in [
         (20, 20, Share(0, 2, 2), "20 of 20 samples are consumed"),
-        (0, 0, Share(0, 2, 2), "total_samples is at least 1"),
+        (0, 0, Share(0, 2, 2), "total_samples must be at least 1"),
         (20, -1, Share(0, 2, 2), "found 20 and -1"),
-        (20, 0, Share(2, 2, 2), "rank 2 of 2"),
-        (20, 0, Share(-1, 2, 2), "rank -1 of 2"),
+        (20, 0, Share(2, 2, 2), "rank is 2 of 2"),
+        (20, 0, Share(-1, 2, 2), "rank is -1 of 2"),
         (20, 0, Share(0, 2, 0), "micro-batches of 0"),
     ]:
         with pytest.raises(ConfigError, match=message):
             single_batches(total, consumed, share)
-    with pytest.raises(ConfigError, match="6 samples are consumed, 6 of epoch 0, which is no multiple of 4"):
+    with pytest.raises(ConfigError, match="6 samples are consumed, 6 of them in epoch 0, which is not a multiple of 4"):
         cyclic_batches(21, 6, Share(0, 2, 2))
-    with pytest.raises(ConfigError, match="rank 5 of 2"):
+    with pytest.raises(ConfigError, match="the rank is 5 of 2"):
         cyclic_batches(21, 0, Share(5, 2, 2))
     # All samples of an epoch are consumed: the next one begins.
     assert next(iter(cyclic_batches(21, 20, Share(0, 2, 2)))).tolist() == plainly.randperm(10, 1)[:2]

@@ -66,7 +66,7 @@ def test_what_no_plan_takes() -> None:
     for seq_len in (0, (1 << 22) + 1):
         with pytest.raises(ConfigError, match="seq_len is"):
             forecast([np.array([1])], seq_len, first_fit_documents=1)
-    with pytest.raises(ConfigError, match="a document of -3 tokens"):
+    with pytest.raises(ConfigError, match="a document has -3 tokens"):
         forecast([np.array([4, -3])], 8, first_fit_documents=1)
 
 

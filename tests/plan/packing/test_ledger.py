@@ -87,7 +87,7 @@ def test_a_number_that_is_off_by_one_is_noticed(name: str, by: int) -> None:
     ledger = example()
     ledger.verify()
     wrong: Any = msgspec.structs.replace(ledger, **{name: getattr(ledger, name) + by})
-    with pytest.raises(HeadraceError, match=r"does not balance: .* the source has .* please report this"):
+    with pytest.raises(HeadraceError, match=r"does not balance: .* the source has .* please report it"):
         wrong.verify()
 
 

@@ -21,20 +21,35 @@ from packs_plainly import ChunkedLengths
         ({"seq_len": 8, "strategy": "bfd"}, r"strategy is 'bfd'; allowed are 'greedy', 'best_fit', 'best_fit_sp"),
         ({"seq_len": 8, "over_long": "cut"}, r"over_long is 'cut'; allowed are 'error', 'split', 'truncate_left'"),
         ({"seq_len": 8, "window_documents": 0}, r"window_documents is 0; it is at least 1, or None"),
-        ({"seq_len": 8, "segment_multiple": 0}, r"segment_multiple is 0; it is at least 1 and divides seq_len"),
+        ({"seq_len": 8, "segment_multiple": 0}, r"segment_multiple is 0; it must be at least 1 and divide seq_len"),
         ({"seq_len": 8, "segment_multiple": 3}, r"segment_multiple is 3; .* seq_len 8"),
         ({"seq_len": 8, "segment_multiple": 16}, r"segment_multiple is 16"),
-        ({"seq_len": 8, "strategy": "wrapped", "over_long": "drop"}, r"wrapped cuts documents: over_long='drop'"),
+        (
+            {"seq_len": 8, "strategy": "wrapped", "over_long": "drop"},
+            r"the strategy 'wrapped' splits documents: over_long='drop'",
+        ),
         (
             {"seq_len": 8, "strategy": "best_fit_split", "over_long": "truncate_left"},
-            r"best_fit_split cuts documents: over_long='truncate_left' does not go with it",
+            r"the strategy 'best_fit_split' splits documents: over_long='truncate_left' does not go with it",
         ),
-        ({"seq_len": 8, "repack": True, "strategy": "greedy"}, r"repack exchanges .* choose one of these"),
-        ({"seq_len": 8, "repack": True, "strategy": "first_fit"}, r"repack exchanges"),
-        ({"seq_len": 8, "repack": True, "strategy": "wrapped"}, r"repack exchanges"),
-        ({"seq_len": 8, "repack": True, "window_documents": 5}, r"repack exchanges"),
-        ({"seq_len": 8, "strategy": "wrapped", "window_documents": 5}, r"wrapped takes no window_documents"),
-        ({"seq_len": 8, "strategy": "wrapped", "segment_multiple": 2}, r"wrapped takes .* no segment_multiple"),
+        (
+            {"seq_len": 8, "repack": True, "strategy": "greedy"},
+            r"repack lets documents of equal length change places, .* use one of these",
+        ),
+        (
+            {"seq_len": 8, "repack": True, "strategy": "first_fit"},
+            r"repack lets documents of equal length change places",
+        ),
+        ({"seq_len": 8, "repack": True, "strategy": "wrapped"}, r"repack lets documents of equal length change places"),
+        ({"seq_len": 8, "repack": True, "window_documents": 5}, r"repack lets documents of equal length change places"),
+        (
+            {"seq_len": 8, "strategy": "wrapped", "window_documents": 5},
+            r"the strategy 'wrapped' allows neither window_documents",
+        ),
+        (
+            {"seq_len": 8, "strategy": "wrapped", "segment_multiple": 2},
+            r"the strategy 'wrapped' allows neither .* nor segment_multiple",
+        ),
     ],
 )
 def test_refused_options(options: dict[str, Any], message: str) -> None:
@@ -66,7 +81,9 @@ def test_allowed_options(options: dict[str, Any]) -> None:
 def test_over_long_documents_without_a_policy(strategy: Any, window: int | None) -> None:
     packing = Packing(seq_len=1000, strategy=strategy, window_documents=window)
     lengths = [5, 1000, 0, 1001, 7, 40_000, 1002]
-    message = r"3 of 7 documents are longer than seq_len=1,000: the first is document 3 of 1,001 tokens, the longest"
+    message = (
+        r"3 of 7 documents are longer than seq_len=1,000: the first is document 3 with 1,001 tokens, and the longest"
+    )
     with pytest.raises(ConfigError, match=message) as caught:
         plan_packs(np.array(lengths), packing)
     assert "the longest has 40,000" in str(caught.value)
@@ -79,5 +96,5 @@ def test_over_long_documents_without_a_policy(strategy: Any, window: int | None)
 
 def test_negative_lengths() -> None:
     for strategy in ("greedy", "best_fit", "best_fit_split", "first_fit", "wrapped"):
-        with pytest.raises(ConfigError, match=r"a document of -3 tokens: lengths are at least 0"):
+        with pytest.raises(ConfigError, match=r"a document has -3 tokens; lengths must be at least 0"):
             plan_packs(np.array([4, -1, -3]), Packing(seq_len=8, strategy=strategy))  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ def test_a_shard_that_is_cut_short(root: Path) -> None:
         prepare(root)
     assert not (root / ".nv-meta/.info.json").exists()
     with pytest.raises(
-        InputError, match=r"1 shards are malformed, --max-errors allows 0; the last one: .*s1.tar: byte"
+        InputError, match=r"1 shards are malformed and --max-errors allows 0; the last one: .*s1.tar: byte"
     ):
         prepare(root, errors=ErrorOptions(on_error="skip", max_errors=0))
     report, _ = prepare(root, errors=SKIP)
@@ -75,10 +75,10 @@ def test_a_shard_without_samples(root: Path) -> None:
 
 
 def test_nothing_to_prepare(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no \.tar in it or below"):
+    with pytest.raises(InputError, match=r"the folder holds no \.tar, at any depth"):
         prepare(tmp_path)
     write_tar(tmp_path / "e.tar", [("noext", b"1")])
-    with pytest.raises(InputError, match="no sample in any of 1 tars"):
+    with pytest.raises(InputError, match="none of its 1 tars holds a sample"):
         prepare(tmp_path)
     with pytest.raises(InputError, match="not excluded"):
         prepare(tmp_path, exclude="e")
@@ -100,7 +100,7 @@ def test_compressed_tars(root: Path) -> None:
 
 def test_a_key_in_two_shards(root: Path) -> None:
     write_tar(root / "s2.tar", [("k20.txt", b"1"), ("k11.txt", b"again"), ("k21.txt", b"2")])
-    with pytest.raises(InputError, match=r"key 'k11' is there twice: sample 1 of .*s1.tar and sample 1 of .*s2.tar"):
+    with pytest.raises(InputError, match=r"key 'k11' comes twice: sample 1 of .*s1.tar and sample 1 of .*s2.tar"):
         prepare(root)
     report, _ = prepare(root, duplicates="drop")
     assert [(found.key, found.shard, found.first_shard) for found in report.duplicates] == [("k11", "s2.tar", "s1.tar")]
@@ -112,7 +112,7 @@ def test_a_key_in_two_shards(root: Path) -> None:
     prepare(root, duplicates="keep")
     assert read_splits(root).exclude == frozenset()
     assert keys(root).count("k11") == 2
-    with pytest.raises(InputError, match="is there twice"):
+    with pytest.raises(InputError, match="comes twice"):
         prepare(root)
     # The first one is gone: the other is no duplicate any more.
     prepare(root, duplicates="drop")
@@ -126,7 +126,7 @@ def test_a_key_in_two_shards(root: Path) -> None:
 def test_a_new_shard_before_the_others_has_their_key(root: Path) -> None:
     prepare(root)
     write_tar(root / "a.tar", [("k12.txt", b"first now")])
-    with pytest.raises(InputError, match=r"key 'k12' is there twice: sample 0 of .*a.tar and sample 2 of .*s1.tar"):
+    with pytest.raises(InputError, match=r"key 'k12' comes twice: sample 0 of .*a.tar and sample 2 of .*s1.tar"):
         prepare(root)
     report, _ = prepare(root, duplicates="drop")
     assert report.read == 1
@@ -136,7 +136,7 @@ def test_a_new_shard_before_the_others_has_their_key(root: Path) -> None:
 
 def test_a_key_twice_in_a_shard(root: Path) -> None:
     write_tar(root / "s1.tar", [("a.txt", b"1"), ("b.txt", b"2"), ("a.jpg", b"3")])
-    with pytest.raises(InputError, match=r"key 'a' is there twice.*an exclude names both"):
+    with pytest.raises(InputError, match=r"key 'a' comes twice.*an exclude entry would name both"):
         prepare(root, duplicates="drop")
     report, _ = prepare(root, duplicates="keep")
     assert report.samples == 11
@@ -161,7 +161,7 @@ def test_media_that_are_none(root: Path) -> None:
 def test_two_runs_at_once(root: Path) -> None:
     (root / ".nv-meta").mkdir()
     lock = claim_folder(root / ".nv-meta/.headrace")
-    with pytest.raises(OutputError, match="another headrace prepare is at work"):
+    with pytest.raises(OutputError, match="another headrace prepare is working"):
         prepare(root)
     lock.close()
     assert prepare(root)[0].samples == 12
@@ -187,15 +187,15 @@ def test_links_that_lead_back(root: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": SplitChoice(ratio=(1,), parts=(("a", "b"),))}, "assigned by one of them"),
-        ({"split": SplitChoice(ratio=(0, 0, 0))}, "write the shares"),
-        ({"split": SplitChoice(ratio=(1, 1, 1, 1))}, "write the shares"),
-        ({"split": SplitChoice(parts=(("a", "("),))}, "no regular expression"),
-        ({"split": SplitChoice(parts=(("a", "b"),), shuffle=True)}, "goes with a split ratio"),
-        ({"exclude": "["}, "no regular expression"),
-        ({"index_only": True, "media": MediaFilter(strategy="HEADER")}, "holds no metadata of media"),
-        ({"media": MediaFilter(strategy="GLOB")}, "needs one at least"),
-        ({"media_only": True}, "say which files"),
+        ({"split": SplitChoice(ratio=(1,), parts=(("a", "b"),))}, "only one can assign the shards"),
+        ({"split": SplitChoice(ratio=(0, 0, 0))}, "give the shares"),
+        ({"split": SplitChoice(ratio=(1, 1, 1, 1))}, "give the shares"),
+        ({"split": SplitChoice(parts=(("a", "("),))}, "is not a regular expression"),
+        ({"split": SplitChoice(parts=(("a", "b"),), shuffle=True)}, "needs a split ratio"),
+        ({"exclude": "["}, "is not a regular expression"),
+        ({"index_only": True, "media": MediaFilter(strategy="HEADER")}, "writes no metadata of media"),
+        ({"media": MediaFilter(strategy="GLOB")}, "needs at least one"),
+        ({"media_only": True}, "needs a choice of files"),
         ({"workers": 0}, "at least 1"),
     ],
 )

@@ -50,7 +50,7 @@ def test_the_share_is_said(tmp_path: Path) -> None:
     assert report.misfit is not None
     assert (report.misfit.samples, report.misfit.looked_at, report.misfit.shard) == (9, 10, "0.tar")
     assert notice == (
-        "dataset.yaml: the field map does not fit 9 of 10 samples that were looked at (90.0%), the first '0_0000' in"
+        "dataset.yaml: the field map does not fit 9 of the 10 samples that were checked (90.0%), the first '0_0000' in"
         " 0.tar: field 'caption': the sample has no part 'txt'; it has png, cls"
     )
 

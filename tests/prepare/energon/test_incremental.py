@@ -165,7 +165,7 @@ def test_overwrite_and_what_is_kept(tmp_path: Path) -> None:
     found = read_splits(root)
     assert found.parts == {"mine": ("shards/01.tar", "shards/01.tar", "shards/04.tar")}
     assert found.exclude == {"shards/01.tar/01_0"}
-    assert any("is kept, not assigned by the ratio" in notice for notice in notices)
+    assert any("is kept as it is; to assign all shards by the ratio" in notice for notice in notices)
     prepare(root, split=SplitChoice(), overwrite=True)
     assert read_splits(root).parts == found.parts
     assert (root / ".nv-meta/dataset.yaml").read_text() == "mine: 1\n"
@@ -190,7 +190,7 @@ def test_only_the_tar_index(tmp_path: Path, scanned: list[str]) -> None:
     assert content(root) == again(root, tmp_path)
     make(root, [3])
     _, notices = prepare(root, split=SplitChoice(), index_only=True)
-    assert any("index.sqlite of before is removed" in notice for notice in notices)
+    assert any("the old index.sqlite is removed" in notice for notice in notices)
     assert not (root / ".nv-meta/index.uuid").exists()
 
 
@@ -227,7 +227,7 @@ def test_the_info_of_former_versions(tmp_path: Path) -> None:
     (root / ".nv-meta/.info.yaml").write_text("energon_version: 6.0.1\nshard_counts: {shards/00.tar: 1}\n")
     report, notices = prepare(root)
     assert report.new == 1
-    assert notices == ["dataset.yaml: crude samples, which a cooker makes into something; --sample-type says otherwise"]
+    assert notices == ["dataset.yaml: samples are crude and need a cooker; --sample-type chooses a type instead"]
     counts = {"shards/00.tar": 3, "shards/01.tar": 3}
     assert yaml.safe_load((root / ".nv-meta/.info.yaml").read_text())["shard_counts"] == counts
     assert read_info(root).shard_counts == counts

@@ -100,13 +100,13 @@ def test_tars(tmp_path: Path, strategy: Any, facts: dict[str, Any]) -> None:
 
 
 def test_what_is_not_possible(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no file that may be a medium"):
+    with pytest.raises(InputError, match="no file is chosen as a medium"):
         prepare(folder, media=MediaFilter(strategy="GLOB", patterns=("*.tiff",)), media_only=True)
     write_tar(folder / "s.tar", [("a.png", PNG)])
     with pytest.raises(ConfigError, match="holds tars"):
         prepare(folder, media=MediaFilter(strategy="HEADER"), media_only=True)
     (tmp_path / "x.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigError, match="folders of tars or of files"):
+    with pytest.raises(ConfigError, match="a folder of tars or of files"):
         prepare(tmp_path / "x.jsonl", media=MediaFilter(strategy="HEADER"))
-    with pytest.raises(ConfigError, match="only folders of tars are split"):
+    with pytest.raises(ConfigError, match="only a folder of tars can be split"):
         prepare(tmp_path / "x.jsonl", split=SplitChoice(ratio=(1,)))

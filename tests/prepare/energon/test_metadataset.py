@@ -46,7 +46,7 @@ def prepare(folder: Path, splits: str, name: str = "meta.yaml") -> tuple[Energon
 def test_joins_of_two_splits(folder: Path, splits: str) -> None:
     report, notices = prepare(folder, splits)
     assert (report.samples, len(report.written), len(notices)) == (6, 2, 2)
-    assert all("3 joined samples, 1 left out without a partner" in notice for notice in notices)
+    assert all("3 joined samples, 1 without a partner left out" in notice for notice in notices)
     for part, shard in (("train", 0), ("val", 1)):
         columns = [
             JoinColumn(store=EnergonStore(folder / name, split_part=part), nonmatch=nonmatch)
@@ -107,11 +107,15 @@ def test_nothing_to_join(folder: Path) -> None:
     [
         ("{train: {join: [{path: a}, {path: b}]}}", InputError, "has no partner"),
         ("{train: {join: [{path: a, split: x}, {path: b}]}}", StoreError, "did you mean 'split_part'"),
-        ("{train: {join: [{path: a}, {nonmatch: skip}]}}", StoreError, "each dataset of a join has a path"),
-        ("{train: {join: [{path: a}, {path: b, nonmatch: maybe}]}}", StoreError, "nonmatch is error, skip or none"),
+        ("{train: {join: [{path: a}, {nonmatch: skip}]}}", StoreError, "each dataset of a join needs a path"),
+        (
+            "{train: {join: [{path: a}, {path: b, nonmatch: maybe}]}}",
+            StoreError,
+            "nonmatch must be error, skip or none",
+        ),
         ("{train: {join: [{path: a, split_part: test}, {path: b}]}}", StoreError, "no part 'test'"),
         ("{train: {join: [{path: gone}, {path: b}]}}", StoreError, "gone"),
-        ("{train: {path: meta.yaml}}", StoreError, "holds itself"),
+        ("{train: {path: meta.yaml}}", StoreError, "contains itself"),
         ("{train: {path: none.yaml}}", StoreError, "no such metadataset"),
         ("{train: {blend: a}}", StoreError, "expected a list of datasets"),
         ("5", StoreError, "expected a map"),

@@ -59,7 +59,7 @@ def test_patterns(tmp_path: Path) -> None:
     options = EnergonOptions(split=SplitChoice(parts=(("val", "val/"),)))
     prepare_energon(tmp_path, options=options, on_notice=notices.append)
     assert read_splits(tmp_path).parts == {"val": ("val/a0.tar",)}
-    assert any("3 shards are of no part of the split: old/train/a0.tar, train/a0.tar" in notice for notice in notices)
+    assert any("3 shards are in no part of the split: old/train/a0.tar, train/a0.tar" in notice for notice in notices)
 
 
 @given(

@@ -60,7 +60,7 @@ def test_dots_in_names(tmp_path: Path) -> None:
         prepare(folder, tmp_path / dots, ShardOptions(source=ShardSource(key_dots=dots)))  # type: ignore[arg-type]
         assert read_all(tmp_path / dots) == wanted
     write(folder, {"a_seg.txt": b"5"})
-    with pytest.raises(InputError, match="'a_seg' is there twice"):
+    with pytest.raises(InputError, match="'a_seg' comes twice"):
         prepare(folder, tmp_path / "o4", ShardOptions(source=ShardSource(key_dots="replace")))
 
 
@@ -108,7 +108,7 @@ def test_captions_that_do_not_fit(tmp_path: Path) -> None:
         run([{"file_name": "1.jpg", "text": "x"}])
     with pytest.raises(InputError, match=r"1 rows name files that are not in .*'3\.jpg'"):
         run([{"file_name": f"{number}.jpg", "text": "x"} for number in (1, 2, 3)])
-    with pytest.raises(InputError, match="described before, by line 1"):
+    with pytest.raises(InputError, match="is already described by line 1"):
         run([{"file_name": "1.jpg", "text": "x"}] * 2)
     with pytest.raises(InputError, match="must name a file"):
         run([{"file_name": 5, "text": "x"}])
@@ -125,15 +125,15 @@ def test_folders_that_are_not_clear(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no file has an extension"):
         prepare(write(tmp_path / "in2", {"README": b"1"}), tmp_path / "out", ShardOptions())
     (tmp_path / "in3").mkdir()
-    with pytest.raises(ConfigError, match="nothing to read"):
+    with pytest.raises(ConfigError, match="the folder holds no files to read"):
         prepare(tmp_path / "in3", tmp_path / "out", ShardOptions())
     with pytest.raises(ConfigError, match="does not exist"):
         prepare(tmp_path / "none", tmp_path / "out", ShardOptions())
     with pytest.raises(ConfigError, match="named twice"):
         prepare([folder / "list.csv", folder / "list.csv"], tmp_path / "out", ShardOptions())
-    with pytest.raises(ConfigError, match="no table"):
+    with pytest.raises(ConfigError, match="is not a table by its name"):
         prepare(folder / "1.jpg", tmp_path / "out", ShardOptions())
-    with pytest.raises(ConfigError, match="no input is one"):
+    with pytest.raises(ConfigError, match="no input is a folder of files"):
         prepare(folder / "list.csv", tmp_path / "out", ShardOptions(source=ShardSource(captions="x.csv")))
     assert not (tmp_path / "out").exists()
 
@@ -173,7 +173,7 @@ def test_what_files_hold(tmp_path: Path) -> None:
     # Headers alone are looked at: a picture that is cut short behind its header passes.
     assert list(read_all(tmp_path / "out")) == ["a", "b", "f"]
     words = [entry.message.partition(": ")[2] for entry in manifest.errors]
-    assert [word.split("part")[1][:15] for word in words] == [" 'jpg' is no im", " 'json' is not ", " 'txt' is not U"]
+    assert [word.split("part")[1][:15] for word in words] == [" 'jpg' is an im", " 'json' is not ", " 'txt' is not U"]
     prepare(folder, tmp_path / "o2", ShardOptions(source=ShardSource(key_dots="part")))
     assert len(read_all(tmp_path / "o2")) == 6
 

@@ -105,17 +105,17 @@ def test_columns_that_are_known(tmp_path: Path, row: dict[str, Any], wanted: lis
 
 def test_columns_that_are_not(tmp_path: Path) -> None:
     write_table(tmp_path / "web.jsonl", [{"url": "x", "caption": "y"}])
-    with pytest.raises(ConfigError, match="not fetched"):
+    with pytest.raises(ConfigError, match="not downloaded"):
         prepare(tmp_path / "web.jsonl", tmp_path / "out", ShardOptions())
     write_table(tmp_path / "odd.jsonl", [{"a": "x", "b": "y"}])
-    with pytest.raises(ConfigError, match=r"its columns are: a, b.*--part jpg=path:COLUMN"):
+    with pytest.raises(ConfigError, match=r"the columns are: a, b.*--part jpg=path:COLUMN"):
         prepare(tmp_path / "odd.jsonl", tmp_path / "out", ShardOptions())
     assert not (tmp_path / "out").exists()
 
 
 BAD_ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "missing file": ({"file": "pictures/none.jpg"}, "cannot be read: No such file"),
-    "folder": ({"file": "pictures"}, "is no file"),
+    "folder": ({"file": "pictures"}, "is not a file"),
     "outside": ({"file": "../x.jpg"}, "is not below"),
     "absolute": ({"file": "/etc/passwd"}, "is not below"),
     "NUL": ({"file": "a\0b"}, "is not below"),
@@ -123,7 +123,7 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "number": ({"file": 5}, "must name a file, found a number"),
     "empty text": ({"caption": ""}, "part 'txt' is empty"),
     "dot in key": ({"id": "a.b"}, "--key-dots replace"),
-    "no key": ({"id": None}, "must hold a text or an integer"),
+    "no key": ({"id": None}, "must hold a string or an integer"),
     "empty key": ({"id": ""}, "the key is empty"),
 }
 
@@ -154,9 +154,9 @@ def test_lines_that_are_no_records(tmp_path: Path) -> None:
     assert read_all(tmp_path / "out") == {"000000000": {"txt": b"a"}, "000000002": {"txt": b"b"}}
     documents = manifest.ledger.documents
     assert (documents.read, documents.kept, documents.blank_lines) == (4, 2, 1)
-    with pytest.raises(InputError, match="2 bad samples, --max-errors allows 1"):
+    with pytest.raises(InputError, match="2 bad samples, but --max-errors allows 1"):
         prepare(tmp_path / "t.jsonl", tmp_path / "o2", ShardOptions(errors=ErrorOptions(on_error="skip", max_errors=1)))
-    with pytest.raises(InputError, match=r"2 bad samples of 4 \(50.00%\), --max-errors allows 40.00%"):
+    with pytest.raises(InputError, match=r"2 bad samples of 4 \(50.00%\), but --max-errors allows 40.00%"):
         prepare(
             tmp_path / "t.jsonl", tmp_path / "o2", ShardOptions(errors=ErrorOptions(on_error="skip", max_errors=0.4))
         )
@@ -164,7 +164,7 @@ def test_lines_that_are_no_records(tmp_path: Path) -> None:
 
 def test_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"text": ""}\n')
-    with pytest.raises(InputError, match="no samples are left of 1: bad 1"):
+    with pytest.raises(InputError, match="none of 1 samples is left: bad 1"):
         prepare(tmp_path / "t.jsonl", tmp_path / "out", ShardOptions(errors=SKIP))
     assert not (tmp_path / "out").exists()
 
@@ -173,7 +173,7 @@ def test_duplicates(tmp_path: Path) -> None:
     write_table(tmp_path / "a.csv", [{"k": "x", "text": "1"}, {"k": "y", "text": "2"}])
     write_table(tmp_path / "b.csv", [{"k": "z", "text": "3"}, {"k": "x", "text": "four"}])
     inputs = [tmp_path / "a.csv", tmp_path / "b.csv"]
-    with pytest.raises(InputError, match=r"'x' is there twice: .*a\.csv, record 1, and .*b\.csv, record 2 \(1 such"):
+    with pytest.raises(InputError, match=r"'x' comes twice: .*a\.csv, record 1, and .*b\.csv, record 2 \(1 such"):
         prepare(inputs, tmp_path / "out", ShardOptions(source=ShardSource(key_field="k")))
     given = ShardOptions(source=ShardSource(key_field="k", duplicates="drop"))
     manifest = prepare(inputs, tmp_path / "out", given, restart=True)
@@ -193,12 +193,12 @@ def test_parts_that_cannot_be_made(tmp_path: Path) -> None:
             )
         return str(caught.value)
 
-    assert "holds bytes, which are no JSON" in message("json=row")
+    assert "holds bytes, which JSON cannot hold" in message("json=row")
     assert "column 'b' holds bytes" in message("json=column:b")
-    assert "no bytes but a number" in message("bin=bytes:c")
-    assert "no image that is known by its first bytes" in message("image=bytes:a")
+    assert "must hold bytes, found a number" in message("bin=bytes:c")
+    assert "is not an image of a known format; its first bytes are" in message("image=bytes:a")
     write_table(tmp_path / "t.jsonl", [{"a": "no base64!"}])
-    with pytest.raises(InputError, match="no base64"):
+    with pytest.raises(InputError, match="is not base64"):
         prepare(tmp_path / "t.jsonl", tmp_path / "o2", ShardOptions(source=source("bin=bytes:a")))
 
 

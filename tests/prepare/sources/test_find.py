@@ -78,20 +78,23 @@ def test_links_are_followed_and_loops_end(tree: Path) -> None:
         ([], "no input"),
         (["nowhere.jsonl"], "input 'nowhere.jsonl' does not exist"),
         (["data/*.parquet"], "input 'data/*.parquet' matches no file"),
-        (["data/README.md"], "input 'data/README.md': its name says nothing that is read here: .jsonl or .ndjson"),
-        (["data/*"], "input 'data/README.md': its name says nothing that is read here"),
+        (["data/README.md"], "input 'data/README.md': its name has no ending that can be read: .jsonl or .ndjson"),
+        (["data/*"], "input 'data/README.md': its name has no ending that can be read"),
         (["{data/sub,more}/a.jsonl"], "input 'more/a.jsonl' (one of '{data/sub,more}/a.jsonl') does not exist"),
         (["data/{x,y}*.jsonl"], "input 'data/x*.jsonl' (one of 'data/{x,y}*.jsonl') matches no file"),
         (["data/{part,part}-9.jsonl"], "reaches the same file twice"),
-        (["-"], "input '-': standard input is not read here"),
+        (["-"], "input '-': standard input cannot be read here"),
         (["data", "data/part-9.jsonl"], "data/part-9.jsonl: the same file comes from two inputs, 'data' and 'data/pa"),
         (["data/../data/sub", "data/sub/a.jsonl"], "from two inputs, 'data/../data/sub' and 'data/sub/a.jsonl'"),
         (["linked"], "input 'linked' reaches the same file twice (through a link)"),
-        (["empty"], "input 'empty': nothing to read in this folder: .jsonl"),
+        (["empty"], "input 'empty': this folder holds nothing to read: .jsonl"),
         (["tars"], "input 'tars' is a folder of tar shards"),
-        (["mixed"], "input 'mixed' holds what may be data and is not read: 'b.jsonl.bz2' (2 such files). Convert it"),
+        (
+            ["mixed"],
+            "input 'mixed' holds files that may be data but cannot be read: 'b.jsonl.bz2' (2 such files). Convert them",
+        ),
         (["notes"], "input 'notes' holds text files ('README.txt', 1 of them) beside other data ('sub/a.b.jsonl', 1"),
-        (["notes"], "Name what to read, 'notes/**/*.txt' and 'notes/**/*.b.jsonl' for both."),
+        (["notes"], "Name the files to read, 'notes/**/*.txt' and 'notes/**/*.b.jsonl' for both."),
         (["fifo.jsonl"], "neither a regular file nor a folder"),
     ],
 )
@@ -129,7 +132,7 @@ def test_an_unreadable_file(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_name_that_is_not_utf8(tree: Path) -> None:
     Path(os.fsdecode(b"data/\xff.jsonl")).touch()
-    with pytest.raises(ConfigError, match="not UTF-8: rename it"):
+    with pytest.raises(ConfigError, match="not UTF-8: rename the file"):
         find_inputs(["data"], spec=spans.SPEC)
 
 
@@ -178,7 +181,7 @@ def test_a_folder_of_several_formats_is_taken_in_the_order_of_names(tree: Path) 
 def test_json_is_read_when_it_is_named_and_refused_in_a_folder(tree: Path) -> None:
     make(tree, "json/a.json")
     assert [file.format for file in find_inputs(["json/*.json"], spec=spans.SPEC)] == ["jsonl"]
-    with pytest.raises(ConfigError, match=r"what may be data and is not read: 'a\.json'"):
+    with pytest.raises(ConfigError, match=r"files that may be data but cannot be read: 'a\.json'"):
         find_inputs(["json"], spec=spans.SPEC)
 
 
@@ -199,8 +202,8 @@ def test_a_folder_of_texts(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (RecordSpec(fields=("title", "body")), r"a\.txt: a text file has no fields, and 2 are asked for"),
-        (RecordSpec(id_field="id"), r"a\.txt: a text file has no fields, and the id field 'id' is asked for"),
+        (RecordSpec(fields=("title", "body")), r"a\.txt: a text file has no fields, but 2 are asked for"),
+        (RecordSpec(id_field="id"), r"a\.txt: a text file has no fields, but the id field 'id' is asked for"),
     ],
 )
 def test_a_text_file_has_no_fields(tree: Path, spec: RecordSpec, message: str) -> None:
@@ -212,16 +215,16 @@ def test_a_text_file_has_no_fields(tree: Path, spec: RecordSpec, message: str) -
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl.gz", b"", "a.jsonl.gz: the file is empty (0 bytes), and so no jsonl.gz file"),
-        ("a.jsonl.zst", b"", "and so no jsonl.zst file"),
-        ("a.parquet", b"", "and so no parquet file. Was it written whole?"),
-        ("a.arrow", b"", "and so no arrow file"),
+        ("a.jsonl.gz", b"", "a.jsonl.gz: the file is empty (0 bytes), so it cannot be jsonl.gz"),
+        ("a.jsonl.zst", b"", "so it cannot be jsonl.zst"),
+        ("a.parquet", b"", "so it cannot be parquet. Was it written whole?"),
+        ("a.arrow", b"", "so it cannot be arrow"),
         ("a.jsonl", GZIPPED, "a.jsonl: the file is compressed: give it a name that ends in .jsonl.gz"),
         ("a.txt", HEADS[".zst"], "a.txt: the file is compressed: give it a name that ends in .txt.zst"),
-        ("a.jsonl.gz", b"{}\n", "a.jsonl.gz: its name says jsonl.gz, its first bytes do not: b'{}\\n'"),
-        ("a.jsonl.zst", GZIPPED, "its name says jsonl.zst, its first bytes do not"),
-        ("a.parquet", b"ARROW1\0\0", "its name says parquet, its first bytes do not: b'ARROW1"),
-        ("a.arrow", b"FEA1....", "its name says arrow, its first bytes do not: b'FEA1"),
+        ("a.jsonl.gz", b"{}\n", "a.jsonl.gz: its name says jsonl.gz, but its first bytes do not: b'{}\\n'"),
+        ("a.jsonl.zst", GZIPPED, "its name says jsonl.zst, but its first bytes do not"),
+        ("a.parquet", b"ARROW1\0\0", "its name says parquet, but its first bytes do not: b'ARROW1"),
+        ("a.arrow", b"FEA1....", "its name says arrow, but its first bytes do not: b'FEA1"),
     ],
 )
 def test_files_that_are_not_what_their_name_says(tree: Path, name: str, content: bytes, message: str) -> None:

@@ -213,7 +213,7 @@ def test_columns_are_checked_before_the_run(tmp_path: Path, table: pa.Table, spe
 def test_truncated_files(tmp_path: Path, cut: int) -> None:
     path = write(tmp_path / "a.parquet", ["a" * 100] * 100)
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(InputError, match=r"a\.parquet: no whole Parquet file: .* Was it copied or written whole\?"):
+    with pytest.raises(InputError, match=r"a\.parquet: not a whole Parquet file: .* Was it copied or written whole\?"):
         spans.find(path)
 
 

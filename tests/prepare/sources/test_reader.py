@@ -22,7 +22,7 @@ from headrace.prepare.sources.source_file import Format
     ("change", "message"),
     [
         ("grow", "the file changed during the run: its size went from"),
-        ("touch", "the file changed during the run: its modification time is another"),
+        ("touch", "the file changed during the run: its modification time has changed"),
         ("vanish", "the file cannot be read: No such file"),
     ],
 )

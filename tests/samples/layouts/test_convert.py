@@ -219,7 +219,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         {"messages": [USER | {"train": True, "masked": True}]},
         "contradicts itself: train is True, masked is True",
     ),
-    ("messages", {"messages": [SYSTEM], "system": "Be bad"}, "different things to the system: .*'Be bad'.*'Be kind'"),
+    ("messages", {"messages": [SYSTEM], "system": "Be bad"}, "different system prompts: .*'Be bad'.*'Be kind'"),
     ("messages", {"messages": [USER], "tools": "[1"}, "tools is the string .*; allowed is a list, or the JSON of one"),
     ("messages", {"messages": [USER], "tools": [1]}, "tool 0 of 'tools' is the number 1"),
     ("messages", {"messages": [USER], "chat_template_kwargs": [1]}, "chat_template_kwargs is a list of 1"),
@@ -228,9 +228,17 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         {"conversations": [{"from": "function_call", "value": "f(x)"}]},
         r"is the string 'f\(x\)'; a call",
     ),
-    ("conversations", {"conversations": [{"from": "function_call", "value": "[]"}]}, "an empty list: a call"),
+    (
+        "conversations",
+        {"conversations": [{"from": "function_call", "value": "[]"}]},
+        "an empty list: at least one call",
+    ),
     ("text", {"text": 5}, "text is the number 5; allowed is a string"),
-    ("completion", {"prompt": "a", "completion": [ASSISTANT]}, "where one is messages, the prompt must be too"),
+    (
+        "completion",
+        {"prompt": "a", "completion": [ASSISTANT]},
+        "if the answer is messages, the prompt must be messages too",
+    ),
     ("completion", {"prompt": [], "completion": [ASSISTANT]}, "'prompt' is an empty list"),
     ("completion", {"prompt": "a", "completion": "b", "tools": [TOOL]}, "'tools' is for conversations"),
     ("kto", {"prompt": "a", "completion": "b", "label": 1}, "label is the number 1; allowed is true or false"),
@@ -241,7 +249,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("preference", {"chosen": [USER], "rejected": [ASSISTANT]}, "share no first message"),
     ("preference", {"chosen": [USER], "rejected": [USER]}, "the same messages"),
     ("preference", {"chosen": "a", "rejected": [USER]}, "both must be strings, or both lists"),
-    ("preference", {"prompt": "x", "chosen": [USER, ASSISTANT], "rejected": [USER]}, "not what the user says"),
+    ("preference", {"prompt": "x", "chosen": [USER, ASSISTANT], "rejected": [USER]}, "not the first user message"),
     ("preference", {"prompt": [USER], "chosen": [], "rejected": [ASSISTANT]}, "'chosen' has no message"),
     (
         "ranked",
@@ -280,7 +288,7 @@ def detail(*spans: tuple[Any, Any, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("spans", "message"),
     [
-        ([(0, 2, True)], "goes from character 0 to 2, which is its last one; the content has 2 characters"),
+        ([(0, 2, True)], "goes from character 0 to 2, both included; the content has 2 characters"),
         ([(1, 0, True)], "goes from character 1 to 0"),
         ([(0, 1, True), (1, 1, False)], "the spans at characters 0 and 1 overlap"),
         ([(0, "1", True)], "both must be integers"),
@@ -322,7 +330,7 @@ def test_parts_may_be_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     layout = make_layout("messages", LayoutOptions(parts="join"))
     assert layout.convert({"messages": [{"role": "user", "content": parts}]}) == chat({"role": "user", "content": "ab"})
-    with pytest.raises(InputError, match=r"part 0 of .* of type 'image'; only parts of type 'text'"):
+    with pytest.raises(InputError, match=r"part 0 of .* of type 'image'; `parts: join` .* each must be of type 'text'"):
         layout.convert({"messages": [{"role": "user", "content": [{"type": "image"}]}]})
 
 

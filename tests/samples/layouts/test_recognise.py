@@ -78,7 +78,7 @@ def test_names_of_fields() -> None:
             [{"text": "a"}, {"messages": [USER]}],
             "record 0 fits text, record 1 does not .field 'text' is missing.*layout: text",
         ),
-        ([{"text": "a"}, 5], r"record 1 does not \(it is no object\)"),
+        ([{"text": "a"}, 5], r"record 1 does not \(it is not an object\)"),
         ([5], "record 0 is a int"),
     ],
 )
@@ -108,7 +108,7 @@ def test_each_record_by_its_own_layout() -> None:
     assert samples == [make_layout(name).convert(RECORDS[name]) for name in names]
     found = [(bad.record, bad.message[:30]) for bad in maker.make(records[6:]).bad]
     assert found == [
-        (0, "it is of the layout kto, which"),
+        (0, "the record is of the layout kt"),
         (1, "the records fit several layout"),
         (2, "the record fits no layout; its"),
     ]
@@ -152,5 +152,5 @@ def test_arguments_as_a_string_are_noted_and_parsed() -> None:
     assert sample.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": [1]}
     assert CALL["function"] == {"name": "f", "arguments": '{"a": [1]}'}
     broken = {**CALL, "function": {"name": "f", "arguments": "{"}}
-    with pytest.raises(InputError, match=r"arguments of call 0 .*no JSON .*arguments: keep"):
+    with pytest.raises(InputError, match=r"arguments of call 0 .*not JSON .*arguments: keep"):
         maker(", arguments: parse").sample({"messages": [USER, {**YES, "tool_calls": [broken]}]})

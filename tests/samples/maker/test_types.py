@@ -180,10 +180,10 @@ def test_positions_names_and_dtypes() -> None:
 
 
 def test_what_a_dtype_cannot_hold_is_refused() -> None:
-    with pytest.raises(ConfigError, match="uint8, up to 255, and the tokeniser has ids up to 2"):
+    with pytest.raises(ConfigError, match="uint8, which holds ids up to 255, but the tokeniser has ids up to 2"):
         maker("type: seq\ninputs: {paths: a, layout: text}\noutput: {dtypes: {tokens: uint8}}")
     made = make(GRPO + "output: {dtypes: {rewards: float16}}", [{"prompt": "a", "responses": ["b"], "rewards": [1e9]}])
-    assert "'rewards' holds 1000000000.0, which float16 cannot hold" in made.bad[0].message
+    assert "'rewards' has the value 1000000000.0, which float16 cannot hold" in made.bad[0].message
     recipe = (
         "type: keys\noutput: {dtypes: {n: int8}}\nsources: {a: {sections: [{field: t, action: train}]}, "
         "n: {sections: [{field: n, action: value}]}}"
@@ -197,7 +197,7 @@ def test_what_is_missing_is_said_before_anything_is_made() -> None:
     with pytest.raises(ConfigError, match=r"inputs\[0\].layout is not known: resolve_layout"):
         SampleMaker(parse_recipe(SFT), tokenizer_json())
     recipe = parse_recipe("type: sft\ninputs: {paths: a, layout: messages}")
-    with pytest.raises(ConfigError, match="there is no chat template: say `template`"):
+    with pytest.raises(ConfigError, match="there is no chat template: set `template`"):
         SampleMaker(recipe, tokenizer_json()).make([{"messages": [USER]}])
     recipe = parse_recipe("type: sft\ninputs: {paths: a, layout: completion}")
     with pytest.raises(
@@ -216,10 +216,10 @@ def test_what_is_missing_is_said_before_anything_is_made() -> None:
 
 BAD: list[tuple[str, Any, str]] = [
     (SFT, {"messages": "Hi"}, "messages is the string"),
-    (SFT, 5, "the record is the number 5; a record is an object"),
+    (SFT, 5, "the record is the number 5; it must be an object"),
     (SFT, {"messages": [USER]}, "none of its 7 tokens is trained"),
-    (PROMPT, {"prompt": "a", "x": "\ud800"}, "cannot be kept as JSON"),
-    (PROMPT, {"prompt": "a", "x": object()}, "cannot be kept as JSON"),
+    (PROMPT, {"prompt": "a", "x": "\ud800"}, "cannot be stored as JSON"),
+    (PROMPT, {"prompt": "a", "x": object()}, "cannot be stored as JSON"),
 ]
 
 
@@ -269,7 +269,7 @@ def test_unstable_templates_split_a_record_into_documents() -> None:
     assert (made.counts.kept, made.counts.documents, made.counts.notes["split_records"]) == (2, 4, 2)
     assert make(SFT + "mask: {unstable: drop}", [talk], chat=chat).counts.dropped == {"unstable_template": 1}
     refused = make(SFT + "mask: {unstable: error}", [talk], chat=chat).bad[0].message
-    assert "otherwise when more messages follow" in refused
+    assert "differently when more messages follow" in refused
     assert make(SFT, [talk], chat=chat).records.tolist() == [0, 0]
     assert made.counts.notes["split_tokens"] == sum(made.arrays["tokens"].lengths[::2])
 
@@ -289,8 +289,8 @@ def test_a_refused_record_shows_the_options_that_would_take_it() -> None:
         return SampleMaker(resolve_layout(other, [talk])[0], tokenizer_json(), template=chat)
 
     lines = recipes_that_take(talk, recipe.mask, make_other)
-    assert lines[0].startswith("`mask: {unstable: split}` takes it: 2 samples, ")
+    assert lines[0].startswith("`mask: {unstable: split}` accepts it: 2 samples, ")
     assert lines[0].endswith("'<think>a</think>Yes<|end|>', '<think>b</think>No<|end|>'")
-    assert lines[1].startswith("`mask: {unstable: last_turn}` takes it: 1 sample, ")
+    assert lines[1].startswith("`mask: {unstable: last_turn}` accepts it: 1 sample, ")
     assert lines[1].endswith("trained: '<think>b</think>No<|end|>'")
     assert len(lines) <= 3

@@ -263,7 +263,7 @@ def test_ends_that_only_the_next_message_writes() -> None:
 
 def test_ends_that_are_written_at_the_very_end_only() -> None:
     made = Made(STYLES[4], end="", joint="\n", closing="<|close|>")
-    assert "otherwise when more messages follow" in masked(made, TWO, unstable="error").refused[0].message
+    assert "differently when more messages follow" in masked(made, TWO, unstable="error").refused[0].message
     for options in ({"unstable": "split"}, {"unstable": "split", "on_prompt_mismatch": "allow"}):
         samples = trained(made, TWO, masked(made, TWO, **options))
         assert [sorted(one) for one in samples] == [[1], [3]]
@@ -276,7 +276,7 @@ def test_thoughts_that_are_stripped_from_earlier_turns(strips: Any, mismatch: An
     """Also where the prompt of the last turn still has those of the turn before, as LFM2.5 writes it."""
     made = Made(STYLES[0], joint="\n", strips=strips)
     refused = masked(made, THOUGHTS, unstable="error", on_prompt_mismatch=mismatch).refused[0]
-    assert "otherwise when more messages follow" in refused.message
+    assert "differently when more messages follow" in refused.message
     batch = masked(made, THOUGHTS, unstable="split", on_prompt_mismatch=mismatch)
     assert trained(made, THOUGHTS, batch) == [{1: "<think>1</think>Yes<|eot|>"}, {3: "<think>2</think>No<|eot|>"}]
     rewritten = {"rewritten_histories": 1} if strips == "earlier" else {}

@@ -131,13 +131,13 @@ def test_truncation_by_tokens() -> None:
             assert cut.loss_mask.tolist() == whole.loss_mask[kept].tolist()
             assert cut.evidence is not None
             assert [token.id for token in cut.evidence.tokens(cut)] == cut.ids.tolist()
-    with pytest.raises(InputError, match="and max_tokens is 3: raise it"):
+    with pytest.raises(InputError, match="but max_tokens is 3: raise max_tokens"):
         sample_of(talks.TWO, Truncation(max_tokens=3))
     with pytest.raises(DroppedError, match="max_tokens is 3"):
         sample_of(talks.TWO, Truncation(max_tokens=3, over_long="drop"))
     with pytest.raises(InputError, match=r"none of its .* trained tokens is among those that are kept"):
         sample_of(talks.TWO, Truncation(max_tokens=3, over_long="keep_start", on_supervision_cut="error"))
-    with pytest.raises(ConfigError, match="takes turns out of a conversation"):
+    with pytest.raises(ConfigError, match="removes turns from a conversation"):
         truncate(whole, Truncation(max_tokens=3, over_long="keep_last_turns"))
     with pytest.raises(ConfigError, match="max_tokens is 0"):
         Truncation(max_tokens=0)

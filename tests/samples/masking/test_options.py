@@ -122,7 +122,9 @@ def test_reasoning() -> None:
 
 
 def test_unstable_templates() -> None:
-    with pytest.raises(InputError, match=r"writes message 1 \(assistant\) otherwise when more messages follow.*split"):
+    with pytest.raises(
+        InputError, match=r"writes message 1 \(assistant\) differently when more messages follow.*split"
+    ):
         masks_made.masks("qwen3", talks.THINKING, unstable="error")
     with pytest.raises(DroppedError) as dropped:
         masks_made.masks("qwen3", talks.THINKING, unstable="drop")
@@ -151,7 +153,7 @@ def test_unstable_templates() -> None:
 
 def test_a_turn_that_closes_otherwise_is_unstable() -> None:
     """gpt-oss writes <|return|> at the very end, and <|end|> where more follows."""
-    with pytest.raises(InputError, match="otherwise when more messages follow"):
+    with pytest.raises(InputError, match="differently when more messages follow"):
         masks_made.masks("gpt-oss", talks.TWO, unstable="error")
     assert len(masks_made.masks("gpt-oss", talks.TWO, end_of_turn="mask")) == 1
     assert len(masks_made.masks("gpt-oss", talks.TWO, unstable="split")) == 2
@@ -217,7 +219,7 @@ def test_policies() -> None:
         ("chatml", [user("a")], "on_no_supervised", "no_supervised", "none of its"),
         ("falcon", talks.ONE, "on_untrained_end", "untrained_end", "ends without a special token"),
         ("chatml", [user("a"), assistant("")], "on_empty_turn", "empty_turn", "says nothing: a model"),
-        ("llama3", talks.CALLED[:2], "on_empty_turn", "empty_turn", "calls of tools, which the template does not"),
+        ("llama3", talks.CALLED[:2], "on_empty_turn", "empty_turn", "tool calls, which the template does not"),
         ("llama2", [user("<s>a"), assistant("b")], "on_doubled_bos", "doubled_bos", "begins with two BOS"),
     ]
     bos = "{{ bos_token }}<s>" + BARE

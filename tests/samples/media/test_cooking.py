@@ -44,9 +44,9 @@ def test_what_a_cooker_is_given() -> None:
     assert Cooker(plain)(CRUDE, primary=1, cache=2, aux={"media": 3}) == ("hi", {"media": 3})
     assert Cooker(wanting)(CRUDE, primary=1, cache=2) == ("hi", {"primary": 1, "cache": 2})
     assert (plain.__name__, plain.__doc__) == ("plain", "Says what it is given.")
-    with pytest.raises(ConfigError, match="wanting wants primary=, and there is none"):
+    with pytest.raises(ConfigError, match="wanting needs primary=, but there is none"):
         Cooker(wanting)(CRUDE, cache=2)
-    with pytest.raises(ConfigError, match="wanting wants cache="):
+    with pytest.raises(ConfigError, match="wanting needs cache="):
         Cooker(wanting)(CRUDE, primary=2)
     with pytest.raises(ConfigError, match="an auxiliary store is named 'cache'"):
         Cooker(plain)(CRUDE, aux={"cache": 3})
@@ -84,5 +84,5 @@ def test_the_first_that_matches() -> None:
     )
     with pytest.raises(ConfigError, match="my/data: no cooker matches: it has no subflavors"):
         choose_cooker(cookers[:2], None, "my/data")
-    with pytest.raises(ConfigError, match="my/data: its samples are crude, and there are no cookers"):
+    with pytest.raises(ConfigError, match="my/data: its samples are crude, but there are no cookers"):
         choose_cooker([], None, "my/data")

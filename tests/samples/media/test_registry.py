@@ -41,7 +41,7 @@ def test_other_modules_are_imported_only_if_trusted(tmp_path: Path, monkeypatch:
         "class Other: pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"their_types\.Mine lies in a module that is not imported.*trust_code=True"):
+    with pytest.raises(ConfigError, match=r"their_types\.Mine is in a module that is not imported.*trust_code=True"):
         resolve_sample_type("their_types", "Mine")
     assert "their_types" not in sys.modules
     # A name that only begins like Energon's is another module.

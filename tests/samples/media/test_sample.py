@@ -136,7 +136,7 @@ def test_extend() -> None:
     made = More.extend(text("a", __sources__=(SOURCE,)), extra=3)
     assert (made.text, made.extra, made.__sources__) == ("a", 3, (SOURCE,))
     assert More.extend(text("a"), extra=3, text="b").text == "b"
-    with pytest.raises(ConfigError, match=r"ImageSample\.extend was given a TextSample"):
+    with pytest.raises(ConfigError, match=r"ImageSample\.extend got a TextSample"):
         ImageSample.extend(text("a"), image=1)
 
 
@@ -302,5 +302,5 @@ def test_generic_batch() -> None:
     assert generic_batch([Plain(np.ones(1)), Plain(np.zeros(1))]).a.tolist() == [[1], [0]]
     pair = generic_batch([Pair(1, np.ones(1)), Pair(2, np.ones(1))])
     assert (pair.left, pair.right.shape) == ([1, 2], (2, 1))
-    with pytest.raises(ConfigError, match="other keys"):
+    with pytest.raises(ConfigError, match="have different keys"):
         generic_batch([{"a": 1}, {"b": 1}])

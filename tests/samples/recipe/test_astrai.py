@@ -171,7 +171,7 @@ def test_rewards_are_never_rounded_away() -> None:
         make(read(config), [{"prompt": [USER], "responses": ["a"], "rewards": [0.8]}]).arrays["rewards"].values.dtype
         == "float32"
     )
-    with pytest.raises(ConfigError, match="which would round rewards away"):
+    with pytest.raises(ConfigError, match="which would round the rewards"):
         read(with_(GRPO, output={"dtype": {"rewards": "int32"}}))
 
 
@@ -236,7 +236,7 @@ def test_a_data_set_with_its_tokeniser(tmp_path: Path) -> None:
         ),
         (with_(SEQ, output={"dtype": {"sequence": "int12"}}), "output.dtypes.sequence is 'int12'"),
         (with_(SEQ, output={"storage_format": "hd5"}), "output.storage_format is 'hd5'; did you mean 'h5'"),
-        (with_(SEQ, preprocessing={"max_seq_len": 0}), "max_seq_len is 0: at least 1"),
+        (with_(SEQ, preprocessing={"max_seq_len": 0}), "max_seq_len is 0: it must be at least 1"),
         ({"input": {"sections": [{"field": "a", "action": "trian"}]}}, r"input.sections\[0\].action is 'trian'"),
         ({"input": {}}, "neither sections nor sources"),
         ({**CHAT, "mask": {"user": "no"}}, "mask.user is 'no'"),

@@ -176,10 +176,10 @@ def test_failures_name_template_line_and_reason(text: str, message: str) -> None
 
 def test_what_is_no_template_is_refused_at_once() -> None:
     with pytest.raises(
-        ConfigError, match=r"chat template 'default' of text, line 1: it is no Jinja template: .*endfor"
+        ConfigError, match=r"chat template 'default' of text, line 1: it is not a Jinja template: .*endfor"
     ):
         ChatTemplate.from_text("{% for m in messages %}\n")
-    with pytest.raises(ConfigError, match="no Jinja template: No filter named 'nothing'"):
+    with pytest.raises(ConfigError, match="not a Jinja template: No filter named 'nothing'"):
         ChatTemplate.from_text("{{ 1 | nothing }}")
 
 
@@ -187,8 +187,8 @@ def test_what_is_no_template_is_refused_at_once() -> None:
     ("messages", "message"),
     [
         ([], "the conversation is empty"),
-        ("Hi", "the messages are a str; a list of dicts is needed"),
-        (["Hi"], "message 0 is a str, 'Hi'; a dict is needed"),
+        ("Hi", "the messages are a str; they must be a list of dicts"),
+        (["Hi"], "message 0 is a str, 'Hi'; it must be a dict"),
         ([*HI, None], "message 1 is a NoneType"),
     ],
 )
@@ -198,7 +198,7 @@ def test_messages_are_a_list_of_dicts(messages: Any, message: str) -> None:
 
 
 def test_tools_and_documents_are_lists_of_dicts() -> None:
-    with pytest.raises(InputError, match="entry 1 of tools is a str; a dict is needed"):
+    with pytest.raises(InputError, match="entry 1 of tools is a str; it must be a dict"):
         render("x", tools=[{}, "f"])
     with pytest.raises(InputError, match="documents are a str"):
         render("x", documents="D")
@@ -233,7 +233,7 @@ def test_the_final_message_goes_on() -> None:
             True,
             "the final message has no 'content' to continue; it has 'role'",
         ),
-        ("{{ messages[0].role }}", [{"role": "a", "content": "b"}], True, "the template reads no 'content'"),
+        ("{{ messages[0].role }}", [{"role": "a", "content": "b"}], True, "the template does not read 'content'"),
         (
             "{{ messages[0].content | upper }}",
             [{"role": "a", "content": "b"}],

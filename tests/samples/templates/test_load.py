@@ -56,7 +56,7 @@ def test_named_templates(tmp_path: Path) -> None:
         ChatTemplate.load(tmp_path, name="nope")
     # Files of their own hide all of the configuration, the default among it.
     write(tmp_path, more={"rag": "R"})
-    with pytest.raises(ConfigError, match="it has the templates 'rag' and none is the default: choose one by its name"):
+    with pytest.raises(ConfigError, match="it has the templates 'rag', and none is the default: choose one by `name`"):
         ChatTemplate.load(tmp_path)
     rag = ChatTemplate.load(tmp_path, name="rag")
     assert (rag.name, rag.source) == ("rag", str(tmp_path / "additional_chat_templates/rag.jinja"))
@@ -113,33 +113,35 @@ def test_what_is_not_there_says_what_is(tmp_path: Path) -> None:
     ):
         ChatTemplate.load(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"'chatlm' is no folder, no file and no template of ours\. Did you mean chatml"
+        ConfigError, match=r"'chatlm' is not a folder, a file or the name of a template of ours\. Did you mean chatml"
     ):
         ChatTemplate.load("chatlm")
-    with pytest.raises(ConfigError, match="'chatml' is one template and has no 'rag': leave the name out"):
+    with pytest.raises(ConfigError, match="'chatml' is a single template and has no 'rag': leave the name out"):
         ChatTemplate.load("chatml", name="rag")
-    with pytest.raises(ConfigError, match=r"no such folder; a tokeniser's folder or its tokenizer\.json is needed"):
+    with pytest.raises(ConfigError, match=r"no such folder; pass a tokeniser's folder or its tokenizer\.json"):
         ChatTemplate.load("chatml", tokenizer=tmp_path / "nothing")
     path = write(tmp_path, jinja="x", config={}) / "chat_template.jinja"
-    with pytest.raises(ConfigError, match="a file is one template and has no 'rag'"):
+    with pytest.raises(ConfigError, match="a file is a single template and has no 'rag'"):
         ChatTemplate.load(path, name="rag")
-    with pytest.raises(ConfigError, match=r"give the folder that this file lies in, or a \.jinja file"):
+    with pytest.raises(ConfigError, match=r"pass the folder that holds this file, or a \.jinja file"):
         ChatTemplate.load(tmp_path / "tokenizer_config.json")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     write(tmp_path, config={"chat_template": 3})
-    with pytest.raises(InputError, match=r"tokenizer_config.json: chat_template is a int, 3; a string, or a list of"):
+    with pytest.raises(
+        InputError, match=r"tokenizer_config.json: chat_template is a int, 3; allowed are a string, and a list of"
+    ):
         ChatTemplate.load(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(InputError, match=r"tokenizer_config.json: it is no JSON object"):
+    with pytest.raises(InputError, match=r"tokenizer_config.json: it is not a JSON object"):
         ChatTemplate.load(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(InputError, match=r"tokenizer_config.json: it is no JSON object"):
+    with pytest.raises(InputError, match=r"tokenizer_config.json: it is not a JSON object"):
         ChatTemplate.load(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "chat_template.jinja").write_bytes(b"ab\xff")
-    with pytest.raises(InputError, match=r"chat_template.jinja: byte 2 is no UTF-8"):
+    with pytest.raises(InputError, match=r"chat_template.jinja: byte 2 is not UTF-8"):
         ChatTemplate.load(tmp_path)
 
 

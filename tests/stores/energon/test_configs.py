@@ -38,12 +38,12 @@ def test_yaml_that_energon_fails_on(text: str, wanted: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: {b: 1\n", r"x\.yaml: no YAML: .*line 2"),
-        ("\ta: 1\n", r"x\.yaml: no YAML"),
+        ("a: {b: 1\n", r"x\.yaml: not valid YAML: .*line 2"),
+        ("\ta: 1\n", r"x\.yaml: not valid YAML"),
         ("a: 1\n---\nb: 2\n", "several documents"),
         ("? [1]\n: 2\n", "line 1: a key must be"),
         ("[" * 200 + "]" * 200, "nested deeper than 100"),
-        ("a: \x00", "no YAML"),
+        ("a: \x00", "not valid YAML"),
     ],
 )
 def test_yaml_that_is_malformed(text: str, message: str) -> None:
@@ -142,8 +142,8 @@ def test_info_of_before_7(tmp_path: Path) -> None:
         ('{"shard_counts": {"a.tar": true}}', "found the bool True"),
         ('{"shard_counts": {"../a.tar": 1}}', "may not leave their folder"),
         ('{"shard_counts": {"/a.tar": 1}}', "may not leave their folder"),
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
     ],
 )
 def test_info_that_is_malformed(tmp_path: Path, text: str, message: str) -> None:
@@ -164,7 +164,7 @@ def test_unknown_keys_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def test_split_files_by_name(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"split\.yaml: missing, and no split\.json"):
+    with pytest.raises(StoreError, match=r"split\.yaml: missing, and there is no split\.json"):
         read_splits(tmp_path)
     meta(tmp_path, "split.json", '{"split_parts": {"train": ["a.tar"]}}')
     assert read_splits(tmp_path).parts == {"train": ("a.tar",)}
@@ -174,13 +174,13 @@ def test_split_files_by_name(tmp_path: Path) -> None:
     assert splits.exclude == {"b1.tar", "b2.tar", "b0.tar/k"}
     meta(tmp_path, "mine.json", '{"split_parts": {"x": []}}')
     assert read_splits(tmp_path, "mine.json").parts == {"x": ()}
-    with pytest.raises(StoreError, match=r"other\.yaml: missing; it lists"):
+    with pytest.raises(StoreError, match=r"other\.yaml: missing; a split file lists"):
         read_splits(tmp_path, "other.yaml")
     meta(tmp_path, "mine.txt", "")
-    with pytest.raises(StoreError, match=r"mine\.txt: .*ends in \.yaml or \.json"):
+    with pytest.raises(StoreError, match=r"mine\.txt: .*must end in \.yaml or \.json"):
         read_splits(tmp_path, "mine.txt")
     for name in ("../x.yaml", "/x.yaml"):
-        with pytest.raises(ConfigError, match="is named relative to"):
+        with pytest.raises(ConfigError, match="must be named relative to"):
             read_splits(tmp_path, name)
 
 
@@ -215,7 +215,7 @@ def test_parts(tmp_path: Path) -> None:
         split_part(splits, "trian", info)
     with pytest.raises(StoreError, match=r"shard 'b\.tar' is not in .*info\.json"):
         split_part(splits, "x", info)
-    with pytest.raises(StoreError, match="part 'y' has no shards: it lists none"):
+    with pytest.raises(StoreError, match="part 'y' has no shards: the split file lists none"):
         split_part(splits, "y", info)
     with pytest.raises(StoreError, match="part 'z' has no shards: all of its shards are excluded"):
         split_part(splits, "z", info)
@@ -228,7 +228,7 @@ def test_names_with_braces_are_written_so_that_they_are_read_back(tmp_path: Path
         write_splits(tmp_path, {"train": names, "no": []}, exclude=["a{1}.tar"], split_config=name)
         splits = read_splits(tmp_path, name)
         assert (list(splits.parts["train"]), splits.parts["no"], splits.exclude) == (names, (), {"a{1}.tar"})
-    with pytest.raises(ConfigError, match=r"named \.yaml or \.json"):
+    with pytest.raises(ConfigError, match=r"must end in \.yaml or \.json"):
         write_splits(tmp_path, {}, split_config="x.txt")
 
 
@@ -270,20 +270,23 @@ def test_datasets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("field_map: {image: jpg}", "has no sample_type; give one.*CrudeWebdataset"),
+        ("field_map: {image: jpg}", "has no sample_type; add one.*CrudeWebdataset"),
         (TYPED, "neither field_map nor sample_loader"),
         (TYPED + "field_map: {}\nsample_loader: x.py", "both field_map and sample_loader"),
         (TYPED + "sample_loader: x.py", "no part_filter"),
-        (TYPED + "field_map: {image: jpg}\npart_filter: [jpg]", "part_filter goes with a sample_loader"),
+        (TYPED + "field_map: {image: jpg}\npart_filter: [jpg]", "part_filter is only for a sample_loader"),
         (TYPED + "fieldmap: {image: jpg}", "unknown key 'fieldmap'; did you mean 'field_map'"),
         (TYPED + "field_map: {image: 1}", "image must name a part"),
         ("sample_type: CaptioningSample\nfield_map: {}", "sample_type: expected a map, found the str"),
-        ("sample_type: {__class__: X}\nfield_map: {}", "sample_type: a class is named by __module__ and __class__"),
+        ("sample_type: {__class__: X}\nfield_map: {}", "sample_type: a class needs __module__ and __class__"),
         ("sample_type: {__module__: a, __function__: f}\nfield_map: {}", "must be a class, found the function a.f"),
-        ("__module__: megatron.energon", "a class is named by"),
+        ("__module__: megatron.energon", "a class needs __module__ and __class__"),
         ("__module__: 1\n__class__: X", "__module__ must be a name, found the int 1"),
-        ("__module__: m\n__class__: CrudeWebdataset\nfield_map: {}", "field_map does not go with CrudeWebdataset"),
-        ("__module__: m\n__class__: VQAWebdataset\n" + TYPED, "it takes no sample_type"),
+        ("__module__: m\n__class__: CrudeWebdataset\nfield_map: {}", "field_map is not for CrudeWebdataset"),
+        (
+            "__module__: m\n__class__: VQAWebdataset\n" + TYPED,
+            "VQAWebdataset has the sample type VQASample; remove sample_type",
+        ),
         ("subflavors: 3", "subflavors: expected a map"),
         (TYPED + "sample_loader: 3\npart_filter: [a]", "expected file.py:name"),
         ("", "expected a map, found nothing"),

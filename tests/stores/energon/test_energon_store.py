@@ -50,7 +50,7 @@ def test_parts(root: Path, with_index: bool, caplog: pytest.LogCaptureFixture) -
     assert keys(EnergonStore(root)) == ["a0", "a1", "a2", "b0", "b1", "c0"]
     assert not caplog.records
     assert keys(EnergonStore(root, split_part="both")) == ["a0", "a2", "b1"]
-    assert "excludes b/b.tar/a2, and there is no such sample" in caplog.text
+    assert "excludes b/b.tar/a2, but there is no such sample" in caplog.text
 
 
 def test_opening_looks_at_no_shard(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_missing_split_file(root: Path, caplog: pytest.LogCaptureFixture) -> N
     with pytest.raises(StoreError, match=r"split\.yaml: missing"):
         EnergonStore(root, split_part="train")
     assert len(EnergonStore(root, split_part="train", strict=False)) == 6
-    assert "all shards are taken as train" in caplog.text
+    assert "all shards are used as train" in caplog.text
     with pytest.raises(ConfigError, match="all shards are 'train'"):
         EnergonStore(root, split_part="val", strict=False)
 
@@ -127,14 +127,14 @@ def test_counts_that_differ_from_the_index(root: Path, caplog: pytest.LogCapture
     assert keys(store) == ["a0", "a1", "a2", "b0", "b1", "c0"]
     assert "a.tar has 3, not 2" in caplog.text
     (root / "c.tar.idx").write_bytes(b"1234567")
-    with pytest.raises(StoreError, match=r"c\.tar\.idx: 7 bytes"):
+    with pytest.raises(StoreError, match=r"c\.tar\.idx: has 7 bytes"):
         EnergonStore(root, strict=False)
 
 
 def test_an_index_of_other_shards(root: Path) -> None:
     write_tar(root / "a.tar", shard("a0", "x1", "a2"))
     store = EnergonStore(root)
-    with pytest.raises(StoreError, match=r"index\.sqlite: has key 'a1' for sample 1 of a\.tar, which is 'x1'"):
+    with pytest.raises(StoreError, match=r"index\.sqlite: has the key 'a1' for sample 1 of a\.tar, whose key is 'x1'"):
         store.find("a1")
     (problem,) = store.check()
     assert problem.path.endswith("index.sqlite")
@@ -194,7 +194,7 @@ def test_shards_of_tokens(root: Path) -> None:
     part = EnergonStore(root, split_part="x")
     assert [sample.key for sample in part] == ["1", "a0", "a1", "a2", "0", "1", "2"]
     (root / ".nv-meta/.info.json").write_text(json.dumps({"shard_counts": counts | {"tokens": 4}}))
-    with pytest.raises(StoreError, match="has 3 documents, the info file lists 4"):
+    with pytest.raises(StoreError, match="has 3 documents, but the info file lists 4"):
         EnergonStore(root)[4]
 
 

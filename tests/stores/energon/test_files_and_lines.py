@@ -68,7 +68,7 @@ def test_media_of_files(folder: Path) -> None:
     assert store.media_metadata("d/2.jpg") == {"type": "image", "width": 3}
     (problem,) = store.check()
     assert problem.place == "gone.jpg"
-    with pytest.raises(StoreError, match="no folder"):
+    with pytest.raises(StoreError, match="not a folder"):
         FilesystemStore(folder / "README")
 
 
@@ -108,7 +108,7 @@ def test_lines(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], end
 def test_lines_that_are_no_objects(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"a": 1}\n\n' + line + b"\n")
-    with pytest.raises(InputError, match=r"x\.jsonl: line 3, byte 10: no JSON object from \{ to \}"):
+    with pytest.raises(InputError, match=r"x\.jsonl: line 3, byte 10: not a JSON object from \{ to \}"):
         write_lines(path)
     assert not path.with_suffix(".jsonl.idx").exists()
 
@@ -118,21 +118,21 @@ def test_an_index_of_another_file(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     path.write_text('{"a": 1}\n{"a": 2}\n')
     write_lines(path)
     path.write_text('{"a": 1}\n{"a": 2}\n{"a": 3}\n')
-    with pytest.raises(StoreError, match=r"x\.jsonl\.idx: goes from byte 0 to 18, the file from 0 to 27"):
+    with pytest.raises(StoreError, match=r"x\.jsonl\.idx: goes from byte 0 to 18, but the file from 0 to 27"):
         JsonlSamplesStore(path)
     assert len(JsonlSamplesStore(path, strict=False)) == 3
-    assert "it is not used" in caplog.text
+    assert "the index is ignored" in caplog.text
     path.with_suffix(".jsonl.idx").write_bytes(b"123")
-    with pytest.raises(StoreError, match="3 bytes, which is no index"):
+    with pytest.raises(StoreError, match="has 3 bytes, but an index has 8 bytes a record and 8 more"):
         JsonlSamplesStore(path)
     np.array([0, 20, 9, 27]).tofile(path.with_suffix(".jsonl.idx"))
-    with pytest.raises(InputError, match="sample 1: from byte 20 to 9"):
+    with pytest.raises(InputError, match="sample 1: goes from byte 20 to 9"):
         JsonlSamplesStore(path)[1]
     (problem,) = JsonlSamplesStore(path).check()
-    assert "its index is of another file" in problem.message
+    assert "its index belongs to another file" in problem.message
     np.array([0, 2**63 - 1, -(2**62), 27]).tofile(path.with_suffix(".jsonl.idx"))
     for number, words in ((1, "9223372036854775807 to -4611686018427387904"), (2, "-4611686018427387904 to 27")):
-        with pytest.raises(InputError, match=f"sample {number}: from byte {words} by its index"):
+        with pytest.raises(InputError, match=f"sample {number}: goes from byte {words} in the index"):
             JsonlSamplesStore(path)[number]
 
 
@@ -140,7 +140,7 @@ def test_a_record_that_is_no_json(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n{"a": }\n')
     (problem,) = JsonlSamplesStore(path).check()
-    assert (problem.place, problem.message[:14]) == ("record 1, byte 9", "no JSON object")
+    assert (problem.place, problem.message[:17]) == ("record 1, byte 9", "not a JSON object")
 
 
 def test_a_large_file_is_indexed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_what_a_jsonl_holds(tmp_path: Path, record: str) -> None:
     if RECORDS[record] is JsonlStore:
         assert open_tokens(path).num_documents == 1
     else:
-        with pytest.raises(StoreError, match=r"no record of tokens.*headrace prepare"):
+        with pytest.raises(StoreError, match=r"not a record of tokens.*headrace prepare"):
             open_tokens(path)
 
 
@@ -196,14 +196,14 @@ def test_what_a_folder_or_name_holds(tmp_path: Path) -> None:
         assert isinstance(store, TarStore)
         assert [sample.key for sample in store] == ["k", "m"]
     for place in (root, tmp_path / "plain", tmp_path / "plain/deep/x-0.tar"):
-        with pytest.raises(StoreError, match=r"holds samples .*, and tokens are needed"):
+        with pytest.raises(StoreError, match=r"holds samples .*, but tokens are needed"):
             open_tokens(place)
         with pytest.raises(ConfigError, match="key, dialect is for stores of tokens"):
             headrace.open(place, key="ids", dialect="megatron")
-    with pytest.raises(ConfigError, match="split_part='train' is for datasets of Energon; this is tar shards"):
+    with pytest.raises(ConfigError, match="split_part='train' is for Energon datasets; this is tar shards"):
         headrace.open(tmp_path / "plain", split_part="train")
     (tmp_path / "t.jsonl").write_text('{"ids": [1]}')
-    with pytest.raises(ConfigError, match="split_part='train' is for datasets of Energon"):
+    with pytest.raises(ConfigError, match="split_part='train' is for Energon datasets"):
         headrace.open(tmp_path / "t.jsonl", split_part="train")
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreError, match="a folder without shards"):

@@ -64,7 +64,7 @@ def test_two_splits_have_an_index_each(root: Path) -> None:
 def test_the_index_of_another_split_is_refused(root: Path) -> None:
     train, val = columns(root, "train", "train", "none"), columns(root, "val", "val", "none")
     write_join(root / "cache", train)
-    with pytest.raises(StoreError, match=r"of another split, and there is no join_index_.*headrace prepare"):
+    with pytest.raises(StoreError, match=r"belongs to another split, and there is no join_index_.*headrace prepare"):
         JoinedStore(val, root / "cache")
 
 
@@ -82,7 +82,7 @@ def test_skip(root: Path) -> None:
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ("val", r"sample 'f' has no partner in .*second, split_part 'val', which has none"),
+        ("val", r"sample 'f' has no partner in .*second, split_part 'val', which has no such key"),
         ("none", "has it in another"),
     ],
 )
@@ -129,7 +129,9 @@ def test_rows_of_shards_that_were_prepared_again(root: Path) -> None:
         JoinedStore(columns(root, "train", "train", "none"), root / "cache")
     path.rename(root / "cache" / join_name(columns(root, "train", "train", "none"), with_split=True))
     store = JoinedStore(columns(root, "train", "train", "none"), root / "cache")
-    with pytest.raises(StoreError, match=r"row 1: byte 0 of shard 1, 1024 bytes, is no sample of .*first"):
+    with pytest.raises(
+        StoreError, match=r"row 1: the 1024 bytes from byte 0 of shard 1 on are not a sample of .*first"
+    ):
         store[1]
     assert [problem.place for problem in store.check()] == ["row 1"]
 
@@ -144,10 +146,10 @@ def test_rows_that_join_other_keys(root: Path) -> None:
         data[second : second + 24],
     )
     path.write_bytes(data)
-    with pytest.raises(StoreError, match="row 0 joins samples of different keys: of another split"):
+    with pytest.raises(StoreError, match="row 0 joins samples with different keys, so it belongs to another split"):
         JoinedStore(joined, root / "cache")
     path.rename(root / "cache" / join_name(joined, with_split=True))
-    with pytest.raises(StoreError, match="row 0 joins samples of different keys: 'c', 'a'"):
+    with pytest.raises(StoreError, match="row 0 joins samples with different keys: 'c', 'a'"):
         JoinedStore(joined, root / "cache")[0]
 
 
@@ -158,7 +160,7 @@ def test_rows_that_join_other_keys(root: Path) -> None:
         (b"JIDX0002" + bytes(8), "begins with b'JIDX0002'"),
         (b"JIDX0001" + (3).to_bytes(8, "little"), "rows of 3 columns; expected rows of 2"),
         (b"JIDX0001" + (2).to_bytes(8, "little") + bytes(40), "40 bytes of rows"),
-        (b"JIDX0001" + (2).to_bytes(8, "little"), "holds 0 rows, the primary dataset 3 samples"),
+        (b"JIDX0001" + (2).to_bytes(8, "little"), "has 0 rows for 3 samples of the primary dataset"),
         (b"JIDX0001" + (2).to_bytes(8, "little") + b"\xff" * 144, "row 0 names no sample of .*first"),
     ],
 )
@@ -181,7 +183,7 @@ def test_what_cannot_be_joined(root: Path) -> None:
     with pytest.raises(ConfigError, match="at most 11"):
         write_join(root / "cache", [first, *[JoinColumn(store=second.store, nonmatch="none")] * 11])
     (root / "second/.nv-meta/index.uuid").unlink()
-    with pytest.raises(StoreError, match=r"index\.uuid: cannot be read.*prepare it again"):
+    with pytest.raises(StoreError, match=r"index\.uuid: cannot be read.*prepare the dataset again"):
         write_join(root / "cache", [first, second])
     (root / "second/.nv-meta/index.uuid").write_text("x")
     (root / "second/.nv-meta/index.sqlite").unlink()

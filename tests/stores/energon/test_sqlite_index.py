@@ -96,7 +96,7 @@ def test_indices_of_older_versions(root: Path, version: str) -> None:
     assert [store.find(row[1]) for row in SAMPLES] == [0, 1, 2, 3]
     assert store.part("k1.txt") == b"1"
     assert store.part("k3.txt") == b"33"
-    assert ["is there more than once" in problem.message for problem in store.check()] == [True]
+    assert ["occurs more than once" in problem.message for problem in store.check()] == [True]
     assert not list((root / ".nv-meta").glob("index.sqlite-*"))
 
 
@@ -120,7 +120,7 @@ def test_threads_and_forks(root: Path) -> None:
 
 def test_an_index_that_cannot_be_read(tmp_path: Path) -> None:
     found = SqliteIndex(tmp_path / "odd ?#% name.sqlite")
-    with pytest.raises(StoreError, match="it is missing"):
+    with pytest.raises(StoreError, match="the file is missing"):
         found.sample("k")
     found.path.write_bytes(b"x" * 5000)
     with pytest.raises(StoreError, match="not a database"):
@@ -149,9 +149,12 @@ def test_the_uuid_is_of_the_content(tmp_path: Path) -> None:
     [
         (
             {"a.tar": SHARDS["a.tar"], "b.tar": [("x.t", b""), ("k2.t", b"")]},
-            "'k2' is there twice: sample 1 of shard 0 and",
+            "'k2' occurs twice: in sample 1 of shard 0 and",
         ),
-        ({"a.tar": [("x.t", b""), ("y.t", b""), ("x.u", b"")]}, "'x' is there twice: sample 0 of shard 0 and sample 2"),
+        (
+            {"a.tar": [("x.t", b""), ("y.t", b""), ("x.u", b"")]},
+            "'x' occurs twice: in sample 0 of shard 0 and in sample 2",
+        ),
     ],
 )
 def test_a_key_twice(tmp_path: Path, shards: dict[str, list[tuple[str, bytes]]], message: str) -> None:
@@ -179,9 +182,9 @@ def test_rows_of_nonsense(root: Path) -> None:
         base.execute("UPDATE sample_parts SET content_byte_offset = 1 << 60 WHERE part_name = 'txt'")
         base.commit()
     store = EnergonStore(root)
-    with pytest.raises(StoreError, match="key 'k1' has no numbers"):
+    with pytest.raises(StoreError, match="the row of key 'k1' has values that are not numbers"):
         store.find("k1")
-    with pytest.raises(StoreError, match="tells of sample -1"):
+    with pytest.raises(StoreError, match="names sample -1"):
         store.find("k2")
     with pytest.raises(KeyError):
         store.find("k3")
@@ -198,7 +201,7 @@ def test_what_was_there_stays_when_a_writer_fails(root: Path) -> None:
     writer = SqliteWriter(root)
     writer.add_shard(0, scan_shard(root / "a.tar"))
     writer.discard()
-    with pytest.raises(OutputError, match="was written already"):
+    with pytest.raises(OutputError, match="the index is already written"):
         writer.add_shard(0, scan_shard(root / "a.tar"))
     assert {path.name: path.read_bytes() for path in (root / ".nv-meta").iterdir()} == before
     with pytest.raises(OutputError, match="cannot write"):

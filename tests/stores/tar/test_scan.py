@@ -124,14 +124,20 @@ def test_faults(tmp_path: Path) -> None:
     flipped = bytearray(whole)
     flipped[2048] ^= 1
     cases = {
-        "empty": (b"", 0, [0], "an empty file", True),
+        "empty": (b"", 0, [0], "the file is empty", True),
         "no tar": (b"x" * 2000, 0, [0], "not a tar header", True),
         "flipped": (bytes(flipped), 1, [0, 1024], "checksum", True),
-        "cut in a header": (whole[:2100], 1, [0, 1024], "cut short: 52 bytes", True),
-        "cut in the data": (whole[:2900], 1, [0, 1024], "cut short: a member of 1 bytes", True),
+        "cut in a header": (whole[:2100], 1, [0, 1024], "cut short: only 52 bytes", True),
+        "cut in the data": (whole[:2900], 1, [0, 1024], "cut short: a member has 1 bytes", True),
         "cut in the padding": (whole[:1500], 0, [0], "cut short: a header|cut short", True),
         "two archives": (tar_bytes([("a.txt", b"1")]) + whole, 1, [0, 1024], "several archives", True),
-        "a lone block of zeros": (whole[:2048] + bytes(512) + whole[2048:], 2, [0, 1024, 2048], "there is more", True),
+        "a lone block of zeros": (
+            whole[:2048] + bytes(512) + whole[2048:],
+            2,
+            [0, 1024, 2048],
+            "there are more data",
+            True,
+        ),
     }
     for name, (data, count, offsets, message, ends) in cases.items():
         path = tmp_path / "x.tar"

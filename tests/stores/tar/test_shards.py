@@ -118,15 +118,15 @@ def test_only_what_is_wanted_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         ([0, 1024, 2048], StoreError, "2 samples in 2,048 bytes.*headrace prepare"),
         ([0, 1024, 2048, 3072, 3072], StoreError, "3 samples were expected"),
-        ([0, 1024, 2048, 2**40], StoreError, "cut short, or the index is of another"),
+        ([0, 1024, 2048, 2**40], StoreError, "cut short, or the index belongs to another"),
         ([0, 2048, 1024, 3072], StoreError, "sample 1 goes from byte 2048 to byte 1024"),
         ([0, -512, 2048, 3072], StoreError, "sample 0 goes from byte 0 to byte -512"),
-        ([0, 2**62, 2048, 3072], StoreError, f"to byte {2**62} by its index"),
-        ([0, 1024, 3072, 3072], InputError, "sample 1, key 'k1': byte 2048: a member 'k2.txt' of another sample"),
-        ([0, 1024, 1024, 3072], InputError, "sample 1: byte 1024: no part of a sample up to byte 1024"),
-        ([0, 1024, 2000, 3072], InputError, "sample 1: byte 1024: a member of 1 bytes, which goes past the end"),
-        ([0, 1000, 2048, 3072], InputError, "sample 0: byte 0: a member of 1 bytes, which goes past the end"),
-        ([0, 1024, 1030, 3072], InputError, "sample 1: byte 1024: cut short: 6 bytes"),
+        ([0, 2**62, 2048, 3072], StoreError, f"to byte {2**62} in the index"),
+        ([0, 1024, 3072, 3072], InputError, "sample 1, key 'k1': byte 2048: the member 'k2.txt' of another sample"),
+        ([0, 1024, 1024, 3072], InputError, "sample 1: byte 1024: there is no part of a sample up to byte 1024"),
+        ([0, 1024, 2000, 3072], InputError, "sample 1: byte 1024: a member of 1 bytes goes past the end"),
+        ([0, 1000, 2048, 3072], InputError, "sample 0: byte 0: a member of 1 bytes goes past the end"),
+        ([0, 1024, 1030, 3072], InputError, "sample 1: byte 1024: cut short: only 6 bytes"),
         ([0, 1024, 2048, 3584], InputError, "sample 2, key 'k2': byte 3072: the archive ends here"),
         ([0, 1030, 2048, 3072], InputError, "sample 0, key 'k0': byte 1024: cut short"),
     ],
@@ -154,7 +154,9 @@ def test_sample_0_begins_with_the_file(tmp_path: Path) -> None:
 def test_missing_files(tmp_path: Path, using: str) -> None:
     path = write_tar(tmp_path / "x.tar", [("k0.txt", b"1")])
     for ask in (lambda: one(path, 1, using=using).key(0, 0), lambda: one(path, 1, using=using).offsets(0)):
-        with pytest.raises(StoreError, match=r"x\.tar\.idx: there is no such index; headrace prepare .*TarStore"):
+        with pytest.raises(
+            StoreError, match=r"x\.tar\.idx: there is no such index; make it with headrace prepare .*TarStore"
+        ):
             ask()
     with pytest.raises(StoreError, match=r"y\.tar"):
         one(tmp_path / "y.tar", 1, using=using).read(numbers(0), numbers(0))

@@ -112,10 +112,10 @@ def test_what_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ("path", "error", "match"),
     [
         ("none.tar", StoreError, "none.tar: cannot be opened"),
-        ("none-*.tar", StoreError, "nothing is there"),
+        ("none-*.tar", StoreError, "no tar matches this pattern"),
         ("x-{3..1}.tar", ConfigError, "counts down"),
         ("empty", StoreError, "a folder without tars"),
-        ([], StoreError, "an empty list"),
+        ([], StoreError, "the list of tars is empty"),
         (["x-10.tar", "none.tar"], StoreError, "none.tar: cannot be opened"),
     ],
 )
@@ -164,10 +164,10 @@ def test_an_index_is_kept_beside_and_used(tmp_path: Path) -> None:
     write_index(index_path(first), [0, 2048])
     assert len(TarStore(first)) == 1
     assert [problem.message for problem in TarStore(first).check()] == [
-        "the index tells of 1 samples, the shard holds 2",
-        "byte 2048 by the index, byte 1024 in the shard",
+        "the index has 1 samples, but the shard holds 2",
+        "byte 2048 in the index, but byte 1024 in the shard",
     ]
-    with pytest.raises(InputError, match=r"x-9.tar: sample 0, key 'k0': byte 1024: a member 'k1.txt' of another"):
+    with pytest.raises(InputError, match=r"x-9.tar: sample 0, key 'k0': byte 1024: the member 'k1.txt' of another"):
         TarStore(first)[0]
 
 
@@ -243,9 +243,9 @@ def test_repeated_keys(tmp_path: Path) -> None:
     assert [(problem.place, problem.message) for problem in problems] == [
         (
             "sample 0",
-            "key 'a' is there 3 times: 0.tar sample 0, 0.tar sample 2, 1.tar sample 1; a key names one sample",
+            "key 'a' occurs 3 times: 0.tar sample 0, 0.tar sample 2, 1.tar sample 1; keys must be unique",
         ),
-        ("sample 3", "key 'c' is there 2 times: 0.tar sample 3, 1.tar sample 0; a key names one sample"),
+        ("sample 3", "key 'c' occurs 2 times: 0.tar sample 3, 1.tar sample 0; keys must be unique"),
     ]
 
 
@@ -256,7 +256,7 @@ def test_keys_with_the_same_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [store.find(key) for key in ("a", "b", "cc", "dd")] == [0, 1, 2, 4]
     with pytest.raises(KeyError):
         store.find("e")
-    assert [problem.message.partition(":")[0] for problem in store.check()] == ["key 'a' is there 2 times"]
+    assert [problem.message.partition(":")[0] for problem in store.check()] == ["key 'a' occurs 2 times"]
 
 
 def test_what_check_tells_of_names(tmp_path: Path) -> None:
@@ -265,9 +265,9 @@ def test_what_check_tells_of_names(tmp_path: Path) -> None:
     assert keys(store) == ["../up", "/etc/x", "a", "c..d/x"]
     assert store[2].parts == {"txt": b"4"}  # the last, as for Energon
     assert [str(problem).removeprefix(f"{tmp_path}/0.tar: ") for problem in store.check()] == [
-        "sample 2: key 'a': part 'txt' is there more than once; the last counts",
-        "sample 0: key '../up' leaves its folder: harmless here, not where it is unpacked",
-        "sample 1: key '/etc/x' leaves its folder: harmless here, not where it is unpacked",
+        "sample 2: key 'a': part 'txt' occurs more than once; the last one counts",
+        "sample 0: key '../up' leaves its folder: this is harmless here, but not if the tar is unpacked",
+        "sample 1: key '/etc/x' leaves its folder: this is harmless here, but not if the tar is unpacked",
     ]
     assert {path.name for path in tmp_path.iterdir()} == {"0.tar", "0.tar.idx"}
 
@@ -281,7 +281,7 @@ def test_skipping_what_cannot_be_read(tmp_path: Path) -> None:
     content[second_part + 3] ^= 1
     bad.write_bytes(content)
     with pytest.raises(
-        InputError, match=rf"1\.tar: sample 1: byte {second_part}: .*checksum.*faulty='skip' takes the 1 "
+        InputError, match=rf"1\.tar: sample 1: byte {second_part}: .*checksum.*faulty='skip' to use the 1 "
     ):
         TarStore(tmp_path)
     for _ in range(2):  # never kept: it is told each time

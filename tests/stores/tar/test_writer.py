@@ -96,10 +96,10 @@ def test_parts_in_chunks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "parts", "message"),
     [
-        ("a.b", {"jpg": b""}, "would be read back as"),
-        ("__meta__/a", {"jpg": b""}, "would be read back as None"),
-        ("", {"jpg": b""}, "would be read back as None"),
-        ("a", {"x/y": b""}, "would be read back as"),
+        ("a.b", {"jpg": b""}, "would be read as"),
+        ("__meta__/a", {"jpg": b""}, "would be read as None"),
+        ("", {"jpg": b""}, "would be read as None"),
+        ("a", {"x/y": b""}, "would be read as"),
         ("a\0", {"jpg": b""}, "cannot be the name"),
         ("a\udc80", {"jpg": b""}, "not UTF-8"),
         ("a", {}, "has no parts"),
@@ -112,7 +112,7 @@ def test_names_that_would_not_be_read_back(tmp_path: Path, key: str, parts: dict
 
 
 def test_misuse(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="named"):
+    with pytest.raises(ConfigError, match=r"the name of a shard must end in \.tar"):
         TarWriter(tmp_path / "a.zip")
     for message, steps in {
         "in a row": lambda writer: (writer.add("a", {"x": b""}), writer.add("a", {"y": b""})),
@@ -120,15 +120,15 @@ def test_misuse(tmp_path: Path) -> None:
         "begin a sample": lambda writer: writer.add_part("x", 0, []),
         "has no parts": lambda writer: (writer.begin_sample("a"), writer.begin_sample("b")),
         "there are 1": lambda writer: (writer.begin_sample("a"), writer.add_part("x", 2, [b"1"])),
-        "promised": lambda writer: (writer.begin_sample("a"), writer.add_part("x", 2, [b"12", b"3"])),
-        "without samples": lambda writer: None,
+        "announced": lambda writer: (writer.begin_sample("a"), writer.add_part("x", 2, [b"12", b"3"])),
+        "the shard has no samples": lambda writer: None,
     }.items():
         with pytest.raises(ConfigError, match=message), TarWriter(tmp_path / "a.tar") as writer:
             steps(writer)
         assert list(tmp_path.iterdir()) == [], message
     write(tmp_path / "a.tar", {"a": {"x": b"1"}})
     writer = write(tmp_path / "b.tar", {"a": {"x": b"1"}})
-    with pytest.raises(OutputError, match="finished already"):
+    with pytest.raises(OutputError, match="already finished"):
         writer.add("b", {"x": b"1"})
 
 

@@ -1,13 +1,14 @@
 """AstrAI's datasets, sampler and storage under its own names, for programs that were written against it.
 
-    DatasetFactory.load("sft", path, window_size) -> its four training types, `BaseDataset`; StreamWindows, its windows
+    DatasetFactory.load("sft", path, window_size)    a `BaseDataset` of one of four training types
+    StreamWindows                                    AstrAI's windows as a `headrace.Dataset`
     ResumableDistributedSampler                      the order of indices of each rank
     detect_format(path) -> "h5" | "bin" | "jsonl"
     StoreFactory.create("bin") -> MmapStore -> load(path) -> fetch(begin, end, keys), fetch_record(i, keys)
-    save_h5, load_h5, save_bin, load_bin             files of tensors, whole
+    save_h5, load_h5, save_bin, load_bin             write and read whole files of tensors
 
-A store of `headrace.stores` is behind each key, and `headrace.open` is what new programs use. Results are torch
-tensors, as AstrAI's are; torch is imported when one is made.
+Each key is read by a store of `headrace.stores`. New programs use `headrace.open` instead. Results are torch tensors,
+as AstrAI's are; torch is imported when the first one is made.
 """
 
 from headrace.compat.astrai.factory import BaseDataset, DatasetFactory, load_dataset

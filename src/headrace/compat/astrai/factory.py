@@ -1,7 +1,7 @@
-"""AstrAI's names: ``DatasetFactory``, ``BaseDataset`` and its four training types, with items of torch tensors.
+"""AstrAI's ``DatasetFactory``, ``BaseDataset`` and its four training types, with items of torch tensors.
 
-Thin: a dataset of this package is behind each, ``.dataset``, and goes into a `Run` and a `Loader`. torch is imported
-when an item is read.
+Each class wraps a dataset of Headrace, its attribute ``dataset``, which can be fed through a `Run` and a `Loader`.
+torch is imported when an item is read.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ _FORMATS = {"bin": "keyed", "h5": "hdf5", "jsonl": "jsonl"}
 
 
 class BaseDataset:
-    """A map-style dataset of one training type over what lies at a path; empty until it is loaded.
+    """A map-style dataset of one training type over the data at a path; empty until `load` is called.
 
-    Items are dicts of tensors. As ``"windows"`` they are those of `StreamWindows`, by AstrAI's arithmetic. As
-    ``"records"``, whole ones: ``dpo`` with ``chosen``, ``rejected`` int64 and ``chosen_mask``, ``rejected_mask`` bool,
-    ``grpo`` with ``prompts`` (P,) int64, lists ``responses`` and ``masks`` of G tensors, and ``rewards`` (G,) float32,
-    ``sft`` those of `SFTDataset`.
+    Items are dicts of tensors. With the layout ``"windows"`` they are those of `StreamWindows`, which follow AstrAI's
+    arithmetic. With ``"records"`` they are whole records:
+
+    - ``dpo``: ``chosen``, ``rejected`` int64, and ``chosen_mask``, ``rejected_mask`` bool;
+    - ``grpo``: ``prompts`` (P,) int64, lists ``responses`` and ``masks`` of G tensors, and ``rewards`` (G,) float32;
+    - ``sft``: the fields of `SFTDataset`.
 
     Args:
-        window_size: tokens of a window; records are whole, whatever it is.
-        stride: from one window to the next, by default the window.
-        layout: by default windows of ``seq`` and ``sft``, records of ``dpo`` and ``grpo``, whose windows cut the pairs
-            apart.
-        collation: of records, for the loader: how they come to one length.
+        window_size: tokens of a window; it does not matter for records.
+        stride: tokens from the begin of one window to the next, by default the window size.
+        layout: by default ``"windows"`` for ``seq`` and ``sft``, and ``"records"`` for ``dpo`` and ``grpo``, since
+            windows would tear their pairs and groups apart.
+        collation: how the loader brings records to one length.
 
     Raises:
-        ConfigError: sizes out of range, or ``seq`` as records.
+        ConfigError: a size is out of range, or ``seq`` is asked for as records.
     """
 
     train_type: ClassVar[TrainType]
@@ -57,7 +59,7 @@ class BaseDataset:
     ) -> None:
         if layout not in (None, "windows", "records") or (layout == "records" and self.train_type == "seq"):
             raise ConfigError(
-                f"layout of {self.train_type!r} is {layout!r}; allowed are 'windows', and but for 'seq' 'records'"
+                f"layout of {self.train_type!r} is {layout!r}; allowed are 'windows' and, except for 'seq', 'records'"
             )
         self.layout: Layout = layout or ("windows" if self.train_type in ("seq", "sft") else "records")
         self.window_size = window_size
@@ -67,11 +69,11 @@ class BaseDataset:
         self._store: Store | None = None
 
     def load(self, load_path: str | os.PathLike[str], storage_type: str | None = None, **options: Any) -> None:
-        """Open what lies at a path; ``options`` are those of `headrace.open`.
+        """Open the data at a path; ``options`` are those of `headrace.open`.
 
         Raises:
             KeyError: a key that the training type needs is missing.
-            ConfigError: it is of another storage type than asked for, or holds no records where records are wanted.
+            ConfigError: the data have another storage type, or hold no records although records are wanted.
             StoreError: as `headrace.open`.
         """
         store = open_store(load_path, **options)
@@ -101,7 +103,7 @@ class BaseDataset:
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset behind, for `Run` and `Loader`.
+        """The wrapped dataset of Headrace, for a `Run` and a `Loader`.
 
         Raises:
             RuntimeError: nothing is loaded.
@@ -112,12 +114,12 @@ class BaseDataset:
 
     @property
     def keys(self) -> list[str]:
-        """The keys of the store, none before it is loaded."""
+        """The keys of the store; empty before it is loaded."""
         return [] if self._store is None else list(self._store.keys)
 
     @property
     def count(self) -> int:
-        """Tokens of the shortest key that is read as windows, of the main key as records; 0 before it is loaded."""
+        """The number of tokens: of the shortest key for windows, of the main key for records; 0 before it is loaded."""
         if isinstance(self._dataset, StreamWindows):
             return self._dataset.count_tokens
         return 0 if self._store is None else self._store.num_tokens
@@ -125,10 +127,10 @@ class BaseDataset:
     token_count = count
 
     def get_index(self, index: int) -> tuple[int, int]:
-        """Where a window begins and ends.
+        """The tokens at which a window begins and ends.
 
         Raises:
-            RuntimeError: nothing is loaded, or records.
+            RuntimeError: nothing is loaded, or the layout is records.
             IndexError: there is no such window.
         """
         if not isinstance(self.dataset, StreamWindows):
@@ -145,11 +147,11 @@ class BaseDataset:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The items at ``indices``, read at once."""
+        """The items at ``indices``, read together."""
         import torch
 
         def tensors(value: Any) -> Any:
-            return [torch.from_numpy(one) for one in value] if isinstance(value, list) else torch.from_numpy(value)
+            return [torch.from_numpy(array) for array in value] if isinstance(value, list) else torch.from_numpy(value)
 
         found = [self._pair(i) for i in indices] if self._is_pairs else self.dataset.__getitems__(indices)
         return [{name: tensors(value) for name, value in sample.items()} for sample in found]
@@ -159,7 +161,7 @@ class BaseDataset:
         return self.train_type == "dpo" and self.layout == "records"
 
     def _pair(self, index: int) -> dict[str, Any]:
-        """A record as it is stored: masks beside the tokens themselves, and not the labels of `PreferenceDataset`."""
+        """A record as it is stored: tokens and their masks, unlike `PreferenceDataset`, which returns labels."""
         if self._store is None:
             raise RuntimeError(_NOT_LOADED)
         fields = FIELDS["dpo"]
@@ -171,31 +173,39 @@ class BaseDataset:
 
 
 class SeqDataset(BaseDataset):
-    """``input_ids`` and ``target_ids``."""
+    """Pre-training: items have ``input_ids`` and ``target_ids``."""
 
     train_type = "seq"
 
 
 class SFTWindows(BaseDataset):
-    """Those, ``loss_mask`` and ``position_ids``."""
+    """Fine-tuning: items have ``input_ids``, ``target_ids``, ``loss_mask`` and ``position_ids``."""
 
     train_type = "sft"
 
 
 class DPODataset(BaseDataset):
-    """``chosen``, ``rejected`` and their masks."""
+    """Preferences: items have ``chosen``, ``rejected``, ``chosen_mask`` and ``rejected_mask``."""
 
     train_type = "dpo"
 
 
 class GRPODataset(BaseDataset):
-    """``prompts``, ``responses``, ``masks`` and ``rewards``."""
+    """Groups with rewards: items have ``prompts``, ``responses``, ``masks`` and ``rewards``."""
 
     train_type = "grpo"
 
 
 class DatasetFactory:
-    """Makes a `BaseDataset` by its training type: ``"seq"``, ``"sft"``, ``"dpo"`` or ``"grpo"``."""
+    """Makes a `BaseDataset` by its training type: ``"seq"``, ``"sft"``, ``"dpo"`` or ``"grpo"``.
+
+    Example:
+        >>> dataset = headrace.compat.astrai.DatasetFactory.load("seq", "stores/web", window_size=128)
+        >>> sorted(dataset[0])
+        ['input_ids', 'target_ids']
+        >>> dataset[0]["input_ids"].shape
+        torch.Size([128])
+    """
 
     _types: ClassVar[dict[str, type[BaseDataset]]] = {
         kind.train_type: kind for kind in (SeqDataset, SFTWindows, DPODataset, GRPODataset)
@@ -203,7 +213,11 @@ class DatasetFactory:
 
     @classmethod
     def create(cls, train_type: str, window_size: int, stride: int | None = None, **options: Any) -> BaseDataset:
-        """One that is not loaded; ``options`` are those of `BaseDataset`. Raises ConfigError for an unknown type."""
+        """Make a dataset that is not loaded yet; ``options`` are those of `BaseDataset`.
+
+        Raises:
+            ConfigError: the training type is unknown, or as for `BaseDataset`.
+        """
         if train_type not in cls._types:
             raise ConfigError(f"Unknown component: {train_type!r}. Supported types: {cls.list_registered()}")
         return cls._types[train_type](window_size, stride, **options)
@@ -218,7 +232,7 @@ class DatasetFactory:
         storage_type: str | None = None,
         **options: Any,
     ) -> BaseDataset:
-        """One over what lies at a path; raises as ``create`` and `BaseDataset.load`."""
+        """Make a dataset and load the data at a path. Raises the errors of `create` and `BaseDataset.load`."""
         dataset = cls.create(train_type, window_size, stride, **options)
         dataset.load(load_path, storage_type=storage_type)
         return dataset
@@ -240,7 +254,7 @@ def _check_storage(store: Store, storage_type: str | None) -> None:
     found = _shards(store)[0].format
     if found != _FORMATS[storage_type]:
         raise ConfigError(
-            f"{store.path}: storage_type is {storage_type!r}, and what lies there is of the format {found!r}"
+            f"{store.path}: storage_type is {storage_type!r}, but the data there have the format {found!r}"
         )
 
 
@@ -249,9 +263,10 @@ def _shards(store: Store) -> tuple[Store, ...]:
 
 
 def _check_borders(store: Store) -> None:
-    """Raise ConfigError where a shard is one piece: AstrAI's own pipeline writes none of the borders of its records.
+    """Raise ConfigError if every shard is one piece, since AstrAI's own pipeline does not write the borders of records.
 
-    One record with offsets is a record; a dataset of HDF5 may be one, or all of them.
+    A shard with offsets may well hold a single record. A single dataset of HDF5 may hold one record or all of them, so
+    it is refused.
     """
     shards = _shards(store)
     if all(
@@ -260,5 +275,5 @@ def _check_borders(store: Store) -> None:
     ):
         raise ConfigError(
             f"{store.path}: {len(shards)} shards of one piece each: the borders of records were not stored. Prepare"
-            " the store again, or compare with AstrAI's windows, layout='windows'"
+            " the store again, or use AstrAI's windows for comparison, layout='windows'"
         )

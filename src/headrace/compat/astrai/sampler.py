@@ -20,37 +20,44 @@ if TYPE_CHECKING:
 class ResumableDistributedSampler:
     """Yields this rank's indices of an epoch, and begins the next epoch when it is iterated again.
 
-    An epoch is ``torch.randperm`` of ``seed + epoch`` (in order without ``shuffle``), filled up from its beginning to a
-    multiple of the ranks, or with ``drop_last`` cut to one; rank r takes every R-th index from r on. ``len`` is what is
-    left of the epoch.
+    An epoch is ``torch.randperm`` with the seed ``seed + epoch``, or 0, 1, 2, ... without ``shuffle``. It is extended
+    from its beginning to a multiple of the number of ranks, or with ``drop_last`` cut to one. Of R ranks, rank r gets
+    every R-th index, starting at r. ``len`` is the number of indices that are left of the epoch.
 
-    Where to go on is said in one of two ways:
+    There are two ways to resume:
 
-    - ``start_batch`` and ``batch_size``: the batches that this rank was given since ``start_epoch``, whole and partial
-      ones, over as many epochs as it were. ``drop_last_batch`` if the ``DataLoader`` left partial ones out;
-    - ``start_iter``: AstrAI's count of samples, taken modulo the epoch. It is wrong where an epoch's last batch was
-      partial but counted as whole, and begins the epoch again at its very end: for parity.
+    - ``start_batch`` and ``batch_size``: the number of batches that this rank was given since ``start_epoch``, whole
+      and partial ones, over any number of epochs. Set ``drop_last_batch`` if the ``DataLoader`` leaves out partial
+      batches;
+    - ``start_iter``: AstrAI's count of samples, taken modulo the epoch. As in AstrAI, it is wrong if the last batch of
+      an epoch was partial but counted as whole, and at the very end of an epoch it repeats that epoch.
 
-    Differences from AstrAI's: with more than twice as many ranks as samples every rank gets as many indices as ``len``
-    says, where the late ones got fewer; an epoch without indices is refused and not a division by zero; and when an
-    iterator is left and another one begun, the epoch begins anew where it was begun, its count too.
+    Differences from AstrAI's sampler: with more than twice as many ranks as samples, every rank gets as many indices as
+    ``len`` says, where AstrAI gives the last ranks fewer. An epoch without indices is an error that says so, not a
+    division by zero. If an iterator is abandoned and another one is begun, the epoch begins again where the first
+    iterator began, and so does its count.
 
-    The loader of this package needs none of this: its state is exact on any number of ranks.
+    `headrace.Loader` needs no such arguments: its state is exact on any number of ranks.
 
     Args:
-        data_source: whose length is that of an epoch.
+        data_source: an object whose length is the number of samples of an epoch.
         start_epoch: the first epoch.
         start_iter: see above.
-        seed: of epoch 0.
-        drop_last: leave out the last samples that do not go to every rank.
+        seed: the seed of epoch 0.
+        drop_last: leave out the last samples if there are not enough for every rank.
         shuffle: whether epochs are shuffled.
-        process_group: of torch; by default the default group where there is one, else one rank.
+        process_group: a process group of torch. By default the default group if there is one, otherwise one rank.
         start_batch: see above.
-        batch_size: of the ``DataLoader``, on one rank.
+        batch_size: the batch size of the ``DataLoader`` on one rank.
         drop_last_batch: whether the ``DataLoader`` leaves out partial batches.
 
     Raises:
-        ConfigError: no indices in an epoch, negative numbers, or both ways to go on.
+        ConfigError: an epoch has no indices, a number is negative, or both ways to resume are used.
+
+    Example:
+        >>> sampler = headrace.compat.astrai.ResumableDistributedSampler(range(10), shuffle=False, start_iter=7)
+        >>> list(sampler)
+        [7, 8, 9]
     """
 
     def __init__(
@@ -77,7 +84,7 @@ class ResumableDistributedSampler:
         if not self.num_samples_per_replica:
             raise ConfigError(
                 f"{self.num_samples} samples over {ranks} ranks with drop_last={drop_last}: an epoch has no indices;"
-                " give more samples, or drop_last=False"
+                " give more samples, or set drop_last=False"
             )
         if min(index(start_epoch), index(start_iter), index(start_batch)) < 0:
             raise ConfigError(
@@ -88,10 +95,12 @@ class ResumableDistributedSampler:
         self.iter = start_iter % self.num_samples_per_replica
         if batch_size is None:
             if start_batch or drop_last_batch:
-                raise ConfigError("start_batch and drop_last_batch count batches: say of which batch_size")
+                raise ConfigError("start_batch and drop_last_batch count batches; give their batch_size")
             return
         if start_iter:
-            raise ConfigError(f"start_iter={start_iter} and batch_size={batch_size}: go on by samples or by batches")
+            raise ConfigError(
+                f"start_iter={start_iter} and batch_size={batch_size}: resume by samples or by batches, not by both"
+            )
         self._skip_batches(start_batch, index(batch_size), drop_last_batch)
 
     def _skip_batches(self, batches: int, batch_size: int, drop_last_batch: bool) -> None:
@@ -102,19 +111,19 @@ class ResumableDistributedSampler:
         if not batches_per_epoch:
             raise ConfigError(
                 f"an epoch has {each} samples a rank: no whole batch of {batch_size}, and drop_last_batch leaves out"
-                " the others"
+                " partial batches"
             )
         self.epoch += batches // batches_per_epoch
         self.iter = batches % batches_per_epoch * batch_size
 
     def __iter__(self) -> Iterator[int]:
-        """The rest of the epoch; at its end the next one is due."""
+        """Yield the rest of the epoch; the next iteration begins the next epoch."""
         epoch = self.epoch
         yield from self._indices(epoch)[self.iter :].tolist()
         self.epoch, self.iter = epoch + 1, 0
 
     def _indices(self, epoch: int) -> IntArray:
-        """(samples a rank,) int64: the whole epoch of this rank."""
+        """(num_samples_per_replica,) int64: the whole epoch of this rank."""
         if self.shuffle:
             order = torch_randperm(self.num_samples, (self.seed + epoch) & 0xFFFF_FFFF)
         else:
@@ -127,7 +136,7 @@ class ResumableDistributedSampler:
 
 
 def _place(group: ProcessGroup | None) -> tuple[int, int]:
-    """Rank and number of ranks. A process that has not imported torch has no process group either."""
+    """The rank and the number of ranks. A process that has not imported torch has no process group either."""
     if group is None and "torch" not in sys.modules:
         return 0, 1
     import torch.distributed as dist

@@ -1,7 +1,4 @@
-"""AstrAI's stores, the streams of several keys as tensors, and its functions of whole files.
-
-AstrAI's functions of whole files: which format lies at a path, and tensors into it and out of it.
-"""
+"""AstrAI's stores, which read streams of several keys as tensors, and its functions for whole files."""
 
 from __future__ import annotations
 
@@ -27,17 +24,18 @@ FormatName = Literal["h5", "bin", "jsonl"]
 
 
 class NoDataError(StoreError, FileNotFoundError):
-    """There is nothing to load at a path."""
+    """Raised if there is nothing to load at a path."""
 
 
 def detect_format(path: str | os.PathLike[str]) -> FormatName:
-    """Which of AstrAI's formats lies at a path; of several in a folder ``"h5"`` is before ``"bin"`` before ``"jsonl"``.
+    """Find out which of AstrAI's formats lies at a path.
 
-    Hidden files and folders are left out, and a pair of ``.bin`` and ``.idx`` is ``"bin"``, too.
+    If a folder holds several formats, ``"h5"`` comes before ``"bin"``, and ``"bin"`` before ``"jsonl"``. Hidden files
+    and folders are ignored. A pair of ``.bin`` and ``.idx`` is ``"bin"``, too.
 
     Raises:
-        ConfigError: a file of another suffix; it is a ValueError.
-        NoDataError: nothing is there; it is a FileNotFoundError.
+        ConfigError: the file has another suffix. It is a ValueError.
+        NoDataError: nothing is there. It is a FileNotFoundError.
     """
     check_local(path)
     place = Path(path)
@@ -47,7 +45,7 @@ def detect_format(path: str | os.PathLike[str]) -> FormatName:
             return "h5"
         if suffix == ".jsonl":
             return "jsonl"
-        raise ConfigError(f"Unsupported file format: {suffix or place.name!r}; a file is .h5, .hdf5 or .jsonl")
+        raise ConfigError(f"Unsupported file format: {suffix or place.name!r}; allowed are .h5, .hdf5 and .jsonl")
     found = set()
     for _, folders, files in os.walk(place, followlinks=False):
         folders[:] = [folder for folder in folders if not folder.startswith(".")]
@@ -62,12 +60,14 @@ def detect_format(path: str | os.PathLike[str]) -> FormatName:
 
 
 def save_h5(folder: str | os.PathLike[str], name: str, tensors: Mapping[str, Sequence[Tensor]]) -> None:
-    """Write ``folder/name.h5``, each tensor a dataset of its key; the folder is made. The file appears whole.
+    """Write ``folder/name.h5``, where each tensor is a dataset of its key.
+
+    The folder is created if it is missing. The file appears only when it is complete.
 
     Raises:
-        ConfigError: a name that leaves the folder, no keys, or a dtype that the format does not have.
-        InputError: tensors of several dtypes in a key, or of more dimensions than one.
-        OutputError: the system refuses.
+        ConfigError: the name is not a plain file name, there are no keys, or the format does not have the dtype.
+        InputError: the tensors of a key have several dtypes, or a tensor has more than one dimension.
+        OutputError: the system refuses a file.
         MissingExtraError: h5py is not installed.
     """
     check_local(folder)
@@ -80,15 +80,15 @@ def save_h5(folder: str | os.PathLike[str], name: str, tensors: Mapping[str, Seq
 def load_h5(
     path: str | os.PathLike[str], share_memory: bool = True, *, order: Literal["number", "name"] = "number"
 ) -> dict[str, list[Tensor]]:
-    """Every dataset below a path, in memory: for each key its tensors, files in natural order.
+    """Read all datasets below a path into memory: the tensors of each key, with files in natural order.
 
     Args:
         path: a folder or a file.
         share_memory: move the tensors to shared memory, as ``Tensor.share_memory_`` does.
-        order: of the datasets in a file; ``"name"`` is AstrAI's own, data_10 before data_2.
+        order: the order of the datasets in a file. ``"name"`` is AstrAI's, with data_10 before data_2.
 
     Raises:
-        StoreError: no such files, or they are damaged, or of different keys.
+        StoreError: there are no such files, they are damaged, or they have different keys.
         MissingExtraError: h5py is not installed.
     """
     check_local(path)
@@ -104,24 +104,24 @@ def load_h5(
 def save_bin(
     folder: str | os.PathLike[str], tensors: Mapping[str, Sequence[Tensor]], record_keys: Iterable[str] | None = None
 ) -> None:
-    """Write ``folder/<key>.bin`` and ``folder/meta.json``, byte for byte as AstrAI; the folder is made.
+    """Write ``folder/<key>.bin`` and ``folder/meta.json``, byte for byte as AstrAI does.
 
     Args:
-        folder: where.
-        tensors: for each key its tensors, which are joined.
-        record_keys: the keys whose tensors are records: ``meta.json`` gets their offsets.
+        folder: the folder to write to; it is created if it is missing.
+        tensors: the tensors of each key, which are joined.
+        record_keys: the keys whose tensors are records; ``meta.json`` holds their offsets.
 
     Raises:
-        ConfigError: an unknown or impossible key, or a dtype that the format does not have.
-        InputError: a key without tensors or with several dtypes, or keys with different numbers of records.
-        OutputError: the system refuses.
+        ConfigError: a key is unknown or impossible, or the format does not have the dtype.
+        InputError: a key has no tensors or several dtypes, or keys have different numbers of records.
+        OutputError: the system refuses a file.
     """
     check_local(folder)
     arrays = {key: _arrays(key, parts) for key, parts in tensors.items()}
     for key, parts in arrays.items():
         if len({part.dtype for part in parts}) != 1:
             found = ", ".join(dict.fromkeys(str(part.dtype) for part in parts)) or "none"
-            raise InputError(f"{os.fspath(folder)}: key {key!r} needs tensors of one dtype; found {found}")
+            raise InputError(f"{os.fspath(folder)}: key {key!r} needs tensors of one dtype, found {found}")
     records: Collection[str] = tuple(record_keys or ())
     _make(Path(folder))
     dtypes = {key: parts[0].dtype for key, parts in arrays.items()}
@@ -134,10 +134,10 @@ def save_bin(
 
 
 def load_bin(folder: str | os.PathLike[str]) -> dict[str, list[Tensor]]:
-    """For each key one tensor over its mapped file. What is written into it stays in this process, and off the disk.
+    """Map the file of each key as one tensor. Writes to a tensor stay in this process, and do not reach the disk.
 
     Raises:
-        StoreError: no ``meta.json``, or the folder is damaged.
+        StoreError: there is no ``meta.json``, or the folder is damaged.
     """
     check_local(folder)
     import torch
@@ -146,7 +146,7 @@ def load_bin(folder: str | os.PathLike[str]) -> dict[str, list[Tensor]]:
     tensors = {}
     for key, dtype in store.dtypes.items():
         count = store.with_main(key).num_tokens
-        # A file of no bytes cannot be mapped.
+        # An empty file cannot be mapped.
         values = np.memmap(Path(folder) / f"{key}.bin", dtype, "c", shape=(count,)) if count else np.empty(0, dtype)
         tensors[key] = [torch.from_numpy(values)]
     return tensors
@@ -156,7 +156,7 @@ def _arrays(key: str, tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
     """The tensors of a key as arrays.
 
     Raises:
-        InputError: something else, or a dtype that NumPy does not have, as bfloat16.
+        InputError: a value is not a one-dimensional tensor, or has a dtype that NumPy does not have, such as bfloat16.
     """
     import torch
 
@@ -164,7 +164,7 @@ def _arrays(key: str, tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
         if not isinstance(tensor, torch.Tensor) or tensor.ndim != 1:
             raise InputError(f"key {key!r}: expected one-dimensional tensors, found {type(tensor).__name__} {tensor!r}")
         if tensor.dtype == torch.bfloat16:
-            raise InputError(f"key {key!r}: bfloat16 is in none of the formats; convert it to float32 first")
+            raise InputError(f"key {key!r}: no format can hold bfloat16; convert the tensor to float32 first")
     return [tensor.detach().cpu().numpy() for tensor in tensors]
 
 
@@ -179,25 +179,25 @@ Kind = type["Store"]
 
 
 class Store:
-    """What lies at a path; empty until it is loaded. Safe to hand to workers: it pickles as its paths.
+    """The data at a path; empty until `load` is called. It is pickled as its paths, so workers can receive it.
 
-    Tensors are copies of their own. Files are mapped, so that all processes of a machine share one copy in the page
-    cache, and are read by ranges.
+    Tensors are copies. Files are mapped and read by ranges, so that all processes of a machine share one copy in the
+    page cache.
 
-    ``len(store)`` is the number of windows with a ``window_size`` above 0, and of records with 0. Without one it is
-    the number of records where the files say what a record is (``offsets``, or lines of JSON), else the tokens of the
-    shortest key, as in the first versions.
+    ``len(store)`` is the number of windows if ``window_size`` is above 0, and the number of records if it is 0. With
+    None it is the number of records if the files say what a record is (``offsets``, or lines of JSON), and otherwise
+    the number of tokens of the shortest key, as in the first versions of AstrAI.
 
     Args:
         window_size: tokens of a window.
-        stride: from one window to the next, by default the window.
+        stride: tokens from the begin of one window to the next, by default the window size.
     """
 
     formats: ClassVar[tuple[str, ...]] = ()
-    """Of `headrace.stores`, that a store of this class may have."""
+    """The formats of `headrace.stores` that this class reads."""
 
     wanted: ClassVar[str] = ""
-    """What it looks for, for messages."""
+    """The files that this class looks for, for messages."""
 
     def __init__(self, window_size: int | None = None, stride: int | None = None) -> None:
         self.window_size = window_size
@@ -205,12 +205,12 @@ class Store:
         self._streams: dict[str, HeadraceStore] = {}
 
     def load(self, path: str | os.PathLike[str], **options: Any) -> None:
-        """Open what lies at a path; ``options`` are those of `headrace.open`.
+        """Open the data at a path; ``options`` are those of `headrace.open`.
 
         Raises:
-            NoDataError: nothing is there; it is a FileNotFoundError.
-            ConfigError: it is of another format.
-            StoreError: it is damaged, or its shards have different keys.
+            NoDataError: nothing is there. It is a FileNotFoundError.
+            ConfigError: the data have another format.
+            StoreError: the data are damaged, or their shards have different keys.
         """
         try:
             streams = open_keys(path, **options)
@@ -222,24 +222,27 @@ class Store:
             found = _shards(stream)[0].format
             if found not in self.formats:
                 raise ConfigError(
-                    f"{os.fspath(path)}: {type(self).__name__} reads {self.wanted}, and what lies there is of the"
-                    f" format {found!r}; detect_format says which store to take"
+                    f"{os.fspath(path)}: {type(self).__name__} reads {self.wanted}, but the data there have the"
+                    f" format {found!r}; detect_format says which store to use"
                 )
         self._streams = streams
 
     @property
     def keys(self) -> list[str]:
-        """The keys; none before it is loaded."""
+        """The keys; empty before it is loaded."""
         return list(self._streams)
 
     @property
     def token_count(self) -> int:
-        """Tokens of the shortest key; 0 before it is loaded."""
+        """The number of tokens of the shortest key; 0 before it is loaded."""
         return min((stream.num_tokens for stream in self._streams.values()), default=0)
 
     @property
     def num_records(self) -> int:
-        """Records that every key has: documents with offsets, datasets, or lines; 0 where the files say of none."""
+        """The number of records that every key has: documents with offsets, datasets, or lines.
+
+        It is 0 if the files do not say what a record is.
+        """
         return min(map(_num_records, self._streams.values()), default=0)
 
     @overload
@@ -247,14 +250,14 @@ class Store:
     @overload
     def fetch(self, begin: int, end: int, keys: KeyList) -> dict[str, Tensor]: ...
     def fetch(self, begin: int, end: int, keys: str | KeyList) -> Tensor | dict[str, Tensor]:
-        """(end - begin,) tokens of the stream of a key, or of several; empty where ``begin == end``.
+        """(end - begin,) tokens of the stream of one key, or of several; empty if ``begin == end``.
 
-        Every key is read at the same places, parallel or not, as AstrAI does: for parity. `headrace.open` refuses keys
-        whose places do not belong together.
+        As in AstrAI, every key is read at the same places, whether the keys are parallel or not. `headrace.open`
+        refuses keys whose places do not correspond.
 
         Raises:
             RuntimeError: nothing is loaded.
-            ConfigError: outside of the shortest key; it is a ValueError.
+            ConfigError: the range exceeds the shortest key. It is a ValueError.
             KeyError: there is no such key.
         """
         self._check_loaded()
@@ -270,11 +273,11 @@ class Store:
     @overload
     def fetch_record(self, index: int, keys: KeyList) -> dict[str, Tensor]: ...
     def fetch_record(self, index: int, keys: str | KeyList) -> Tensor | dict[str, Tensor]:
-        """(length,) tokens of one record, of each key as many as it has there.
+        """(length,) tokens of one record; its length may differ between keys.
 
         Raises:
             RuntimeError: nothing is loaded.
-            ConfigError: there is no such record, negative ones among them; it is a ValueError.
+            ConfigError: there is no such record, or the index is negative. It is a ValueError.
             KeyError: there is no such key.
         """
         self._check_loaded()
@@ -283,7 +286,7 @@ class Store:
         return self._by_keys(keys, lambda stream: stream.document(index))
 
     def sample_window(self, index: int) -> tuple[int, int]:
-        """Where a window begins and ends; the token at its end is there, too, for the last target.
+        """The tokens at which a window begins and ends. The token at the end exists too, as the last target.
 
         Raises:
             RuntimeError: there is no window size.
@@ -297,7 +300,7 @@ class Store:
         return begin, begin + self.window_size
 
     def share_memory_(self) -> Self:
-        """The store itself: its files are mapped, and mapped memory is shared already."""
+        """Return the store itself, since mapped files are shared already."""
         return self
 
     def __len__(self) -> int:
@@ -308,7 +311,7 @@ class Store:
         return self.token_count
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """Of every key a window, or without a window size a record; negative indices count from the end."""
+        """A window of every key, or a record if there is no window size; negative indices count from the end."""
         count = self._num_windows if self.window_size else self.num_records
         if not -count <= index < count:
             raise IndexError(f"{'window' if self.window_size else 'record'} {index} of {count}")
@@ -342,19 +345,31 @@ class Store:
 
 
 class StoreFactory:
-    """Makes a `Store` by the name of its format: ``"bin"``, ``"h5"``, ``"jsonl"``, or one that was registered."""
+    """Makes a `Store` by the name of its format: ``"bin"``, ``"h5"``, ``"jsonl"``, or a registered one.
+
+    Example:
+        >>> store = headrace.compat.astrai.StoreFactory.create("bin", window_size=128)
+        >>> store.load("stores/web")
+        >>> store[0][store.keys[0]].shape
+        torch.Size([128])
+    """
 
     _kinds: ClassVar[dict[str, Kind]] = {}
 
     @classmethod
     def register(cls, name: str) -> Callable[[Kind], Kind]:
-        """A decorator for a store of one's own. Raises TypeError for another class, ConfigError for a name in use."""
+        """A decorator that registers a subclass of `Store` under a name.
+
+        Raises:
+            TypeError: it is not a subclass of `Store`.
+            ConfigError: the name is in use.
+        """
 
         def registered(kind: Kind) -> Kind:
             if not (isinstance(kind, type) and issubclass(kind, Store)):
-                raise TypeError(f"{kind!r} is no subclass of Store")
+                raise TypeError(f"{kind!r} is not a subclass of Store")
             if name in cls._kinds:
-                raise ConfigError(f"the name {name!r} is that of {cls._kinds[name].__name__} already")
+                raise ConfigError(f"the name {name!r} is already used by {cls._kinds[name].__name__}; choose another")
             cls._kinds[name] = kind
             return kind
 
@@ -362,26 +377,26 @@ class StoreFactory:
 
     @classmethod
     def create(cls, name: str, **options: Any) -> Store:
-        """A store that is not loaded; options that its constructor does not name are left out, as AstrAI does."""
+        """Make a store that is not loaded yet. As in AstrAI, options that its constructor does not have are ignored."""
         kind = cls.get_component_class(name)
         known = inspect.signature(kind).parameters
         return kind(**{option: value for option, value in options.items() if option in known})
 
     @classmethod
     def get_component_class(cls, name: str) -> Kind:
-        """The class of a name. Raises ConfigError, which is a ValueError, where there is none."""
+        """The class that is registered under a name. Raises ConfigError, a ValueError, if there is none."""
         if name not in cls._kinds:
             raise ConfigError(f"Unknown component: {name!r}. Supported types: {cls.list_registered()}")
         return cls._kinds[name]
 
     @classmethod
     def is_registered(cls, name: str) -> bool:
-        """Whether there is one."""
+        """Whether a class is registered under the name."""
         return name in cls._kinds
 
     @classmethod
     def list_registered(cls) -> list[str]:
-        """All names, sorted."""
+        """All registered names, sorted."""
         return sorted(cls._kinds)
 
 
@@ -391,7 +406,7 @@ def _builtin(name: FormatName) -> Callable[[Kind], Kind]:
 
 @_builtin("h5")
 class H5Store(Store):
-    """Of ``.h5`` files. A record is a dataset."""
+    """Reads ``.h5`` files. A record is a dataset."""
 
     formats = ("hdf5",)
     wanted = ".h5 or .hdf5"
@@ -399,7 +414,15 @@ class H5Store(Store):
 
 @_builtin("bin")
 class MmapStore(Store):
-    """Of ``.bin`` files with a ``meta.json``, or with an ``.idx``. A record is a document."""
+    """Reads ``.bin`` files with a ``meta.json`` or an ``.idx``. A record is a document.
+
+    Example:
+        >>> store = headrace.compat.astrai.MmapStore()
+        >>> store.load("stores/chats")
+        >>> record = store.fetch_record(0, store.keys)
+        >>> len(record["loss_mask"]) == len(record[store.keys[0]])
+        True
+    """
 
     formats = ("keyed", "indexed", "tntidx", "aleph-alpha")
     wanted = "meta.json"
@@ -407,7 +430,7 @@ class MmapStore(Store):
 
 @_builtin("jsonl")
 class JsonlStore(Store):
-    """Of ``.jsonl`` files of records that are tokens already; `headrace prepare` makes them of text."""
+    """Reads ``.jsonl`` files of records that are already tokens; `headrace prepare` makes them from text."""
 
     formats = ("jsonl",)
     wanted = ".jsonl"
@@ -418,7 +441,7 @@ def _shards(stream: HeadraceStore) -> tuple[HeadraceStore, ...]:
 
 
 def _says_records(stream: HeadraceStore) -> bool:
-    """Whether the files say what a record is; a dataset of HDF5 may be one, or all of them."""
+    """Whether the files say what a record is. A dataset of HDF5 may hold one record or all of them."""
     return all(
         shard.has_offsets if isinstance(shard, KeyedStore) else shard.format != "hdf5" for shard in _shards(stream)
     )

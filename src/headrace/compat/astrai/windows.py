@@ -1,4 +1,4 @@
-"""AstrAI's windows over flat streams of several keys, for runs that must be compared with its own."""
+"""AstrAI's windows over flat streams of several keys, for comparison with runs of AstrAI."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TrainType = Literal["seq", "sft", "dpo", "grpo"]
 
 
 class _Field(NamedTuple):
-    """One field of a window: the key it is of, by its names, its dtype, None for that on disk, and its first token."""
+    """One field of a window: the possible names of its key, its dtype (None: as on disk), and its shift in tokens."""
 
     keys: tuple[str, ...]
     dtype: type | None
@@ -48,35 +48,43 @@ FIELDS: Final[dict[str, dict[str, _Field]]] = {
         "rewards": _Field(("rewards",), None),
     },
 }
-"""For each training type the fields of a window."""
+"""The fields of a window for each training type."""
 
 COMPUTED: Final = "position_ids"
-"""The one key that may be missing: the places of tokens in their documents are known without it."""
+"""The one key that may be missing, since positions in documents can be computed."""
 
 
 class StreamWindows(Dataset):
-    """Window i begins at token ``min(i * stride, N - 1 - window_size)`` of every key, N the shortest one's tokens.
+    """Windows at the same places of several keys, by AstrAI's arithmetic.
 
-    Each field is (window_size,):
+    Window i begins at token ``min(i * stride, N - 1 - window_size)`` of every key, where N is the number of tokens of
+    the shortest key. Each field is (window_size,):
 
-    - ``seq``: ``input_ids``, and ``target_ids``, the tokens one later, int64;
-    - ``sft``: the same, ``loss_mask`` bool, of the target, and ``position_ids`` int64, counted in each document where
-      the store has none;
+    - ``seq``: ``input_ids`` int64, and ``target_ids`` int64, the tokens one position later;
+    - ``sft``: the same, ``loss_mask`` bool for the targets, and ``position_ids`` int64, computed within each document
+      if the store has none;
     - ``dpo``: ``chosen``, ``rejected`` int64, ``chosen_mask``, ``rejected_mask`` bool;
     - ``grpo``: ``prompts``, ``responses`` int64, ``masks`` bool, ``rewards`` as stored.
 
-    There are ``(N - 1 - window_size) // stride + 1`` windows, none where N is not above the window. Windows of ``dpo``
-    and ``grpo`` cut records anywhere, and put parts of different ones beside each other: for comparison with AstrAI.
+    There are ``(N - 1 - window_size) // stride + 1`` windows, or none if N is not above the window size. Windows of
+    ``dpo`` and ``grpo`` cut records anywhere and combine parts of different records. They serve only for comparison
+    with AstrAI.
 
     Args:
-        streams: for each key of the training type a store whose main key it is.
+        streams: for each key of the training type, a store whose main key it is.
         train_type: ``"seq"``, ``"sft"``, ``"dpo"`` or ``"grpo"``.
         window_size: tokens of a window.
-        stride: from one window to the next, by default ``window_size``.
+        stride: tokens from the begin of one window to the next, by default ``window_size``.
 
     Raises:
-        ConfigError: an unknown type, sizes below 1, a key that is missing, or a mask that is not as long as its tokens,
-            which AstrAI reads all the same, shifted.
+        ConfigError: the type is unknown, a size is below 1, a key is missing, or a mask and its tokens differ in
+            length. (AstrAI reads such a mask anyway, shifted against its tokens.)
+
+    Example:
+        >>> streams = {"sequence": headrace.open("stores/web")}
+        >>> windows = headrace.compat.astrai.StreamWindows(streams, "seq", window_size=128)
+        >>> bool((windows[0]["target_ids"][:-1] == windows[0]["input_ids"][1:]).all())
+        True
     """
 
     def __init__(
@@ -126,7 +134,7 @@ class StreamWindows(Dataset):
 
     @cached_property
     def fields(self) -> Fields:
-        """Name -> (shape, dtype)."""
+        """Name -> (shape, dtype); each field is (window_size,)."""
         dtypes = {
             name: np.dtype(field.dtype) if field.dtype is not None else self._dtype(name)
             for name, field in self._fields.items()
@@ -139,17 +147,17 @@ class StreamWindows(Dataset):
 
     @property
     def stores(self) -> tuple[Store, ...]:
-        """One a stream."""
+        """The stores of the fields, one a stream."""
         return tuple(self._streams.values())
 
     @property
     def num_tokens_per_sample(self) -> float:
-        """The window."""
+        """Always ``window_size``."""
         return float(self.window_size)
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What decides the bytes of the samples."""
+        """Everything that decides the bytes of the samples."""
         return {
             "kind": "stream_windows",
             "train_type": self.train_type,
@@ -160,7 +168,7 @@ class StreamWindows(Dataset):
         }
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
-        """(n,) int64: where each window begins; the last ones are moved back so that a target follows every token."""
+        """(n,) int64: where each window begins. The last windows are moved back so that every token has a target."""
         return np.minimum(indices * self.stride, self.count_tokens - 1 - self.window_size)
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
@@ -178,16 +186,16 @@ class StreamWindows(Dataset):
         return places - tokens.document_begins(documents).reshape(places.shape)
 
     def origins(self, addresses: IntArray) -> list[Origins]:
-        """The documents of the first key that its tokens are of."""
+        """The documents of the first key whose tokens are in each window."""
         return window_origins(self.stores[0], addresses, self.window_size)
 
     def holders(self, document: int) -> IntArray:
-        """The windows over a document of the first key."""
+        """The windows that hold a token of a document of the first key."""
         size = self.window_size
         return windows_over(self.stores[0], document, stride=self.stride, length=size, phases=1, num_samples=len(self))
 
     def describe(self) -> str:
-        """One line."""
+        """One line: the window size, the training type and the number of tokens."""
         return (
             f"windows of {self.window_size:,} tokens as AstrAI's {self.train_type}, over {self.count_tokens:,} tokens"
             f"{unused_text(self._unused)}"

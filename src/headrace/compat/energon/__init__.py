@@ -1,14 +1,14 @@
-"""Media for training under the names that users of Megatron-Energon know: a path in, a resumable loader out.
+"""Media for training under the names of Megatron-Energon: a path goes in, a resumable loader comes out.
 
     get_train_dataset(path, ...)  --> EnergonDataset --get_savable_loader--> EnergonLoader --> batches of this rank
-    get_val_dataset(path, ...)    --> (what, in which order)                  save_state_rank(), restore_state_rank()
+    get_val_dataset(path, ...)    --> (samples and order)                     save_state_rank(), restore_state_rank()
 
     wrappers: FilterDataset, BlendDataset, ...    named: CaptioningWebdataset, CrudeWebdataset, ...
 
-The order is that of `headrace.Run`, so that a state is a position: under 1 KB, the same on every rank, good for any
-number of ranks and workers. Only ``order="energon"`` is Energon's own, bound to both. Batches are dicts, those of
-`headrace.Loader`. A task encoder that groups, packs, or gives none or several outputs of a sample makes a framed run
-in the place of the run: then a state holds the lanes that a rank serves.
+The order is that of `headrace.Run`, so a state is a position: under 1 KB, the same on every rank, and valid for any
+number of ranks and workers. Only ``order="energon"`` is Energon's own order, which is bound to ranks and workers.
+Batches are dicts, as those of `headrace.Loader`. A task encoder that groups, packs, or makes zero or several outputs of
+a sample needs a framed run. Then a state holds the lanes that a rank serves.
 """
 
 from headrace.compat.energon.dataset import EnergonDataset, WorkerConfig

@@ -1,4 +1,4 @@
-"""What lies at a path, opened as the data of a run, and what a task encoder makes of its samples."""
+"""Opens the data at a path for a run, and applies a task encoder to them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from headrace.plan.framed import Form, GroupBatches, Singles
 
 
 class Batching:
-    """How samples become batches, as the arguments of `get_train_dataset` say it.
+    """How samples become batches, according to the arguments of `get_train_dataset`.
 
     Args:
-        task_encoder, errors, packing_buffer_size, framed, num_lanes, batch_size: see there.
-        seed: of the random numbers in hooks.
+        task_encoder, errors, packing_buffer_size, framed, num_lanes, batch_size: see `get_train_dataset`.
+        seed: the seed of the random numbers in hooks.
 
     Raises:
-        ConfigError: not a task encoder; one whose hooks contradict each other.
+        ConfigError: it is not a task encoder, or its hooks contradict each other.
     """
 
     def __init__(
@@ -54,38 +54,39 @@ class Batching:
 
     @cached_property
     def is_framed(self) -> bool:
-        """Whether a sample may have another number of outputs than one."""
+        """Whether a sample may have any number of outputs, so that a framed source is needed."""
         return self.encoder is not None and (self._asked or bool(EncoderPipeline(self.encoder).not_fixed))
 
     def opening(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The decoder and the cookers of the encoder, below the options that are given."""
+        """The opening options with the encoder's decoder and cookers added; the given options take precedence."""
         return options if self.encoder is None else opening_options(self.encoder, options)
 
     def sources(self, options: dict[str, Any]) -> SourceOptions:
-        """The same for the datasets of a metadataset, each with the encoder around it."""
+        """The opening options for the datasets of a metadataset, each wrapped by the encoder unless it is framed."""
         if self.encoder is None or self.is_framed:
             return SourceOptions(**self.opening(options))
         return EncodedSources(**self.opening(options), encoder=self.encoder, seed=self.seed, errors=self.errors)
 
     def around(self, data: Dataset | Mix) -> Dataset | Mix:
-        """The same mix with the encoder around each dataset, unless it is for units."""
+        """The same mix with each dataset wrapped by the encoder, unless the encoder is framed."""
         if self.encoder is None or self.is_framed:
             return data
         return encoded(data, self.encoder, seed=self.seed, errors=self.errors)
 
     def units(self, data: Dataset | Mix) -> Framed | None:
-        """What is made into units; None where every sample has one output.
+        """The framed source over the data; None if every sample has one output.
 
-        Packs where there is a buffer for them, as with Energon; else groups, or the outputs.
+        Units are packs if there is a packing buffer, as in Energon. Otherwise they are groups, or single outputs.
 
         Raises:
-            ConfigError: a buffer, and not both hooks that pack; what `Framed` refuses; lanes of what has none.
+            ConfigError: a packing buffer is given but not both packing hooks, lanes are given although the source is
+                not framed, or as `Framed`.
         """
         if self.encoder is None or not self.is_framed:
             if self.num_lanes is not None:
                 raise ConfigError(
-                    f"num_lanes is {self.num_lanes}, and every sample has one output here, which takes no lanes; leave"
-                    " it out"
+                    f"num_lanes is {self.num_lanes}, but only framed sources have lanes, and here every sample has one"
+                    " output; leave it out"
                 )
             return None
         form = self._form(EncoderPipeline(self.encoder))
@@ -105,36 +106,36 @@ class Batching:
         hooks = ("select_samples_to_pack", "pack_selected_samples")
         if not all(pipeline.hooks[name].is_overridden for name in hooks):
             raise ConfigError(
-                f"packing_buffer_size is {self.packing_buffer_size:,}, and {type(self.encoder).__name__} does not"
-                f" override {' and '.join(hooks)}: override both, or leave it out; to pack by lengths, give"
-                " Framed(data, encoder, form=BestFit(4096)) in the place of the path"
+                f"packing_buffer_size is {self.packing_buffer_size:,}, but {type(self.encoder).__name__} does not"
+                f" override {' and '.join(hooks)}; override both, or leave packing_buffer_size out. To pack by lengths,"
+                " pass Framed(data, encoder, form=BestFit(4096)) instead of the path"
             )
         return None
 
     def only_lanes(self, data: Framed, options: dict[str, Any]) -> Framed:
-        """Units that are made as they say themselves. Raises ConfigError: the arguments say it, too."""
+        """Return a framed source that the user made; raises ConfigError if arguments also say how to make it."""
         if found := [*options, *self._given]:
             raise ConfigError(
-                f"{', '.join(found)}: says how units are made, and what was given in the place of a path says it"
-                f" already ({data.describe()}); leave it out"
+                f"{', '.join(found)}: says how units are made, but the framed source that was passed instead of a path"
+                f" already says so ({data.describe()}); leave it out"
             )
         return data
 
     def samples(self, data: Dataset | Mix) -> int:
-        """How many a batch has. Raises ConfigError: nothing says it."""
+        """The number of samples in a batch. Raises ConfigError if nothing determines it."""
         if self.batch_size is not None:
             return self.batch_size
-        # Facts that were measured can have made batches of a group already.
+        # A measured dataset may already consist of batches of groups.
         if any(dataset.is_group_batches for dataset in named_datasets(data).values()):
             return 1
         raise ConfigError(
-            "batch_size is None, and nothing else says how many samples a batch has, as batch_group_criterion does; "
+            "batch_size is None, and nothing else says how many samples a batch has, as batch_group_criterion would; "
             "give a number, 1 for single samples"
         )
 
 
 def over(data: Framed, part: Dataset | Mix) -> Framed:
-    """The same units of other data."""
+    """The same framed source over other data."""
     return Framed(
         part,
         data.encoder,
@@ -152,7 +153,7 @@ PathOrData = str | os.PathLike[str] | Dataset | Mix | Framed
 
 
 class OpenedUnits(NamedTuple):
-    """The data, and the units that are made of them; None where samples are fed as they are."""
+    """Open data, and the framed source over them; None if samples are fed as they are."""
 
     data: Dataset | Mix
     units: Framed | None
@@ -167,19 +168,19 @@ def opened(
     global_batch_size: Any,
     options: dict[str, Any],
 ) -> OpenedUnits:
-    """A path opened to train on or to validate with; data as they are.
+    """Open a path for training or validation; data that are open already are used as they are.
 
     Args:
-        given: a path or data.
-        split_part: of a dataset of Energon's or a metadataset.
-        batching: what a task encoder does with them.
-        training: mix; else one after another.
-        global_batch_size: of the run, for metadatasets that count in steps.
-        options: of `MediaDataset.open`, and ``subset``; of a metadataset those of `SourceOptions`.
+        given: a path, or open data.
+        split_part: the part of an Energon dataset or a metadataset.
+        batching: how samples become batches.
+        training: whether to mix the datasets of a metadataset; otherwise they come one after another.
+        global_batch_size: the global batch size of the run, for metadatasets that count in steps.
+        options: those of `MediaDataset.open`, and ``subset``; for a metadataset those of `SourceOptions`.
 
     Raises:
-        ConfigError: options that do not go with it; what opening it raises.
-        StoreError: nothing is there, or it is malformed.
+        ConfigError: the options do not go with the data, or opening the data raises it.
+        StoreError: nothing is there, or the data are malformed.
     """
     if isinstance(given, Framed):
         return OpenedUnits(given.data, batching.only_lanes(given, options))
@@ -198,13 +199,16 @@ def _data(
 ) -> Dataset | Mix:
     if isinstance(given, Dataset | Mix):
         if options:
-            raise ConfigError(f"{', '.join(options)}: says how a path is opened, and the data is open already")
+            raise ConfigError(
+                f"{', '.join(options)}: says how to open a path, but the data are open already; leave it out"
+            )
         return batching.around(given)
     if Path(given).suffix in (".yaml", ".yml"):
         known = SourceOptions.__struct_fields__
         if unknown := [name for name in options if name not in known]:
             raise ConfigError(
-                f"{', '.join(unknown)}: of a metadataset its file says it; allowed here are {', '.join(known)}"
+                f"{', '.join(unknown)}: cannot be set for a metadataset, whose file says it; allowed here are"
+                f" {', '.join(known)}"
             )
         metadataset = load_dataset(given)
         opening = batching.sources(options)
@@ -212,20 +216,20 @@ def _data(
             return metadataset.train(split_part, options=opening, global_batch_size=global_batch_size)
         return metadataset.validation(split_part, options=opening)
     subset = options.pop("subset", None)
-    # Plain shards and JSONL files are of one part, whatever it is called.
+    # Plain shards and JSONL files have only one part, whatever it is called.
     part = split_part if Path(given, ".nv-meta").is_dir() else None
     dataset = MediaDataset.open(given, part, **batching.opening(options))
     return batching.around(dataset if subset is None else Subset(dataset, subset))
 
 
 def parts(data: Dataset | Mix) -> list[Dataset | Mix]:
-    """The datasets that are one after another, depth first, each with the range or the limit around it.
+    """The datasets that come one after another, depth first, each with the subset or limit around it.
 
     Raises:
-        ConfigError: something else than `Concat` is around several.
+        ConfigError: several datasets are combined by something other than `Concat`.
     """
     if isinstance(data, Concat):
         return [part for child in data.children.values() for part in parts(child)]
     if len(named_datasets(data)) > 1:
-        raise ConfigError(f"{data!r}: is of several datasets together, which cannot be validated with one by one")
+        raise ConfigError(f"{data!r}: combines several datasets, which cannot be used for validation one by one")
     return [data]

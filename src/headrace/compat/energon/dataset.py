@@ -1,7 +1,4 @@
-"""What `get_train_dataset` and `get_val_dataset` return: data, their order, and which rank of how many reads them.
-
-Which rank of how many this is, and how many worker processes it reads with.
-"""
+"""``WorkerConfig``, and the `EnergonDataset` that `get_train_dataset` and `get_val_dataset` return."""
 
 from __future__ import annotations
 
@@ -23,17 +20,22 @@ if TYPE_CHECKING:
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The data-parallel rank of this process and its workers, by the names of Energon's class.
+    """The data-parallel rank of this process and its workers, with the attributes of Energon's class.
 
     Attributes:
-        rank: the *data-parallel* rank; processes that need the same data have the same.
-        world_size: data-parallel ranks.
-        num_workers: worker processes of this rank that read and decode; 0: this process, when a batch is asked for.
-        data_parallel_group: over which a state is handed from one rank to the others.
-        seed_offset: the seed of the run: another one is another order.
-        agree: compare, when a loader begins to iterate, what all processes of the job run. All of them have to iterate
-            it then, those of all pipeline stages too; see `headrace.loader.Ranks`. A pass over a framed source has as
-            many batches on all ranks only with it.
+        rank: the *data-parallel* rank. Processes that need the same data have the same rank.
+        world_size: the number of data-parallel ranks.
+        num_workers: the number of worker processes of this rank that read and decode. With 0, this process reads when
+            a batch is requested.
+        data_parallel_group: the process group over which one rank hands a state to the others.
+        seed_offset: the seed of the run. Another seed is another order.
+        agree: compare what all processes of the job run when a loader begins to iterate. Then all of them must iterate
+            the loader, including those of all pipeline stages; see `headrace.loader.Ranks`. Only with ``agree`` does a
+            pass over a framed source have the same number of batches on all ranks.
+
+    Example:
+        >>> headrace.compat.energon.WorkerConfig(rank=0, world_size=1, num_workers=0).ranks.world_size
+        1
     """
 
     rank: int
@@ -53,39 +55,41 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def default_worker_config(
         cls, num_workers: int = 4, data_parallel_group: ProcessGroup | None = None, *, seed_offset: int = 0
     ) -> WorkerConfig:
-        """From the process group, from ``torchrun``'s variables, or one rank where there is neither."""
+        """Take ranks from the process group or from ``torchrun``'s variables; without either, there is one rank."""
         ranks = Ranks.detect() if data_parallel_group is None else Ranks.from_group(data_parallel_group)
         return cls(ranks.rank, ranks.world_size, num_workers, data_parallel_group, seed_offset)
 
     @property
     def ranks(self) -> Ranks:
-        """For a `headrace.Loader`."""
+        """The rank and the number of ranks, for a `headrace.Loader`."""
         return Ranks(self.rank, self.world_size, self.agree)
 
 
 Tail = Literal["spread", "pad", "drop"]
 
 FOR_EVER = 1 << 61
-"""Samples of a run without end over a mix that has one: more than any run will come to."""
+"""The number of samples of an endless run over a finite mix: more than any run will reach."""
 
 
 class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
-    """Which samples come in which order, to be handed to `get_loader`.
+    """Samples and their order, to be passed to `get_loader`.
+
+    `get_train_dataset` and `get_val_dataset` return it; it is not constructed directly.
 
     Attributes:
-        stream: the samples, one after another. Its recipe is what a state must agree with: with steps of one sample it
-            names no ranks and no batches.
+        stream: the samples, one after another. A state must agree with the recipe of the stream, whose steps are single
+            samples, so that it does not depend on ranks and batches.
         worker_config: rank and workers.
-        batch_size: samples a batch on this rank.
-        training: whether passes go on; of validation each iteration is the first pass again.
-        pass_samples: of one pass; None where there is no end.
-        tail: what becomes of a last batch that not all ranks can fill.
-        virtual_epoch_length: batches of this rank in an iteration; 0: as many as there are.
-        limit: the same in validation of units, where their number is not known before.
-        global_batch_size: of a step, where the user gave it.
-        own_order: Energon's, in the place of the stream's.
-        framed: units made of the stream, where a task encoder does not give one output for each sample. Then a batch is
-            of units.
+        batch_size: samples of a batch on this rank.
+        training: whether one pass follows another. In validation each iteration is the first pass again.
+        pass_samples: samples of one pass; None if it has no end.
+        tail: what happens to a last batch that not all ranks can fill.
+        virtual_epoch_length: batches of this rank in an iteration; 0 means all.
+        limit: batches of this rank in an iteration, for validation with units, whose number is not known in advance.
+        global_batch_size: the global batch size, if the user gave one.
+        own_order: Energon's own order, which replaces that of the stream.
+        framed: the units made from the stream, if a task encoder does not make one output of each sample. Then batches
+            consist of units.
     """
 
     stream: Run
@@ -101,7 +105,7 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for sizes out of range and an unknown tail."""
+        """Raise ConfigError for sizes out of range or an unknown tail."""
         if self.batch_size < 1 or self.virtual_epoch_length < 0:
             raise ConfigError(
                 f"batch_size is at least 1 and virtual_epoch_length at least 0, found {self.batch_size} and "
@@ -112,24 +116,26 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
         if self.tail == "drop" and self.pass_samples is not None and self.pass_samples < self.together:
             raise ConfigError(
                 f"{self.pass_samples:,} samples are less than a batch of {self.batch_size:,} for each of "
-                f"{self.worker_config.world_size:,} ranks, and the last is dropped: choose tail='spread' or 'pad'"
+                f"{self.worker_config.world_size:,} ranks, and an incomplete last batch is dropped; choose "
+                "tail='spread' or 'pad'"
             )
 
     @property
     def together(self) -> int:
-        """Samples that all ranks take at a time."""
+        """The number of samples that all ranks take at a time."""
         return self.batch_size * self.worker_config.world_size
 
     def pass_end(self, position: int) -> int | None:
-        """Where the pass ends that a position is in; None where there is no end."""
+        """The end of the pass that a position is in; None if it has no end."""
         if self.pass_samples is None:
             return None
         return self.pass_samples * (position // self.pass_samples + 1 if self.training else 1)
 
     def run(self, position: int) -> Run:
-        """From a position on to the end of its pass, in steps of one batch of every rank, or as the user gave them.
+        """The run from a position to the end of its pass.
 
-        What came before is one step, whatever ranks it was assigned to: so it is no matter how many there were.
+        A step is one batch of every rank, or the global batch that the user gave. The samples before the position form
+        a single step, so it does not matter how many ranks they were assigned to.
         """
         end = self.pass_end(position)
         if end is not None and self.tail != "spread":
@@ -145,28 +151,31 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
         return _PassRun(self, position, global_batch_size=schedule, samples=end)
 
     def ends_at(self, position: int) -> tuple[int, ...]:
-        """Of a position before which all samples were given: itself, if it is within a step of the stream."""
+        """Where slots are drawn to at a position before which all samples were delivered.
+
+        It is the position itself if it lies within a step of the stream, otherwise nothing; see `Cursor`.
+        """
         schedule = self.stream.schedule
         return () if schedule.begin(schedule.step_of(position)) == position else (position,)
 
     def describe(self) -> str:
-        """The mix as a tree, order and batches."""
+        """The mix as a tree, the order and the batches."""
         if self.framed is not None:
             return self.framed.describe(world_size=self.worker_config.world_size, micro_batch_size=self.batch_size)
         return self.run(0).describe()
 
     def config(self) -> dict[str, Any]:
-        """What decides which samples come when, JSON-safe: the recipe that a state is held against."""
+        """The JSON-safe recipe that decides which samples come when; a state must agree with it."""
         recipe = (self.own_order or self.framed or self.stream).recipe
         found: dict[str, Any] = msgspec.to_builtins(recipe)
         return found
 
     def restore_sample(self, key: Any) -> Any:
-        """See `EnergonLoader.restore_sample`."""
+        """Make a delivered sample or batch again; see `EnergonLoader.restore_sample`."""
         return restored(self.framed or self.stream, key, by_position=self.own_order is None)
 
     def __len__(self) -> int:
-        """Samples of one pass of all ranks; TypeError where there is none."""
+        """The samples of one pass over all ranks; raises TypeError for an endless blend."""
         samples = self.pass_samples if self.pass_samples is not None else length_of(self.stream.data)
         if samples is None:
             raise TypeError("an endless blend has no length")
@@ -179,7 +188,7 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _PassRun(Run):
-    """A pass from a position on, in whose last step slots are drawn up to its end, whatever these ranks leave out."""
+    """A pass from a position on. Slots of its last step are drawn up to its end, even if these ranks drop some."""
 
     def __init__(
         self, dataset: EnergonDataset, position: int, *, global_batch_size: BatchSchedule | int, samples: int | None
@@ -190,7 +199,7 @@ class _PassRun(Run):
 
     @property
     def drawn_end(self) -> int | None:
-        """Up to which position slots are drawn."""
+        """The position up to which slots are drawn."""
         return self._drawn_end
 
 
@@ -203,7 +212,7 @@ def in_own_order(
     virtual_epoch_length: int = 0,
     **own: Any,
 ) -> EnergonDataset:
-    """Data in Energon's own order; ``own`` are arguments of `OwnOrder`."""
+    """Make an `EnergonDataset` in Energon's own order; ``own`` are arguments of `OwnOrder`."""
     stream = Run(data, global_batch_size=1, order=Order(kind="none"))
     topology = EnergonTopology(
         world_size=worker_config.world_size,

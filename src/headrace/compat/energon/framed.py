@@ -1,4 +1,4 @@
-"""Units that task encoders make while the run goes, behind Energon's names: what to feed, and the loader."""
+"""The dataset and the loader of framed sources, whose units task encoders make during the run."""
 
 from __future__ import annotations
 
@@ -34,29 +34,30 @@ def framed_dataset(
     schedule: BatchSchedule | None = None,
     num_lanes: int | None = None,
 ) -> EnergonDataset:
-    """What to feed: units for ever, or those of one pass.
+    """Make the `EnergonDataset` of a framed source: endless with ``repeat``, otherwise one pass.
 
     Raises:
-        ConfigError: no ``batch_size`` for units that are no batches; lanes that do not fit; data without an end that
-            are to have one pass.
+        ConfigError: ``batch_size`` is missing although units are not batches, the number of lanes does not fit, or one
+            pass is asked for over endless data.
     """
     if data.is_group_batches:
         batch_size = 1
     if batch_size is None:
         raise ConfigError(
-            "batch_size is None, and nothing else says how many samples a batch has: batch_group_criterion does, and "
-            f"{type(data.encoder).__name__} does not use it; give batch_size=1 for single samples"
+            "batch_size is None, and nothing else says how many samples a batch has: batch_group_criterion would, but "
+            f"{type(data.encoder).__name__} does not use it; give a number, or batch_size=1 for single samples"
         )
     samples = length_of(data.data)
     if not repeat and samples is None:
-        raise ConfigError(f"{data.data!r} has no end, and one pass of it is wanted: give it an end, or repeats")
+        raise ConfigError(f"{data.data!r} has no end, but one pass of it is wanted; give it an end, or repeats")
     if repeat:
         samples = FOR_EVER if isinstance(data.data, Mix) and samples is not None else None
     together = batch_size * worker_config.world_size
     if schedule is None and num_lanes is not None and index(num_lanes) % together:
         raise ConfigError(
-            f"num_lanes is {num_lanes:,}, and {worker_config.world_size:,} ranks take {batch_size:,} at a time each: "
-            f"without global_batch_size it is a multiple of {together:,}, so that a slot of the batch is of one lane"
+            f"num_lanes is {num_lanes:,}, and {worker_config.world_size:,} ranks take {batch_size:,} at a time each; "
+            f"without global_batch_size, num_lanes must be a multiple of {together:,}, so that each slot of a batch "
+            "belongs to one lane"
         )
     run = FramedRun(
         data,
@@ -78,9 +79,9 @@ def framed_dataset(
 
 
 class FramedLoader(EnergonLoader):
-    """Of a framed source. Each rank has a state of its own, of the lanes that it serves.
+    """The loader of a framed source. Each rank has its own state, which holds the lanes that the rank serves.
 
-    ``position`` counts units: outputs, packs, or batches of one group. A pass that is over is at its beginning again.
+    ``position`` counts units: outputs, packs, or batches of one group. At the end of a pass it is 0 again.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class FramedLoader(EnergonLoader):
 
     @property
     def position(self) -> int:
-        """Units given to all ranks together."""
+        """The number of units delivered to all ranks together."""
         return self._loader.position
 
     @property
@@ -114,18 +115,19 @@ class FramedLoader(EnergonLoader):
         return self._run.recipe, self._run.schedule
 
     def state_dict(self) -> dict[str, Any]:
-        """Of this rank: the lanes that it serves, some dozens of bytes each; JSON-safe.
+        """The state of this rank: the lanes that it serves, some dozens of bytes each. JSON-safe.
 
-        It resumes the same rank with the batch after the last one delivered. For other ranks, take
-        `save_state_global`, or merge those of all ranks by `headrace.loader.merge_state_dicts`.
+        It resumes the same rank with the batch after the last one delivered. To resume with another number of ranks,
+        use `save_state_global`, or merge the states of all ranks with `headrace.loader.merge_state_dicts`.
         """
         return self._loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of all ranks, or from that of this one if there are as many as then.
+        """Resume from the state of all ranks, or from this rank's own state if the number of ranks is the same.
 
         Raises:
-            StateError: not a state, damaged, of another run or of other lanes; nothing has changed.
+            StateError: it is not a state, it is damaged, or it belongs to another run or to other lanes. The loader is
+                unchanged then.
         """
         cursor = Cursor.from_dict(state)
         try:
@@ -144,16 +146,16 @@ class FramedLoader(EnergonLoader):
         if saved == here:
             return None
         return (
-            f"It was saved with {saved:,} lanes, and here are {here:,}: without num_lanes= or global_batch_size= there "
-            f"are as many as all ranks take at a time. Give num_lanes={saved}, which batch_size times ranks has to "
-            "divide, or the global_batch_size it was saved with."
+            f"The state was saved with {saved:,} lanes, and this run has {here:,}: without num_lanes= or "
+            f"global_batch_size=, their number is batch_size times ranks. Give num_lanes={saved}, which batch_size "
+            "times ranks must divide, or the global_batch_size that the state was saved with."
         )
 
     def save_state_global(self, global_dst_rank: int) -> dict[str, Any] | None:
-        """The state of all ranks on one process of the job, None on the others. Every process has to call it.
+        """The state of all ranks on one process of the job, None on the others. Every process must call it.
 
         Raises:
-            StateError: see `headrace.Loader.gather_state_dict`.
+            StateError: as `headrace.Loader.gather_state_dict`.
         """
         state = self._loader.gather_state_dict()
         here = dist.get_rank() if dist.is_available() and dist.is_initialized() else global_dst_rank
@@ -183,10 +185,10 @@ class FramedLoader(EnergonLoader):
         self._loader.close()
 
     def __len__(self) -> int:
-        """Batches of an iteration on this rank; TypeError where there is no end, or it shows when it is reached."""
+        """The batches of an iteration on this rank; raises TypeError if that number is infinite or not known yet."""
         if self.dataset.virtual_epoch_length and self._run.lanes.num_positions in (None, FOR_EVER):
             return self.dataset.virtual_epoch_length
         raise TypeError(
-            "how many units a task encoder makes shows while it runs, so that a pass of them has no length; count its "
-            "batches, or give training that goes on for ever a virtual_epoch_length"
+            "the number of units that a task encoder makes is known only after the pass, so a pass has no length; "
+            "count the batches, or give endless training a virtual_epoch_length"
         )

@@ -1,4 +1,4 @@
-"""The functions that open a path to train on or to validate with, and those that make loaders, by Energon's names."""
+"""Energon's functions that open a path for training or validation, and those that make loaders."""
 
 from __future__ import annotations
 
@@ -42,45 +42,56 @@ def get_train_dataset(
     num_lanes: int | None = None,
     **options: Any,
 ) -> EnergonDataset:
-    """What to train on: shuffled, for ever.
+    """Open data for training: shuffled and endless.
 
-    Each epoch of each source has every sample once. What belongs to ranks and workers, ``order="energon"`` apart, is
-    neither the order nor the state: a run goes on with others.
+    Each epoch of each source has every sample once. Neither the order nor the state depends on the number of ranks and
+    workers, so a run can be resumed with other numbers. Only ``order="energon"`` is bound to them.
 
     Args:
-        path: a dataset of Energon's, tar shards or a ``.jsonl``, a metadataset (``.yaml``), or data made before, as
-            `Framed` are.
-        split_part: of the dataset or metadataset.
+        path: an Energon dataset, tar shards, a ``.jsonl`` file, a metadataset (``.yaml``), or data that are open
+            already: a dataset, a blend, or a `Framed` source.
+        split_part: the part of the dataset or metadataset.
         worker_config: rank, workers and seed.
-        batch_size: samples a batch on this rank; None where ``batch_group_criterion`` says it.
+        batch_size: samples of a batch on this rank; None if ``batch_group_criterion`` returns the size.
         batch_drop_last: without ``repeat``, leave out a last batch that not all ranks can fill.
-        shuffle_buffer_size: samples that are shuffled among at least; ``order="shards"`` opens as many slices.
-        max_samples_per_sequence: neighbours of a shard that are read together; None: 100, in Energon's order no limit.
-        parallel_shard_iters: slices that are open at once; None: 128, in Energon's order 16.
-        virtual_epoch_length: batches of this rank in an iteration of the loader; 0: an iteration does not end.
-        shuffle_over_epochs_multiplier: None does not shuffle. Numbers from 1 on matter in Energon's order alone, as
-            each epoch has all samples here; and so does -1, by which it draws with replacement.
-        repeat: False: an iteration is one pass; the next one is the next pass, and of a framed source the same again.
-        order: ``"shards"``; ``"full"``, a permutation of all samples; ``"blocks"``; or ``"energon"``, its own order bit
-            for bit, which is bound to ranks and workers. Without ``repeat`` its passes are all the same.
-        global_batch_size: of a step, as of `headrace.Run`; None: a step is one batch of every rank, and is of another
-            size on other ranks.
-        task_encoder: cooks, encodes and batches the samples of every dataset. Random numbers in its hooks are of the
-            seed of ``worker_config``. One that is a generator, groups or packs makes a framed source, whose state each
-            rank has a part of, see `FramedLoader`. None: as ``DefaultTaskEncoder()``.
-        packing_buffer_size: samples among which ``select_samples_to_pack`` chooses, of each lane; None: the encoder's
-            hooks for packing are not used.
-        errors: what is done about samples that cannot be made; None raises.
-        framed: take an encoder of one output as a framed source too, so that `SkipSample` leaves samples out.
-        num_lanes: of a framed source: a multiple of what all ranks take at a time, or with ``global_batch_size`` a
-            divisor of that. Where both are left out there are as many as all ranks take at a time, and a state is for
-            as many.
-        options: those of `headrace.MediaDataset.open` and ``subset``, a range of the samples; of a metadataset those of
-            `SourceOptions`.
+        shuffle_buffer_size: the least number of samples to shuffle among; ``order="shards"`` opens enough slices.
+        max_samples_per_sequence: the number of neighbouring samples of a shard that are read together. None means 100,
+            and no limit in Energon's order.
+        parallel_shard_iters: the number of slices that are open at once. None means 128, and 16 in Energon's order.
+        virtual_epoch_length: batches of this rank in an iteration of the loader; with 0, an iteration does not end.
+        shuffle_over_epochs_multiplier: None does not shuffle. Numbers from 1 on make a difference only in Energon's
+            order, since otherwise each epoch has all samples. -1 is allowed only there, and draws with replacement.
+        repeat: if False, an iteration is one pass, and the next iteration is the next pass; with a framed source it is
+            the same pass again.
+        order: ``"shards"``; ``"full"``, a permutation of all samples; ``"blocks"``; or ``"energon"``, Energon's own
+            order bit for bit, which is bound to ranks and workers. Without ``repeat`` its passes are all the same.
+        global_batch_size: as for `headrace.Run`. With None a step is one batch of every rank, so its size depends on
+            the number of ranks.
+        task_encoder: cooks, encodes and batches the samples of every dataset; None acts as ``DefaultTaskEncoder()``.
+            Random numbers in its hooks follow from the seed of ``worker_config``. An encoder that is a generator,
+            groups or packs makes a framed source, whose state is divided among the ranks; see `FramedLoader`.
+        packing_buffer_size: the number of samples of each lane among which ``select_samples_to_pack`` chooses. With
+            None the encoder's packing hooks are not used.
+        errors: what to do about samples that cannot be made; None raises the error.
+        framed: treat an encoder with one output a sample as a framed source too, so that `SkipSample` leaves samples
+            out.
+        num_lanes: the number of lanes of a framed source. With ``global_batch_size`` it must divide the global batch
+            size; otherwise it is a multiple of the number of units that all ranks take at a time. If neither is given,
+            it is that number, and a state can only be resumed with the same number.
+        options: those of `headrace.MediaDataset.open`, and ``subset``, a range of the samples. For a metadataset those
+            of `SourceOptions`.
 
     Raises:
-        ConfigError: an option that is out of range, unknown here, or does not go with another.
-        StoreError: nothing is there, or it is malformed.
+        ConfigError: an option is out of range, unknown, or does not go with another.
+        StoreError: nothing is there, or the data are malformed.
+
+    Example:
+        >>> energon = headrace.compat.energon
+        >>> config = energon.WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = energon.get_train_dataset("shards", worker_config=config, batch_size=4)
+        >>> batch = next(iter(energon.get_savable_loader(dataset)))
+        >>> len(batch["caption"])
+        4
     """
     passes = Training(
         order=order,
@@ -118,17 +129,17 @@ def get_savable_loader(
     fault_report: str | os.PathLike[str] | None = None,
     journal: str | os.PathLike[str] | None = None,
 ) -> EnergonLoader:
-    """The batches of this rank, as many worker processes reading ahead as its ``worker_config`` says.
+    """Make the loader of this rank, with the number of worker processes in the ``worker_config`` of the dataset.
 
     Args:
-        dataset: of `get_train_dataset` or `get_val_dataset`.
-        prefetch_factor: batches that each worker keeps ready.
+        dataset: what `get_train_dataset` or `get_val_dataset` returned.
+        prefetch_factor: the number of batches that each worker keeps ready.
         pin_memory, persistent_workers, start_method, worker_init, differing_globals: see `headrace.loader.Reading`.
-        watchdog_timeout_seconds: how long a batch may take to come; then its worker is replaced.
-        fault_report, journal: see `headrace.Loader`; a journal is of a framed source.
+        watchdog_timeout_seconds: how long a batch may take; after that its worker is replaced.
+        fault_report, journal: see `headrace.Loader`. Only a framed source can have a journal.
 
     Raises:
-        ConfigError: a journal of another source; one file for several ranks.
+        ConfigError: a journal is asked for and the source is not framed, or several ranks share one file.
     """
     reading = Reading(
         num_threads=0,
@@ -143,7 +154,9 @@ def get_savable_loader(
     )
     report = None if fault_report is None else os.fspath(fault_report)
     if journal is not None and dataset.framed is None:
-        raise ConfigError("a journal is of the frames of a framed source, and every sample has one output here")
+        raise ConfigError(
+            "a journal records the frames of a framed source, but here every sample has one output; leave journal out"
+        )
     if dataset.own_order is not None:
         return OwnOrderLoader(dataset, dataset.own_order, reading, report)
     if dataset.framed is not None:
@@ -152,7 +165,7 @@ def get_savable_loader(
 
 
 get_loader = get_savable_loader
-"""Every loader can be saved: it costs nothing."""
+"""The same function: every loader can be saved, at no cost."""
 
 
 def get_val_dataset(
@@ -172,23 +185,32 @@ def get_val_dataset(
     num_lanes: int | None = None,
     **options: Any,
 ) -> EnergonDataset:
-    """What to validate with: every sample once, in the order of the stores, in as many batches on every rank.
+    """Open data for validation: every sample once, in the order of the stores, with equally many batches on all ranks.
 
-    Each iteration of its loader is the whole of it again. The batches of all ranks together are consecutive samples.
+    Each iteration of the loader is the whole pass again. The batches of all ranks together are consecutive samples.
 
     Args:
         path, split_part, worker_config, batch_size, task_encoder, packing_buffer_size, errors, framed, num_lanes,
-            options: see `get_train_dataset`; of a metadataset all datasets one after another.
-        batch_drop_last: as ``tail="drop"``.
-        limit: batches of this rank.
-        tail: what not all ranks can fill: ``"spread"`` gives each as even a part of it as there is, maybe none;
-            ``"pad"`` fills it with the first samples, which ``sample_mask`` tells apart; ``"drop"`` leaves it out. Of
-            a framed source only ``"spread"``, and ranks have as many batches if they agree, see `WorkerConfig`.
-        order: ``"stride"``; or ``"energon"``, where each rank and worker has a run of neighbours of its own, and maybe
-            another number of batches.
+            options: see `get_train_dataset`. The datasets of a metadataset come one after another.
+        batch_drop_last: the same as ``tail="drop"``.
+        limit: the number of batches of this rank.
+        tail: what happens to the last samples, which are too few for a batch on every rank. ``"spread"`` divides them
+            as evenly as possible, so that a rank may get none; ``"pad"`` fills up the batches with the first samples,
+            which ``sample_mask`` marks; ``"drop"`` leaves them out. A framed source allows only ``"spread"``, and its
+            ranks have equally many batches only with ``agree``, see `WorkerConfig`.
+        order: ``"stride"``; or ``"energon"``, where each rank and worker reads its own range of neighbouring samples,
+            and ranks may have different numbers of batches.
 
     Raises:
         ConfigError, StoreError: as `get_train_dataset`.
+
+    Example:
+        >>> energon = headrace.compat.energon
+        >>> config = energon.WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> dataset = energon.get_val_dataset("shards", split_part="train", worker_config=config, batch_size=4)
+        >>> loader = energon.get_savable_loader(dataset)
+        >>> sum(len(batch["caption"]) for batch in loader) == len(dataset)
+        True
     """
     passes = _validation(order, limit, tail, batch_drop_last)
     batching = Batching(
@@ -215,7 +237,11 @@ def get_val_datasets(
     order: Literal["stride", "energon"] = "stride",
     **options: Any,
 ) -> list[tuple[EnergonDataset, Dataset | Mix]]:
-    """`get_val_dataset` for each of the datasets by itself, with the dataset that it is of; the same arguments."""
+    """Call `get_val_dataset` for each dataset separately.
+
+    The arguments are those of `get_val_dataset`. Returns pairs of the validation dataset and the dataset that it was
+    made from.
+    """
     whole = get_val_dataset(
         path,
         split_part=split_part,
@@ -228,7 +254,7 @@ def get_val_datasets(
         **options,
     )
     passes = _validation(order, limit, tail, batch_drop_last)
-    # The encoder is around each part already: what is left to say are sizes.
+    # Each part is already wrapped by the encoder, so only the sizes remain to be set.
     batching = Batching(
         None,
         seed=worker_config.seed_offset,

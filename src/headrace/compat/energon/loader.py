@@ -1,6 +1,6 @@
-"""The batches of this rank, in our order or Energon's own, and the state of a run, by the names of Energon's loader.
+"""Loaders with the methods of Energon's loader: the batches of this rank, and the state of a run.
 
-The batches of this rank in Energon's own order.
+`StreamLoader` feeds Headrace's order, and `OwnOrderLoader` Energon's own.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from headrace.plan import BatchSchedule, Cursor, RunRecipe
 
 
 class EnergonLoader(ABC):
-    """Iterates over this rank's batches; goes on where the last iteration stopped delivering.
+    """Iterates over this rank's batches, and continues where the last iteration stopped.
 
-    An iteration is ``virtual_epoch_length`` batches, or one pass, or has no end. Batches are dicts, those of
-    `headrace.Loader`. With ``tail="pad"`` they have ``sample_mask`` too, (batch,) bool, False for samples that were
-    given before and fill the last batch.
+    `get_savable_loader` makes it. An iteration is ``virtual_epoch_length`` batches long, or one pass, or endless.
+    Batches are dicts, as those of `headrace.Loader`. With ``tail="pad"`` they also have ``sample_mask``, (batch,) bool,
+    which is False for samples that were delivered before and only fill up the last batch.
 
-    State may be saved and restored at any time, and on any rank: it is the same on all of them, unless the dataset is
+    The state can be saved and restored at any time and on any rank. It is the same on all ranks, unless the dataset is
     framed.
     """
 
@@ -43,14 +43,14 @@ class EnergonLoader(ABC):
     @property
     @abstractmethod
     def position(self) -> int:
-        """How far the run is: samples given to all ranks; in Energon's own order batches given to this one."""
+        """The number of samples delivered to all ranks; in Energon's own order, of batches delivered to this rank."""
 
     @abstractmethod
     def _restore(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
-        """Go on at a position, which is not within a step unless it is known how its slots were drawn."""
+        """Continue at a position. Within a step, ``drawn_to`` must say how the slots of the step were drawn."""
 
     def _drawn_to(self) -> tuple[int, ...]:
-        """See `Cursor`."""
+        """The ``drawn_to`` of a `Cursor`."""
         return ()
 
     @abstractmethod
@@ -60,7 +60,7 @@ class EnergonLoader(ABC):
     @property
     @abstractmethod
     def faults(self) -> FaultLog:
-        """The samples of the batches given so far that could not be made, and one that ended the run."""
+        """The samples of the delivered batches that could not be made, and the one that ended the run, if any."""
 
     @abstractmethod
     def close(self) -> None:
@@ -69,7 +69,7 @@ class EnergonLoader(ABC):
     @property
     @abstractmethod
     def _identity(self) -> tuple[RunRecipe, BatchSchedule]:
-        """What a state is held against."""
+        """The recipe and schedule that a state is compared with."""
 
     def __iter__(self) -> Iterator[Batch]:
         self._iteration += 1
@@ -79,7 +79,10 @@ class EnergonLoader(ABC):
         epoch: Iterator[Batch] | None = None
         while True:
             if iteration != self._iteration:
-                raise StateError("this iterator is outdated: the loader was iterated anew or restored another state")
+                raise StateError(
+                    "this iterator is outdated: the loader was iterated again, or restored another state; use a new"
+                    " iterator"
+                )
             epoch = epoch or self._next_epoch()
             batch = next(epoch, None)
             if batch is None:
@@ -87,17 +90,21 @@ class EnergonLoader(ABC):
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Under 1 KB, JSON-safe, the same on every rank; resumes with the batch after the last one delivered."""
+        """The state: under 1 KB, JSON-safe, and the same on every rank.
+
+        It resumes with the batch after the last one delivered.
+        """
         recipe, schedule = self._identity
         position = self.position
         step = schedule.step_of(position)
         return Cursor(recipe=recipe.hashes(), step=step, position=position, drawn_to=self._drawn_to()).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, whatever ranks, workers and batches it was saved with.
+        """Resume from a saved state, whatever ranks, workers and batches it was saved with.
 
         Raises:
-            StateError: not a state, damaged, or of another run, whose differing parts it names; nothing has changed.
+            StateError: it is not a state, it is damaged, or it belongs to another run; the message names the parts that
+                differ. The loader is unchanged then.
         """
         cursor = Cursor.from_dict(state)
         recipe, schedule = self._identity
@@ -108,18 +115,18 @@ class EnergonLoader(ABC):
                 topology = self.dataset.own_order.order.topology
                 raise StateError(
                     f"{error}\nEnergon's own order is bound to ranks and workers, here {topology.world_size:,} ranks "
-                    f"of {topology.num_workers:,} workers: resume with as many as the state was saved with."
+                    f"of {topology.num_workers:,} workers; resume with the numbers that the state was saved with."
                 ) from None
             raise
         self._restore(cursor.position, cursor.drawn_to)
         self._iteration += 1
 
     def save_state_rank(self) -> dict[str, Any]:
-        """`state_dict`: of this rank, and so of any."""
+        """Return `state_dict`."""
         return self.state_dict()
 
     def restore_state_rank(self, state: Mapping[str, Any] | None) -> None:
-        """`load_state_dict`; None is the beginning."""
+        """Call `load_state_dict`; None starts at the beginning."""
         if state is not None:
             self.load_state_dict(state)
             return
@@ -127,35 +134,36 @@ class EnergonLoader(ABC):
         self._iteration += 1
 
     def save_state_global(self, global_dst_rank: int) -> dict[str, Any] | None:
-        """The state on one process of the job, None on the others; no communication, as they are all the same."""
+        """The state on one process of the job, None on the others. Needs no communication: all ranks have the same."""
         here = dist.get_rank() if dist.is_available() and dist.is_initialized() else global_dst_rank
         return self.state_dict() if here == global_dst_rank else None
 
     def restore_state_global(self, state: Mapping[str, Any] | None, *, src_rank: int | None = None) -> None:
-        """Restore on all ranks a state that every one has, or that process ``src_rank`` of the job hands to the others.
+        """Restore a state on all ranks.
 
-        The latter is two broadcasts over the data-parallel group, of 8 bytes and of the state, which all its processes
-        have to call.
+        Every rank passes the state, or process ``src_rank`` of the job sends it to the others. In the latter case there
+        are two broadcasts over the data-parallel group, one of 8 bytes and one of the state, and all processes of the
+        group must call this method.
         """
         if src_rank is not None and dist.is_available() and dist.is_initialized():
             state = _broadcast(state, src_rank, self.dataset.worker_config.data_parallel_group)
         self.restore_state_rank(state)
 
     def restore_sample(self, key: Any) -> Any:
-        """A sample that was given before, bit for bit, by its ``__restore_key__``; of the list of a batch, the batch.
+        """Make a sample or batch again, bit for bit, from its ``__restore_key__``.
 
-        Needs the data and the key, and no state. What the loader adds to a batch (``sample_positions``) is not in it.
-        Of several datasets that are not framed a key may be of more than one: then the position of the sample, or a
-        list of them, says which.
+        Needs only the data and the key, no state. Fields that the loader adds to a batch, such as ``sample_positions``,
+        are left out. If there are several datasets that are not framed, more than one of them may have the same key.
+        Then pass the position of the sample, or a list of positions.
 
         Raises:
-            ConfigError: not a key of these data, or of several of them; what it was made of has changed; a hook is not
+            ConfigError: the data have no such key, or several datasets have it; the data have changed; or a hook is not
                 ``@stateless``.
         """
         return self.dataset.restore_sample(key)
 
     def config(self) -> dict[str, Any]:
-        """The recipe that a state is held against; see `EnergonDataset.config`."""
+        """The recipe that a state must agree with; see `EnergonDataset.config`."""
         return self.dataset.config()
 
     def __repr__(self) -> str:
@@ -166,7 +174,7 @@ class EnergonLoader(ABC):
 
 
 class StreamLoader(EnergonLoader):
-    """Of a stream whose positions belong to no rank."""
+    """The loader of Headrace's order, whose positions do not depend on ranks."""
 
     def __init__(self, dataset: EnergonDataset, reading: Reading, fault_report: str | None) -> None:
         super().__init__(dataset)
@@ -188,7 +196,7 @@ class StreamLoader(EnergonLoader):
         return _gone_on(loader, position, drawn_to)
 
     def _drawn_to(self) -> tuple[int, ...]:
-        """See `EnergonLoader`; a pass that is through leaves the next one the rest of its last step."""
+        """See `EnergonLoader`. A finished pass leaves the rest of its last step to the next pass."""
         if self.dataset.stream.draw is None:
             return ()
         if self._is_through():
@@ -197,7 +205,10 @@ class StreamLoader(EnergonLoader):
 
     @property
     def position(self) -> int:
-        """Samples given to all ranks together; a pass that is over has all its samples, padded or dropped."""
+        """The number of samples delivered to all ranks together.
+
+        After a pass it is the number of its samples, even if some were added as padding or dropped.
+        """
         end = self.dataset.pass_end(self._begun)
         return end if end is not None and self._is_through() else self._loader.position
 
@@ -219,7 +230,7 @@ class StreamLoader(EnergonLoader):
 
     def _restore(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
         end = self.dataset.pass_end(position)
-        if end is not None and position >= end:  # validation that was through begins again
+        if end is not None and position >= end:  # a finished validation begins again
             position = 0
         if position == self._begun:
             _gone_on(self._loader, position, drawn_to)
@@ -253,11 +264,11 @@ class StreamLoader(EnergonLoader):
         self._loader.close()
 
     def __len__(self) -> int:
-        """Batches of an iteration on this rank; TypeError where it has no end."""
+        """The batches of an iteration on this rank; raises TypeError if it is endless."""
         if self.dataset.virtual_epoch_length:
             return self.dataset.virtual_epoch_length
         if self.dataset.pass_samples is None:
-            raise TypeError("training that goes on for ever has no length; give it a virtual_epoch_length")
+            raise TypeError("endless training has no length; give it a virtual_epoch_length")
         run = self._loader.run
         if run.length is None or self.dataset.global_batch_size is not None:
             return len(self._loader)
@@ -266,7 +277,7 @@ class StreamLoader(EnergonLoader):
 
 
 def _gone_on(loader: Loader, position: int, drawn_to: tuple[int, ...]) -> Loader:
-    """A loader where it goes on; raises StateError where it cannot."""
+    """Move the loader to a position and return it; raises StateError if that is not possible."""
     run = loader.run
     recipe, step = run.recipe.hashes(), run.schedule.step_of(position)
     loader.load_state_dict(Cursor(recipe=recipe, step=step, position=position, drawn_to=drawn_to).to_dict())
@@ -274,7 +285,7 @@ def _gone_on(loader: Loader, position: int, drawn_to: tuple[int, ...]) -> Loader
 
 
 def _broadcast(state: Mapping[str, Any] | None, src_rank: int, group: Any) -> dict[str, Any] | None:
-    """The state of one process on all of a group: the length of its JSON, then the JSON."""
+    """Send the state of one process to all of a group: the length of its JSON, then the JSON."""
     on_gpu = "nccl" in dist.get_backend(group)
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     text = msgspec.json.encode(state)
@@ -287,7 +298,7 @@ def _broadcast(state: Mapping[str, Any] | None, src_rank: int, group: Any) -> di
 
 
 class OwnOrderLoader(EnergonLoader):
-    """Of Energon's own order."""
+    """The loader of Energon's own order."""
 
     def __init__(self, dataset: EnergonDataset, own: OwnOrder, reading: Reading, fault_report: str | None) -> None:
         super().__init__(dataset)
@@ -301,12 +312,12 @@ class OwnOrderLoader(EnergonLoader):
 
     @property
     def position(self) -> int:
-        """Batches given to this rank."""
+        """The number of batches delivered to this rank."""
         return self._given
 
     @property
     def faults(self) -> FaultLog:
-        """See `EnergonLoader.faults`; a step is a batch of this rank."""
+        """See `EnergonLoader.faults`; here a step is a batch of this rank."""
         return self._counting.faults
 
     @property
@@ -332,7 +343,7 @@ class OwnOrderLoader(EnergonLoader):
             if self._given == end:
                 return
         self._inner, self._through = None, True
-        if begin and self._given == begin:  # a state, or an iteration that was left, behind the last batch of a pass
+        if begin and self._given == begin:  # the iteration began after the last batch of a pass
             yield from self._next_epoch()
 
     def close(self) -> None:
@@ -342,6 +353,7 @@ class OwnOrderLoader(EnergonLoader):
 
 
 def _read(own: OwnOrder, reader: StreamReader, spans: Iterator[BatchSpan]) -> Iterator[tuple[Batch, FaultLog | None]]:
-    # Not of the loader, which holds it: that would keep worker processes until cycles are collected.
+    # A function, not a method: the loader holds this generator, and a reference back would keep worker processes alive
+    # until cycles are collected.
     for span, rows in reader.filled(spans):
         yield from zip(divide(rows, span, own.run.constants), shared_out(faults_of(rows), span), strict=True)

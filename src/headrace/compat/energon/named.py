@@ -1,14 +1,14 @@
-"""Media datasets under the names of Energon's classes: a path, what its samples are, and the order to go through them.
+"""Media datasets under the names of Energon's classes: a path, the type of its samples, and their order.
 
-    BaseCoreDataset                     samples that were made before
-      BaseWebdataset                    ... of a path
-        DefaultGenericWebdataset        ... made by a field map or a loader
+    BaseCoreDataset                     the samples of an existing dataset
+      BaseWebdataset                    the samples at a path
+        DefaultGenericWebdataset        ... made by a field map or a function
           DefaultDecoderWebdataset      ... with a decoder
             CaptioningWebdataset ...    ... of one sample type
-        CrudeWebdataset                 ... left to cookers
+        CrudeWebdataset                 ... as dicts of parts, or made by cookers
 
-Each is a recipe: ``dataset`` is the map-style dataset, ``run`` feeds a `Loader`, and ``iterable`` is a thin view on the
-same order for a ``DataLoader`` of one's own. A ``dataset.yaml`` is not looked at.
+Each object offers three views: ``dataset`` is the map-style dataset, ``run`` makes a run for a `Loader`, and
+``iterable`` makes an iterable dataset in the same order for a ``DataLoader``. A ``dataset.yaml`` is ignored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from headrace.stores import open as open_store
 from headrace.stores.sample_layouts import sample_layout
 
 _TOGETHER = 16
-"""Samples that an iterable reads at a time: neighbours on disk are read together."""
+"""The number of samples that an iterable reads at a time, so that neighbours on disk are read together."""
 
 _FOR_EVER = 1 << 61
 
@@ -49,14 +49,20 @@ Filter = Collection[str] | Callable[[str], bool]
 
 
 class BaseCoreDataset:
-    """Samples and the order to go through them: for ever and shuffled to train, once and in order to validate.
+    """Samples and their order: shuffled and endless for training, or once and in order for validation.
 
     Args:
-        dataset: the samples; a dataset or a subset of one.
-        training: shuffle, for ever.
-        max_samples_per_sequence: neighbours of a shard that stay together, in training.
-        parallel_shard_iters: slices open at once, in training.
-        seed: of the order.
+        dataset: the samples; a dataset, or a subset of one.
+        training: whether to shuffle without end.
+        max_samples_per_sequence: the number of neighbouring samples of a shard that stay together, in training.
+        parallel_shard_iters: the number of slices that are open at once, in training.
+        seed: the seed of the order.
+
+    Example:
+        >>> captions = headrace.MediaDataset.open("shards", "train")
+        >>> samples = headrace.compat.energon.BaseCoreDataset(captions, training=False)
+        >>> len(samples) == len(captions)
+        True
     """
 
     def __init__(
@@ -79,12 +85,12 @@ class BaseCoreDataset:
         self._stream = self.run(1)
 
     def run(self, global_batch_size: int | BatchSchedule | Sequence[tuple[int, int]]) -> Run:
-        """The run of these samples in this order, for a `Loader`."""
+        """A run of these samples in this order, for a `Loader`."""
         epochs = None if self.training else 1
         return Run(self.dataset, global_batch_size=global_batch_size, order=self.order, epochs=epochs)
 
     def samples(self, *, first: int = 0, every: int = 1) -> Iterator[Any]:
-        """The samples at positions ``first``, ``first + every`` and so on."""
+        """Yield the samples at positions ``first``, ``first + every`` and so on."""
         if first < 0 or every < 1:
             raise ConfigError(f"first is at least 0 and every at least 1, found {first} and {every}")
         length = self._stream.length
@@ -95,25 +101,28 @@ class BaseCoreDataset:
             yield from source.samples(located.addresses)
 
     def iterable(self, *, rank: int = 0, world_size: int = 1, first: int = 0) -> Any:
-        """A ``torch.utils.data.IterableDataset`` of the samples of one rank, each once, shared out among workers.
+        """A ``torch.utils.data.IterableDataset`` of the samples of one rank, divided among the workers.
 
-        In a ``DataLoader`` with ``batch_size=None`` they come in the order of the run, for any number of workers; with
-        batches each worker fills its own.
+        Each sample comes once. In a ``DataLoader`` with ``batch_size=None`` the samples come in the order of the run,
+        for any number of workers. With another batch size, each worker fills its own batches.
 
         Args:
-            rank: position p is that of rank ``p % world_size``.
-            world_size: ranks.
-            first: the position to begin at, as many as all ranks had before.
+            rank: the rank; position p belongs to rank ``p % world_size``.
+            world_size: the number of ranks.
+            first: the position to begin at, which is the number of samples that all ranks together had before.
 
         Raises:
-            ConfigError: no such rank, or a position below 0.
+            ConfigError: there is no such rank, or the position is below 0.
         """
         if not 0 <= rank < world_size or first < 0:
-            raise ConfigError(f"rank {rank} of {world_size} from position {first}: ranks run from 0 to world_size - 1")
+            raise ConfigError(
+                f"rank {rank} of {world_size} from position {first}: ranks run from 0 to world_size - 1, and positions"
+                " begin at 0"
+            )
         return _iterable(self, rank, world_size, first)
 
     def __len__(self) -> int:
-        """Samples of one pass."""
+        """The number of samples of one pass."""
         return self._stream.plan.leaves[0].num_samples
 
     def __repr__(self) -> str:
@@ -122,21 +131,25 @@ class BaseCoreDataset:
 
 
 class BaseWebdataset(BaseCoreDataset):
-    """Samples at a path: a dataset of Energon's, tar shards, a ``.jsonl``.
+    """The samples at a path: an Energon dataset, tar shards, or a ``.jsonl`` file.
 
     Args:
-        path: what `headrace.open` takes.
-        sample_type: what samples are.
+        path: a path that `headrace.open` accepts.
+        sample_type: the class of the samples.
         training: see `BaseCoreDataset`.
-        split_part: of a dataset of Energon's; None for all shards. Others have one part.
-        split_config: name of another split file in ``.nv-meta``.
+        split_part: the part of an Energon dataset, or None for all shards. Other data have only one part.
+        split_config: the name of another split file in ``.nv-meta``.
         subset: a range of the samples, ``["25%", "75%"]`` or ``[100, "end"]``.
         media_options: the other arguments of `MediaDataset`.
-        order: those of `BaseCoreDataset`.
+        order: the other arguments of `BaseCoreDataset`.
 
     Raises:
-        StoreError: nothing is there, or it is malformed.
-        ConfigError: there is no such part; the path holds tokens; as `MediaDataset`.
+        StoreError: nothing is there, or the data are malformed.
+        ConfigError: there is no such part, the path holds tokens, or as `MediaDataset`.
+
+    Example:
+        >>> shards = headrace.compat.energon.BaseWebdataset("shards", training=True, seed=1)
+        >>> run = shards.run(global_batch_size=4)
     """
 
     def __init__(
@@ -158,16 +171,24 @@ class BaseWebdataset(BaseCoreDataset):
 
 
 class DefaultGenericWebdataset(BaseWebdataset):
-    """Samples of a type, made by a field map or by a function.
+    """Samples of one type, made by a field map or by a function.
 
     Args:
         path, sample_type: see `BaseWebdataset`.
-        field_map: field -> part, ``{"image": "jpg", "caption": "txt,json[text]"}``; or
-        sample_loader: decoded parts -> fields; then
-        part_filter: names of the parts to read.
-        subflavors: set on every sample.
-        decoder: None hands out bytes.
-        options: those of `BaseWebdataset`.
+        field_map: the part of each field, such as ``{"image": "jpg", "caption": "txt,json[text]"}``.
+        sample_loader: instead of a field map, a function from decoded parts to fields.
+        part_filter: with a ``sample_loader``, the names of the parts to read, or a function that chooses them.
+        subflavors: values that every sample carries.
+        decoder: decodes the parts; with None, samples hold bytes.
+        options: the other arguments of `BaseWebdataset`.
+
+    Example:
+        >>> from headrace.samples.media import CaptioningSample
+        >>> captions = headrace.compat.energon.DefaultGenericWebdataset(
+        ...     "shards", CaptioningSample, field_map={"image": "jpg", "caption": "txt"}, training=False
+        ... )
+        >>> next(captions.samples()).caption[:12]
+        b'a picture of'
     """
 
     default_decoder: ClassVar[SampleDecoder | None] = None
@@ -195,7 +216,7 @@ class DefaultGenericWebdataset(BaseWebdataset):
 
 
 class DefaultDecoderWebdataset(DefaultGenericWebdataset):
-    """`DefaultGenericWebdataset` whose parts are decoded, by default as `MediaDataset` does."""
+    """A `DefaultGenericWebdataset` whose parts are decoded, by default with the decoder of `MediaDataset`."""
 
     default_decoder = DEFAULT_DECODER
 
@@ -208,36 +229,49 @@ class _OfOneType(DefaultDecoderWebdataset):
 
 
 class CaptioningWebdataset(_OfOneType):
-    """`CaptioningSample`; options as of `DefaultDecoderWebdataset`."""
+    """Samples of type `CaptioningSample`; arguments as for `DefaultDecoderWebdataset`.
+
+    Example:
+        >>> captions = headrace.compat.energon.CaptioningWebdataset(
+        ...     "shards", field_map={"image": "jpg", "caption": "txt"}, training=False
+        ... )
+        >>> next(captions.samples()).caption[:12]
+        'a picture of'
+    """
 
     sample_type = CaptioningSample
 
 
 class ImageWebdataset(_OfOneType):
-    """`ImageSample`; options as of `DefaultDecoderWebdataset`."""
+    """Samples of type `ImageSample`; arguments as for `DefaultDecoderWebdataset`."""
 
     sample_type = ImageSample
 
 
 class OCRWebdataset(_OfOneType):
-    """`OCRSample`; options as of `DefaultDecoderWebdataset`."""
+    """Samples of type `OCRSample`; arguments as for `DefaultDecoderWebdataset`."""
 
     sample_type = OCRSample
 
 
 class VQAWebdataset(_OfOneType):
-    """`VQASample`; options as of `DefaultDecoderWebdataset`."""
+    """Samples of type `VQASample`; arguments as for `DefaultDecoderWebdataset`."""
 
     sample_type = VQASample
 
 
 class CrudeWebdataset(BaseWebdataset):
-    """Decoded parts in a dict, or what a cooker makes of them.
+    """Samples that are dicts of decoded parts, or what a cooker makes of these dicts.
 
     Args:
         path: see `BaseWebdataset`.
         cookers, subflavors, part_filter, decoder, aux: see `MediaDataset`.
-        options: those of `BaseWebdataset`.
+        options: the other arguments of `BaseWebdataset`.
+
+    Example:
+        >>> crude = headrace.compat.energon.CrudeWebdataset("shards", part_filter={"txt"}, training=False)
+        >>> next(crude.samples())["txt"][:12]
+        'a picture of'
     """
 
     def __init__(
@@ -265,7 +299,10 @@ def _opened(path: str | os.PathLike[str], split_part: str | None, split_config: 
     if sample_layout(path) == "energon":
         return EnergonStore(path, split_part=split_part, split_config=split_config)
     if split_part not in (None, "train") or split_config is not None:
-        raise ConfigError(f"{path}: has no split file, as it has no .nv-meta; it is opened whole")
+        raise ConfigError(
+            f"{path}: has no split file, since it has no .nv-meta; leave out split_part and split_config to open it"
+            " whole"
+        )
     store = open_store(path)
     if not isinstance(store, SampleStore):
         raise ConfigError(f"{path}: holds tokens ({store.format}); use headrace.open and a dataset of tokens")
@@ -276,7 +313,7 @@ def _iterable(recipe: BaseCoreDataset, rank: int, world_size: int, first: int) -
     from torch.utils.data import IterableDataset, get_worker_info
 
     class Stream(IterableDataset[Any]):
-        """The samples of one rank; of a worker process its part of them."""
+        """The samples of one rank, or in a worker process its share of them."""
 
         def __iter__(self) -> Iterator[Any]:
             info = get_worker_info()
@@ -284,7 +321,7 @@ def _iterable(recipe: BaseCoreDataset, rank: int, world_size: int, first: int) -
             return recipe.samples(first=first + rank + worker * world_size, every=world_size * workers)
 
         def __reduce__(self) -> tuple[Any, ...]:
-            # A class within a function does not pickle; what it is made of does.
+            # A class within a function cannot be pickled, but its arguments can.
             return _iterable, (recipe, rank, world_size, first)
 
     return Stream()

@@ -1,4 +1,4 @@
-"""Energon's own order of some data, as spans to read."""
+"""Energon's own order, as spans for a reader."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from headrace.plan.keys import derive_array, source_key
 
 
 class OwnOrder:
-    """The batches of one rank as Energon 7.4 gives them, bound to ranks, workers and batch size.
+    """The batches of one rank in the order of Energon 7.4, which is bound to ranks, workers and batch size.
 
-    To begin at a batch all draws before it are made again: about 2 us a sample.
+    To begin at a later batch, all draws before it are repeated, which costs about 2 us a sample.
 
     Args:
-        run: reads the samples; its order is not looked at.
+        run: reads the samples; its order is ignored.
         topology: ranks and workers.
-        mixing: of training; None for validation.
-        batch_size: samples a batch.
-        drop_last: leave out each worker's last batch, if it is short.
-        limit: batches a rank, None for all.
-        shuffle_over_epochs: of every source.
+        mixing: how training data are mixed; None for validation.
+        batch_size: samples of a batch.
+        drop_last: leave out each worker's last batch if it is short.
+        limit: the number of batches of a rank; None for all.
+        shuffle_over_epochs: Energon's option of this name, for every source.
 
     Raises:
-        ConfigError: data that Energon has no order for: what is no blend of stores of samples.
+        ConfigError: Energon has no order for the data, for example because they are not a blend of sample stores.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class OwnOrder:
 
     @property
     def recipe(self) -> RunRecipe:
-        """That of the data, with this order, ranks and workers in it."""
+        """The recipe of the data, with this order and its ranks and workers."""
         order = {
             "kind": "energon",
             "version": 1,
@@ -71,20 +71,21 @@ class OwnOrder:
         return msgspec.structs.replace(self.run.recipe, order=order, batch=dict(self._batching))
 
     def spans(self, rank: int, first: int) -> Iterator[BatchSpan]:
-        """The batches of a rank from the ``first`` one on, one a span."""
+        """Yield the batches of a rank from number ``first`` on, one batch in each span."""
         batches = self.order.batches(rank, **self._batching)  # type: ignore[arg-type]
         before = sum(len(batch) for batch in islice(batches, first))
         for number, batch in enumerate(batches, start=first):
             positions = np.arange(before, before + len(batch), dtype=np.int64)
             sources, indices = np.array(batch, dtype=np.int64).T
-            # A source's samples are addressed by their numbers in the whole dataset, a subset's too.
+            # Indices are numbers in the whole dataset of a source, even if the source is a subset.
             located = Located(positions, sources, self._located(sources, indices, rank, positions))
             yield BatchSpan(located, [len(batch)], [number], [number + 1])
             before += len(batch)
 
     def _located(self, sources: Any, indices: Any, rank: int, positions: Any) -> Any:
         addresses = np.empty_like(indices)
-        # There are no epochs to draw other random numbers in: each place of a rank has its own, in every iteration.
+        # This order has no epochs from which keys could be derived. So each position of a rank has its own key, the
+        # same in every iteration.
         keys = derive_array(source_key(0, str(rank), "own order"), positions)
         for source in np.unique(sources).tolist():
             mine = sources == source
@@ -95,16 +96,16 @@ class OwnOrder:
 
 
 def _sources(data: Dataset | Mix, *, training: bool) -> tuple[Any, list[EnergonSource]]:
-    """The kind of the blend, and its sources depth first, as the run numbers them."""
+    """The kind of the blend, and its sources, depth first as the run numbers them."""
     if not isinstance(data, Mix) or isinstance(data, Subset):
         return "none", [_source(data)]
     if not training and isinstance(data, Concat):
         return "none", [source for child in data.children.values() for source in _sources(child, training=False)[1]]
     if training and isinstance(data, Blend) and data.end in ("endless", "repeats") and _is_plain(data):
-        return ("weights" if data.end == "endless" else "repetitions"), list(_blended(data, data.end))
+        return ("weights" if data.end == "endless" else "repetitions"), list(_blended(data))
     raise ConfigError(
         f"order='energon': Energon has no order for {data!r}; it has one for a dataset or a subset of one, for blends "
-        "by weights or by repeats of these, and in validation for some one after another"
+        "of these by weights or by repeats, and in validation for several of these one after another"
     )
 
 
@@ -112,22 +113,22 @@ def _is_plain(blend: Blend) -> bool:
     return blend.unit == "samples" and blend.block_samples == 1
 
 
-def _blended(data: Dataset | Mix, end: str, factor: float | None = None) -> Iterator[EnergonSource]:
-    """Weights of an inner blend are its shares of the outer one's; those of the outermost are as they were given."""
-    if isinstance(data, Blend) and data.end == end and _is_plain(data):
-        total = sum(data.numbers.values()) if end == "endless" and factor is not None else 1
-        for name, child in data.children.items():
-            yield from _blended(child, end, (1 if factor is None else factor) * data.numbers[name] / total)
-    elif isinstance(data, Subset) or not isinstance(data, Mix):
-        assert factor is not None
-        source = _source(data)
-        if end == "endless":
-            yield msgspec.structs.replace(source, weight=float(factor))
+def _blended(blend: Blend, factor: float = 1, total: float = 1) -> Iterator[EnergonSource]:
+    """The sources of a blend. The outermost weights stay as they are; an inner blend divides its own weight."""
+    for name, child in blend.children.items():
+        number = factor * blend.numbers[name] / total
+        if isinstance(child, Blend) and child.end == blend.end and _is_plain(child):
+            weights: Any = child.numbers.values()
+            yield from _blended(child, number, sum(weights) if blend.end == "endless" else 1)
+        elif isinstance(child, Subset) or not isinstance(child, Mix):
+            source = _source(child)
+            if blend.end == "endless":
+                yield msgspec.structs.replace(source, weight=float(number))
+            else:
+                whole = number == int(number)
+                yield msgspec.structs.replace(source, repetitions=int(number) if whole else float(number))
         else:
-            whole = factor == int(factor)
-            yield msgspec.structs.replace(source, repetitions=int(factor) if whole else float(factor))
-    else:
-        raise ConfigError(f"order='energon': Energon has no order for {data!r} within a blend")
+            raise ConfigError(f"order='energon': Energon has no order for {child!r} within a blend")
 
 
 def _source(data: Dataset | Mix) -> EnergonSource:
@@ -137,10 +138,10 @@ def _source(data: Dataset | Mix) -> EnergonSource:
         subset, dataset = data.subset, data.dataset
     bounds = getattr(dataset, "shard_bounds", None)
     if bounds is None:
-        raise ConfigError(f"order='energon': {dataset!r} has no shards; only stores of samples have")
+        raise ConfigError(f"order='energon': {dataset!r} has no shards; only sample stores have shards")
     if getattr(getattr(dataset, "store", None), "num_left_out", 0):
         raise ConfigError(
-            f"order='energon': the split of {dataset!r} leaves samples out, and Energon counts them; choose another "
-            "order"
+            f"order='energon': the split of {dataset!r} leaves samples out, but Energon's order counts them; choose "
+            "another order"
         )
     return EnergonSource(shard_counts=tuple(np.diff(bounds).tolist()), subset=subset)

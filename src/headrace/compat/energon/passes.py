@@ -1,7 +1,7 @@
-"""Passes over data: shuffled ones to train on, and one after the other in order to validate with.
+"""Passes over data: shuffled passes for training, and passes in order for validation.
 
-A pass knows the options of its kind, and makes an `EnergonDataset` of data in one of three ways: a stream of samples,
-units that a task encoder frames, or Energon's own order.
+`Training` and `Validation` hold the options of a pass. Each makes an `EnergonDataset` in one of three ways: a stream of
+samples, units that a task encoder makes, or Energon's own order.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _KINDS = ("shards", "full", "blocks", "energon")
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """How data are trained on; see the arguments of `get_train_dataset`.
+    """The options of passes for training; see the arguments of `get_train_dataset`.
 
     Raises:
-        ConfigError: an unknown order.
+        ConfigError: the order is unknown.
     """
 
     order: Kind
@@ -49,20 +49,20 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.global_batch_size is None else BatchSchedule.of(self.global_batch_size)
 
     def check_own_order(self, worker_config: WorkerConfig) -> None:
-        """Raises ConfigError: an option that does not go with ``order="energon"``."""
+        """Raise ConfigError for an option that does not go with ``order="energon"``."""
         if self.global_batch_size is not None:
-            raise ConfigError("order='energon' knows batches of workers only; leave global_batch_size out")
+            raise ConfigError("order='energon' has only the batches of workers; leave global_batch_size out")
         if self.shuffle_over_epochs_multiplier is None:
             raise ConfigError("shuffle_over_epochs_multiplier=None: Energon's training order is always shuffled")
         workers = max(1, worker_config.num_workers)
         if self.virtual_epoch_length % workers:
             raise ConfigError(
                 f"virtual_epoch_length is {self.virtual_epoch_length:,} for {workers:,} workers; with order='energon' "
-                "it is a multiple, so that an epoch ends where it began"
+                "it must be a multiple of the number of workers, so that each epoch begins with the same worker"
             )
 
     def in_own_order(self, data: Dataset | Mix, worker_config: WorkerConfig, batch_size: int) -> EnergonDataset:
-        """Passes in Energon's own order."""
+        """The passes in Energon's own order."""
         mixing = EnergonMixing(
             max_samples_per_sequence=self.max_samples_per_sequence,
             parallel_shard_iters=16 if self.parallel_shard_iters is None else self.parallel_shard_iters,
@@ -81,11 +81,14 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def of_units(self, units: Framed, worker_config: WorkerConfig, batching: Batching) -> EnergonDataset:
-        """Passes of units. Raises ConfigError: a last batch that is left out."""
+        """The passes over units. Raises ConfigError if the last batch should be left out."""
         shuffling = self._shuffling(worker_config.seed_offset)
         schedule = self._schedule()
         if self.drop_last and not self.repeat:
-            raise ConfigError("batch_drop_last=True: which batch is the last shows after it was given; leave it out")
+            raise ConfigError(
+                "batch_drop_last=True: only after a batch was delivered is it known to be the last; leave the option"
+                " out"
+            )
         return framed_dataset(
             units,
             worker_config,
@@ -99,12 +102,12 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def of_samples(self, data: Dataset | Mix, worker_config: WorkerConfig, batching: Batching) -> EnergonDataset:
-        """Passes of samples. Raises ConfigError: one pass of data that have no end."""
+        """The passes over samples. Raises ConfigError if single passes over endless data are asked for."""
         shuffling = self._shuffling(worker_config.seed_offset)
         schedule = self._schedule()
         once = None if self.repeat else length_of(data)
         if not self.repeat and once is None:
-            raise ConfigError(f"repeat=False: {data!r} has no end; give it one, or repeats in the place of weights")
+            raise ConfigError(f"repeat=False: {data!r} has no end; give it one, or use repeats instead of weights")
         return EnergonDataset(
             stream=Run(data, global_batch_size=schedule or 1, order=shuffling),
             worker_config=worker_config,
@@ -122,8 +125,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
             return Order(kind="none")
         if multiplier < 1:
             raise ConfigError(
-                f"shuffle_over_epochs_multiplier is {multiplier}: here each epoch has every sample once; allowed are 1 "
-                "and more, None for no shuffling, and with order='energon' -1"
+                f"shuffle_over_epochs_multiplier is {multiplier}, but here each epoch has every sample once; allowed "
+                "are numbers from 1 on, None for no shuffling, and -1 only with order='energon'"
             )
         if self.order != "shards":
             return Order(kind=self.order, seed=seed)  # type: ignore[arg-type]
@@ -135,10 +138,10 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """How data are validated with; see the arguments of `get_val_dataset`.
+    """The options of passes for validation; see the arguments of `get_val_dataset`.
 
     Raises:
-        ConfigError: an unknown order, or a limit below one batch.
+        ConfigError: the order is unknown, or the limit is below one batch.
     """
 
     order: Literal["stride", "energon"]
@@ -149,15 +152,15 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         if self.order not in ("stride", "energon"):
             raise ConfigError(f"order is {self.order!r}; allowed are 'stride', 'energon'")
         if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit is at least one batch, found {self.limit}; None is all")
+            raise ConfigError(f"limit is at least one batch, found {self.limit}; None reads all batches")
 
     def check_own_order(self, worker_config: WorkerConfig) -> None:
-        """Raises ConfigError: padding, which Energon's order does not have."""
+        """Raise ConfigError for padding, which Energon's order does not have."""
         if self.tail == "pad":
             raise ConfigError("tail='pad' goes with order='stride'; Energon's order has no padding")
 
     def in_own_order(self, data: Dataset | Mix, worker_config: WorkerConfig, batch_size: int) -> EnergonDataset:
-        """One pass in Energon's own order."""
+        """The pass in Energon's own order."""
         return in_own_order(
             data,
             worker_config,
@@ -169,11 +172,11 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def of_units(self, units: Framed, worker_config: WorkerConfig, batching: Batching) -> EnergonDataset:
-        """One pass of units. Raises ConfigError: another end than the only one there is."""
+        """The pass over units. Raises ConfigError for another tail than ``"spread"``."""
         if self.tail != "spread":
             raise ConfigError(
-                f"tail is {self.tail!r}, and how many units a task encoder makes shows after they were given: the last "
-                "ones are shared out; leave tail and batch_drop_last out"
+                f"tail is {self.tail!r}, but the number of units that a task encoder makes is known only at the end, "
+                "so the last units can only be spread over the ranks; leave tail and batch_drop_last out"
             )
         return framed_dataset(
             units,
@@ -186,10 +189,10 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def of_samples(self, data: Dataset | Mix, worker_config: WorkerConfig, batching: Batching) -> EnergonDataset:
-        """One pass of samples. Raises ConfigError: data that have no end."""
+        """The pass over samples. Raises ConfigError for endless data."""
         batch_size, samples = batching.samples(data), length_of(data)
         if samples is None:
-            raise ConfigError(f"{data!r} has no end, and validation has one; limit it with Limit")
+            raise ConfigError(f"{data!r} has no end, but validation needs one; limit it with Limit")
         if self.limit is not None:
             samples = min(samples, self.limit * batch_size * worker_config.world_size)
         return EnergonDataset(
@@ -210,16 +213,16 @@ def prepared(
     worker_config: WorkerConfig,
     options: dict[str, object],
 ) -> EnergonDataset:
-    """What lies at a path, opened and ready for passes.
+    """Open the data at a path, and make an `EnergonDataset` of them.
 
     Args:
         path, split_part, worker_config, options: see `get_train_dataset`.
-        passes: to train on it, or to validate with it.
-        batching: what a task encoder makes of the samples.
+        passes: the passes to make, for training or for validation.
+        batching: how samples become batches.
 
     Raises:
-        ConfigError: options that contradict each other or do not suit the data.
-        StoreError: nothing is there, or it is malformed.
+        ConfigError: the options contradict each other, or do not suit the data.
+        StoreError: nothing is there, or the data are malformed.
     """
     training = isinstance(passes, Training)
     steps = passes.global_batch_size if isinstance(passes, Training) else None
@@ -230,13 +233,13 @@ def prepared(
 def over_passes(
     found: OpenedUnits, passes: Training | Validation, batching: Batching, worker_config: WorkerConfig
 ) -> EnergonDataset:
-    """Passes over data that are open, see `prepared`."""
+    """Make an `EnergonDataset` of data that are open already; see `prepared`."""
     data, units = found
     if passes.order == "energon":
         if units is not None:
             raise ConfigError(
-                f"order='energon' is for one output of each sample, and here are units: {units.describe()}; choose "
-                "another order"
+                f"order='energon' is for one output of each sample, but this source is framed: {units.describe()}; "
+                "choose another order"
             )
         passes.check_own_order(worker_config)
         return passes.in_own_order(data, worker_config, batching.samples(data))

@@ -1,14 +1,15 @@
-"""Energon's wrappers by their names: framed sources out of plain functions, without a task encoder.
+"""Energon's wrappers under their names: framed sources from plain functions, without a task encoder.
 
-    FilterDataset          a predicate: which samples there are            one of the other, in a row:
-    IterMapDataset         none, one or several samples of each              PackingDataset(FilterDataset(...), ...)
-    ShuffleBufferDataset   samples through a buffer
-    GroupBatchDataset      batches of samples of one group
-    PackingDataset         packs that a function selects
-    BlendDataset, MixBatchDataset    several sources, by weight
-    ConcatDataset, LimitDataset, RepeatDataset    `headrace.datasets` has them as Concat, Limit, Repeat
+    FilterDataset          keeps the samples for which a function is true
+    IterMapDataset         makes zero or more samples of each
+    ShuffleBufferDataset   passes samples through a shuffle buffer
+    GroupBatchDataset      makes batches of samples of one group
+    PackingDataset         makes packs that a function selects
+    BlendDataset, MixBatchDataset                 mix several sources by weight
+    ConcatDataset, LimitDataset, RepeatDataset    are `Concat`, `Limit` and `Repeat` of `headrace.datasets`
 
-A function is marked with ``@stateless`` as a hook is. `headrace.MapDataset` needs no frames; it may stand within.
+Wrappers can be nested: ``PackingDataset(FilterDataset(...), ...)``. Functions are marked with ``@stateless``, as hooks
+are. `headrace.MapDataset` needs no frames, and can be wrapped too.
 """
 
 from __future__ import annotations
@@ -37,14 +38,17 @@ _OPTIONS: Final = ("seed", "errors", "buffer_bytes", "most_empty_positions")
 
 
 class Step(NamedTuple):
-    """A function on the way of a sample."""
+    """A function that is applied to each sample."""
 
     kind: Literal["map", "filter", "iter"]
     function: Callable[..., Any]
 
 
 class Steps:
-    """Functions one after another, as one hook: a generator, which promises what all of them do."""
+    """Several functions, applied one after another, as one generator hook.
+
+    The hook is stateless if all functions are, and draws random numbers if any function may.
+    """
 
     def __init__(self, steps: tuple[Step, ...]) -> None:
         self.steps = steps
@@ -53,19 +57,19 @@ class Steps:
         self.__restore_seeds__ = any(map(may_draw, functions))
 
     def __call__(self, sample: Any) -> Iterator[Any]:
-        """What becomes of a sample."""
+        """Yield the results of all steps for one sample."""
         return self._from(sample, 0)
 
     def _from(self, sample: Any, number: int) -> Iterator[Any]:
         if number == len(self.steps):
             yield sample
             return
-        for one in _results(self.steps[number], sample):
-            yield from self._from(one, number + 1)
+        for result in _results(self.steps[number], sample):
+            yield from self._from(result, number + 1)
 
 
 def _results(step: Step, sample: Any) -> Iterator[Any]:
-    """What a function makes of one sample; `SkipSample` ends it, and not what others make."""
+    """The results of one step for one sample. `SkipSample` ends the results of this step only."""
     try:
         if step.kind == "filter":
             found: Iterable[Any] = [sample] if step.function(sample) else []
@@ -78,11 +82,11 @@ def _results(step: Step, sample: Any) -> Iterator[Any]:
 
 
 class FunctionEncoder(TaskEncoder[Any, Any, Any, Any]):
-    """A task encoder whose hooks are functions. They are told from others by their modules and names.
+    """A task encoder whose hooks are plain functions. Its version consists of their modules and names.
 
     Args:
-        steps: on the way of each sample.
-        hooks: name -> function.
+        steps: the functions that are applied to each sample.
+        hooks: the functions of other hooks, by the name of the hook.
     """
 
     def __init__(self, steps: tuple[Step, ...], hooks: dict[str, Callable[..., Any]]) -> None:
@@ -95,7 +99,7 @@ class FunctionEncoder(TaskEncoder[Any, Any, Any, Any]):
 
 
 class FunctionFramed(Framed):
-    """What all of these are: `Framed` with a `FunctionEncoder`. One around another takes over its functions."""
+    """The base of the wrappers: a `Framed` with a `FunctionEncoder`. A wrapper around another takes over its steps."""
 
     def __init__(
         self,
@@ -113,8 +117,9 @@ class FunctionFramed(Framed):
         if isinstance(dataset, Framed):
             if not isinstance(dataset, FunctionFramed) or dataset.has_units:
                 raise ConfigError(
-                    f"{type(self).__name__} around {type(dataset).__name__}: what is grouped, packed or buffered is a"
-                    " unit already; put the others within it, or write a task encoder with all hooks"
+                    f"{type(self).__name__} around {type(dataset).__name__}: samples that are grouped, packed or"
+                    f" buffered are units already; put {type(self).__name__} inside, or write a task encoder with all"
+                    " hooks"
                 )
             options = {**{name: getattr(dataset, name) for name in _OPTIONS}, **options}
             self.steps = (*dataset.steps, *self.steps)
@@ -126,17 +131,30 @@ class FunctionFramed(Framed):
 
 
 class FilterDataset(FunctionFramed):
-    """The samples for which ``filter_fn`` is true."""
+    """The samples for which ``filter_fn`` returns True.
+
+    Example:
+        >>> captions = headrace.MediaDataset.open("shards", "train")
+        >>> kept = headrace.compat.energon.FilterDataset(captions, lambda sample: len(sample.caption) < 200)
+        >>> run = headrace.FramedRun(kept, global_batch_size=4)
+    """
 
     def __init__(self, dataset: Dataset | Mix | Framed, filter_fn: Callable[[Any], bool], **options: Any) -> None:
         super().__init__(dataset, Step("filter", filter_fn), **options)
 
 
 class IterMapDataset(FunctionFramed):
-    """What ``iter_map_fn`` gives: it takes an iterator over samples and gives one.
+    """The samples that ``iter_map_fn`` yields; it accepts an iterator over samples and returns one.
 
-    It is called for each sample on its own, so that nothing goes from one sample to another. In Energon it sees the
-    whole stream of a worker, and what it keeps is lost on resume.
+    The function is called separately for each sample, so it cannot carry anything from one sample to the next. In
+    Energon it receives the whole stream of a worker, and what it keeps is lost on resume.
+
+    Example:
+        >>> captions = headrace.MediaDataset.open("shards", "train")
+        >>> twice = headrace.compat.energon.IterMapDataset(
+        ...     captions, lambda samples: (sample for sample in samples for _ in range(2))
+        ... )
+        >>> run = headrace.FramedRun(twice, global_batch_size=4)
     """
 
     def __init__(
@@ -149,16 +167,32 @@ class IterMapDataset(FunctionFramed):
 
 
 class ShuffleBufferDataset(FunctionFramed):
-    """Samples through a buffer of ``size`` in each lane. An order of the run shuffles better, and keeps nothing."""
+    """Samples that pass through a shuffle buffer of ``size`` samples in each lane.
+
+    The order of a run shuffles better, and needs no buffer.
+
+    Example:
+        >>> captions = headrace.MediaDataset.open("shards", "train")
+        >>> buffered = headrace.compat.energon.ShuffleBufferDataset(captions, size=8)
+        >>> run = headrace.FramedRun(buffered, global_batch_size=4)
+    """
 
     def __init__(self, dataset: Dataset | Mix | Framed, size: int, **options: Any) -> None:
         super().__init__(dataset, form=ShuffleBuffer(size), **options)
 
 
 class GroupBatchDataset(FunctionFramed):
-    """Batches of samples of one group, put together by ``batcher``.
+    """Batches of samples of one group, which ``batcher`` makes.
 
-    ``sample_group_key`` gives (group, size of its batches); the size is None where ``fixed_batch_size`` is given.
+    ``sample_group_key`` returns the group of a sample and the size of the group's batches. The size is None if
+    ``fixed_batch_size`` is given.
+
+    Example:
+        >>> captions = headrace.MediaDataset.open("shards", "train")
+        >>> groups = headrace.compat.energon.GroupBatchDataset(
+        ...     captions, 4, lambda sample: (sample.image.shape, None), list
+        ... )
+        >>> run = headrace.FramedRun(groups, global_batch_size=2)
     """
 
     def __init__(
@@ -174,10 +208,17 @@ class GroupBatchDataset(FunctionFramed):
 
 
 class PackingDataset(FunctionFramed):
-    """Packs: ``pre_packer`` selects among the samples of a frame, ``final_packer`` makes one of each selection.
+    """Packs: ``pre_packer`` selects among the samples of a frame, and ``final_packer`` makes a pack of each selection.
 
-    What is not selected waits for the next frame; Energon drops it. ``buffer_size`` is the number of positions of a
-    frame; ``sample_encoder`` is run for the samples of a pack before it is made.
+    Samples that are not selected wait for the next frame; Energon drops them. ``buffer_size`` is the number of
+    positions of a frame. ``sample_encoder`` is applied to the samples of a pack before the pack is made.
+
+    Example:
+        >>> def pairs(samples):
+        ...     return [samples[number : number + 2] for number in range(0, len(samples), 2)]
+        >>> captions = headrace.MediaDataset.open("shards", "train")
+        >>> packs = headrace.compat.energon.PackingDataset(captions, 10, pairs, list)
+        >>> run = headrace.FramedRun(packs, global_batch_size=2)
     """
 
     def __init__(
@@ -197,22 +238,41 @@ class PackingDataset(FunctionFramed):
 
 
 class MixBatchDataset(Blend):
-    """A batch holds samples of all sources: what `headrace.Blend` does.
+    """A `headrace.Blend`, whose batches hold samples of all sources.
 
-    Energon draws the sources; here each step keeps to the weights within 2 samples, and which of its samples make one
-    micro-batch is drawn. How unlike samples become one batch is up to what collates them.
+    Energon draws the source of each sample. Here each step follows the weights within 2 samples, and only the division
+    of its samples into micro-batches is drawn. The function that collates samples must be able to combine samples of
+    different sources.
+
+    Example:
+        >>> web = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> code = headrace.WindowDataset(headrace.open("stores/code"), seq_len=128)
+        >>> mix = headrace.compat.energon.MixBatchDataset(
+        ...     {"web": web, "code": code}, weights={"web": 3, "code": 1}
+        ... )
+        >>> headrace.Run(mix, global_batch_size=16).step(0)["input_ids"].shape
+        (16, 128)
     """
 
 
 class BlendDataset(Blend):
-    """The source is chosen for ``block_samples`` consecutive samples, so that every micro-batch is of one source.
+    """A `headrace.Blend` that chooses a source for ``block_samples`` samples at a time.
 
-    It is `headrace.Blend` with these blocks.
+    So every micro-batch holds samples of one source.
 
     Args:
-        children: as of `Blend`.
-        block_samples: B, at least 1.
-        options: those of `Blend`.
+        children: as for `headrace.Blend`.
+        block_samples: the number of consecutive samples of one source, at least 1.
+        options: the other arguments of `headrace.Blend`.
+
+    Example:
+        >>> web = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> code = headrace.WindowDataset(headrace.open("stores/code"), seq_len=128)
+        >>> blend = headrace.compat.energon.BlendDataset(
+        ...     {"web": web, "code": code}, weights={"web": 3, "code": 1}, block_samples=4
+        ... )
+        >>> len(headrace.Run(blend, global_batch_size=16).step(0)["input_ids"])
+        16
     """
 
     def __init__(self, children: Mapping[str, Dataset | Mix], *, block_samples: int, **options: Any) -> None:

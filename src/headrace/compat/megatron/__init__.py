@@ -1,11 +1,11 @@
-"""Megatron's datasets by Megatron's names: the same samples in the same order, without its index files.
+"""Megatron's datasets under Megatron's names: the same samples in the same order, without its index files.
 
     prefix.bin, .idx --> GPTDataset --> GPTBlend --> Run(..., order=Order(kind="none")), or CyclicDataset around it
-                         GPTFIMDataset, MockGPTDataset: fill in the middle; data without files
-    export_cache(dataset) --> the index files that Megatron looks for; caches: whether such files are of these data
-    IndexedDataset, IndexedDatasetBuilder: a pair read and written sequence by sequence
+                         GPTFIMDataset: fill in the middle; MockGPTDataset: data without files
+    export_cache(dataset) --> the index files that Megatron looks for; caches: checks such files against the data
+    IndexedDataset, IndexedDatasetBuilder: read and write a pair of files sequence by sequence
 
-The order itself is arithmetic, and lives in `headrace.plan.megatron`. No torch.
+The order itself is arithmetic, and lives in `headrace.plan.megatron`. This room does not import torch.
 """
 
 from __future__ import annotations

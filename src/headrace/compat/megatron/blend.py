@@ -1,4 +1,4 @@
-"""Megatron's blends of `GPTDataset`: the datasets taken in turn by its greedy rule, bit for bit."""
+"""Megatron's blends of `GPTDataset`: its greedy rule chooses the dataset of each sample, bit for bit."""
 
 from __future__ import annotations
 
@@ -27,23 +27,31 @@ Era = Literal["core", "before_2025_02"]
 
 
 class GPTBlend(Dataset):
-    """Sample i is the one that Megatron's ``BlendedDataset`` has at i.
+    """Sample i is sample i of Megatron's ``BlendedDataset``.
 
-    With ``weights`` and ``size`` the dataset furthest behind its weight is next, ``size`` times; without them each
-    sample of each dataset comes once, in proportion to their numbers. The order is fixed: feed it with
-    ``Order(kind="none")``. 10 bytes a sample are kept.
+    With ``weights`` and ``size``, each of ``size`` samples comes from the dataset that is furthest behind its weight.
+    Without them every sample of every dataset comes once, in proportion to the sizes of the datasets. The order is
+    fixed, so feed it with ``Order(kind="none")``. The blend keeps 10 bytes a sample.
 
-    Headrace's `Blend` needs no table, keeps its shares at any length, and starts a source that is through anew.
+    Headrace's `Blend` needs no table, keeps its shares at any length, and starts a source again when all its samples
+    have been seen.
 
     Args:
-        datasets: of equal fields.
-        weights: one for each, positive; None for every sample once.
-        size: how many samples; with weights only.
-        allow_different_tokenizers: take datasets whose manifests name different tokenisers, see `Blend`.
+        datasets: datasets with the same fields.
+        weights: a positive weight for each dataset; None for every sample once.
+        size: the number of samples; only with weights.
+        allow_different_tokenizers: accept datasets whose manifests name different tokenisers, see `Blend`.
 
     Raises:
-        ConfigError: fields or tokenisers that differ, weights that are not positive, or a dataset with fewer samples
-            than the blend draws from it: before the run, where Megatron ends in the middle of it.
+        ConfigError: fields or tokenisers differ, a weight is not positive, or a dataset has fewer samples than the
+            blend draws from it. Megatron fails only in the middle of the run in that case.
+
+    Example:
+        >>> web = headrace.compat.megatron.GPTDataset("stores/web/text_document", sequence_length=128)
+        >>> code = headrace.compat.megatron.GPTDataset("stores/code/text_document", sequence_length=128)
+        >>> blend = headrace.compat.megatron.GPTBlend([web, code], weights=[0.7, 0.3], size=100)
+        >>> blend.dataset_index[:10].tolist()
+        [0, 1, 0, 0, 1, 0, 0, 1, 0, 0]
     """
 
     def __init__(
@@ -55,13 +63,18 @@ class GPTBlend(Dataset):
         allow_different_tokenizers: bool = False,
     ) -> None:
         if not datasets or (weights is not None and len(weights) != len(datasets)):
-            raise ConfigError(f"{len(datasets)} datasets and {0 if weights is None else len(weights)} weights")
+            raise ConfigError(
+                f"{len(datasets)} datasets and {0 if weights is None else len(weights)} weights; give at least one"
+                " dataset, and one weight for each"
+            )
         if (weights is None) != (size is None):
-            raise ConfigError("weights and size go together: without them every sample of every dataset comes once")
+            raise ConfigError(
+                "weights and size go together; give both, or neither for every sample of every dataset once"
+            )
         shown = [shown_fields(dataset) for dataset in datasets]
         for other in shown[1:]:
             if other != shown[0]:
-                raise ConfigError(f"the datasets of a blend have the same fields, found {shown[0]} and {other}")
+                raise ConfigError(f"the datasets of a blend must have the same fields, found {shown[0]} and {other}")
         if not allow_different_tokenizers:
             check_one_tokenizer((f"dataset {number}", dataset) for number, dataset in enumerate(datasets))
         self.datasets = tuple(datasets)
@@ -74,7 +87,7 @@ class GPTBlend(Dataset):
             names = [one.store.path if isinstance(one, GPTDataset) else one.describe() for one in datasets]
             check_draws(self.dataset_index, lengths, names)
         if not len(self.dataset_index):
-            raise ConfigError("a blend of no samples: size is at least 1")
+            raise ConfigError("the blend has no samples: size is at least 1")
 
     @classmethod
     def of(
@@ -87,22 +100,26 @@ class GPTBlend(Dataset):
         era: Era = "core",
         allow_different_tokenizers: bool = False,
     ) -> Dataset:
-        """What Megatron's builder makes of ``--data-path``, or of the list of one part (``--train-data-path``).
+        """The dataset that Megatron's builder makes from ``--data-path``, or from the list of one part.
 
-        A single prefix is its dataset. With a weight it is so in a part's own list only: ``--data-path 1.0 A`` is a
-        blend of one dataset, which Megatron builds for 0.5 % more samples and caches under other names.
+        The list of one part is that of ``--train-data-path`` and similar options. A single prefix without a weight is
+        its dataset, not a blend. A single prefix with a weight is its dataset only in the list of one part:
+        ``--data-path 1.0 A`` is a blend of one dataset, which Megatron builds for 0.5 % more samples and caches under
+        other names.
 
         Args:
-            blend: ``"0.3 A 0.7 B"``, or prefixes alone, or a list of these words.
-            num_samples: how many are wanted; None for each sample once, of prefixes without weights.
-            build: makes the dataset of a prefix with so many samples at least, None for one epoch.
-            one_part: whether the list is that of one part alone. None: it is if the dataset has a split of
-                ``"1,0,0"``, ``"0,1,0"`` or ``"0,0,1"``; only a single prefix with a weight asks for it.
-            era: how many each dataset is built for, which decides its order: since Megatron-LM of 2025-02, or before.
+            blend: ``"0.3 A 0.7 B"``, or prefixes without weights, or a list of these words.
+            num_samples: the number of samples wanted; None for each sample once, which needs prefixes without weights.
+            build: a function that makes the dataset of a prefix with at least the given number of samples; None means
+                one epoch.
+            one_part: whether this is the list of one part. None decides by the dataset: it is if its split is
+                ``"1,0,0"``, ``"0,1,0"`` or ``"0,0,1"``. It matters only for a single prefix with a weight.
+            era: how many samples each dataset is built for, which decides its order: as in Megatron-LM since 2025-02,
+                or before.
             allow_different_tokenizers: as for the class.
 
         Raises:
-            ConfigError: the blend cannot be read, weights come without a number of samples, or as for the class.
+            ConfigError: the blend cannot be parsed, weights are given without a number of samples, or as for the class.
         """
         prefixes, weights = parse_blend(blend)
         allow = allow_different_tokenizers
@@ -116,14 +133,14 @@ class GPTBlend(Dataset):
             return cls(datasets, weights=lengths, size=min(num_samples, sum(lengths)), allow_different_tokenizers=allow)
         if num_samples is None:
             raise ConfigError(
-                f"the blend {blend!r} has weights, but num_samples is None, which is each sample once: say how many"
-                " samples are wanted, or leave the weights out (Megatron refuses this too)"
+                f"the blend {blend!r} has weights, but num_samples is None, which means each sample once; give the"
+                " number of samples, or leave the weights out (Megatron refuses this too)"
             )
         if len(prefixes) == 1 and one_part is not False:
             dataset = build(prefixes[0], num_samples)
             if one_part or (isinstance(dataset, GPTDataset) and dataset.split == ONE_PART_SPLITS[dataset.split_part]):
                 return dataset
-        # Megatron's builder normalises, and its blend once more; the last bit may decide.
+        # Megatron's builder normalises the weights, and its blend does so again. The last bit can change the order.
         shares = normalised_weights(weights)
         sizes = blend_sizes(shares, num_samples, era=era)
         datasets = [build(prefix, wanted) for prefix, wanted in zip(prefixes, sizes.num_samples, strict=True)]
@@ -134,22 +151,22 @@ class GPTBlend(Dataset):
 
     @property
     def fields(self) -> Fields:
-        """Those of every dataset, and ``dataset_id`` () int16, the number of the dataset."""
+        """The fields of the datasets, and ``dataset_id`` () int16, the number of the dataset."""
         return {**self.datasets[0].fields, "dataset_id": ((), np.dtype(np.int16))}
 
     @property
     def constants(self) -> Sample:
-        """Those of every dataset."""
+        """The constants of the datasets."""
         return self.datasets[0].constants
 
     @property
     def num_tokens_per_sample(self) -> float:
-        """That of every dataset."""
+        """The mean of the datasets, which all have the same."""
         return self.datasets[0].num_tokens_per_sample
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What decides the bytes of the samples."""
+        """Everything that decides the bytes of the samples."""
         return {
             "kind": "gpt_blend",
             "datasets": [dataset.recipe for dataset in self.datasets],
@@ -158,7 +175,7 @@ class GPTBlend(Dataset):
         }
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
-        """(n,) int64: the numbers of the samples themselves."""
+        """(n,) int64: the numbers of the samples themselves. ``keys`` are ignored: the order is fixed."""
         return indices
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
@@ -174,5 +191,5 @@ class GPTBlend(Dataset):
             dataset.read_into(dataset.locate(samples[mine]), parts, places[mine])
 
     def describe(self) -> str:
-        """One line."""
+        """One line: the number of datasets, and the description of the first."""
         return f"Megatron's blend of {len(self.datasets):,} datasets: {self.datasets[0].describe()}, ..."

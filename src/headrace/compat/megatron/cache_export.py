@@ -1,4 +1,4 @@
-"""Writes the index caches that Megatron looks for, so that it starts without building them."""
+"""Writes the index caches that Megatron looks for, so that Megatron starts without building them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,15 @@ _CHUNK = 1 << 20
 
 
 class ExportedCache(msgspec.Struct, frozen=True, kw_only=True):
-    """A cache that is there now: its description, what it is of, and whether it was ``written`` or there already."""
+    """One cache after an export.
+
+    Attributes:
+        description: the path of its ``description.txt``.
+        of: the path of the data, or a phrase that says how many datasets the blend has.
+        part: ``"train"``, ``"valid"`` or ``"test"``.
+        samples: the number of samples.
+        written: False if the same cache existed already.
+    """
 
     description: str
     of: str
@@ -54,35 +62,37 @@ def export_cache(
     era: CacheEra = "core",
     replace: bool = False,
 ) -> list[ExportedCache]:
-    """Write the caches of a `GPTDataset`, or of a `GPTBlend` and all its datasets, each whole or not at all.
+    """Write the caches of a `GPTDataset`, or of a `GPTBlend` and all its datasets, each completely or not at all.
 
-    Megatron finds them if it is given the same paths of data, to the letter, and the same options. All arrays are
-    written a chunk at a time.
+    Megatron finds them if it is given exactly the same paths of the data and the same options. All arrays are written
+    in chunks.
 
     Args:
-        dataset: of Megatron-Core's dialect, over pairs that were opened by the paths that Megatron is given.
-        tokenizer: the ``unique_identifiers`` of Megatron's tokenizer: they are in the name. ``core_v0.4`` has none.
-        path_to_cache: Megatron's ``--data-cache-path``; None is ``<prefix>/cache/GPTDataset_indices`` beside each pair,
-            and then blends have no cache.
-        one_part: the data are those of one part alone (``--train-data-path`` and its like), and Megatron has no split.
-        class_name: of the datasets.
-        era: whose names: of megatron-core since 0.7, of 0.5 and 0.6, or of 0.4.
-        replace: whether another cache of the same name gives way; else it is an error.
+        dataset: a dataset of Megatron-Core's dialect, over pairs that were opened by the paths that Megatron is given.
+        tokenizer: the ``unique_identifiers`` of Megatron's tokenizer, which are hashed into the names of the files.
+            None for ``core_v0.4``, whose names do not contain them.
+        path_to_cache: Megatron's ``--data-cache-path``. None means ``<prefix>/cache/GPTDataset_indices`` beside each
+            pair; then blends have no cache.
+        one_part: whether the data belong to one part only (``--train-data-path`` and similar), so that Megatron has no
+            split.
+        class_name: the class name of the datasets, which is part of the names.
+        era: whose names to use: those of megatron-core since 0.7, of 0.5 and 0.6, or of 0.4.
+        replace: replace another cache of the same name; otherwise it is an error.
 
     Raises:
-        ConfigError: Megatron has no such order, or could not find it.
-        OutputError: the system refuses, or another cache is there.
+        ConfigError: Megatron has no such order, or could not find the cache.
+        OutputError: the system refuses, or another cache exists.
     """
     check_local(path_to_cache)
     if (tokenizer is None) != (era == "core_v0.4"):
         raise ConfigError(
-            f"the tokenizer is {tokenizer!r} and the era {era!r}: the names hash the tokenizer's unique_identifiers,"
-            " but for core_v0.4, which has none"
+            f"the tokenizer is {tokenizer!r} and the era {era!r}: names contain a hash of the tokenizer's"
+            " unique_identifiers, except in core_v0.4, which must have None"
         )
     try:
         json.dumps(tokenizer)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the tokenizer's unique_identifiers are no JSON: {error}") from error
+        raise ConfigError(f"the tokenizer's unique_identifiers cannot be written as JSON: {error}") from error
     members = [_checked(member, one_part) for member in _members(dataset)]
     descriptions = [
         describe_gpt(
@@ -102,7 +112,7 @@ def export_cache(
     ]
     parts = {member.split_part for member, _, _ in members}
     if len(parts) > 1:
-        raise ConfigError(f"a blend of Megatron's is of one part, found {', '.join(sorted(parts))}")
+        raise ConfigError(f"all datasets of a Megatron blend belong to one part, found {', '.join(sorted(parts))}")
     made: dict[Path, ExportedCache] = {}
     for (member, path, order), description in zip(members, descriptions, strict=True):
         folder = Path(path_to_cache if path_to_cache is not None else f"{path}/cache/{class_name}_indices")
@@ -134,27 +144,27 @@ def _members(dataset: Dataset) -> list[GPTDataset]:
     members = dataset.datasets if isinstance(dataset, GPTBlend) else (dataset,)
     found = [member for member in members if isinstance(member, GPTDataset)]
     if len(found) < len(members):
-        raise ConfigError(f"only GPTDataset and blends of it have caches of Megatron's, found {dataset!r}")
+        raise ConfigError(f"Megatron has caches only for GPTDataset and blends of it, found {dataset!r}")
     return found
 
 
 def _checked(dataset: GPTDataset, one_part: bool) -> tuple[GPTDataset, str, GPTOrder]:
-    """The dataset, its path as Megatron is given it, and its order."""
+    """The dataset, the path that Megatron is given for it, and its order."""
     store, sampling, order = dataset.store, dataset.sampling, dataset.order
     if not isinstance(store, IndexedStore):
         raise ConfigError(f"{store.path}: Megatron reads single pairs of .bin and .idx, this is a {store.format} store")
     if store.options.documents != "sequences":
-        raise ConfigError(f"{store.path}: Megatron takes sequences; open it with documents='sequences'")
+        raise ConfigError(f"{store.path}: Megatron reads sequences; open the store with documents='sequences'")
     if sampling.dialect != "core" or sampling.last_epoch != "auto" or not isinstance(order, GPTOrder):
         raise ConfigError(
-            f"{store.path}: Megatron-Core would take the cache for its own order, and this is that of dialect "
+            f"{store.path}: Megatron-Core would use the cache as its own order, but this is the order of dialect "
             f"{sampling.dialect!r} with last_epoch={sampling.last_epoch!r}"
         )
     if one_part:
         ranges = split_ranges(dataset.split, store.num_documents, era="core")
         if ranges[SPLIT_PARTS.index(dataset.split_part)] != (0, store.num_documents):
             whole = ONE_PART_SPLITS[dataset.split_part]
-            raise ConfigError(f"{store.path}: data of one part alone have split={whole!r}, found {dataset.split!r}")
+            raise ConfigError(f"{store.path}: data of one part only have split={whole!r}, found {dataset.split!r}")
     return dataset, store.prefix, order
 
 

@@ -1,18 +1,14 @@
-"""Whether Megatron's index caches belong to the data there are: every entry is compared with the sizes.
+"""Megatron's index caches: checks whether they belong to the data, and writes their files.
 
     folder/<md5>-GPTDataset-train-description.txt --> CacheFiles --> check_cache --> CacheVerdict
                                  -document_index.npy, ...    mapped     |
     data/web.bin, .idx  <- dataset_path                               every entry checked against the sizes
 
-The names say nothing of the data: Megatron takes the indices of data that were replaced under their path. The check
-names the file and the row that differ.
+The names of the files do not depend on the contents of the data, so Megatron uses old indices even if the data were
+replaced under their path. The check names the file and the row that differ.
 
-Arrays beside a text that describes them, in Megatron's layout of index caches.
-
-    folder/<stem>-<array>.npy ...     each as NumPy writes it
-    folder/<stem>-description.txt     here the last to appear: Megatron takes a cache only when all its files are there
-
-What the names hash and what the arrays mean is no matter of this module.
+`write_cache` writes the arrays as NumPy does, and the ``description.txt`` last, since Megatron uses a cache only if all
+its files exist. `headrace.plan.megatron.caches` knows what the names hash and what the arrays mean.
 """
 
 from __future__ import annotations
@@ -52,7 +48,7 @@ from headrace.stores import open_tokens as open_store
 
 
 class ChunkedArray(msgspec.Struct, frozen=True, kw_only=True):
-    """An array that is made a chunk at a time: ``chunks`` hold its elements in C order, of any shapes and dtypes."""
+    """An array that is computed in chunks. ``chunks`` hold its elements in C order, in any shapes and dtypes."""
 
     suffix: str
     shape: tuple[int, ...]
@@ -61,13 +57,13 @@ class ChunkedArray(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_cache(folder: Path, stem: str, text: str, arrays: Sequence[ChunkedArray], *, replace: bool = False) -> bool:
-    """Write the files of a cache, whole or not at all; False if they were there already, byte for byte.
+    """Write all files of a cache or none; return False if the same files, byte for byte, existed already.
 
-    The memory is that of a chunk. The folder is made where it is missing; what a process that was killed left of a
-    cache is replaced.
+    Needs memory for one chunk. The folder is created if it is missing. If a killed process left parts of a cache, they
+    are replaced.
 
     Raises:
-        OutputError: another whole cache has this name and ``replace`` is False, or the system refuses.
+        OutputError: another complete cache has this name and ``replace`` is False, or the system refuses.
     """
     with output_errors(folder, "create"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,8 +80,8 @@ def write_cache(folder: Path, stem: str, text: str, arrays: Sequence[ChunkedArra
                 return False
             if not replace:
                 raise OutputError(
-                    f"{differing[0]}: another cache of this name is there, and a run may be in the middle of it:"
-                    " check it; then replace it on purpose, or write to another folder"
+                    f"{differing[0]}: another cache of this name exists, and a run may be using it; check it, then"
+                    " replace it explicitly, or write to another folder"
                 )
         commit(files)
     finally:
@@ -95,24 +91,24 @@ def write_cache(folder: Path, stem: str, text: str, arrays: Sequence[ChunkedArra
 
 
 def map_array(path: Path) -> NDArray[Any]:
-    """The array of an ``.npy``, mapped and read-only. O(1).
+    """The array of an ``.npy`` file, mapped and read-only. O(1).
 
     Raises:
-        StoreError: it is missing, incomplete, or not of numbers in C order.
+        StoreError: the file is missing or incomplete, or holds something other than numbers in C order.
     """
     try:
         return map_npy(path)
     except FileNotFoundError as error:
-        raise StoreError(f"{path}: missing; Megatron builds the cache anew without it") from error
+        raise StoreError(f"{path}: missing; without it Megatron builds the cache again") from error
     except (OSError, ValueError) as error:
-        raise StoreError(f"{path}: incomplete: {error}; remove the cache, and it is built anew") from error
+        raise StoreError(f"{path}: incomplete: {error}; remove the cache so that it is built again") from error
 
 
 def read_text(path: Path) -> str:
     """The text of a description.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: the file cannot be read, or is not ASCII.
     """
     try:
         return path.read_bytes().decode("ascii")
@@ -132,31 +128,33 @@ def _write_npy(file: AtomicFile, array: ChunkedArray) -> None:
         file.write(np.ascontiguousarray(chunk, dtype=dtype).data)
     due = len(header.getvalue()) + prod(array.shape) * dtype.itemsize
     if file.size != due:
-        raise OutputError(f"{file.path}: {file.size:,} bytes were made of an array of {due:,}; nothing was written")
+        raise OutputError(
+            f"{file.path}: the chunks hold {file.size:,} bytes, the array needs {due:,}; nothing was written"
+        )
 
 
 _CHUNK = 1 << 20
 
 
 class CacheFiles(NamedTuple):
-    """A cache on disk: its folder, and what it is of."""
+    """A cache on disk: its folder, and the description of the data and options that it was built for."""
 
     folder: Path
     description: CacheDescription
 
     def path(self, suffix: str) -> Path:
-        """One of its files."""
+        """The path of the file with this suffix."""
         return self.folder / self.description.file_name(suffix)
 
     def arrays(self, suffixes: Sequence[str]) -> list[NDArray[Any]]:
-        """Its arrays, mapped; StoreError if one is missing or incomplete."""
+        """The arrays with these suffixes, mapped; raises StoreError if one is missing or incomplete."""
         return [map_array(self.path(suffix)) for suffix in suffixes]
 
 
 class CacheReading(NamedTuple):
-    """What no description says: options of the run that built a cache, and where its data are now.
+    """What a description does not say: some options of the run that built the cache, and where the data are now.
 
-    ``moved`` holds beginnings of paths in descriptions, and what they are now.
+    ``moved`` maps beginnings of the paths in descriptions to what they are now.
     """
 
     add_extra_token_to_sequence: bool = True
@@ -164,7 +162,7 @@ class CacheReading(NamedTuple):
     moved: Mapping[str, str] | None = None
 
     def place(self, dataset_path: str) -> str:
-        """Where the data of this path are now."""
+        """The present path of the data at this path."""
         for old, new in (self.moved or {}).items():
             if dataset_path.startswith(old):
                 return new + dataset_path.removeprefix(old)
@@ -175,24 +173,25 @@ class CacheVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the check of one cache found."""
 
     path: str
-    """Its ``description.txt``."""
+    """The path of the ``description.txt``."""
 
     of: str
-    """The path of the data, or of how many datasets it is a blend."""
+    """The path of the data, or a phrase that says how many datasets the blend has."""
 
     part: str
     ok: bool
     problems: tuple[Problem, ...]
     cause: str
-    """What a cache that does not fit looks like, else empty."""
+    """The likely reason why the cache does not fit the data; empty if it fits."""
 
     samples: int
     is_own_order: bool
-    """Whether the order is the one that seed, options and weights give; Megatron reads another whole one, too."""
+    """Whether the order is the one that follows from seed, options and weights. Megatron also reads any other complete
+    order."""
 
 
 class _Finding(NamedTuple):
-    """What the arrays of a cache are, compared with the data."""
+    """The result of comparing the arrays of a cache with the data."""
 
     samples: int = 0
     is_own_order: bool = False
@@ -201,31 +200,32 @@ class _Finding(NamedTuple):
 
 
 def cache_at(path: Path) -> CacheFiles:
-    """The cache whose description lies at a path; StoreError if it is none."""
+    """The cache whose description lies at a path; raises StoreError if the file is not a description."""
     return CacheFiles(path.parent, parse_description(read_text(path), str(path)))
 
 
 def find_descriptions(path: Path) -> list[Path]:
-    """All descriptions in a folder of caches, or beside the pair with this prefix, sorted; a description is itself one.
+    """All descriptions in a folder of caches, or beside the pair with this prefix, sorted. A file is returned as it is.
 
     Raises:
-        StoreError: there are none.
+        StoreError: no description was found.
     """
     if path.is_file():
         return [path]
     found = sorted(path.glob(f"*-{DESCRIPTION}")) or sorted(path.glob(f"cache/*_indices/*-{DESCRIPTION}"))
     if not found:
         raise StoreError(
-            f"{path}: no caches; these are <md5>-<class>-<part>-{DESCRIPTION} with arrays beside it, in Megatron's"
-            " --data-cache-path, or in <prefix>/cache/GPTDataset_indices: give that folder, or the prefix"
+            f"{path}: no caches found; looked for <md5>-<class>-<part>-{DESCRIPTION}, which Megatron writes with its"
+            " arrays to --data-cache-path, or to <prefix>/cache/GPTDataset_indices; give that folder, or the prefix"
         )
     return found
 
 
 def check_cache(path: str | os.PathLike[str], reading: CacheReading) -> CacheVerdict:
-    """Check every entry of one cache, by its description, and whether the order is the one that its options give.
+    """Check every entry of one cache against its data, and whether its order is the one that its options produce.
 
-    About 40 ns an entry, and a shuffle of the samples. What is wrong, missing files and data too, is in the verdict.
+    ``path`` is the description of the cache. Costs about 40 ns an entry, and one shuffle of the samples. All problems
+    are reported in the verdict, including missing files and data.
     """
     path = Path(path)
     of, part, finding = "", "", _Finding()
@@ -271,7 +271,7 @@ def _check_dataset(cache: CacheFiles, reading: CacheReading) -> _Finding:
             return _Finding(problems=_problems(cache, faults), cause=_likely_cause(cache, store, other))
     own = GPTOrder(sizes, sampling, first_sequence=first)
     if not own.num_samples:
-        raise ConfigError(f"{store.path}: {facts.index_split!r} of {split!r} has not one sample")
+        raise ConfigError(f"{store.path}: {facts.index_split!r} of {split!r} has no samples")
     return _Finding(own.num_samples, _is_same_order(found, own))
 
 
@@ -282,7 +282,7 @@ def _is_same_order(found: CachedIndices, own: GPTOrder) -> bool:
 
 
 def _check_blend(cache: CacheFiles, reading: CacheReading) -> _Finding:
-    """Checks the caches of its datasets too, which lie beside its own: those come first."""
+    """Check the caches of the blend's datasets, which lie in the same folder, then the cache of the blend itself."""
     facts = blend_facts(cache.description, str(cache.path(DESCRIPTION)))
     era = cache.description.era
     lengths = []
@@ -294,12 +294,12 @@ def _check_blend(cache: CacheFiles, reading: CacheReading) -> _Finding:
         lengths.append(finding.samples)
     dataset_index, dataset_sample_index = cache.arrays(BLEND_SUFFIXES)
     if facts.size is None and facts.weights != lengths:
-        reason = f"the blend of datasets of {facts.weights} samples; they have {lengths}"
+        reason = f"the blend is of datasets with {facts.weights} samples; they have {lengths}"
         problems = _problems(cache, [IndexFault("dataset_index", "", reason)])
         return _Finding(problems=problems, cause="their data or options have changed")
     size = sum(lengths) if facts.size is None else facts.size
     if faults := list(check_blend_indices(dataset_index, dataset_sample_index, size=size, lengths=lengths)):
-        cause = "it was made of other datasets, or it is damaged"
+        cause = "it was built from other datasets, or it is damaged"
         return _Finding(problems=_problems(cache, faults), cause=cause)
     if not size:
         raise ConfigError(f"{cache.path(DESCRIPTION)}: a blend of no samples")
@@ -318,7 +318,7 @@ def _problems(cache: CacheFiles, faults: Sequence[IndexFault]) -> tuple[Problem,
 
 
 def _as_problem(error: HeadraceError, path: Path) -> Problem:
-    """The error as a finding; those of caches and stores begin with the file they speak of."""
+    """The error as a problem. Messages of caches and stores begin with the file that they are about."""
     file, _, message = str(error).partition(": ")
     if message and file.startswith(str(path.parent)):
         return Problem(path=file, place="", message=message)
@@ -326,13 +326,13 @@ def _as_problem(error: HeadraceError, path: Path) -> Problem:
 
 
 def _likely_cause(cache: CacheFiles, store: Store, other: GPTSampling | None) -> str:
-    """What a cache that does not fit looks like; ``other`` are the options with which it would."""
+    """The likely reason why a cache does not fit the data; ``other`` are options with which it would fit."""
     if other is not None:
         return (
             f"it fits add_extra_token_to_sequence={other.add_extra_token} and drop_last_partial_validation_sequence="
-            f"{other.drop_last_partial}, which its name does not tell"
+            f"{other.drop_last_partial}, which are not part of its name"
         )
     changed_s = max(file.stat().st_mtime for file in store.files)
     newer = changed_s > cache.path(GPT_SUFFIXES[0]).stat().st_mtime
     when = f"{store.path}, written after it" if newer else store.path
-    return f"it fits no other options either: it is not of these data ({when}), or it is damaged"
+    return f"it fits no other options either: it does not belong to these data ({when}), or it is damaged"

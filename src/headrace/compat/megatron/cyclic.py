@@ -1,4 +1,4 @@
-"""Megatron's ``--dataloader-type cyclic``: a dataset gone through again and again, each epoch in another order."""
+"""Megatron's ``--dataloader-type cyclic``: endless epochs over a dataset, each in another order."""
 
 from __future__ import annotations
 
@@ -12,26 +12,33 @@ from headrace.plan.megatron import CyclicOrder
 
 
 class CyclicDataset(Dataset):
-    """Sample p is what Megatron's cyclic sampler feeds at position p, to a run of these micro-batches and ranks.
+    """Sample p is what Megatron's cyclic sampler feeds at position p in a run with these micro-batches and ranks.
 
-    A loader with the same ``micro_batch_size`` and as many ranks gives each rank Megatron's micro-batches, and its
-    position is ``consumed_samples``. With any other number of ranks the steps keep their samples, in the middle of an
-    epoch too, where Megatron stops or goes on in another order.
+    A loader with the same ``micro_batch_size`` and the same number of ranks gives each rank Megatron's micro-batches,
+    and its position is ``consumed_samples``. With any other number of ranks every step keeps its samples, even in the
+    middle of an epoch, where Megatron stops or continues in another order.
 
-    It goes on without an end: give the length to the run, ``Run(cyclic, order=Order(kind="none"), samples=...)``. A
-    longer run keeps its beginning. Megatron shuffles epoch e by the seed e, whatever the seed of the run.
+    The dataset is endless, so give the length to the run: ``Run(cyclic, order=Order(kind="none"), samples=...)``. A
+    longer run begins with the same samples. Megatron shuffles epoch e with the seed e, whatever the seed of the run.
+
+    The first sample of an epoch costs the shuffle of that epoch, 10 ns a sample with numba and 150 ns without. Two
+    shuffles are kept, at 4 bytes for each sample, or with ``data_sharding`` for each sample of one rank.
 
     Args:
-        dataset: any, for Megatron's runs a `GPTDataset` or `GPTBlend`.
-        micro_batch_size: of the run whose order this is, on one rank.
-        data_parallel_size: its ranks.
-        data_sharding: Megatron's option: each rank shuffles a part of the samples of its own.
-
-    The first sample of an epoch costs its shuffle, 10 ns a sample with numba, 150 without; two are kept, 4 bytes each
-    sample, or with ``data_sharding`` each sample of one rank.
+        dataset: any dataset; for Megatron's runs a `GPTDataset` or `GPTBlend`.
+        micro_batch_size: samples of a micro-batch on one rank, in the run whose order this is.
+        data_parallel_size: the number of ranks of that run.
+        data_sharding: Megatron's option: each rank shuffles its own part of the samples.
 
     Raises:
         ConfigError: a number is below 1, or the dataset has fewer samples than one micro-batch of all ranks.
+
+    Example:
+        >>> dataset = headrace.compat.megatron.GPTDataset("stores/web/text_document", sequence_length=128)
+        >>> cyclic = headrace.compat.megatron.CyclicDataset(dataset, micro_batch_size=4, data_parallel_size=2)
+        >>> run = headrace.Run(cyclic, global_batch_size=16, order=headrace.Order(kind="none"), samples=10_000)
+        >>> run.num_steps
+        625
     """
 
     def __init__(
@@ -46,61 +53,61 @@ class CyclicDataset(Dataset):
         )
 
     def __len__(self) -> int:
-        """Of 2^32 epochs: there are seeds for so many."""
+        """Samples of 2^32 epochs, since there are seeds for that many."""
         return len(self.order)
 
     @property
     def is_endless(self) -> bool:
-        """True."""
+        """Always True."""
         return True
 
     @property
     def fields(self) -> Fields:
-        """Those of the dataset."""
+        """The fields of the inner dataset."""
         return self.dataset.fields
 
     @property
     def constants(self) -> Sample:
-        """Those of the dataset."""
+        """The constants of the inner dataset."""
         return self.dataset.constants
 
     @property
     def num_tokens_per_sample(self) -> float:
-        """That of the dataset."""
+        """The mean of the inner dataset."""
         return self.dataset.num_tokens_per_sample
 
     @property
     def deviation_tokens_per_sample(self) -> float:
-        """That of the dataset."""
+        """The standard deviation of the inner dataset."""
         return self.dataset.deviation_tokens_per_sample
 
     @property
     def is_packed(self) -> bool:
-        """As the dataset is."""
+        """Whether the inner dataset is packed."""
         return self.dataset.is_packed
 
     @property
     def is_counted(self) -> bool:
-        """As the dataset is."""
+        """Whether the inner dataset is counted."""
         return self.dataset.is_counted
 
     @property
     def is_masked(self) -> bool:
-        """As the dataset is."""
+        """Whether the inner dataset is masked."""
         return self.dataset.is_masked
 
     @property
     def is_unshifted(self) -> bool:
-        """As the dataset is."""
+        """Whether the labels of the inner dataset are unshifted."""
         return self.dataset.is_unshifted
 
     def count(self, addresses: IntArray) -> Counts:
-        """What is in some samples of the dataset."""
+        """Count the samples at ``addresses`` in the inner dataset."""
         return self.dataset.count(addresses)
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What decides the bytes of the samples."""
+        """Everything that decides the bytes of the samples."""
         return {
             "kind": "megatron_cyclic",
             "dataset": self.dataset.recipe,
@@ -111,21 +118,21 @@ class CyclicDataset(Dataset):
         }
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
-        """(n,) int64: addresses in the dataset; the order knows no keys."""
+        """(n,) int64: addresses in the inner dataset. ``keys`` are ignored: the order of each epoch is fixed."""
         return self.dataset.locate(self.order.locate(indices))
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
-        """Read samples of the dataset into ``rows`` of ``out``."""
+        """Read samples of the inner dataset into ``rows`` of ``out``."""
         self.dataset.read_into(addresses, out, rows)
 
     def origins(self, addresses: IntArray) -> list[Origins]:
-        """Of the dataset."""
+        """The origins in the inner dataset."""
         return self.dataset.origins(addresses)
 
     def describe(self) -> str:
-        """One line."""
+        """One line: the order, its ranks and micro-batches, the samples of an epoch, and the inner dataset."""
         order = self.order
-        parts = "each a part of its own" if order.data_sharding else "dealt out in turn"
+        parts = "each with its own part" if order.data_sharding else "samples assigned in turn"
         return (
             f"Megatron's cyclic order for {order.data_parallel_size:,} ranks, {parts}, micro-batches of "
             f"{order.micro_batch_size:,}: {order.num_samples_per_epoch:,} of {order.num_samples:,} samples an epoch, "

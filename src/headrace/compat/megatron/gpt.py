@@ -1,7 +1,4 @@
-"""Megatron's ``GPTDataset``: its samples in its order, without its index files, with its masks and position ids.
-
-What Megatron makes of a row of tokens besides the tokens: loss mask, position ids, attention mask.
-"""
+"""Megatron's ``GPTDataset``: its samples in its order, without its index files, with its masks and position ids."""
 
 from __future__ import annotations
 
@@ -24,20 +21,31 @@ from headrace.stores import open_tokens as open_store
 
 
 class GPTMasks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Megatron's options for masks and positions, under its names.
+    """Megatron's options for masks and positions, under Megatron's names.
 
-    ``eod``: the id of the end of a document; needed by the next three.
-    ``eod_mask_loss``: no loss where the *input* token is ``eod``; that the model ends a document stays trained.
-    ``reset_position_ids``: positions begin at 0 again behind each ``eod``.
-    ``reset_attention_mask``: tokens do not see what is before the last ``eod`` before them.
-    ``create_attention_mask``: a field ``attention_mask``, (1, S, S) bool, True where a token may *not* look.
-    ``inter_document_masking``: fields ``cu_seqlens`` and ``max_seqlen`` with the borders of the documents that a sample
-        is made of, whatever tokens they end with, and positions that begin at 0 in each; goes with no other mask.
-    ``pad``: the id that fills up a partial last sample, where the loss is 0 and the token 0. A real token of this id is
-        made 0 without loss too, as in Megatron: so it is -1 where the tokeniser has no pad of its own. `of` settles it.
+    Attributes:
+        eod: the id that ends a document; the next three options need it.
+        eod_mask_loss: no loss where the *input* token is ``eod``. The model still learns to end a document.
+        reset_position_ids: positions begin at 0 again after each ``eod``.
+        reset_attention_mask: a token does not attend to anything before the last ``eod`` that precedes it.
+        create_attention_mask: add a field ``attention_mask``, (1, S, S) bool, True where a token may *not* attend.
+        inter_document_masking: add fields ``cu_seqlens`` and ``max_seqlen`` with the borders of the documents of a
+            sample, whatever tokens the documents end with; positions begin at 0 in each document. It cannot be
+            combined with the other masks.
+        pad: the id that fills up a partial last sample; there the loss is 0 and the token becomes 0. As in Megatron, a
+            real token with this id also becomes 0 without loss. So ``pad`` is -1 if the tokeniser has no pad of its
+            own; `of` takes the right value from a tokeniser.
 
     Raises:
-        ConfigError: options that do not go together, or a ``pad`` that is no integer.
+        ConfigError: the options do not go together, or ``pad`` is not an integer.
+
+    Example:
+        >>> masks = headrace.compat.megatron.GPTMasks(eod=0, eod_mask_loss=True, reset_position_ids=True)
+        >>> dataset = headrace.compat.megatron.GPTDataset(
+        ...     "stores/web/text_document", sequence_length=128, masks=masks
+        ... )
+        >>> sorted(dataset.fields)
+        ['labels', 'loss_mask', 'position_ids', 'tokens']
     """
 
     eod: int | None = None
@@ -49,51 +57,52 @@ class GPTMasks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pad: int = -1
 
     def __post_init__(self) -> None:
-        """Check what goes together."""
+        """Raise ConfigError for options that do not go together."""
         if not isinstance(self.pad, int):
             raise ConfigError(
-                f"pad is {self.pad!r}; it is the id of a token, or -1 for none. GPTMasks.of(tokenizer) takes it from a"
-                " tokenizer as Megatron does"
+                f"pad is {self.pad!r}; expected the id of a token, or -1 for none. GPTMasks.of(tokenizer) takes it from"
+                " a tokenizer as Megatron does"
             )
         if self.eod is None and (self.eod_mask_loss or self.reset_position_ids or self.reset_attention_mask):
             raise ConfigError("eod_mask_loss, reset_position_ids and reset_attention_mask need the id of eod")
         if self.reset_attention_mask and not self.create_attention_mask:
             raise ConfigError(
-                "reset_attention_mask changes the attention mask, which is not made without create_attention_mask=True "
-                "(Megatron leaves it out without a word)"
+                "reset_attention_mask changes the attention mask, which is made only with create_attention_mask=True "
+                "(Megatron silently ignores the option then)"
             )
         if self.inter_document_masking and (
             self.create_attention_mask or self.reset_attention_mask or self.reset_position_ids
         ):
             raise ConfigError(
-                "inter_document_masking has borders and positions of its own: leave create_attention_mask, "
-                "reset_attention_mask and reset_position_ids out"
+                "inter_document_masking has its own borders and positions; leave out create_attention_mask, "
+                "reset_attention_mask and reset_position_ids"
             )
 
     @classmethod
     def of(cls, tokenizer: Any, *, allow_ambiguous_pad_tokens: bool = False, **options: bool) -> GPTMasks:
-        """The masks for a tokenizer of Megatron's kind: its ``eod``, and its ``pad`` as ``MegatronDataset`` has it.
+        """Make the masks for a tokenizer of Megatron's kind, with the ``eod`` and ``pad`` that Megatron takes from it.
 
-        The pad is -1, which no token is, where
+        The pad is -1, which is the id of no token, in these cases:
 
-        - the tokenizer has none: no ``pad``, one that raises an error, or None;
-        - its pad is another special token too: a value of its ``special_tokens_dict`` besides ``pad_token``, or where
-          that is missing or empty, its ``eos`` or ``eod``. Else every end of a document would be token 0 without loss.
+        - the tokenizer has no pad: the attribute ``pad`` is missing, raises an error or is None;
+        - its pad is also another special token: another value of its ``special_tokens_dict`` than ``pad_token``, or, if
+          that is missing or empty, its ``eos`` or ``eod``. Otherwise every end of a document would become token 0
+          without loss.
 
-        ``eod`` is None where the tokenizer has none: options that need it are then refused.
+        ``eod`` is None if the tokenizer has none; options that need it are then refused.
 
         Args:
             tokenizer: an object with ``eod`` and, if it has one, ``pad``.
-            allow_ambiguous_pad_tokens: take a pad that is another special token all the same, as Megatron's option of
-                this name does, and Megatron of before 2025-10 always did.
-            options: the other options of the class: ``eod_mask_loss=True``, ...
+            allow_ambiguous_pad_tokens: accept a pad that is also another special token, as Megatron's option of this
+                name does, and as Megatron before 2025-10 always did.
+            options: the other options of the class, such as ``eod_mask_loss=True``.
 
         Raises:
             ConfigError: as for the class.
         """
         try:
             pad = tokenizer.pad
-        except Exception:  # Megatron too asks for no kind: those of its tokenizers that have none raise many
+        except Exception:  # as in Megatron: its tokenizers without a pad raise many types of errors
             pad = None
         if pad is not None and not allow_ambiguous_pad_tokens and pad in _other_special_tokens(tokenizer):
             pad = None
@@ -102,7 +111,7 @@ class GPTMasks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def _other_special_tokens(tokenizer: Any) -> list[Any]:
-    """What Megatron compares the pad with."""
+    """The special tokens that Megatron compares the pad with."""
     try:
         found = [value for name, value in tokenizer.special_tokens_dict.items() if name != "pad_token"]
     except (AttributeError, IndexError, ValueError):
@@ -118,7 +127,7 @@ def _id_or_none(tokenizer: Any, name: str) -> Any:
 
 
 def position_ids(tokens: IntArray, eod: int) -> IntArray:
-    """(n, S) int64: from 0 again behind each ``eod`` of (n, S) ``tokens``."""
+    """(n, S) int64: positions that begin at 0 again after each ``eod`` of (n, S) ``tokens``."""
     columns = np.arange(tokens.shape[1], dtype=np.int64)
     begins = np.zeros(tokens.shape, dtype=np.int64)
     begins[:, 1:] = np.where(tokens[:, :-1] == eod, columns[1:], 0)
@@ -127,9 +136,9 @@ def position_ids(tokens: IntArray, eod: int) -> IntArray:
 
 
 def attention_mask(tokens: IntArray, eod: int | None) -> NDArray[np.bool_]:
-    """(n, 1, S, S) bool: True where the token of the row may not look at that of the column.
+    """(n, 1, S, S) bool: True where the token of the row may not attend to the token of the column.
 
-    A token looks at itself and at earlier ones, with ``eod`` only at those behind the last ``eod`` before it.
+    A token attends to itself and to earlier tokens; with ``eod`` only to those after the last ``eod`` before it.
     """
     size = tokens.shape[1]
     columns = np.arange(size)
@@ -139,10 +148,11 @@ def attention_mask(tokens: IntArray, eod: int | None) -> NDArray[np.bool_]:
 
 
 def document_borders(offsets: IntArray, lengths: IntArray, size: int) -> tuple[NDArray[np.int32], IntArray]:
-    """(n, S + 1) int32 ``cu_seqlens``, from 0 to S, the last value repeated; and (n, S) int64 positions within them.
+    """(n, S + 1) int32 ``cu_seqlens`` and (n, S) int64 positions within the documents.
 
-    Sample i is made of the parts ``lengths[offsets[i]:offsets[i + 1]]``; those without a token make no border, and pads
-    belong to the last one. Source: Megatron-LM, ``inter_document_masking``.
+    ``cu_seqlens`` run from 0 to S, and the last value is repeated. Sample i consists of documents with the lengths
+    ``lengths[offsets[i]:offsets[i + 1]]``. A document without tokens makes no border, and pads belong to the last
+    document. Source: Megatron-LM, ``inter_document_masking``.
     """
     num_samples = len(offsets) - 1
     ends = np.cumsum(lengths)
@@ -161,7 +171,7 @@ def document_borders(offsets: IntArray, lengths: IntArray, size: int) -> tuple[N
 
 
 def padded(text: NDArray[Any], pad: int) -> bool:
-    """Whether ``pad`` can be among the values of a row of tokens at all: looked for only then."""
+    """Whether the dtype of ``text`` can hold ``pad`` at all; only then pads must be searched."""
     if text.dtype.kind == "f":
         return True
     limits = np.iinfo(text.dtype)
@@ -170,7 +180,7 @@ def padded(text: NDArray[Any], pad: int) -> bool:
 
 SPLIT_PARTS = ("train", "valid", "test")
 ONE_PART_SPLITS = {"train": "1,0,0", "valid": "0,1,0", "test": "0,0,1"}
-"""The split of data that are of one part alone, where Megatron has none."""
+"""The split of data that belong to one part only; Megatron has no split for them."""
 _ROWS = ("tokens", "labels", "loss_mask")
 _INT64, _INT32, _FLOAT32, _BOOL = (np.dtype(kind) for kind in (np.int64, np.int32, np.float32, np.bool_))
 
@@ -181,38 +191,49 @@ class GPTDataset(Dataset):
     Fields, with S = ``sequence_length``:
 
     - ``tokens`` (S,) int64; ``labels`` (S,) int64, the next tokens;
-    - ``loss_mask`` (S,) float32: 0 at pads, and where ``masks`` say so; else 1;
+    - ``loss_mask`` (S,) float32: 0 at pads and where ``masks`` say so, otherwise 1;
     - ``position_ids`` (S,) int64;
-    - ``attention_mask`` (1, S, S) bool, or ``cu_seqlens`` (S + 1,) int32 and ``max_seqlen`` () int32: if ``masks`` ask.
+    - if ``masks`` ask for them: ``attention_mask`` (1, S, S) bool, or ``cu_seqlens`` (S + 1,) int32 and ``max_seqlen``
+      () int32.
 
-    The shuffles are those of the dataset itself: feed it with ``Order(kind="none")``. Its order depends on
-    ``num_samples``: a run that is made longer may get another one from its first sample on. Megatron goes on in it
-    without a word; here a state that was saved in another order is refused, and ``order.warn_if_extended_from`` warns.
-    Headrace's own order (`WindowDataset`) has no such trap.
+    The dataset itself contains the shuffles, so feed it with ``Order(kind="none")``. Its order depends on
+    ``num_samples``: a run that is made longer may get another order from its first sample on. Megatron continues in the
+    new order silently. Here a state that was saved in another order is refused, and ``order.warn_if_extended_from``
+    warns. Headrace's own order (`WindowDataset`) does not depend on the length of the run.
 
-    Nothing is written and no cache is needed. Opening costs the shuffles, 10 to 40 ns a sequence and epoch and 10 ns a
-    sample; 4.5 bytes a sequence and epoch and 4 a sample are kept, and 4 bytes a sequence for the lengths.
+    Nothing is written and no cache is needed. The constructor computes the shuffles, which costs 10 to 40 ns for each
+    sequence and epoch and 10 ns for each sample. It keeps 4.5 bytes for each sequence and epoch, 4 bytes for each
+    sample, and 4 bytes for the length of each sequence.
 
     Args:
-        prefix: the pair of ``.bin`` and ``.idx`` without the suffix; or an open store, whose documents are taken as
-            the sequences (``headrace.open(prefix, documents="sequences")``).
-        sequence_length: S.
-        num_samples: how many are wanted at least; None for one epoch.
-        seed: of the shuffles, Megatron's ``random_seed``.
-        split: shares of training, validation and test, as ``"969,30,1"``.
-        split_part: which of them.
-        add_extra_token_to_sequence: samples are cut from S + 1 tokens; without, the last label of each is a pad.
-        drop_last_partial_validation_sequence: whether the rest of the validation part, shorter than S, is left out.
+        prefix: the path of a ``.bin``/``.idx`` pair without the suffix; or an open store, whose documents serve as the
+            sequences (``headrace.open(prefix, documents="sequences")``).
+        sequence_length: S, the number of tokens of a sample.
+        num_samples: the least number of samples wanted; None for one epoch.
+        seed: the seed of the shuffles, Megatron's ``random_seed``.
+        split: the shares of training, validation and test, such as ``"969,30,1"``.
+        split_part: the part of the split that the dataset reads.
+        add_extra_token_to_sequence: cut samples from S + 1 tokens; False makes the last label of each sample a pad.
+        drop_last_partial_validation_sequence: leave out the rest of the validation part, which is shorter than S.
         masks: masks and positions.
-        dialect: ``"core"``, ``"legacy"`` (Megatron-LM before it, with its borders of splits), ``"neox"``,
+        dialect: ``"core"``, ``"legacy"`` (Megatron-LM before megatron-core, with its borders of splits), ``"neox"`` or
             ``"aleph_alpha"``.
-        last_epoch: whether the last of several epochs is shuffled apart: ``"auto"`` as the dialect does, or always
-            ``"together"`` or ``"separate"``, for the order of a fork that does.
-        float32_ceil: count the samples of a validation part that keeps its rest in float32, as megatron-core's compiled
-            helper does: from 2^24 tokens on some are missing or too many.
+        last_epoch: whether the last of several epochs is shuffled separately. ``"auto"`` follows the dialect;
+            ``"together"`` and ``"separate"`` are for forks that always do one of the two.
+        float32_ceil: count the samples of a validation part that keeps its partial last sample in float32, as
+            megatron-core's compiled helper does. From 2^24 tokens on, some samples are then missing or surplus.
 
     Raises:
-        ConfigError: an unknown option, or a split part without a sample.
+        ConfigError: an unknown option, or a split part without a single sample.
+
+    Example:
+        >>> dataset = headrace.compat.megatron.GPTDataset(
+        ...     "stores/web/text_document", sequence_length=128, num_samples=1_000, split="98,2"
+        ... )
+        >>> len(dataset) >= 1_000
+        True
+        >>> dataset[0]["tokens"].shape
+        (128,)
     """
 
     def __init__(
@@ -248,7 +269,7 @@ class GPTDataset(Dataset):
             drop_last_partial=drop_last_partial_validation_sequence or split_part != "valid",
             dialect=dialect,
             last_epoch=last_epoch,
-            # Only validation parts keep their rest, so that the same options do for every part.
+            # Only validation parts keep a partial last sample; this way the same options work for every part.
             float32_ceil=float32_ceil and split_part == "valid",
         )
         self.order = order_samples(sizes, self.sampling, first_sequence=first_sequence)
@@ -256,7 +277,7 @@ class GPTDataset(Dataset):
             end = first_sequence + len(sizes)
             raise ConfigError(
                 f"{self.store.path}: {split_part!r} of {split!r} is sequences {first_sequence:,} to {end:,} with "
-                f"{int(sizes.sum(dtype=np.int64)):,} tokens: not one sample of {sequence_length:,} tokens"
+                f"{int(sizes.sum(dtype=np.int64)):,} tokens: not enough for a sample of {sequence_length:,} tokens"
             )
 
     def __len__(self) -> int:
@@ -264,22 +285,22 @@ class GPTDataset(Dataset):
 
     @property
     def sequence_length(self) -> int:
-        """S, tokens of a sample."""
+        """S, the number of tokens of a sample."""
         return self.sampling.sequence_length
 
     @property
     def document_index(self) -> NDArray[np.int32]:
-        """Megatron's array of the same name, made anew."""
+        """Megatron's array of the same name; computed at each access."""
         return self._megatron("document_index")
 
     @property
     def sample_index(self) -> NDArray[np.int32 | np.int64]:
-        """Megatron's array of the same name, made anew."""
+        """Megatron's array of the same name; computed at each access."""
         return self._megatron("sample_index")
 
     @property
     def shuffle_index(self) -> NDArray[np.uint32 | np.int64]:
-        """Megatron's array of the same name."""
+        """Megatron's array of the same name; it is kept in memory."""
         return self._megatron("shuffle_index")
 
     def _megatron(self, name: str) -> NDArray[Any]:
@@ -290,7 +311,7 @@ class GPTDataset(Dataset):
 
     @cached_property
     def fields(self) -> Fields:
-        """Name -> (shape, dtype)."""
+        """Name -> (shape, dtype); which fields there are depends on ``masks``."""
         size, masks = self.sequence_length, self.masks
         fields: Fields = {"tokens": ((size,), _INT64), "labels": ((size,), _INT64), "loss_mask": ((size,), _FLOAT32)}
         if masks.reset_position_ids or masks.inter_document_masking:
@@ -303,20 +324,20 @@ class GPTDataset(Dataset):
 
     @property
     def constants(self) -> Sample:
-        """The ``position_ids``, unless they restart."""
+        """The ``position_ids``, unless they restart within a sample."""
         return {} if "position_ids" in self.fields else {"position_ids": np.arange(self.sequence_length)}
 
     @property
     def num_tokens_per_sample(self) -> float:
-        """S."""
+        """Always S."""
         return float(self.sequence_length)
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What decides the bytes of the samples.
+        """Everything that decides the bytes of the samples.
 
-        Not how many were wanted, but what that decides: a run may be made longer as far as the order stays the same,
-        and a saved state is refused, with the field named, where it does not.
+        ``num_samples`` itself is not part of it, only what follows from it for the order. So a run may be made longer
+        as long as its order stays the same. If the order changes, a saved state is refused and the field is named.
         """
         sampling = msgspec.to_builtins(self.sampling)
         del sampling["num_samples"]
@@ -333,11 +354,11 @@ class GPTDataset(Dataset):
         }
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
-        """(n,) int64: the numbers of the samples themselves; Megatron's order knows no keys."""
+        """(n,) int64: the numbers of the samples themselves. ``keys`` are ignored: Megatron's order is fixed."""
         return indices
 
     def origins(self, addresses: IntArray) -> list[Origins]:
-        """The sequences of each sample; they are the documents of a store that is opened with sequences as such."""
+        """The sequences of each sample, which are documents if the store is opened with ``documents="sequences"``."""
         found = self.order.locate(addresses)
         some = found.lengths > 0
         kept = np.append(0, np.cumsum(some))
@@ -350,13 +371,13 @@ class GPTDataset(Dataset):
             self.write(self.text(pieces), pieces, out, rows)
 
     def write(self, text: NDArray[Any], pieces: SamplePieces, out: Sample, rows: slice | IntArray) -> None:
-        """Make of (n, S or S + 1) tokens of samples all their fields, in ``rows`` of ``out``.
+        """Compute all fields of samples from their (n, S or S + 1) tokens, into ``rows`` of ``out``.
 
-        ``pieces`` say where the documents meet, for ``inter_document_masking`` only.
+        ``pieces`` hold the borders of the documents; only ``inter_document_masking`` uses them.
         """
         masks, size, extra = self.masks, self.sequence_length, int(self.sampling.add_extra_token)
         direct = isinstance(rows, slice)
-        # Views of the batch's rows where that is what they are: a sample is written once.
+        # If the rows are a slice, these are views of the batch, so that a sample is written only once.
         part = {name: out[name][rows] if direct else np.empty_like(out[name][rows]) for name in _ROWS}
         tokens, labels, loss_mask = (part[name] for name in _ROWS)
         tokens[:] = text[:, :size]
@@ -375,7 +396,7 @@ class GPTDataset(Dataset):
             out["cu_seqlens"][rows], out["position_ids"][rows] = borders, positions
             out["max_seqlen"][rows] = np.diff(borders, axis=1).max(axis=1)
         if not extra or padded(text, masks.pad):
-            # The loss goes by the labels as they are; then what no embedding has a row for becomes token 0.
+            # The loss mask needs the labels before pads are replaced. Then pads, which have no embedding, become 0.
             loss_mask[labels == masks.pad] = 0
             tokens[tokens == masks.pad] = 0
             labels[labels == masks.pad] = 0
@@ -384,7 +405,7 @@ class GPTDataset(Dataset):
                 out[name][rows] = values
 
     def text(self, pieces: SamplePieces) -> NDArray[Any]:
-        """(n, S or S + 1): the tokens of some samples, a partial one filled up with pads."""
+        """(n, S or S + 1): the tokens of some samples; a partial sample is filled up with pads."""
         width = self.sequence_length + int(self.sampling.add_extra_token)
         joined = b"".join(self.store.document_buffers(pieces.sequences, pieces.begins, pieces.lengths))
         stream = np.frombuffer(joined, dtype=self.store.dtypes[self.store.keys[0]])
@@ -396,7 +417,7 @@ class GPTDataset(Dataset):
         return text
 
     def describe(self) -> str:
-        """One line."""
+        """One line: the order, its seed, the part of the split, the length of samples and the number of epochs."""
         epochs = self.order.num_epochs
         return (
             f"{self.sampling.dialect} order of Megatron, seed {self.sampling.seed}: {self.split_part} of {self.split}, "
@@ -408,7 +429,7 @@ class GPTDataset(Dataset):
 def sizes_of_part(
     store: Store, split: str, split_part: str, *, era: Literal["core", "legacy"]
 ) -> tuple[NDArray[np.int32] | IntArray, int]:
-    """The sequences of one part of a split: (sequences,) the tokens of each, and the number of the first.
+    """(sequences,) the tokens of each sequence in one part of a split, and the number of the first sequence.
 
     Raises:
         ConfigError: the split gives nothing to this part.
@@ -421,17 +442,17 @@ def sizes_of_part(
 
 
 def _most_tokens(store: Store) -> int | None:
-    """Tokens in the files of a store of one ``.bin``; None of any other."""
+    """The number of tokens that the ``.bin`` of a single pair can hold; None for any other store."""
     if not isinstance(store, IndexedStore):
         return None
     return store.files[0].stat().st_size // store.dtypes[store.keys[0]].itemsize
 
 
 def _sizes(store: Store) -> NDArray[np.int32] | IntArray:
-    """(sequences,) the tokens of each, in 4 bytes where they fit, which they always do in Megatron's format.
+    """(sequences,) the tokens of each sequence, as int32 if they fit, which they always do in Megatron's format.
 
     Raises:
-        StoreError: a sequence is longer than its whole file: an order over such sizes may take all memory there is.
+        StoreError: a sequence is longer than its whole file. An order over such sizes could exhaust the memory.
     """
     sizes = np.empty(store.num_documents, dtype=np.int32)
     at = 0

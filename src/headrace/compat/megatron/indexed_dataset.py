@@ -1,7 +1,4 @@
-"""``IndexedDataset`` and ``IndexedDatasetBuilder``: a pair of ``.bin`` and ``.idx`` by sequences, by Megatron's names.
-
-``IndexedDatasetBuilder``: writes a pair of ``.bin`` and ``.idx`` under the names that Megatron's users know.
-"""
+"""Megatron's ``IndexedDataset`` and ``IndexedDatasetBuilder``: read and write ``.bin``/``.idx`` pairs by sequences."""
 
 from __future__ import annotations
 
@@ -29,25 +26,33 @@ from headrace.stores.written import WrittenShard
 
 
 class IndexedDataset:
-    """Sequences of tokens, by number: ``dataset[i]``, also negative, and slices of any step.
+    """The sequences of a ``.bin``/``.idx`` pair: ``dataset[i]``, with negative indices and slices of any step.
 
-    A document is one or several sequences, or none: ``document_indices`` says which. Items are read-only arrays in the
-    dtype on disk; where the file is mapped they are views, and stay valid when the dataset is closed or collected.
-    With ``multimodal=True`` an item is a pair of the array and the sequence's mode, a slice a pair of a list and an
-    array of modes. Opening is O(1). It pickles as its path, and refuses to be unpickled where the files have changed.
+    A document consists of zero or more sequences; ``document_indices`` holds its borders. Items are read-only arrays in
+    the dtype on disk. If the file is mapped they are views, and stay valid when the dataset is closed or
+    garbage-collected. With ``multimodal=True`` an item is a pair of the array and the sequence's mode, and a slice is a
+    pair of a list of arrays and an array of modes. Opening costs O(1). The dataset is pickled as its path, and
+    unpickling fails if the files have changed.
 
     Args:
         path_prefix: the path without ``.bin`` and ``.idx``.
-        multimodal: give the modes with the items.
+        multimodal: return the modes with the items.
         mmap: map the files; False reads them.
-        dialect: who wrote it, as for `headrace.open`.
-        documents: what a document is, as for `headrace.open`.
+        dialect: the program that wrote the pair, as for `headrace.open`.
+        documents: what counts as a document, as for `headrace.open`.
 
     Raises:
-        StoreError: a file is missing or malformed, or has no modes and ``multimodal`` asks for them.
+        StoreError: a file is missing or malformed, or ``multimodal`` asks for modes and the file has none.
 
-    Source: Megatron-Core 0.16, ``IndexedDataset``. What it leaves unchecked is an error here: a ``.bin`` that is cut
-    short, `get` beyond the sequence; and slices follow the pointers as single items do.
+    Source: Megatron-Core 0.16, ``IndexedDataset``. Two things that it leaves unchecked are errors here: a ``.bin`` that
+    is cut short, and `get` beyond the end of a sequence. Slices follow the pointers, as single items do.
+
+    Example:
+        >>> sequences = headrace.compat.megatron.IndexedDataset("stores/web/text_document")
+        >>> len(sequences) == len(sequences.document_indices) - 1
+        True
+        >>> sequences[0].dtype
+        dtype('uint16')
     """
 
     def __init__(
@@ -66,18 +71,18 @@ class IndexedDataset:
         self._store = open_pair(self.path_prefix, using="mmap" if mmap else "pread", options=options)
         if multimodal and self._store.modes is None and len(self):
             raise StoreError(
-                f"{path_prefix}.idx: has no modes, which multimodal=True asks for; it was not written multimodal: open"
-                " it without"
+                f"{path_prefix}.idx: has no modes, which multimodal=True asks for; it was not written as multimodal, so"
+                " open it with multimodal=False"
             )
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of the tokens."""
+        """The dtype of the tokens."""
         return self._store.dtypes["tokens"]
 
     @property
     def sequence_lengths(self) -> NDArray[Any]:
-        """(len(self),) int32 (int64 in the oldest formats): tokens of each sequence, a view where mapped."""
+        """(len(self),) int32 (int64 in the oldest formats): tokens of each sequence. A view if the file is mapped."""
         return self._store.sequence_lengths
 
     @property
@@ -87,26 +92,26 @@ class IndexedDataset:
 
     @property
     def sequence_modes(self) -> NDArray[Any] | None:
-        """(len(self),) int8 (int32 in files of 2023): the mode of each sequence; None where the file has none."""
+        """(len(self),) int8 (int32 in files of 2023): the mode of each sequence; None if the file has no modes."""
         return self._store.modes
 
     @staticmethod
     def exists(path_prefix: str | os.PathLike[str]) -> bool:
-        """Whether both files are there."""
+        """Whether both files exist."""
         check_local(path_prefix)
         return all(Path(f"{os.fspath(path_prefix)}{suffix}").is_file() for suffix in SUFFIXES)
 
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Any:
-        """(length,) tokens of one sequence from ``offset`` on, by default all left; with its mode if multimodal.
+        """(length,) tokens of one sequence from ``offset`` on, by default to its end; with its mode if multimodal.
 
         Raises:
-            IndexError: no such sequence, or the range is not within it.
+            IndexError: there is no such sequence, or the range is not within it.
         """
         tokens = self._store.sequence(idx, offset, length)
         return (tokens, self._modes()[idx]) if self.multimodal else tokens
 
     def close(self) -> None:
-        """Let go of the files. Arrays stay valid, and a later read opens the files again."""
+        """Close the files. Arrays stay valid, and a later read opens the files again."""
         self._store.close()
 
     def __len__(self) -> int:
@@ -133,32 +138,37 @@ class IndexedDataset:
 
 _BUFFER_TOKENS = 1 << 19
 _MAX_WAITING = 1 << 15
-"""Sequences or documents that wait in lists before they go to the files."""
+"""The most sequences or documents that are held in lists before they are written to the files."""
 
 
 class IndexedDatasetBuilder:
-    """Writes one pair, byte for byte as Megatron's builder of this name, in memory that does not grow.
+    """Writes one pair of files, byte for byte as Megatron's builder of this name, in bounded memory.
 
-    Tokens are added as lists, NumPy arrays or torch tensors on the CPU, of any integer type (any number for a
-    floating-point dtype), and are copied at once. Nothing appears under its name before `finalize`, and then both
-    files do; a builder that is let go of leaves nothing. It is a context manager, too.
-
-        builder = IndexedDatasetBuilder("data/web.bin", dtype=np.uint16)
-        builder.add_document(ids, [len(ids)])
-        builder.finalize("data/web.idx")
+    Tokens are lists, NumPy arrays or torch tensors on the CPU, of any integer type (of any number type for a
+    floating-point dtype). They are copied when they are added. The files appear under their names only with `finalize`,
+    both together; a builder that is dropped before leaves no files. The builder is also a context manager.
 
     Args:
         bin_path: the path of the ``.bin``.
-        dtype: of the tokens on disk; see `headrace.stores.optimal_dtype`.
+        dtype: the dtype of the tokens on disk; see `headrace.stores.optimal_dtype`.
         multimodal: write a mode for each sequence.
-        dialect: for whose readers: ``"fairseq"`` has uint32 and uint64, but no documents and no modes.
+        dialect: the readers that the pair is for. ``"fairseq"`` has uint32 and uint64, but no documents and no modes.
 
     Raises:
-        ConfigError: a dtype that readers of the dialect do not know, or modes for fairseq.
+        ConfigError: readers of the dialect do not know the dtype, or the dialect is fairseq and modes are asked for.
         OutputError: the system refuses a file.
 
     Source: Megatron-Core 0.16, ``IndexedDatasetBuilder``. What it leaves unchecked is an error here: ids that do not
-    fit, lengths that do not add up, sequences that belong to no document, shards that do not go together.
+    fit the dtype, lengths that do not add up, sequences that belong to no document, and pairs that do not go together.
+
+    Example:
+        >>> builder = headrace.compat.megatron.IndexedDatasetBuilder("two.bin", dtype=np.uint16)
+        >>> builder.add_document([5, 6, 7, 0], [4])
+        >>> builder.add_document([8, 9, 0], [3])
+        >>> builder.finalize("two.idx").num_documents
+        2
+        >>> headrace.compat.megatron.IndexedDataset("two")[1].tolist()
+        [8, 9, 0]
     """
 
     def __init__(
@@ -170,7 +180,7 @@ class IndexedDatasetBuilder:
         dialect: Dialect = "megatron",
     ) -> None:
         check_local(bin_path)
-        IndexedOptions(dialect=dialect)  # which refuses an unknown one
+        IndexedOptions(dialect=dialect)  # raises ConfigError for an unknown dialect
         if multimodal and dialect == "fairseq":
             raise ConfigError(f"{bin_path}: multimodal=True and dialect='fairseq': fairseq's layout has no modes")
         self._path = Path(bin_path)
@@ -192,31 +202,31 @@ class IndexedDatasetBuilder:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences added so far."""
+        """The number of sequences added so far."""
         return self._num_sequences
 
     def add_item(self, tensor: ArrayLike, mode: int = 0) -> None:
-        """Append one sequence to the document at hand, which `end_document` ends.
+        """Append one sequence to the current document, which `end_document` ends.
 
         Raises:
-            InputError: tokens that are not numbers of the kind of the dtype or do not fit into it; nothing is added.
-            ConfigError: a mode, but not multimodal; or the builder is finished.
-            OutputError: the system refuses the write; the builder is of no further use.
+            InputError: the tokens are not numbers of the dtype's kind, or do not fit into the dtype; nothing is added.
+            ConfigError: a mode is given but the builder is not multimodal, or the builder is finished.
+            OutputError: the system refuses the write; the builder cannot be used any further.
         """
         self._check_open("add an item")
         tokens = self._tokens(tensor)
         self._add(tokens, [len(tokens)], self._checked_modes([mode] if mode or self._multimodal else None, 1))
 
     def add_document(self, tensor: ArrayLike, lengths: Sequence[int], modes: Sequence[int] | None = None) -> None:
-        """Append several sequences, and end the document that they, and items before them, belong to.
+        """Append several sequences, and end the document that they and the items before them belong to.
 
         Args:
-            tensor: the tokens of all its sequences.
+            tensor: the tokens of all sequences.
             lengths: tokens of each sequence; ``[]`` makes an empty document, ``[0]`` one with an empty sequence.
-            modes: of each sequence if multimodal, by default 0.
+            modes: the mode of each sequence if multimodal, by default 0.
 
         Raises:
-            InputError: as `add_item`, or lengths or modes that do not fit the tokens; nothing is added.
+            InputError: as `add_item`, or the lengths or modes do not match the tokens; nothing is added.
             ConfigError: as `add_item`.
             OutputError: as `add_item`.
         """
@@ -227,7 +237,7 @@ class IndexedDatasetBuilder:
         self.end_document()
 
     def end_document(self) -> None:
-        """End the document of the items added since the last one; without items it is empty.
+        """End the document of the items added since the previous one; without items the document is empty.
 
         Raises:
             ConfigError: the builder is finished.
@@ -240,9 +250,9 @@ class IndexedDatasetBuilder:
             self._flush()
 
     def add_index(self, path_prefix: str | os.PathLike[str], *, options: IndexedOptions = AS_FOUND) -> None:
-        """Append all documents of another pair, in bounded memory; of several, one after another, this is a merge.
+        """Append all documents of another pair, in bounded memory. Calling it for several pairs merges them.
 
-        Tokens go in the order of the index, so that a pair with permuted pointers is put in order.
+        Tokens are written in the order of the index, so a pair with permuted pointers is put in order.
 
         Args:
             path_prefix: the path without ``.bin`` and ``.idx``.
@@ -250,9 +260,9 @@ class IndexedDatasetBuilder:
 
         Raises:
             StoreError: the pair is missing or malformed.
-            ConfigError: it has another dtype, or modes where this has none, or the reverse; or sequences wait for
-                `end_document`.
-            InputError: modes that do not fit.
+            ConfigError: the pair has another dtype, only one of the pair and this builder has modes, or sequences
+                still wait for `end_document`.
+            InputError: modes do not fit the format.
             OutputError: as `add_item`.
         """
         check_local(path_prefix)
@@ -268,11 +278,11 @@ class IndexedDatasetBuilder:
                 raise
 
     def finalize(self, idx_path: str | os.PathLike[str]) -> WrittenShard:
-        """Write the index, and give both files their names; says what was written.
+        """Write the index, give both files their names, and return what was written.
 
         Raises:
-            ConfigError: sequences that belong to no document: call `end_document`, and this again.
-            OutputError: the system refuses; neither file is there then.
+            ConfigError: some sequences belong to no document; call `end_document`, then this method again.
+            OutputError: the system refuses a file; then neither file exists.
         """
         check_local(idx_path)
         self._check_open("finalize")
@@ -283,7 +293,7 @@ class IndexedDatasetBuilder:
         return self._files.finish(Path(idx_path))
 
     def discard(self) -> None:
-        """Remove what was written. Nothing happens after `finalize`."""
+        """Remove what was written so far. Does nothing after `finalize`."""
         self._is_open = False
         self._discard()
 
@@ -324,12 +334,11 @@ class IndexedDatasetBuilder:
                 bounds=np.array(bounds, np.int64),
                 modes=np.array(modes, np.int8),
             )
-        except BaseException:  # which may have left a part in one of the files
+        except BaseException:  # one of the files may hold a part of the data
             self.discard()
             raise
 
     def _copy(self, store: IndexedStore) -> None:
-        """All of another pair, array by array."""
         index, num_tokens, first = store.index, store.num_tokens, self._num_sequences
         for begin in range(0, num_tokens, _BUFFER_TOKENS):
             self._append(tokens=store.fetch(begin, min(begin + _BUFFER_TOKENS, num_tokens)))
@@ -360,16 +369,18 @@ class IndexedDatasetBuilder:
         )
 
     def _tokens(self, tensor: ArrayLike) -> NDArray[Any]:
-        """(n,) numbers that fit into the dtype, in whatever dtype they have."""
+        """(n,) numbers that fit into the dtype on disk, in their own dtype."""
         try:
             array = np.asarray(tensor)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise InputError(f"{self._path}: tokens of {type(tensor).__name__} are no array: {error}") from error
+            raise InputError(
+                f"{self._path}: tokens of type {type(tensor).__name__} cannot be made into an array: {error}"
+            ) from error
         if array.ndim != 1:
             array = array.reshape(-1)
         if array.dtype == self._dtype:
             return array
-        # One pass instead of two: no bit that any of them has is outside of what the dtype holds.
+        # One pass instead of two: if the bits of all tokens together fit into the dtype, each token fits.
         if array.dtype.kind in "iu" and 0 <= np.bitwise_or.reduce(array) <= self._highest:
             return array
         return checked_tokens(array, self._dtype, str(self._path))
@@ -389,7 +400,7 @@ class IndexedDatasetBuilder:
         if not self._multimodal:
             if modes is not None:
                 raise ConfigError(
-                    f"{self._path}: modes were given; make the builder with multimodal=True to write them"
+                    f"{self._path}: modes were given; construct the builder with multimodal=True to write them"
                 )
             return []
         found = [0] * count if modes is None else [operator.index(mode) for mode in modes]
@@ -413,7 +424,7 @@ class IndexedDatasetBuilder:
         # Without sequences there are no modes either, and nothing tells the two kinds apart.
         if store.num_sequences and (modes is not None) != self._multimodal:
             has, way = ("modes", "multimodal=True") if modes is not None else ("no modes", "multimodal=False")
-            raise ConfigError(f"{store.prefix}: has {has}, unlike {self._path}; make the builder with {way}")
+            raise ConfigError(f"{store.prefix}: has {has}, unlike {self._path}; construct the builder with {way}")
         if modes is not None:
             for begin in range(0, len(modes), CHUNK):
                 self._check_modes_fit(modes.read(begin, min(begin + CHUNK, len(modes))).tolist())
@@ -426,6 +437,6 @@ class IndexedDatasetBuilder:
         waiting = self._num_sequences - self._last_bound
         if waiting and self._dialect != "fairseq":
             raise ConfigError(
-                f"{self._path}: cannot {action}: {waiting} sequences were added since the last end_document(), and"
+                f"{self._path}: cannot {action}: {waiting} sequences were added since the last end_document() and"
                 " belong to no document; call end_document() first"
             )

@@ -1,6 +1,6 @@
-"""Megatron's ``MockGPTDataset``: samples without files, to try a training run or to measure one.
+"""Megatron's ``MockGPTDataset``: samples without files, to try out or measure a training run.
 
-The documents of Megatron's mock data, computed when they are read: a store without files.
+`MockStore` computes the documents of Megatron's mock data when they are read.
 """
 
 from __future__ import annotations
@@ -19,17 +19,25 @@ from headrace.stores.arguments import by_keys, check_range, document_number, pos
 from headrace.stores.store import MAIN, IntArray, KeyList, Problem, Store, TokenArray
 
 _SEED = 0
-"""Of the lengths; Megatron's has no other."""
+"""The seed of the lengths; Megatron has no option for it."""
 
 
 class MockStore(Store):
-    """Document i is ``1, 2, 3, ...`` below ``vocab_size`` and round, then ``eod``; its length is drawn.
+    """Documents that count ``1, 2, 3, ...`` modulo ``vocab_size`` and end with ``eod``; their lengths are drawn.
 
-    Lengths, the ``eod`` included, are from 1 to ``max_length - 1``, of NumPy's ``default_rng(0)``, as in Megatron's
-    ``MockGPTLowLevelDataset``. Opening draws them: 1 ms and 8 bytes for each of ``num_documents``.
+    Lengths, including the ``eod``, are 1 to ``max_length - 1``, drawn from NumPy's ``default_rng(0)`` as in Megatron's
+    ``MockGPTLowLevelDataset``. The constructor draws them, which takes about 1 ms for the default of 100,000 documents,
+    and keeps 8 bytes for each.
 
     Raises:
-        ConfigError: a number out of range.
+        ConfigError: a number is out of range.
+
+    Example:
+        >>> store = headrace.compat.megatron.MockStore(vocab_size=50_257, eod=50_256)
+        >>> len(store)
+        100000
+        >>> store.document(0)[:3].tolist()
+        [1, 2, 3]
     """
 
     format = "mock"
@@ -51,37 +59,37 @@ class MockStore(Store):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """One, the tokens."""
+        """The one key, that of the tokens."""
         return (MAIN,)
 
     @property
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """int32."""
+        """Tokens are int32."""
         return {MAIN: np.dtype(np.int32)}
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """None."""
+        """Always empty: the documents are computed."""
         return ()
 
     @property
     def num_documents(self) -> int:
-        """As asked for."""
+        """The number that was given to the constructor."""
         return len(self._ends) - 1
 
     @property
     def num_tokens(self) -> int:
-        """About half of ``max_length`` times as many."""
+        """About ``num_documents * max_length / 2``."""
         return int(self._ends[-1])
 
     @property
     def lengths(self) -> IntArray:
-        """(num_documents,) int64."""
+        """(num_documents,) int64: the number of tokens of each document, with its ``eod``."""
         return np.diff(self._ends)
 
     @cached_property
     def fingerprint(self) -> str:
-        """xxh3_128 of the vocabulary, the ``eod`` and the lengths."""
+        """The xxh3_128 hash of the vocabulary size, the ``eod`` and the lengths."""
         hasher = xxhash.xxh3_128(repr((self.format, self._vocab_size, self._eod)).encode())
         hasher.update(self._ends.astype("<i8").tobytes())
         return hasher.hexdigest()
@@ -93,7 +101,7 @@ class MockStore(Store):
         return self.fetch(begin, end, keys)
 
     def fetch(self, begin: int, end: int, keys: str | KeyList | None = None) -> Any:
-        """(end - begin,) int32 tokens of the stream; some microseconds, and 5 ns a token."""
+        """(end - begin,) int32 tokens of the stream; costs some microseconds, and 5 ns a token."""
         check_range(begin, end, self.num_tokens)
         return by_keys(lambda _: read_only(self._tokens(begin, end)), keys, self.keys)
 
@@ -106,16 +114,16 @@ class MockStore(Store):
         return rows
 
     def find_documents(self, begins: IntArray) -> IntArray:
-        """(n,) int64: a search in the ends of the documents."""
+        """(n,) int64: the document of each token, by a binary search in the ends of the documents."""
         found: IntArray = np.searchsorted(self._ends, positions(begins, self.num_tokens, "begins"), side="right") - 1
         return found
 
     def document_begins(self, documents: IntArray) -> IntArray:
-        """(n,) int64: a look at the ends of the documents."""
+        """(n,) int64: the first token of each document; O(1) each."""
         return self._ends[positions(documents, self.num_documents + 1, "documents")]
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
-        """Nothing can be wrong but ids: of the first document that has one outside of ``vocab_size``, it is told."""
+        """Report the first document with an id outside of ``vocab_size``; nothing else can be wrong."""
         if vocab_size is None or not self.num_documents:
             return
         highest = np.maximum(np.minimum(self.lengths - 1, self._vocab_size - 1), self._eod)
@@ -125,13 +133,13 @@ class MockStore(Store):
             yield Problem(path=self.path, place=f"document {wrong[0]}", message=message)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no open files."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self._options, self.fingerprint)
 
     def _tokens(self, begin: int, end: int) -> TokenArray:
-        """(end - begin,) int32: running numbers that begin at 1 in each document, and the ``eod`` where it ends."""
+        """(end - begin,) int32: numbers that count from 1 in each document, and the ``eod`` at its end."""
         if begin == end:
             return np.empty(0, dtype=np.int32)
         first, last = (np.searchsorted(self._ends, [begin, end - 1], side="right") - 1).tolist()
@@ -146,28 +154,35 @@ class MockStore(Store):
 def _again(options: dict[str, int], fingerprint: str) -> MockStore:
     store = MockStore(**options)
     if store.fingerprint != fingerprint:
-        raise ConfigError("the mock data differ from those of the process that sent them: another version of NumPy")
+        raise ConfigError(
+            "the mock data differ from those of the process that sent them: the two use different versions of NumPy"
+        )
     return store
 
 
 class MockGPTDataset(GPTDataset):
-    """Sample i is sample i of Megatron's ``MockGPTDataset``: those of `GPTDataset` over 100,000 made-up documents.
+    """Sample i is sample i of Megatron's ``MockGPTDataset``, a `GPTDataset` over 100,000 made-up documents.
 
     The documents count 1, 2, 3, ... and end with ``eod`` (`MockStore`). They are computed when they are read.
 
     Args:
-        vocab_size: of Megatron's tokeniser: larger numbers begin again at 0.
+        vocab_size: the size of the vocabulary of Megatron's tokeniser; the count begins again at 0 when it reaches it.
         eod: the id that ends each document.
-        split: as of `GPTDataset`; Megatron takes ``"1,1,1"`` for mock data, whatever it is told.
-        **options: every other one of `GPTDataset`, ``sequence_length`` among them.
+        split: as for `GPTDataset`. Megatron always uses ``"1,1,1"`` for mock data, whatever its option says.
+        **options: all other arguments of `GPTDataset`, such as ``sequence_length``.
 
     Raises:
-        ConfigError: as of `GPTDataset`.
+        ConfigError: as for `GPTDataset`.
+
+    Example:
+        >>> mock = headrace.compat.megatron.MockGPTDataset(vocab_size=50_257, eod=50_256, sequence_length=1_024)
+        >>> mock[0]["tokens"][:5].tolist()
+        [117, 118, 119, 120, 121]
     """
 
     def __init__(self, *, vocab_size: int, eod: int, split: str = "1,1,1", **options: Any) -> None:
         super().__init__(MockStore(vocab_size=vocab_size, eod=eod), split=split, **options)
 
     def describe(self) -> str:
-        """One line."""
+        """One line: the description of the `GPTDataset`, marked as mock data."""
         return f"mock data in {super().describe()}"

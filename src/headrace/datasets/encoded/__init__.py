@@ -1,12 +1,12 @@
-"""Samples of media through a task encoder.
+"""Media samples that go through a task encoder.
 
     fixed       EncodedDataset     one output for each sample
-    measured    MeasuredDataset    filtered, grouped and packed by facts that `measure` kept
-    framed      Framed             none, one or several; filtered, grouped and packed while the run goes
-                  --> FramedRun        its order, lanes and batches
-                  --> UnitReader       what makes units, in one process
+    measured    MeasuredDataset    filtered, grouped and packed by facts that `measure` stored
+    framed      Framed             none, one or several outputs; filtered, grouped and packed while the run goes on
+                  --> FramedRun        adds order, lanes and batches
+                  --> UnitReader       makes units in one process
 
-`SampleEncoder` makes the outputs of a sample for all of them, and holds to the error policy.
+`SampleEncoder` makes the outputs of a sample for all three, and applies the error policy.
 """
 
 from __future__ import annotations
@@ -39,5 +39,5 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    # `headrace.datasets.measuring` stands on the samples here, and MeasuredDataset on it.
+    # Lazy, since `headrace.datasets.measuring` imports `samples` here, and MeasuredDataset imports it.
     __getattr__, __dir__ = lazily(__name__, _HOMES)

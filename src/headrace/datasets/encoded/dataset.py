@@ -1,7 +1,4 @@
-"""Samples of media through a task encoder that gives one output for each, for one dataset or all of a mix.
-
-A task encoder for all datasets of a mix, or of what lies at a path.
-"""
+"""`EncodedDataset`: media samples under a task encoder that makes one output of each, for a dataset or a whole mix."""
 
 from __future__ import annotations
 
@@ -28,22 +25,30 @@ from headrace.samples.media.sample import BASE_FIELDS
 
 
 class EncodedDataset(SampleDataset):
-    """Sample i is sample i of a dataset, cooked and encoded by a task encoder; batches are made by its hooks.
+    """Sample i is sample i of a dataset, cooked and encoded by a task encoder, whose hooks also make the batches.
 
     An address is the number of the sample together with bits of the epoch's key, so that a hook draws other random
-    numbers in every epoch, the same on any rank, worker or resume. It is what ``current_sample_index`` shows, and the
-    restore key of an output holds it: `restore_sample` needs nothing else. ``batch`` and ``encode_batch`` are run for
-    each micro-batch, whose place is that of its first sample.
+    numbers in every epoch, but the same ones on any rank or worker and after a resume. Hooks see it as
+    ``current_sample_index``, and the restore key of an output holds it, so that `restore_sample` needs nothing else.
+    ``batch`` and ``encode_batch`` run for each micro-batch, with the place of its first sample.
 
     Args:
-        dataset: of media; crude samples without a cooker are cooked by those of the encoder.
-        encoder: the task encoder. No generator, packing nor grouping: the number of outputs has to be known.
-        seed: of the random numbers in hooks, beside that of the order.
-        errors: what is done about samples that cannot be made.
+        dataset: a dataset of media; crude samples without a cooker are cooked by the cookers of the encoder.
+        encoder: the task encoder. It must not use generators, packing or grouping, since the number of outputs has to
+            be known.
+        seed: seed of the random numbers in hooks, in addition to that of the order.
+        errors: what happens when samples cannot be made.
 
     Raises:
-        ConfigError: not a dataset of media; what `EncoderPipeline` refuses; an encoder that gives another number of
-            outputs than one; ``cook_crude_sample`` for samples that have a cooker.
+        ConfigError: not a dataset of media; what `EncoderPipeline` refuses; an encoder that may return another number
+            of outputs than one; ``cook_crude_sample`` for samples that have a cooker.
+
+    Example:
+        >>> dataset = headrace.MediaDataset(headrace.open("shards"))
+        >>> encoded = headrace.datasets.EncodedDataset(dataset, headrace.encoders.DefaultTaskEncoder())
+        >>> sample = encoded[3]
+        >>> encoded.restore_sample(sample["__restore_key__"])["txt"] == sample["txt"]
+        True
     """
 
     def __init__(
@@ -57,9 +62,10 @@ class EncodedDataset(SampleDataset):
         self.pipeline = EncoderPipeline(encoder)
         if self.pipeline.not_fixed:
             raise ConfigError(
-                f"{type(encoder).__name__}: {', '.join(self.pipeline.not_fixed)}, so that a sample gives another number"
-                " of outputs than one, and their places are not known beforehand. EncodedDataset is a fixed source:"
-                " take a measured one, where the counts are stored once, or a framed one, where they show while running"
+                f"{type(encoder).__name__}: {', '.join(self.pipeline.not_fixed)}, so that a sample may have another"
+                " number of outputs than one, and their places are not known beforehand. EncodedDataset is a fixed"
+                " source: use a measured one, where the counts are stored once, or a framed one, where they are found"
+                " while running"
             )
         self.outputs = SampleEncoder(dataset, self.pipeline, seed=seed, errors=errors, may_skip=False)
         self.dataset = self.outputs.dataset
@@ -79,34 +85,33 @@ class EncodedDataset(SampleDataset):
         errors: ErrorPolicy | None = None,
         **options: Any,
     ) -> EncodedDataset:
-        """What lies at a path, decoded by the decoder of a task encoder, cooked by its cookers, encoded by its hooks.
+        """Open what lies at a path, and apply the decoder, the cookers and the hooks of a task encoder to it.
 
         Args:
             path: see `MediaDataset.open`.
             encoder, seed, errors: see the class.
-            options: those of `MediaDataset.open`, ``aux`` among them.
+            options: those of `MediaDataset.open`, including ``aux``.
 
         Raises:
             StoreError, ConfigError: as `MediaDataset.open` and the class.
         """
         if not isinstance(encoder, TaskEncoder):
-            raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, as DefaultTaskEncoder()")
-        given = {"decoder": encoder.decoder, "cookers": OfCrude(bound_cookers(encoder)), **options}
-        return cls(MediaDataset.open(path, **given), encoder, seed=seed, errors=errors)
+            raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, such as DefaultTaskEncoder()")
+        return cls(MediaDataset.open(path, **opening_options(encoder, options)), encoder, seed=seed, errors=errors)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those that all samples have: what hooks make of them shows when they are read."""
+        """Fields that all samples have; others, which hooks add, are known only when samples are read."""
         return BASE_FIELDS
 
     @property
     def collated_by(self) -> dict[str, Any]:
-        """The encoder: a batch is made by the hooks of one."""
+        """The encoder, whose hooks make the batches."""
         return {"kind": "encoded samples", **self.pipeline.recipe}
 
     @property
     def unrestorable(self) -> str | None:
-        """The first hook that is not marked ``@stateless``."""
+        """The first hook that is not marked ``@stateless``; None if all are."""
         hook = self.outputs.not_stateless
         return None if hook is None else f"{type(self.encoder).__name__}.{hook}"
 
@@ -115,16 +120,16 @@ class EncodedDataset(SampleDataset):
         return self.outputs.addresses(indices, keys)
 
     def indices(self, addresses: IntArray) -> IntArray:
-        """(n,) int64: numbers of samples, without what belongs to the epoch."""
+        """(n,) int64: numbers of samples, without the bits of the epoch."""
         return self.outputs.indices(addresses)
 
     def makers(self, addresses: IntArray) -> list[Callable[[], Any]]:
-        """See `SampleDataset.makers`; each cooks and encodes."""
+        """Read samples; see `SampleDataset.makers`. Each function cooks and encodes one."""
         makers = self.outputs.makers(addresses)
         return [partial(self._only, address, make) for address, make in zip(addresses.tolist(), makers, strict=True)]
 
     def samples(self, addresses: IntArray) -> list[Any]:
-        """See `SampleDataset.samples`; what a hook raises goes through, with a note that names hook and sample."""
+        """Return samples; see `SampleDataset.samples`. Errors of a hook get a note that names hook and sample."""
         with self.pipeline:
             return super().samples(addresses)
 
@@ -133,16 +138,17 @@ class EncodedDataset(SampleDataset):
         if len(outputs) != 1:
             index = int(self.indices(np.array([address], dtype=np.int64))[0])
             raise ConfigError(
-                f"{type(self.encoder).__name__} gave {len(outputs)} outputs for sample {index:,} of {self.store.path};"
-                " EncodedDataset is a fixed source and takes exactly one: return it, or take a measured or a framed one"
+                f"{type(self.encoder).__name__} returned {len(outputs)} outputs for sample {index:,} of"
+                f" {self.store.path}; EncodedDataset is a fixed source and needs exactly one: return one, or use a"
+                " measured or a framed source"
             )
         return marked(outputs[0].sample, address, type(self.encoder).__name__)
 
     def restore_sample(self, restore_key: Any) -> Any:
-        """The output of a restore key again, bit for bit; of the list of keys of a batch, the batch.
+        """Make the output of a restore key again, bit for bit; for the list of keys of a batch, the batch.
 
         Raises:
-            ConfigError: not a key of this dataset, or its samples are not those that it was made of.
+            ConfigError: not a key of this dataset, or its samples are no longer those that it was made of.
         """
         if isinstance(restore_key, list):
             return self.collate([self.restore_sample(key) for key in restore_key])
@@ -157,38 +163,39 @@ class EncodedDataset(SampleDataset):
         sample = self.samples(np.array([address], dtype=np.int64))[0]
         found = restore_key_of(sample)
         if found != restore_key:
-            raise ConfigError(f"{restore_key!r} now gives the sample {found!r}: the data or the policy has changed")
+            raise ConfigError(f"{restore_key!r} now makes the sample {found!r}: the data or the policy has changed")
         return sample
 
     def collate(self, samples: Sequence[Any]) -> Any:
-        """Samples as one batch, by ``batch`` and ``encode_batch``, in columns.
+        """Return samples as one batch, made by ``batch`` and ``encode_batch``, in columns.
 
-        Without samples it is the batch of the first one, without its row: a rank that has none has the same fields.
+        Without samples it is the batch of the first sample without its row, so that a rank that has no samples has the
+        same fields.
         """
         if not samples:
-            with collecting():  # its faults belong to the batch that it is in
+            with collecting():  # faults of this sample belong to the batch that really holds it
                 return without_rows(self.collate(self.samples(self.locate(np.zeros(1, dtype=np.int64)))))
         first = samples[0]
         key = restore_key_of(first)
         address = address_of(key)
         if address is None:
-            raise ConfigError(f"{first!r:.80} has no restore key of EncodedDataset; collate what `samples` gives")
+            raise ConfigError(f"{first!r:.80} has no restore key of EncodedDataset; collate what `samples` returns")
         return one_batch(
             self.pipeline,
             samples,
             self.outputs.place(address),
             key,
             kind="a fixed source",
-            instead="leave samples out by substitutes, or take a framed source",
+            instead="replace samples with substitutes, or use a framed source",
         )
 
     def origins(self, addresses: IntArray) -> list[Origins]:
-        """Those of the samples that were meant; a substitute shows in the restore key, and in ``faults``."""
+        """Return the origins of the original samples; a substitute shows in the restore key and in ``faults``."""
         return self.dataset.origins(self.indices(addresses))
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What decides the samples: the encoder is told from others by name and version."""
+        """What decides the samples; the encoder is recorded by name and version."""
         return {
             "kind": "encoded",
             "version": 1,
@@ -199,7 +206,7 @@ class EncodedDataset(SampleDataset):
         }
 
     def describe(self) -> str:
-        """One line."""
+        """Describe dataset and encoder in one line."""
         return f"{self.dataset.describe()}, encoded by {type(self.encoder).__name__}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -211,7 +218,7 @@ def _again(dataset: Media, encoder: Encoder, seed: int, errors: ErrorPolicy) -> 
 
 
 def encoder_or_none(encoder: object) -> Encoder | None:
-    """The encoder; None for ``DefaultTaskEncoder()`` as it is, which changes nothing.
+    """Return the encoder; None for a plain ``DefaultTaskEncoder()``, which changes nothing.
 
     Raises:
         ConfigError: not a task encoder.
@@ -219,22 +226,22 @@ def encoder_or_none(encoder: object) -> Encoder | None:
     if encoder is None or (type(encoder) is DefaultTaskEncoder and vars(encoder) == vars(DefaultTaskEncoder())):
         return None
     if not isinstance(encoder, TaskEncoder):
-        raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, as DefaultTaskEncoder()")
+        raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, such as DefaultTaskEncoder()")
     return encoder
 
 
-def opening_options(encoder: Encoder, given: dict[str, Any]) -> dict[str, Any]:
-    """The decoder and the cookers of an encoder, below the options that are given."""
-    return {"decoder": encoder.decoder, "cookers": OfCrude(bound_cookers(encoder)), **given}
+def opening_options(encoder: Encoder, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options for `MediaDataset.open`: decoder and cookers of an encoder, unless ``options`` set them."""
+    return {"decoder": encoder.decoder, "cookers": OfCrude(bound_cookers(encoder)), **options}
 
 
 class EncodedSources(SourceOptions, frozen=True, kw_only=True):
     """Opens the datasets of a metadataset, each with the encoder around it.
 
     Attributes:
-        encoder: of all of them.
-        seed: of the random numbers in hooks.
-        errors: what is done about samples that cannot be made.
+        encoder: the encoder for all datasets.
+        seed: seed of the random numbers in hooks.
+        errors: what happens when samples cannot be made.
     """
 
     encoder: Encoder
@@ -242,7 +249,7 @@ class EncodedSources(SourceOptions, frozen=True, kw_only=True):
     errors: ErrorPolicy | None = None
 
     def dataset(self, source: NamedSource | JoinedSource) -> Dataset:
-        """See `SourceOptions.dataset`; what `EncodedDataset` refuses is a ConfigError that names the place, too."""
+        """Open a dataset, see `SourceOptions.dataset`; a ConfigError of `EncodedDataset` also names the place."""
         found = super().dataset(source)
         try:
             return EncodedDataset(_media(found), self.encoder, seed=self.seed, errors=self.errors)
@@ -251,14 +258,14 @@ class EncodedSources(SourceOptions, frozen=True, kw_only=True):
 
 
 def encoded(data: Dataset | Mix, encoder: Encoder, *, seed: int, errors: ErrorPolicy | None = None) -> Dataset | Mix:
-    """The same mix with an `EncodedDataset` around each dataset.
+    """Return the same mix with an `EncodedDataset` around each dataset.
 
     Raises:
         ConfigError: what `EncodedDataset` refuses.
     """
     if not isinstance(data, Mix):
         return EncodedDataset(_media(data), encoder, seed=seed, errors=errors)
-    # A mix reads nothing: it is numbers, and the children that they are of, as many samples as before.
+    # A mix holds numbers and children; these keep their lengths, so that a copy with other children is valid.
     again = copy.copy(data)
     again.children = {name: encoded(child, encoder, seed=seed, errors=errors) for name, child in data.children.items()}
     for name in ("data", "dataset"):
@@ -269,7 +276,7 @@ def encoded(data: Dataset | Mix, encoder: Encoder, *, seed: int, errors: ErrorPo
 
 def _media(dataset: Dataset) -> Media:
     if isinstance(dataset, EncodedDataset):
-        raise ConfigError(f"{dataset!r} is encoded by a task encoder already; leave task_encoder out")
+        raise ConfigError(f"{dataset!r} is already encoded by a task encoder; leave task_encoder out")
     if not isinstance(dataset, MediaDataset | JoinedMediaDataset):
         raise ConfigError(f"a task encoder is for samples of media, found {dataset!r}")
     return dataset

@@ -1,6 +1,7 @@
-"""Samples through a task encoder whose results decide what comes next: what is made into units, and how.
+"""`Framed`: a task encoder whose outputs are made into units while the run goes on.
 
-The datasets of a framed source, each under the task encoder: samples become outputs, and keys become them again.
+`FramedSources` has the datasets under the task encoder in one process: it makes outputs of samples, and makes them
+again from restore keys.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from headrace.plan.framed import BestFit, Form, Frame, GroupBatches, Items, Sele
 from headrace.plan.recorded_names import recorded_name
 
 _TOGETHER = 64
-"""Samples whose bytes are read at once."""
+"""Number of samples whose bytes are read together."""
 
 
 class MadeOutput(NamedTuple):
-    """An output of the sample at a position of the run: its number there, the dataset it is of, and itself."""
+    """An output of the sample at a position of the run: its number there, the number of its dataset, and the output."""
 
     number: int
     source: int
@@ -39,13 +40,13 @@ class MadeOutput(NamedTuple):
 
 
 class FramedSources:
-    """One process's own: it counts faults, and what the hooks keep is theirs.
+    """The datasets of a run under the hooks, for one process: it counts faults, and hooks may keep state in it.
 
     Args:
         datasets: path -> dataset, in the order of their numbers in the run.
         pipeline: the hooks.
-        seed: of the random numbers in them.
-        errors: what is done about samples that cannot be made.
+        seed: seed of the random numbers in hooks.
+        errors: what happens when samples cannot be made.
     """
 
     def __init__(
@@ -61,21 +62,21 @@ class FramedSources:
 
     @property
     def not_stateless(self) -> str | None:
-        """The first hook that is used and not marked ``@stateless``, or None."""
+        """The first hook in use that is not marked ``@stateless``; None if all are."""
         return next((found for one in self.encoders if (found := one.not_stateless) is not None), None)
 
     def addresses(self, sources: IntArray, indices: IntArray, keys: Any) -> IntArray:
-        """(n,) int64: those of samples with these numbers in their datasets; ``keys`` of their epochs, or None."""
+        """(n,) int64: addresses of samples, from their numbers in their datasets and the ``keys`` of their epochs."""
         found = np.empty_like(indices)
         for source, rows in _by_source(sources):
             found[rows] = self.encoders[source].addresses(indices[rows], None if keys is None else keys[rows])
         return found
 
     def outputs(self, sources: IntArray, addresses: IntArray) -> tuple[list[list[MadeOutput]], list[FaultLog | None]]:
-        """Those of each sample, and what failed while it was made.
+        """Return the outputs of each sample, and what failed while it was made.
 
         Raises:
-            SampleError, ConfigError: see `SampleEncoder.makers`; and what hooks raise.
+            SampleError, ConfigError: as `SampleEncoder.makers`; also whatever hooks raise.
         """
         made: list[list[MadeOutput]] = [[]] * len(addresses)
         faults: list[FaultLog | None] = [None] * len(addresses)
@@ -94,10 +95,10 @@ class FramedSources:
         return made, faults
 
     def again(self, keys: Sequence[OutputKey]) -> list[MadeOutput]:
-        """The outputs of some keys.
+        """Make the outputs of some restore keys again.
 
         Raises:
-            ConfigError: there is no such dataset, sample or output, or it is no longer what it was.
+            ConfigError: there is no such dataset, sample or output, or the output has changed.
         """
         wanted: dict[tuple[str, int], list[MadeOutput]] = {}
         for path, address, *_ in keys:
@@ -105,7 +106,7 @@ class FramedSources:
                 continue
             if path not in self.paths:
                 raise ConfigError(
-                    f"there is no dataset {path!r} here, of which a restore key is; there are {self.paths}"
+                    f"a restore key is of the dataset {path!r}, which this run does not have; it has {self.paths}"
                 )
             source, addresses = self.paths.index(path), np.array([address], dtype=np.int64)
             encoder = self.encoders[source]
@@ -123,26 +124,27 @@ class FramedSources:
         return found
 
     def key(self, one: MadeOutput) -> tuple[Any, ...]:
-        """The restore key of an output, as long as it is not marked."""
+        """Return the restore key of an output whose sample does not have it yet."""
         return output_key(self.paths[one.source], one.output)
 
     def marked(self, one: MadeOutput) -> Any:
-        """The sample of an output, with its restore key."""
+        """Return the sample of an output, with its restore key."""
         return keyed(one.output.sample, self.key(one), self._kind)
 
     def packs(self, items: Sequence[MadeOutput], positions: Sequence[int] = ()) -> tuple[list[Output], FaultLog]:
-        """Outputs as packs, mostly one, and what failed; no packs where a generator skips them.
+        """Return packs made of outputs, usually one, and what failed; no packs if a generator skips them.
 
-        By the policy "substitute" a sample that fails in ``postencode_sample`` is left out of its pack: that it comes
-        into this one is settled, and another one might not fit. `SkipSample` there leaves it out, too, and is no fault.
+        With the policy "substitute", a sample that fails in ``postencode_sample`` is left out of its pack: the pack is
+        already chosen, and another sample might not fit. `SkipSample` there also leaves the sample out, and is not a
+        fault.
 
         Args:
-            items: of one selection.
-            positions: theirs in the run, where faults are to name them.
+            items: the outputs of one selection.
+            positions: their positions in the run, if faults are to name them.
 
         Raises:
-            ConfigError: `SkipSample` in ``pack_selected_samples``, or of all samples of a pack.
-            SampleError: none of the samples of a pack can be made; what hooks raise.
+            ConfigError: `SkipSample` in ``pack_selected_samples``, or for all samples of a pack.
+            SampleError: no sample of a pack can be made; also whatever hooks raise.
         """
         faults = FaultLog()
 
@@ -162,14 +164,14 @@ class FramedSources:
                 if failure.hook.name == "pack_selected_samples" and failure.hook.is_generator:
                     return [], faults
                 raise ConfigError(
-                    f"SkipSample in {failure.hook.name} of {self._kind}: {where}, of {len(items)} samples, whose place"
-                    " is settled; skip samples in preencode_sample, or write pack_selected_samples as a generator,"
-                    " which may give no pack"
+                    f"SkipSample in {failure.hook.name} of {self._kind}: {where}, of {len(items)} samples, has its"
+                    " place already; skip samples in preencode_sample, or write pack_selected_samples as a generator,"
+                    " which may yield no pack"
                 ) from failure.error
             raise raised(failure, self._kind, where) from failure.error.__cause__
 
     def restored(self, key: OutputKey | PackKey) -> Any:
-        """The sample of a restore key, with that key.
+        """Return the sample of a restore key, with that key.
 
         Raises:
             ConfigError: as `again`; there is no such pack.
@@ -180,12 +182,12 @@ class FramedSources:
         keys = [self.key(one) for one in items]
         packs, _ = self.packs(items)
         if not 0 <= key.part < len(packs):
-            raise ConfigError(f"a restore key is of pack {key.part}, and there are now {len(packs)} of {keys}")
+            raise ConfigError(f"a restore key is of pack {key.part}, and {keys} now make {len(packs)} packs")
         return keyed(packs[key.part].sample, pack_key(keys, key.part), self._kind)
 
 
 def _by_source(sources: IntArray) -> Iterator[tuple[int, IntArray]]:
-    """(source, the rows it has) for each source that occurs; frames are short, and a set is cheaper than sorting."""
+    """Yield each source that occurs, with its rows. Frames are short, so that a set is cheaper than sorting."""
     for source in sorted(set(sources.tolist())):
         yield source, np.flatnonzero(sources == source)
 
@@ -196,37 +198,45 @@ _FRAME_POSITIONS = 1_000
 
 @dataclass(frozen=True)
 class HookPacks:
-    """Packs as ``select_samples_to_pack`` of the task encoder chooses them; whoever reads gives it the samples."""
+    """Packs as ``select_samples_to_pack`` of the task encoder chooses them; a reader gives it the samples."""
 
     def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
-        """Not without samples: raises ConfigError."""
-        raise ConfigError("select_samples_to_pack chooses among samples, and here are only their numbers: use a reader")
+        """Raise ConfigError: the hook needs samples, which only a reader has."""
+        raise ConfigError("select_samples_to_pack needs samples, and only their numbers are known here: use a reader")
 
 
 class Framed:
-    """Samples of media through any task encoder: one may have no output, or several; they are grouped or packed.
+    """Media samples under any task encoder: a sample may have no output or several, which may be grouped or packed.
 
-    What becomes of a sample shows when it is encoded, so the order of units is found as the run goes: positions are
-    assigned to lanes, and each lane makes units of its own, a frame of positions at a time. Nothing is dropped: what is
-    not selected comes into a later unit. This describes, and reads nothing; `FramedRun` gives it an order and batches.
+    What a sample becomes is known only when it is encoded, so the order of units is found while the run goes on:
+    positions are assigned to lanes, and each lane makes its own units, a frame of positions at a time. Nothing is
+    dropped: an output that is not selected goes into a later unit. This class describes the units and reads nothing;
+    `FramedRun` adds an order and batches.
 
     Args:
-        data: a dataset of media, or a mix of some.
-        encoder: the task encoder. Hooks that are not marked ``@stateless`` work, and then nothing can be made again.
-        form: how outputs become units: `Singles`, `ShuffleBuffer`, `GroupBatches`, `BestFit`, `Selected`. None: by the
-            hooks that the encoder has, ``select_samples_to_pack`` or ``batch_group_criterion`` or none of them.
-        frame_positions: how many positions a lane looks at together. None: 1,000 for packs and groups, 32 for single
-            outputs, the size of a shuffle buffer.
-        batch_size: of groups, where ``batch_group_criterion`` gives none.
-        seed: of the random numbers in hooks and of what forms draw, beside that of the order.
-        errors: what is done about samples that cannot be made.
-        buffer_bytes: up to how many bytes one process keeps of outputs that wait for their unit, beside the frame that
-            it plans; what is over it is encoded again, once for each unit.
-        most_empty_positions: a lane that finds nothing at so many positions in a row is an error.
+        data: a dataset of media, or a mix of such datasets.
+        encoder: the task encoder. Hooks that are not marked ``@stateless`` are allowed, but then nothing can be made
+            again.
+        form: how outputs become units: `Singles`, `ShuffleBuffer`, `GroupBatches`, `BestFit`, `Selected`. None chooses
+            by the hooks of the encoder: ``select_samples_to_pack``, ``batch_group_criterion``, or neither.
+        frame_positions: number of positions that a lane plans together. None is 1,000 for packs and groups, 32 for
+            single outputs, and the size of a shuffle buffer.
+        batch_size: size of groups, if ``batch_group_criterion`` returns none.
+        seed: seed of the random numbers in hooks and forms, in addition to that of the order.
+        errors: what happens when samples cannot be made.
+        buffer_bytes: most bytes that one process keeps of outputs that wait for their unit, in addition to the frame
+            that it plans; outputs beyond that are encoded again, once for each unit.
+        most_empty_positions: it is an error if a lane finds no output at so many positions in a row.
 
     Raises:
         ConfigError: not media; what `EncoderPipeline` refuses; a form that the encoder has no hooks for; a generator as
-            ``encode_batch``; packs that are to be grouped.
+            ``encode_batch``; packs that would have to be grouped.
+
+    Example:
+        >>> dataset = headrace.MediaDataset(headrace.open("shards"))
+        >>> framed = headrace.datasets.Framed(dataset, headrace.encoders.DefaultTaskEncoder())
+        >>> framed.describe()
+        'DefaultTaskEncoder, 32 positions a frame: each output is a unit'
     """
 
     def __init__(
@@ -243,9 +253,9 @@ class Framed:
         most_empty_positions: int = 100_000,
     ) -> None:
         if not isinstance(data, Dataset | Mix):
-            raise ConfigError(f"data is {data!r:.80}; expected a dataset of media, or a mix of some")
+            raise ConfigError(f"data is {data!r:.80}; expected a dataset of media, or a mix of such datasets")
         if not isinstance(encoder, TaskEncoder):
-            raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, as DefaultTaskEncoder()")
+            raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, such as DefaultTaskEncoder()")
         self.data = data
         self.encoder = encoder
         self.form = form_of(encoder, batch_size) if form is None else form
@@ -257,30 +267,30 @@ class Framed:
         self.most_empty_positions = most_empty_positions
         _check_numbers(self.frame_positions, buffer_bytes, most_empty_positions)
         self._check_form(self.pipeline())
-        # What the sources refuse is refused here, and not by the first worker.
+        # Make the sources once, so that errors are raised here and not by the first worker.
         self.not_stateless = self.sources(named_datasets(data)).not_stateless
 
     @property
     def is_packs(self) -> bool:
-        """Whether a unit is a pack, made of outputs."""
+        """Whether a unit is a pack of outputs."""
         return isinstance(self.form, HookPacks | BestFit | Selected)
 
     @property
     def is_group_batches(self) -> bool:
-        """Whether a unit is a whole batch, of outputs of one group."""
+        """Whether a unit is a whole batch of outputs of one group."""
         return isinstance(self.form, GroupBatches)
 
     def pipeline(self) -> EncoderPipeline:
-        """The hooks, for one reader."""
+        """Return the hooks, for one reader."""
         return EncoderPipeline(self.encoder, packing=self.is_packs, batch_size=self.batch_size)
 
     def sources(self, datasets: Mapping[str, Any]) -> FramedSources:
-        """The datasets of the mix, in the order of the run, under the hooks: for one reader."""
+        """Return the datasets of the mix under the hooks, in the order of the run, for one reader."""
         return FramedSources(datasets, self.pipeline(), seed=self.seed, errors=self.errors)
 
     @cached_property
     def recipe(self) -> Mapping[str, Any]:
-        """JSON-safe: what the encoder and the policy make of a sample, and how units are formed."""
+        """What encoder and policy make of a sample, and how units are formed; JSON-safe."""
         return {
             "encoder": {**self.pipeline().recipe, "seed": self.seed, "on_error": self.errors.on_error},
             "form": _form_recipe(self.form),
@@ -288,7 +298,7 @@ class Framed:
         }
 
     def describe(self) -> str:
-        """One line: what units are."""
+        """Describe the units in one line."""
         return f"{type(self.encoder).__name__}, {self.frame_positions:,} positions a frame: {_named(self.form)}"
 
     def _check_form(self, pipeline: EncoderPipeline) -> None:
@@ -300,38 +310,40 @@ class Framed:
             )
         if pipeline.hooks["encode_batch"].is_generator:
             raise ConfigError(
-                f"{kind}.encode_batch is a generator: how many batches it gives would move all later steps; return one,"
-                " or give several outputs of a sample in encode_sample, or of a pack in pack_selected_samples"
+                f"{kind}.encode_batch is a generator: the number of its batches would move all later steps; return one"
+                " batch, or yield several outputs of a sample in encode_sample, or of a pack in pack_selected_samples"
             )
         if isinstance(form, BestFit) and not pipeline.hooks["sample_length"].is_overridden:
-            raise ConfigError(f"BestFit packs by lengths: override {kind}.sample_length, which gives that of a sample")
+            raise ConfigError(
+                f"BestFit packs by lengths: override {kind}.sample_length, which returns a sample's length"
+            )
         if isinstance(form, GroupBatches) and not pipeline.groups:
-            raise ConfigError(f"GroupBatches takes groups: override {kind}.batch_group_criterion, which gives them")
+            raise ConfigError(f"GroupBatches needs groups: override {kind}.batch_group_criterion, which returns them")
         if isinstance(form, GroupBatches) and form.size != self.batch_size:
             raise ConfigError(
-                f"form is {form} and batch_size {self.batch_size}: give the size of groups as batch_size, and leave the"
+                f"form is {form} and batch_size {self.batch_size}: pass the size of groups as batch_size, and leave"
                 " form out"
             )
         if self.batch_size is not None and not self.is_group_batches:
             raise ConfigError(
-                f"batch_size is {self.batch_size}, and units are no batches: batch_size is of groups; all others are"
-                " batched by the loader, micro_batch_size=..."
+                f"batch_size is {self.batch_size}, but units are not batches: batch_size is for groups; for all others"
+                " the loader makes batches, micro_batch_size=..."
             )
 
 
 def form_of(encoder: Encoder, batch_size: int | None) -> Form:
-    """The form that the hooks of an encoder ask for. Raises ConfigError: packs that are to be grouped."""
+    """Return the form that the hooks of an encoder ask for. Raises ConfigError for packs to be grouped."""
     hooks = hooks_of(encoder)
     kind = type(encoder).__name__
     groups, packs = (hooks[name].is_overridden for name in ("batch_group_criterion", "pack_selected_samples"))
     if groups and packs:
         raise ConfigError(
-            f"{kind} overrides batch_group_criterion and pack_selected_samples: packs cannot be grouped; say which by"
-            " form=, GroupBatches() for groups of outputs that are not packed, or leave one of them out"
+            f"{kind} overrides batch_group_criterion and pack_selected_samples: packs cannot be grouped; choose with"
+            " form=, GroupBatches() for groups of outputs that are not packed, or remove one of the two hooks"
         )
     if packs and not hooks["select_samples_to_pack"].is_overridden:
         raise ConfigError(
-            f"{kind} packs, and does not override select_samples_to_pack: say how long a pack is, form=BestFit(4096)"
+            f"{kind} packs, and does not override select_samples_to_pack: set the length of a pack, form=BestFit(4096)"
         )
     if packs:
         return HookPacks()
@@ -348,7 +360,7 @@ def _check_numbers(frame_positions: int, buffer_bytes: int, most_empty_positions
     if frame_positions < 1 or buffer_bytes < 0 or most_empty_positions < 1:
         raise ConfigError(
             f"frame_positions is {frame_positions}, buffer_bytes {buffer_bytes} and most_empty_positions "
-            f"{most_empty_positions}; allowed are at least 1, 0 and 1"
+            f"{most_empty_positions}; they must be at least 1, 0 and 1"
         )
 
 

@@ -1,12 +1,12 @@
-"""A run of units: data, task encoder, order, lanes and batches, which together fix everything; and its journal.
+"""`FramedRun`: data, task encoder, order, lanes and batches, which together fix every unit; and its journal.
 
-The journal of a framed run on disk, one file a rank: what ``headrace trace`` finds units by.
+Each rank of a framed run may write a journal, one file a rank, in which ``headrace trace`` finds units:
 
     8 bytes     HRFRAMES
-    8 bytes     which run, of the hashes of its recipe
-    records     as of `headrace.plan.framed.Journal`, 16 bytes a frame and what it carries on
+    8 bytes     identifies the run: from the hashes of its recipe
+    records     as in `headrace.plan.framed.Journal`, 16 bytes a frame and what it carries on
 
-A kill leaves a record that is cut off at the end; whoever goes on writes over it.
+A kill may leave an incomplete record at the end, which a resumed run overwrites.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ _HEAD_BYTES = 16
 
 
 def head_of(hashes: Mapping[str, str]) -> bytes:
-    """(16,) bytes: the begin of a journal of a run with these hashes of its recipe."""
+    """(16,) bytes: the beginning of a journal of a run whose recipe has these hashes."""
     return MAGIC + sha256("".join(hashes[part] for part in PARTS).encode()).digest()[:8]
 
 
 class JournalFile:
-    """Appends the frames that a rank begins. What stands in it already may come again, and changes nothing.
+    """Appends the frames that a rank begins. A frame that is already in the file may be added again without effect.
 
     Args:
-        path: of this rank alone; a file of the same run is gone on with.
-        hashes: of the run's recipe.
-        lanes: of the run.
+        path: a file for this rank alone; a file of the same run is continued.
+        hashes: hashes of the run's recipe.
+        lanes: lanes of the run.
 
     Raises:
-        ConfigError: the file is of another run, or something else.
-        OutputError: it cannot be written.
+        ConfigError: the file is of another run, or is not a journal.
+        OutputError: the file cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], hashes: Mapping[str, str], lanes: Lanes) -> None:
@@ -89,7 +89,7 @@ class JournalFile:
             raise _refused(self._path, error) from error
 
     def add(self, marks: Iterable[LaneState]) -> None:
-        """Frames that were begun. Raises OutputError: they cannot be written."""
+        """Append frames that were begun. Raises OutputError if they cannot be written."""
         data = b"".join(journal_record(mark, self._lanes) for mark in marks)
         if not data:
             return
@@ -101,10 +101,10 @@ class JournalFile:
 
 
 def check_journal(path: str | os.PathLike[str], runs: Iterable[Mapping[str, str]]) -> None:
-    """Look before a run begins whether its journal can be written; what stands in it stays as it is.
+    """Check before a run begins that its journal can be written; its content is not changed.
 
     Args:
-        path: of one rank.
+        path: the journal of one rank.
         runs: hashes of the recipes that it may be of.
 
     Raises:
@@ -120,7 +120,7 @@ def check_journal(path: str | os.PathLike[str], runs: Iterable[Mapping[str, str]
 
 def _check_head(path: Path, data: bytes, heads: list[bytes]) -> None:
     if not any(data.startswith(head) or head.startswith(data) for head in heads):
-        raise ConfigError(f"{path}: is the journal of another run, or none: give this run a file of its own")
+        raise ConfigError(f"{path}: is the journal of another run, or not a journal: give this run a file of its own")
 
 
 def _refused(path: Path, error: OSError) -> OutputError:
@@ -128,7 +128,7 @@ def _refused(path: Path, error: OSError) -> OutputError:
 
 
 def are_journals_of(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str, str]) -> bool:
-    """Whether all of some files that can be read are journals of a run with these hashes."""
+    """Return whether all files can be read and are journals of a run with these hashes."""
     try:
         return all(Path(path).read_bytes()[:_HEAD_BYTES] == head_of(hashes) for path in paths)
     except OSError:
@@ -136,10 +136,10 @@ def are_journals_of(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str
 
 
 def read_journals(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str, str], lanes: Lanes) -> Journal:
-    """The journals of all ranks of a run, and of all its starts, as one.
+    """Return the journals of all ranks of a run, and of all its starts, as one.
 
     Raises:
-        StateError: one cannot be read, is of another run, or contradicts the others.
+        StateError: a journal cannot be read, is of another run, or contradicts the others.
     """
     head = head_of(hashes)
     records = []
@@ -149,38 +149,45 @@ def read_journals(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str, 
         except OSError as error:
             raise StateError(f"{path}: the journal cannot be read: {error.strerror}") from error
         if data[: len(MAGIC)] != MAGIC[: len(data)]:
-            raise StateError(f"{path}: this is no journal; expected a file that Loader(journal=...) wrote")
+            raise StateError(f"{path}: is not a journal; expected a file that Loader(journal=...) wrote")
         if len(data) < _HEAD_BYTES:
             continue
         if data[:_HEAD_BYTES] != head:
-            raise StateError(f"{path}: the journal is of another run than the one that is asked about")
+            raise StateError(f"{path}: is the journal of another run than the one asked about")
         records.append(data[_HEAD_BYTES : _HEAD_BYTES + whole_bytes(data[_HEAD_BYTES:])])
     return Journal(b"".join(records), lanes)
 
 
 class FramedRun:
-    """All that decides which units make step N: units [N G, (N + 1) G). Ranks and workers are not part of it.
+    """Everything that decides which units make step N: units [N G, (N + 1) G). Ranks and workers are not part of it.
 
-    The samples of the mix come in the order of `Run`. Unit u of the run is of lane u modulo ``num_lanes``, and so is
-    position p of the samples, but that in a blend the ``num_lanes`` positions of a turn are drawn. A lane makes its
-    units of its own samples alone, so that nobody has to ask another.
+    The samples of the mix come in the order of `Run`. Unit u of the run belongs to lane u modulo ``num_lanes``, and so
+    does position p of the samples, except that in a blend the ``num_lanes`` positions of a turn are drawn. A lane makes
+    its units from its own samples alone, so that ranks need not communicate.
 
-    ``epochs`` or ``samples`` say how many samples are fed, as those of `Run`; how many units that makes shows at the
-    end, where lanes run out one after another. ``steps`` says how many steps are taken; a run that has fewer units ends
-    before.
+    ``epochs`` or ``samples`` say how many samples are fed, as in `Run`; how many units these make is known only at the
+    end, where lanes run out one after another. ``steps`` says how many steps are taken; a run with fewer units ends
+    earlier.
 
     Construction costs O(sources). It reads nothing.
 
     Args:
-        data: what is made into units.
-        global_batch_size: units of a step, a number or pieces ``[(first step, size), ...]``.
-        num_lanes: a divisor of every global batch; None: as many as units of a step. Fewer lanes wait for less, and
-            more ranks can share the work of more lanes.
+        data: the source of units.
+        global_batch_size: number of units in a step, or pieces ``[(first step, size), ...]``.
+        num_lanes: a divisor of every global batch; None is one lane for each unit of a step. With fewer lanes, units
+            wait less for others; with more lanes, more ranks can share the work.
         order, epochs, samples: see `Run`.
-        steps: where the run ends.
+        steps: number of steps after which the run ends.
 
     Raises:
         ConfigError: what `Run` and `Lanes` refuse; ``steps`` below 1.
+
+    Example:
+        >>> dataset = headrace.MediaDataset(headrace.open("shards"))
+        >>> framed = headrace.datasets.Framed(dataset, headrace.encoders.DefaultTaskEncoder())
+        >>> run = headrace.FramedRun(framed, global_batch_size=4, epochs=1)
+        >>> len(run.units(0))
+        4
     """
 
     def __init__(
@@ -210,33 +217,33 @@ class FramedRun:
         self.framing = Framing(lanes, data.form, data.seed, data.most_empty_positions)
         self.num_steps = None if steps is None else index(steps)
         if self.num_steps is not None and self.num_steps < 1:
-            raise ConfigError(f"steps is {steps}; a run has at least 1, or None")
+            raise ConfigError(f"steps is {steps}; expected at least 1, or None for a run without a number of steps")
 
     @property
     def lanes(self) -> Lanes:
-        """How positions and units are assigned."""
+        """How positions and units are assigned to lanes."""
         return self.framing.lanes
 
     @property
     def length(self) -> int | None:
-        """Units of the run where that is known beforehand: those of ``steps`` of samples without an end. None: not."""
+        """Number of units if it is known beforehand: with ``steps`` of an endless stream of samples. Else None."""
         if self.num_steps is None or self.lanes.num_positions is not None:
             return None
         return self.schedule.begin(self.num_steps)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The path of each dataset in the mix, by its number."""
+        """Path of each dataset in the mix, by its number."""
         return self.stream.paths
 
     @property
     def is_group_batches(self) -> bool:
-        """Whether a unit is a whole batch, of one group: then micro-batches are of one unit."""
+        """Whether a unit is a whole batch of one group, so that a micro-batch holds one unit."""
         return self.data.is_group_batches
 
     @property
     def not_stateless(self) -> str | None:
-        """The first hook that is used and not marked ``@stateless``, so that nothing can be made again; or None."""
+        """The first hook in use that is not marked ``@stateless``, so that nothing can be made again; or None."""
         return self.data.not_stateless
 
     @cached_property
@@ -244,21 +251,21 @@ class FramedRun:
         return self.new_sources()
 
     def new_sources(self) -> FramedSources:
-        """The datasets under the hooks, for one reader."""
+        """Return the datasets under the hooks, for one reader."""
         return self.data.sources(dict(zip(self.paths, self.stream.datasets, strict=True)))
 
     def locate(self, positions: IntArray) -> Located:
-        """Dataset and address of the sample at each position. O(log sources), reads nothing."""
+        """Return dataset and address of the sample at each position. O(log sources), reads nothing."""
         found = self.stream.lookup(positions)
         keys = None if self.stream.order.kind == "none" else found.keys
         return Located(positions, found.sources, self._sources.addresses(found.sources, found.indices, keys))
 
     def reader(self, states: Sequence[LaneState] | None = None) -> UnitReader:
-        """What makes units, from the states of the lanes that it will be asked for; None: from the beginning."""
+        """Return a reader that makes units, from the states of its lanes; None is the beginning of all lanes."""
         return UnitReader(self, beginning(self.lanes) if states is None else states)
 
     def units(self, step: int) -> list[Any]:
-        """The samples of a step, made from the beginning of the run on: O(step). For a look, and for tests."""
+        """Return the samples of a step, made from the beginning of the run: O(step). For inspection and tests."""
         begin, end = self.schedule.begin(step), self.schedule.begin(step + 1)
         reader = self.reader()
         for number in range(begin):
@@ -266,12 +273,12 @@ class FramedRun:
         return [sample for sample in reader.samples(range(begin, end)) if sample is not None]
 
     def restore_sample(self, key: Any) -> Any:
-        """A sample of a restore key again, bit for bit; of the list of keys of a batch, the batch.
+        """Make the sample of a restore key again, bit for bit; for the list of keys of a batch, the batch.
 
         Needs nothing but the key: no state, no order.
 
         Raises:
-            ConfigError: not a key of this source, its sample is not what it was, or a hook is not ``@stateless``.
+            ConfigError: not a key of this source, its sample has changed, or a hook is not ``@stateless``.
         """
         if self.not_stateless is not None:
             raise ConfigError(
@@ -288,7 +295,8 @@ class FramedRun:
     def recipe(self) -> RunRecipe:
         """What decides the bytes of every step, by part; save it beside the checkpoint.
 
-        The number of positions is in it: at the end all that was carried on is flushed, so another end is another run.
+        The number of positions is part of it: at the end all outputs that were carried on are flushed, so a run with
+        another end is another run.
         """
         stream = self.stream.recipe
         made = {"kind": "framed", **self.data.recipe["encoder"]}
@@ -309,10 +317,10 @@ class FramedRun:
         )
 
     def as_saved(self, hashes: Mapping[str, str]) -> FramedRun:
-        """This run; or the same as it was before positions were drawn, if these are the hashes of its recipe.
+        """Return this run, or the same run before positions were drawn, if these are the hashes of that one's recipe.
 
-        A lane cannot go on with drawn positions where it took them in turn, as lanes are not equally far. So a run that
-        began so goes on so.
+        A lane that took positions in turn cannot continue with drawn positions, since lanes have not all come equally
+        far. So a run that began that way continues that way.
         """
         if self.lanes.key is None:
             return self
@@ -321,21 +329,22 @@ class FramedRun:
 
     @property
     def journal_hashes(self) -> list[dict[str, str]]:
-        """The hashes of this run and of the one before positions were drawn: a journal may be of either."""
+        """Hashes of this run, and of the same run before positions were drawn: a journal may belong to either."""
         runs = [self] if self.lanes.key is None else [self, self._in_turn()]
         return [run.recipe.hashes() for run in runs]
 
     def _in_turn(self) -> FramedRun:
-        """The same run whose lanes take positions in turn."""
+        """Return the same run with lanes that take positions in turn."""
         lanes = msgspec.structs.replace(self.lanes, key=None)
         before = copy(self)
         before.framing = replace(self.framing, lanes=lanes)
         return before
 
     def save(self, path: str | os.PathLike[str], *, position: int | None = None, step: int | None = None) -> None:
-        """Write all that says what comes when, for ``headrace trace``, see `Run.save`; ``position`` counts units.
+        """Write what ``headrace trace`` needs about the run; see `Run.save`. ``position`` counts units.
 
-        Which samples a unit is made of shows while running: the journals of the loaders tell it, beside this file.
+        Which samples a unit holds is known only while the run goes on; the journals of the loaders, beside this file,
+        record that.
 
         Raises:
             ConfigError, StateError, OutputError: see `Run.save`.
@@ -343,7 +352,7 @@ class FramedRun:
         save_run(self, path, position=position, step=step)
 
     def history(self, journals: Iterable[str | os.PathLike[str]]) -> FramedHistory:
-        """The run to be asked, with the journals that its loaders wrote; frames are encoded again.
+        """Return the history of the run, by the journals that its loaders wrote; it encodes frames again.
 
         Raises:
             StateError: a journal cannot be read, or is of another run.
@@ -354,7 +363,7 @@ class FramedRun:
         if self.not_stateless is not None:
             raise ConfigError(
                 f"{type(self.data.encoder).__name__}.{self.not_stateless} is not marked @stateless: it may depend on"
-                " what ran before, so that no frame can be made again; mark it, or ask `headrace trace`"
+                " what ran before, so that no frame can be made again; mark it, or use `headrace trace`"
             )
         paths = list(journals)
         run = self
@@ -368,7 +377,7 @@ class FramedRun:
         return FramedHistory(run.stream.history, run.lanes, run.schedule, journal, reader=run.reader)
 
     def trace_step(self, step: int, *, journals: Iterable[str | os.PathLike[str]]) -> list[TracedUnit]:
-        """The units of a step, in order, and the samples in each. One frame of each of its lanes is encoded again.
+        """Return the units of a step, in order, and the samples in each. Encodes one frame of each lane again.
 
         Raises:
             ConfigError, StateError: see `history` and `FramedHistory.step`.
@@ -378,7 +387,7 @@ class FramedRun:
     def trace_sample(
         self, source: str, index: int, *, journals: Iterable[str | os.PathLike[str]], limit: int = SHOWN
     ) -> Times:
-        """The units that a sample came into, as far as the journals go. Up to five frames are encoded a time.
+        """Return the units that a sample went into, as far as the journals go. Encodes up to five frames for each.
 
         ``source`` is a path as in ``paths``, ``"."`` for a single dataset.
 
@@ -388,7 +397,7 @@ class FramedRun:
         return self.history(journals).sample(source, index, limit=limit)
 
     def first_frames(self, num_frames: int = 4) -> FrameTotals:
-        """What the first frames of lane 0 give: how full units are, and what is carried on. Encodes their samples."""
+        """Encode the first frames of lane 0, and return how full their units are and what is carried on."""
         reader = self.reader()
         number = 0
         while reader.figures.frames.num_frames < num_frames and reader.look(number) is not None:
@@ -396,9 +405,10 @@ class FramedRun:
         return reader.figures.frames
 
     def describe(self, *, world_size: int | None = None, micro_batch_size: int = 1, num_frames: int = 0) -> str:
-        """The mix as a tree, then what units are.
+        """Return the mix as a tree, then what units are.
 
-        With ``world_size``, what sharing lanes costs the ranks; with ``num_frames``, what `first_frames` gives.
+        With ``world_size`` also what sharing lanes costs the ranks; with ``num_frames`` also the result of
+        `first_frames`.
         """
         lines = sources_outline(self.stream.plan, self.stream.datasets)
         lines.append(f"units: {self.data.describe()}")

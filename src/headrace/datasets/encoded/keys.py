@@ -1,11 +1,10 @@
-"""Restore keys of encoded samples and framed units: they hold all that it takes to make them again.
+"""Restore keys of encoded samples and framed units. A key holds everything that is needed to make its sample again.
 
-Restore keys of what a framed source gives: they hold all that it takes to make it again.
+    fixed output    ("Encoded", address, ...)                  then the key that the encoded sample had before
+    framed output   ("Framed", path, address, output, ...)     then the key that the encoded sample had before
+    framed pack     ("FramedPack", part, key, key, ...)        which of several packs, and the keys of its outputs
 
-    output   ("Framed", path, address, output, ...)     then the key that the encoded sample had within
-    pack     ("FramedPack", part, key, key, ...)        the keys of the outputs in it; which of several packs of them
-
-The path is that of the dataset in the mix, the address the number of the sample with bits of its epoch.
+The path is that of the dataset in the mix; the address is the number of the sample with bits of its epoch.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ RESTORE: Final = "Encoded"
 
 
 def restore_key_of(sample: Any) -> Any:
-    """What a sample or a dict has as its restore key, or None."""
+    """Return the restore key of a sample or a dict; None if it has none."""
     return sample.get("__restore_key__") if isinstance(sample, Mapping) else getattr(sample, "__restore_key__", None)
 
 
 def address_of(restore_key: Any) -> int | None:
-    """The address in a restore key of `EncodedDataset`, None where it is another."""
+    """Return the address in a restore key of `EncodedDataset`; None for other keys."""
     if isinstance(restore_key, tuple) and len(restore_key) > 1 and restore_key[0] == RESTORE:
         return restore_key[1] if isinstance(restore_key[1], int) else None
     return None
 
 
 def marked(sample: Any, address: int, encoder: str) -> Any:
-    """The sample with its restore key, the one that it had within. Raises ConfigError: it has no place for one."""
+    """Return the sample with its restore key, which holds its former key. Raises ConfigError as `keyed`."""
     return keyed(sample, (RESTORE, address, *(restore_key_of(sample) or ())), encoder)
 
 
 def keyed(sample: Any, key: tuple[Any, ...], encoder: str) -> Any:
-    """The sample with a restore key.
+    """Return the sample with a restore key.
 
     Raises:
-        ConfigError: it has no place for one.
+        ConfigError: the sample has no place for a restore key.
     """
     if isinstance(sample, dict):
         sample["__restore_key__"] = key
@@ -51,8 +50,8 @@ def keyed(sample: Any, key: tuple[Any, ...], encoder: str) -> Any:
         sample.__restore_key__ = key
     except (AttributeError, TypeError):
         raise ConfigError(
-            f"{encoder} gave a {type(sample).__name__} without __restore_key__; derive its type from Sample, and make"
-            " it by derive_from(sample, ...), or give a dict"
+            f"{encoder} returned a {type(sample).__name__} without __restore_key__; derive its type from Sample, and"
+            " make it by derive_from(sample, ...), or return a dict"
         ) from None
     return sample
 
@@ -62,7 +61,7 @@ PACK: Final = "FramedPack"
 
 
 class OutputKey(NamedTuple):
-    """Which output of which sample of which dataset, and the key that it has within."""
+    """Identifies an output: dataset, sample address, number of the output; ``within`` is the key it had before."""
 
     path: str
     address: int
@@ -71,27 +70,27 @@ class OutputKey(NamedTuple):
 
 
 class PackKey(NamedTuple):
-    """The outputs in a pack, and which of several packs of them it is."""
+    """Identifies a pack: the outputs in it, and which of several packs of these outputs it is."""
 
     part: int
     outputs: tuple[OutputKey, ...]
 
 
 def output_key(path: str, one: Output) -> tuple[Any, ...]:
-    """The key of an output at its place."""
+    """Return the restore key of an output."""
     return (OUTPUT, path, one.place.position, one.place.output, *(restore_key_of(one.sample) or ()))
 
 
 def pack_key(keys: list[tuple[Any, ...]], part: int) -> tuple[Any, ...]:
-    """The key of a pack of outputs with these keys."""
+    """Return the restore key of a pack of outputs with these keys."""
     return (PACK, part, *keys)
 
 
 def parsed(key: Any) -> OutputKey | PackKey:
-    """What a restore key says.
+    """Return the parts of a restore key.
 
     Raises:
-        ConfigError: it is none of a framed source.
+        ConfigError: it is not a restore key of a framed source.
     """
     match key:
         case (str(kind), str(path), int(address), int(output), *within) if kind == OUTPUT:

@@ -1,9 +1,4 @@
-"""Outputs, groups and packs of samples under a task encoder, in closed form over facts that were measured.
-
-Whether facts, encoder and form of a measured source belong together.
-
-Outputs of measured samples, each compared with what was measured of it.
-"""
+"""`MeasuredDataset`: outputs, groups and packs of samples under a task encoder, planned from measured facts."""
 
 from __future__ import annotations
 
@@ -33,59 +28,59 @@ from headrace.samples.media.sample import BASE_FIELDS
 
 
 def check_facts(facts: MeasuredFacts, dataset: Media, pipeline: EncoderPipeline) -> None:
-    """Raise StaleCacheError: the facts are of another dataset or encoder."""
+    """Raise StaleCacheError if the facts are of another dataset or encoder."""
     summary, encoder = facts.summary, facts_recipe(pipeline)
     problems = []
     if summary.dataset != dataset.fingerprint or summary.samples != len(dataset):
         problems.append(f"of another dataset ({summary.samples:,} samples; {dataset!r} has the fingerprint"
-                        f" {dataset.fingerprint}, measured was {summary.dataset})")  # fmt: skip
+                        f" {dataset.fingerprint}, and {summary.dataset} was measured)")  # fmt: skip
     if summary.encoder != encoder:
         names = [name for name in {**summary.encoder, **encoder} if summary.encoder.get(name) != encoder.get(name)]
         pairs = [f"{name} {summary.encoder.get(name)!r} and not {encoder.get(name)!r}" for name in names]
         problems.append(f"of another encoder: {', '.join(pairs)}")
     if problems:
         raise StaleCacheError(
-            f"{facts.path}: these facts are {'; '.join(problems)}. Measure this one: `headrace measure`, or"
+            f"{facts.path}: these facts are {'; '.join(problems)}. Measure again with `headrace measure`, or"
             " headrace.datasets.measure(dataset, encoder)",
             tuple(problems),
         )
 
 
 def form_of(form: Form | None, pipeline: EncoderPipeline, facts: MeasuredFacts) -> Form | None:
-    """The form that was given, or that of the encoder's groups.
+    """Return the form that was given, or that of the encoder's groups.
 
     Raises:
-        ConfigError: it does not go with the hooks of the encoder.
+        ConfigError: the form does not fit the hooks of the encoder.
     """
     kind = type(pipeline.encoder).__name__
     if form is not None and not isinstance(form, Grouping | Packing):
         raise ConfigError(f"form is {form!r:.80}; expected a Packing, a Grouping, or None for single outputs")
     if pipeline.packing and not isinstance(form, Packing):
         raise ConfigError(
-            f"{kind} packs: say how long packs are, form=headrace.Packing(seq_len=4096); found form={form!r:.80}"
+            f"{kind} packs: set the length of packs, form=headrace.Packing(seq_len=4096); found form={form!r:.80}"
         )
     if pipeline.packing and pipeline.groups:
         raise ConfigError(
-            f"{kind} packs and groups its packs, and measured sources do one of the two: take a framed source, or leave"
-            " one of pack_selected_samples and batch_group_criterion out"
+            f"{kind} packs and groups its packs, and measured sources do one of the two: use a framed source, or remove"
+            " one of pack_selected_samples and batch_group_criterion"
         )
     if not isinstance(form, Packing):
         return facts.grouping() if form is None and pipeline.groups else form
     if not pipeline.packing:
         raise ConfigError(
-            f"{kind} does not override pack_selected_samples, which makes a pack of what was chosen for it"
+            f"{kind} does not override pack_selected_samples, which makes a pack of the outputs chosen for it"
         )
     if form.cuts or form.over_long not in ("error", "drop"):
         raise ConfigError(
             f"strategy={form.strategy!r}, over_long={form.over_long!r} cuts samples, and outputs of an encoder are"
-            " packed whole: take over_long='error' or 'drop' with best_fit, first_fit or greedy, and cut in"
+            " packed whole: use over_long='error' or 'drop' with best_fit, first_fit or greedy, and cut in"
             " preencode_sample"
         )
     return form
 
 
 class _Source:
-    """The outputs of one sample, made when the first is asked for, each handed out once."""
+    """The outputs of one sample, made when the first is asked for; each is returned once."""
 
     def __init__(self, make: Callable[[], list[Output]], count: int) -> None:
         self.count = count
@@ -93,7 +88,7 @@ class _Source:
         self._outputs: dict[int, Output] = {}
 
     def outputs(self, number: int) -> int | None:
-        """Make the outputs where this one is not there; how many there are, if not as many as were measured."""
+        """Make the outputs if this one is missing. Returns their number if it is not the measured one, else None."""
         if number not in self._outputs:
             made = self._make()
             if len(made) != self.count:
@@ -102,12 +97,12 @@ class _Source:
         return None
 
     def take(self, number: int) -> Output:
-        # Whoever gets it may change it: asked for twice, it is made twice.
+        # The caller may change it, so an output that is asked for twice is made twice.
         return self._outputs.pop(number)
 
 
 class UnitRow(NamedTuple):
-    """An output that a unit is made of: of which ``sample``, which ``output``, and its number among all ``fact``."""
+    """An output in a unit: its ``sample``, its number there, ``output``, and among all outputs, ``fact``."""
 
     source: _Source
     sample: int
@@ -119,9 +114,9 @@ class MeasuredOutputs:
     """Makes the outputs that units are made of.
 
     Args:
-        outputs: of the dataset that was measured.
-        facts: of it.
-        form: of the units, which says what is compared beside the number of outputs.
+        outputs: makes outputs of the dataset that was measured.
+        facts: what was measured.
+        form: form of the units, which decides what is compared in addition to the number of outputs.
     """
 
     def __init__(self, outputs: SampleEncoder, facts: MeasuredFacts, form: Form | None) -> None:
@@ -131,7 +126,7 @@ class MeasuredOutputs:
         self._form = form
 
     def of(self, rows: UnitRows) -> list[UnitRow]:
-        """One for each row; the bytes of their samples are read, all together."""
+        """Return one entry for each row, and read the bytes of all their samples together."""
         samples, places = np.unique(self._outputs.addresses(rows.samples, rows.keys), return_inverse=True)
         counts = self._facts.arrays["num_outputs"][self._outputs.indices(samples)].tolist()
         sources = [_Source(make, count) for make, count in zip(self._outputs.makers(samples), counts, strict=True)]
@@ -139,11 +134,11 @@ class MeasuredOutputs:
         return [UnitRow(sources[place], *one) for place, one in zip(places.tolist(), numbers, strict=True)]
 
     def output(self, row: UnitRow) -> Output:
-        """The output of a row.
+        """Return the output of a row.
 
         Raises:
-            StateError: it is not what was measured.
-            Exception: what hooks raise, with a note that says where.
+            StateError: the output is not what was measured.
+            Exception: whatever hooks raise, with a note that says where.
         """
         found = row.source.outputs(row.output)
         if found is not None:
@@ -167,9 +162,9 @@ class MeasuredOutputs:
 
     def _differs(self, row: UnitRow, found: str, measured: str) -> StateError:
         return StateError(
-            f"{type(self._pipeline.encoder).__name__} gave {found} for sample {row.sample:,} of"
+            f"{type(self._pipeline.encoder).__name__} returned {found} for sample {row.sample:,} of"
             f" {self._outputs.dataset.store.path}, where {measured} was measured ({self._facts.path}): if its code was"
-            " changed, raise its `version` and measure again; hooks may not decide such facts by random numbers"
+            " changed, raise its `version` and measure again; hooks must not decide such facts by random numbers"
         )
 
 
@@ -179,30 +174,37 @@ RESTORE: Final = "Measured"
 class MeasuredDataset(SampleDataset):
     """Sample i is unit i: an output of a good sample, a pack of outputs, or a batch of outputs of one group.
 
-    The number of units and what each is made of are known without reading, from facts that `measure` kept. So blends,
-    orders, epochs and resume are those of any dataset, the state a position. Bad samples and those without outputs
-    are left out. Each output is looked at again when it is made: another number of outputs, length or group than was
+    The number of units and the outputs in each are known without reading, from facts that `measure` stored. So blends,
+    orders, epochs and resume work as for any dataset, and the state is a position. Bad samples and samples without
+    outputs are left out. Each output is compared when it is made: another number of outputs, length or group than was
     measured is an error.
 
-    An address is the number of the unit with bits of the epoch's key; the restore key of a sample holds it, and which
-    member of a batch it is. Random numbers in ``cook``, ``encode`` and ``postencode`` hooks depend on sample and
-    epoch, those of ``pack_selected_samples`` on the pack's first sample, those of batches on their first unit.
-    An output that is asked for without its siblings costs the encoding of its whole sample.
+    An address is the number of the unit with bits of the epoch's key; the restore key of a sample holds it, and the
+    number of the sample in its batch. Random numbers in ``cook``, ``encode`` and ``postencode`` hooks depend on sample
+    and epoch, those of ``pack_selected_samples`` on the pack's first sample, those of batches on their first unit. An
+    output that is asked for without its siblings costs the encoding of its whole sample.
 
     Args:
-        dataset: of media, the one that was measured.
+        dataset: the dataset of media that was measured.
         encoder: the task encoder, as it was measured.
-        facts: of `measure`, or their folder.
-        form: what makes a unit. Of an encoder that packs a `Packing` by lengths, which makes
-            ``select_samples_to_pack`` needless; its outputs are not cut. Of one with ``batch_group_criterion`` a
-            `Grouping`, None for that of ``facts.grouping()``; then a unit is a whole batch, and micro-batches have one.
-        exclude: numbers of samples that are left out beside the bad ones.
-        seed: of the random numbers in hooks, beside that of the order.
+        facts: the result of `measure`, or the folder of the facts.
+        form: what makes a unit. For an encoder that packs, a `Packing` by lengths, which replaces
+            ``select_samples_to_pack``; outputs are not cut. For one with ``batch_group_criterion``, a `Grouping`, or
+            None for that of ``facts.grouping()``; then a unit is a whole batch, and a micro-batch holds one unit.
+        exclude: numbers of samples that are left out in addition to the bad ones.
+        seed: seed of the random numbers in hooks, in addition to that of the order.
 
     Raises:
         StaleCacheError: the facts are of another dataset, or another encoder or version of it.
-        ConfigError: what `EncoderPipeline` refuses; a form without its facts or hooks; nothing left.
-        StoreError: no facts are there, or they are damaged.
+        ConfigError: what `EncoderPipeline` refuses; a form without its facts or hooks; no units.
+        StoreError: there are no facts, or they are damaged.
+
+    Example:
+        >>> dataset = headrace.MediaDataset(headrace.open("shards"))
+        >>> encoder = headrace.encoders.DefaultTaskEncoder()
+        >>> facts = headrace.datasets.measure(dataset, encoder, folder="facts")
+        >>> len(headrace.MeasuredDataset(dataset, encoder, facts, exclude=[0, 5])) == len(dataset) - 2
+        True
     """
 
     def __init__(
@@ -234,41 +236,41 @@ class MeasuredDataset(SampleDataset):
 
     @property
     def shard_bounds(self) -> IntArray:
-        """(shards + 1,) int64: borders of the shards, as units; groups and packs are of all shards."""
+        """(shards + 1,) int64: borders of the shards, in units; with groups or packs all units count as one shard."""
         return self.units.shard_bounds(self.store.shard_bounds)
 
     @property
     def is_group_batches(self) -> bool:
-        """Whether a unit is a whole batch, of one group."""
+        """Whether a unit is a whole batch of one group."""
         return isinstance(self.form, Grouping)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those that all samples have: what hooks make of them shows when they are read."""
+        """Fields that all samples have; others, which hooks add, are known only when samples are read."""
         return BASE_FIELDS
 
     @property
     def collated_by(self) -> dict[str, Any]:
-        """The encoder: a batch is made by the hooks of one."""
+        """The encoder, whose hooks make the batches."""
         return {"kind": "measured batches" if self.is_group_batches else "measured units", **self.pipeline.recipe}
 
     @property
     def unrestorable(self) -> str | None:
-        """The first hook that is not marked ``@stateless``."""
+        """The first hook that is not marked ``@stateless``; None if all are."""
         hook = self.outputs.not_stateless
         return None if hook is None else f"{type(self.encoder).__name__}.{hook}"
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
-        """(n,) int64: numbers of units with bits of their epochs."""
+        """(n,) int64: numbers of units, with bits of their epochs."""
         return self.units.locate(indices, keys)
 
     def samples(self, addresses: IntArray) -> list[Any]:
-        """See `SampleDataset.samples`; of groups a list of samples for each unit."""
+        """Return samples; see `SampleDataset.samples`. With groups, a list of samples for each unit."""
         with self.pipeline:
             return super().samples(addresses)
 
     def makers(self, addresses: IntArray) -> list[Callable[[], Any]]:
-        """Reads the samples of some units, all together; each function then makes one unit."""
+        """Read the samples of some units together; each returned function makes one unit."""
         addresses = np.asarray(addresses, dtype=np.int64)
         with_epoch = addresses != self.units.numbers(addresses)
         if with_epoch.any() and not with_epoch.all():
@@ -307,24 +309,25 @@ class MeasuredDataset(SampleDataset):
             raise error from error.__cause__
         if len(packs) != 1:
             raise ConfigError(
-                f"{kind}.pack_selected_samples gave {len(packs)} packs for {where}; of measured samples it gives one"
+                f"{kind}.pack_selected_samples returned {len(packs)} packs for {where}; a measured source needs one"
             )
         return packs[0].sample
 
     def collate(self, samples: Sequence[Any]) -> Any:
-        """Samples as one batch, by ``batch`` and ``encode_batch``, in columns; of groups the samples of one unit.
+        """Return samples as one batch, made by ``batch`` and ``encode_batch``; with groups, the samples of one unit.
 
-        Without samples it is the batch of the first unit, without its rows: a rank that has none has the same fields.
+        Without samples it is the batch of the first unit without its rows, so that a rank that has no samples has the
+        same fields.
         """
         if not samples:
-            with collecting():  # its faults belong to the batch that it is in
+            with collecting():  # faults of this unit belong to the batch that really holds it
                 first = self.samples(self.locate(np.zeros(1, dtype=np.int64)))
                 return without_rows(self.collate(first), len(first[0]) if isinstance(first[0], list) else 1)
         if isinstance(samples[0], list):
             if len(samples) != 1:
                 raise ConfigError(
-                    f"a unit is a whole batch of one group, and {len(samples)} of them were to be made into one: give"
-                    " the loader micro_batch_size=1; global batches count units"
+                    f"a unit is a whole batch of one group, and {len(samples)} units were to make one batch: pass the"
+                    " loader micro_batch_size=1; global batches count units"
                 )
             samples = samples[0]
         key = restore_key_of(samples[0])
@@ -339,11 +342,11 @@ class MeasuredDataset(SampleDataset):
         )
 
     def restore_sample(self, restore_key: Any) -> Any:
-        """The sample of a restore key again, bit for bit; of the list of keys of a batch, the batch.
+        """Make the sample of a restore key again, bit for bit; for the list of keys of a batch, the batch.
 
         Raises:
-            ConfigError: not a key of this dataset, or its samples are not those that it was made of; a hook that is not
-                ``@stateless``.
+            ConfigError: not a key of this dataset, its samples are no longer those that it was made of, or a hook is
+                not ``@stateless``.
         """
         if self.unrestorable is not None:
             raise ConfigError(
@@ -360,24 +363,24 @@ class MeasuredDataset(SampleDataset):
         members = unit if self.is_group_batches else [unit]
         if not 0 <= number < len(members) or restore_key_of(members[number]) != restore_key:
             found = [restore_key_of(member) for member in members]
-            raise ConfigError(f"{restore_key!r:.80} now gives {found!r:.80}: the data, facts or form have changed")
+            raise ConfigError(f"{restore_key!r:.80} now makes {found!r:.80}: the data, facts or form have changed")
         return members[number]
 
     def origins(self, addresses: IntArray) -> list[Origins]:
-        """Those of all samples in each unit."""
+        """Return the origins of all samples in each unit."""
         return self.units.origins(self.store, addresses)
 
     def find_keys(self, key: str) -> list[int]:
-        """The units with something of the first sample of a key. Raises ConfigError: see `MeasuredUnits.find`."""
+        """Return the units that hold outputs of the first sample with a key. Raises as `MeasuredUnits.find`."""
         return self.units.find(self.store, key)
 
     def find_key(self, key: str) -> int:
-        """The first of `find_keys`."""
+        """Return the first unit of `find_keys`."""
         return self.find_keys(key)[0]
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What decides the samples: the encoder is told from others by name and version, facts by their content."""
+        """What decides the samples; the encoder is recorded by name and version, facts by their content."""
         return {
             "kind": "measured",
             "version": 1,
@@ -388,7 +391,7 @@ class MeasuredDataset(SampleDataset):
         }
 
     def describe(self) -> str:
-        """One line."""
+        """Describe dataset, encoder, outputs and units in one line."""
         summary = self.facts.summary
         left = len(self.units.exclude) + summary.bad_samples + summary.skipped_samples
         what = f"{self.dataset.describe()}, encoded by {type(self.encoder).__name__}"

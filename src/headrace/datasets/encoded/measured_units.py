@@ -1,4 +1,4 @@
-"""The units of a measured source: numbers alone, without data or encoder, as a trace asks for them, too."""
+"""The units of a measured source as numbers alone, without data or encoder; a trace uses them too."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ Form = Grouping | Packing
 
 
 class UnitRows(NamedTuple):
-    """What some units are made of: unit i of the rows from ``offsets[i]`` to ``offsets[i + 1]``.
+    """What some units are made of: unit i is the rows from ``offsets[i]`` to ``offsets[i + 1]``.
 
-    ``offsets`` (units + 1,) int64; (rows,) int64: ``samples`` of the dataset, which of their ``outputs``, and
-    ``facts``, the number of that output among those of all samples; ``keys`` (rows,) uint64 of the epoch, or None.
+    ``offsets`` is (units + 1,) int64. The others are (rows,) int64: ``samples``, numbers in the dataset; ``outputs``,
+    the number of an output of its sample; ``facts``, its number among the outputs of all samples. ``keys`` (rows,)
+    uint64 are those of the epoch, or None.
     """
 
     offsets: IntArray
@@ -39,12 +40,12 @@ class UnitRows(NamedTuple):
 class MeasuredUnits:
     """Single outputs, groups or packs of them, by their numbers.
 
-    An address is the number of a unit together with bits of the epoch's key. What of the key is in no address does
-    not count: by ``regroup`` and ``repack``, too, units are made by these bits.
+    An address is the number of a unit together with bits of the epoch's key. The other bits of the key have no effect:
+    ``regroup`` and ``repack`` also make units by these bits alone.
 
     Args:
-        facts: as `measure` kept them.
-        form: what makes a unit; None: each output.
+        facts: the facts that `measure` stored.
+        form: what makes a unit; None makes each output a unit.
         exclude: numbers of samples that are left out.
 
     Raises:
@@ -60,9 +61,9 @@ class MeasuredUnits:
 
     @classmethod
     def of(cls, facts: MeasuredFacts, recipe: Mapping[str, Any]) -> MeasuredUnits:
-        """Those of a dataset with this recipe."""
+        """Return the units of a dataset with this recipe."""
         kinds: dict[str, type[Form]] = {"grouping": Grouping, "packing": Packing}
-        form = [msgspec.convert(given, kinds[kind], str_keys=True) for kind, given in recipe["form"].items()]
+        form = [msgspec.convert(options, kinds[kind], str_keys=True) for kind, options in recipe["form"].items()]
         return cls(facts, form[0] if form else None, recipe["exclude"])
 
     def __len__(self) -> int:
@@ -70,7 +71,7 @@ class MeasuredUnits:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """JSON-safe: what decides them."""
+        """What decides the units; JSON-safe."""
         form = {} if self.form is None else msgspec.to_builtins(self.form, str_keys=True)
         kind = "grouping" if isinstance(self.form, Grouping) else "packing"
         return {
@@ -80,18 +81,18 @@ class MeasuredUnits:
         }
 
     def locate(self, indices: IntArray, keys: KeyArray | None) -> IntArray:
-        """(n,) int64: the number of each unit in the low bits, those of the epoch's key above, never negative."""
+        """(n,) int64: the number of each unit in the low bits, bits of the epoch's key above; never negative."""
         if keys is None:
             return indices
         shift = np.uint64(self._bits)
         return indices | ((np.asarray(keys, dtype=np.uint64) >> np.uint64(self._bits + 1)) << shift).astype(np.int64)
 
     def numbers(self, addresses: IntArray) -> IntArray:
-        """(n,) int64: numbers of units, without what belongs to the epoch."""
+        """(n,) int64: numbers of units, without the bits of the epoch."""
         return addresses & np.int64((1 << self._bits) - 1)
 
     def rows(self, addresses: IntArray) -> UnitRows:
-        """What the units at some addresses are made of; all of them with an epoch, or all without."""
+        """Return what the units at some addresses are made of; all must have an epoch, or none."""
         units = self.numbers(addresses)
         keys = (addresses >> np.int64(self._bits)).astype(np.uint64) << np.uint64(self._bits + 1)
         found = self.measured.members(units, keys if keys.any() else None)
@@ -109,7 +110,7 @@ class MeasuredUnits:
         return self.form is not None and self.form.repack
 
     def shard_bounds(self, bounds: IntArray) -> IntArray:
-        """(shards + 1,) int64: borders of the shards, as units; of groups and packs all are one."""
+        """(shards + 1,) int64: borders of the shards, in units; groups and packs are all one shard."""
         if self.form is not None:
             return np.array([0, len(self)], dtype=np.int64)
         facts = self.measured.facts
@@ -117,7 +118,7 @@ class MeasuredUnits:
         return np.unique(ends if facts.kept is None else facts.kept.rank(ends))
 
     def origins(self, store: SampleStore, addresses: IntArray) -> list[Origins]:
-        """Key and shard of each sample in each unit."""
+        """Return key and shard of each sample in each unit."""
         rows = self.rows(addresses)
         samples, places = np.unique(rows.samples, return_inverse=True)
         found = media_origins(store, samples)
@@ -127,10 +128,10 @@ class MeasuredUnits:
         ]
 
     def find(self, store: SampleStore, key: str) -> list[int]:
-        """The units that hold something of a sample.
+        """Return the units that hold outputs of a sample.
 
         Raises:
-            ConfigError: there is none with this key, it is left out, or that differs from epoch to epoch.
+            ConfigError: no sample has this key, it is left out, or its units differ from epoch to epoch.
         """
         try:
             sample = store.find(key)
@@ -139,7 +140,7 @@ class MeasuredUnits:
         if self.differs_by_epoch:
             raise ConfigError(
                 f"with regroup or repack, the unit that holds {key!r} differs from epoch to epoch: ask by the number of"
-                " a unit, and see its members"
+                " a unit to see its members"
             )
         units = self.measured.units(sample)
         if not len(units):
@@ -150,10 +151,10 @@ class MeasuredUnits:
 
 
 class MeasuredFace:
-    """The units of a saved run, as a trace asks for them: facts out of the cache folder, keys out of the store.
+    """The units of a saved run for a trace: facts come from the cache folder, keys from the store.
 
     Raises:
-        StoreError: the facts are not there, or are others than those of the run.
+        StoreError: the facts are not there, or are not those of the run.
     """
 
     def __init__(self, store: SampleStore, recipe: Mapping[str, Any]) -> None:
@@ -163,23 +164,23 @@ class MeasuredFace:
         facts = None if folder is None else MeasuredFacts.find(folder / name)
         if facts is None or facts.summary.xxh3_128 != content:
             raise StoreError(
-                f"{folder}: has {'no' if facts is None else 'other'} facts {name}, so that samples are told by number"
+                f"{folder}: has {'no' if facts is None else 'other'} facts {name}, so that samples are named by number"
                 " alone; set HEADRACE_CACHE to the folder above facts/"
             )
         self._units = MeasuredUnits.of(facts, recipe)
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
-        """Numbers of units with bits of their epochs."""
+        """(n,) int64: numbers of units, with bits of their epochs."""
         return self._units.locate(indices, keys)
 
     def origins(self, addresses: IntArray) -> list[Origins]:
-        """Those of all samples in each unit."""
+        """Return the origins of all samples in each unit."""
         return self._units.origins(self._store, addresses)
 
     def holders(self, document: int) -> IntArray:
-        """Raises ConfigError: units are not of documents."""
-        raise ConfigError(f"{self._store.path}: which units hold document {document} is not known; ask by a key")
+        """Raise ConfigError: units are not made of documents."""
+        raise ConfigError(f"{self._store.path}: it is not known which units hold document {document}; ask by a key")
 
     def find_keys(self, key: str) -> list[int]:
-        """The units with something of a sample."""
+        """Return the units that hold outputs of a sample."""
         return self._units.find(self._store, key)

@@ -1,8 +1,6 @@
-"""The outputs of the samples of one dataset under a task encoder, what becomes of those that fail, and their batches.
+"""`SampleEncoder`: the outputs of one dataset's samples under a task encoder, with the error policy; and batches.
 
-Samples as one batch by the hooks of a task encoder, and what is said where they fail.
-
-The batch of a task encoder as a loader takes it: name -> array or list.
+A batch that the hooks make becomes columns, name -> array or list, as a loader needs them.
 """
 
 from __future__ import annotations
@@ -51,21 +49,22 @@ Encoder: TypeAlias = TaskEncoder[Any, Any, Any, Any]
 
 
 class SampleEncoder:
-    """Makes the outputs of samples: none, one or several each. Pure, but for the faults that it counts.
+    """Makes the outputs of samples, none, one or several each. It has no state but the faults that it counts.
 
     An address is the number of a sample together with bits of the epoch's key, so that a hook draws other random
-    numbers in every epoch, the same on any rank, worker or resume.
+    numbers in every epoch, but the same ones on any rank or worker and after a resume.
 
     Args:
-        dataset: of media; crude samples without a cooker are cooked by those of the encoder.
+        dataset: a dataset of media; crude samples without a cooker are cooked by the cookers of the encoder.
         pipeline: the hooks.
-        seed: of the random numbers in hooks, beside that of the order.
-        errors: what is done about samples that cannot be made.
-        may_skip: whether a sample may have no output. Then `SkipSample` leaves it out, and is no fault; else it is one.
-        path: of the dataset in a mix, so that one that is there twice draws twice.
+        seed: seed of the random numbers in hooks, in addition to that of the order.
+        errors: what happens when samples cannot be made.
+        may_skip: whether a sample may have no output. Then `SkipSample` leaves it out and is not a fault; otherwise it
+            is one.
+        path: path of the dataset in a mix; a dataset with two paths draws other numbers at each.
 
     Raises:
-        ConfigError: not a dataset of media, not a policy; ``cook_crude_sample`` for samples that have a cooker.
+        ConfigError: not a dataset of media; not a policy; ``cook_crude_sample`` for samples that have a cooker.
     """
 
     def __init__(
@@ -96,36 +95,36 @@ class SampleEncoder:
 
     @property
     def not_stateless(self) -> str | None:
-        """The first hook that is used and not marked ``@stateless``, so that nothing can be made again; or None."""
+        """The first hook in use that is not marked ``@stateless``, so that nothing can be made again; or None."""
         for hook in (*self.pipeline.used, *([self.cook] if self.cook else [])):
             if not hook.stateless:
                 return hook.name
         return None
 
     def addresses(self, indices: IntArray, keys: KeyArray | None) -> IntArray:
-        """(n,) int64: the number of each sample in the low bits, those of the epoch's key above, never negative."""
+        """(n,) int64: the number of each sample in the low bits, bits of the epoch's key above; never negative."""
         if keys is None:
             return indices
         shift = np.uint64(self._bits)
         return indices | ((np.asarray(keys, dtype=np.uint64) >> np.uint64(self._bits + 1)) << shift).astype(np.int64)
 
     def indices(self, addresses: IntArray) -> IntArray:
-        """(n,) int64: numbers of samples, without what belongs to the epoch."""
+        """(n,) int64: numbers of samples, without the bits of the epoch."""
         return addresses & np.int64((1 << self._bits) - 1)
 
     def place(self, address: int) -> CallKey:
-        """What the random numbers of a sample depend on."""
+        """Return what the random numbers of a sample depend on."""
         return CallKey(self.key, address)
 
     def check_thread(self) -> None:
-        """See `EncoderPipeline.check_thread`."""
+        """Check the thread; see `EncoderPipeline.check_thread`."""
         self.pipeline.check_thread(*([] if self.cook is None else [self.cook]))
 
     def makers(self, addresses: IntArray) -> list[Callable[[], list[Output]]]:
-        """Reads samples, all together; each function then makes the outputs of one, or of what stands in for it.
+        """Read samples together; each returned function makes the outputs of one, or of its substitute.
 
-        The functions raise SampleError where too many samples failed; ConfigError for `SkipSample` where none may be
-        left out; and what a hook raises, with a note that names hook and sample.
+        The functions raise SampleError if too many samples failed; ConfigError for `SkipSample` if no sample may be
+        left out; and whatever a hook raises, with a note that names hook and sample.
         """
         self.check_thread()
         addresses = np.asarray(addresses, dtype=np.int64)
@@ -133,20 +132,20 @@ class SampleEncoder:
         try:
             makers = self.dataset.makers(indices)
         except SampleError:
-            # One of them cannot be read, and only one by one shows which.
+            # One sample cannot be read; reading them one by one shows which.
             makers = [partial(self._made_alone, index) for index in indices.tolist()]
         return [partial(self._outputs, address, make) for address, make in zip(addresses.tolist(), makers, strict=True)]
 
     def outputs(self, addresses: IntArray) -> list[list[Output]]:
-        """Those of each sample."""
+        """Return the outputs of each sample."""
         with self.pipeline:
             return [make() for make in self.makers(addresses)]
 
     def left_out(self, failure: HookFailure, address: int) -> None:
-        """Count a sample that failed after its place was settled, and that is left out there; or raise, by the policy.
+        """Count a sample that failed after its place was settled and is left out there; or raise, as the policy says.
 
         Raises:
-            SampleError, and what hooks raise: the policy is to raise, or the fault is not of the sample.
+            SampleError, and what hooks raise: the policy is to raise, or the sample is not to blame.
         """
         index = int(self.indices(np.array([address], dtype=np.int64))[0])
         self._count(failure, address, index, 0, [])
@@ -155,7 +154,7 @@ class SampleEncoder:
         return self.dataset.makers(np.array([index], dtype=np.int64))[0]()
 
     def _outputs(self, address: int, make: Callable[[], Any]) -> list[Output]:
-        """The outputs of an address, or those of the first substitute that can be made."""
+        """Return the outputs of an address, or those of the first substitute that can be made."""
         index, attempt = address & ((1 << self._bits) - 1), 0
         met: list[Fault] = []
         delays = self._retries.delays()
@@ -174,7 +173,7 @@ class SampleEncoder:
             make = partial(self._made_alone, index)
 
     def _delay(self, delays: Iterator[float], failure: HookFailure, index: int) -> float | None:
-        """How long to wait before the sample is made again after what may pass; None: not, and it is raised."""
+        """Return how long to wait before a passing fault is tried again; None if it must be raised."""
         delay = None if self.not_stateless is not None else next(delays, None)
         if delay is None:
             return None
@@ -185,10 +184,10 @@ class SampleEncoder:
         return delay
 
     def _count(self, failure: HookFailure, address: int, index: int, attempt: int, met: list[Fault]) -> None:
-        """Count a failure; return if another sample is to be tried, else raise."""
+        """Count a failure, and return if another sample is to be tried; else raise."""
         error, hook = failure.error, failure.hook
         if hook is self.cook and isinstance(error, SampleError):
-            hook = READING  # what cannot be decoded is no fault of the cooker
+            hook = READING  # a part that cannot be decoded is not a fault of the cooker
         of_sample = is_of_sample(error, stateless=hook.stateless)
         store = self.dataset.store
         shard, key = self._where(index, error) if of_sample else (None, None)
@@ -218,9 +217,9 @@ class SampleEncoder:
             if isinstance(error, SkipSample):
                 raise carrying(
                     ConfigError(
-                        f"SkipSample {where}, key {key!r}: a fixed source cannot leave a sample out, as the places of"
-                        " all others are settled. Take another sample for it, errors=ErrorPolicy(on_error="
-                        "'substitute'), or a measured or framed source"
+                        f"SkipSample {where}, key {key!r}: a fixed source cannot leave a sample out, since the places"
+                        " of all others are fixed. Replace it by another sample, errors=ErrorPolicy(on_error="
+                        "'substitute'), or use a measured or framed source"
                     ),
                     met,
                 ) from error
@@ -231,8 +230,8 @@ class SampleEncoder:
             raise carrying(
                 SampleError(
                     None,
-                    f"no sample could be made in its place: {len(met)} failed in a row ({counts}), the last one by"
-                    f" {type(error).__name__}: {error}; look at the data, or allow more, ErrorPolicy(tolerance=...)",
+                    f"no sample could be made in its place: {len(met)} failed in a row ({counts}), the last one with"
+                    f" {type(error).__name__}: {error}; check the data, or allow more with ErrorPolicy(tolerance=...)",
                     shard=shard,
                     key=key,
                 ),
@@ -240,10 +239,10 @@ class SampleEncoder:
             ) from error
 
     def _where(self, index: int, error: Exception) -> tuple[str | None, str | None]:
-        """Shard and key, the shard as the store names it; of a sample whose head cannot be read, as the error does."""
+        """Return shard and key of a sample: from the store or, if its head cannot be read, from the error."""
         try:
             origin = media_origins(self.dataset.store, np.array([index], dtype=np.int64))[0][0]
-        except HeadraceError:  # the fault that is told is the one that was met first
+        except HeadraceError:  # the first fault is the one to report
             return (error.shard, error.key) if isinstance(error, SampleError) else (None, None)
         return origin.shard, origin.key
 
@@ -258,13 +257,13 @@ def _cooked(dataset: Media, encoder: Encoder) -> Media:
     if own and not isinstance(dataset.cooker.cook, BoundCooker):
         raise ConfigError(
             f"{type(encoder).__name__} overrides cook_crude_sample, and {dataset!r} has a cooker already, which"
-            " does not go through it; give a dataset without cookers, or EncodedDataset.open(path, encoder)"
+            " does not call it; pass a dataset without cookers, or use EncodedDataset.open(path, encoder)"
         )
     return dataset
 
 
 def _cook_hook(dataset: Media) -> Hook | None:
-    """The user's code that makes samples, before any hook does: cookers, and what joins; as one."""
+    """Return the user's code that makes samples before any hook runs, cookers and joiners, as one hook."""
     if isinstance(dataset, JoinedMediaDataset):
         parts = dataset.parts
         functions = [] if isinstance(dataset.joiner, type) else [dataset.joiner]
@@ -274,28 +273,26 @@ def _cook_hook(dataset: Media) -> Hook | None:
     if not functions:
         return None
     hooks = [function_hook("cook_crude_sample", function) for function in functions]
-    said = [hook.failure_tolerance for hook in hooks if hook.failure_tolerance is not None]
+    tolerances = [hook.failure_tolerance for hook in hooks if hook.failure_tolerance is not None]
     return msgspec.structs.replace(
         hooks[0],
         stateless=all(hook.stateless for hook in hooks),
         may_draw=any(hook.may_draw for hook in hooks),
         seeds=tuple(sorted({name for hook in hooks for name in hook.seeds})),
-        failure_tolerance=min(said, default=None),
+        failure_tolerance=min(tolerances, default=None),
     )
 
 
 def columns_of(batch: Any, encoder: str) -> dict[str, Any]:
-    """The fields of a dict, a dataclass or a named tuple; arrays of which tensors cannot be made become lists.
+    """Return the fields of a dict, dataclass or named tuple; arrays that cannot become tensors become lists.
 
     Raises:
-        ConfigError: it is none of them.
+        ConfigError: the batch is none of these.
     """
     try:
         found = fields_of(batch)
     except ConfigError as error:
-        raise ConfigError(
-            f"the batch that {encoder} gave is not one for a loader, which hands out fields: {error}"
-        ) from None
+        raise ConfigError(f"the batch that {encoder} returned has no fields, which a loader needs: {error}") from None
     return {name: _column(value) for name, value in found.items()}
 
 
@@ -304,16 +301,16 @@ def _column(value: Any) -> Any:
         return value
     if value.dtype.char not in STACKED:
         return list(value)
-    # Tensors have the byte order of the machine.
+    # Tensors always have the byte order of the machine.
     return value.astype(value.dtype.newbyteorder("="), copy=False)
 
 
 def one_batch(
     pipeline: EncoderPipeline, samples: Sequence[Any], place: CallKey, key: Any, *, kind: str, instead: str
 ) -> dict[str, Any]:
-    """The columns of a batch that begins with a sample at ``place``, with the restore ``key``.
+    """Return the columns of a batch that begins with a sample at ``place``, with the restore ``key``.
 
-    ``kind`` of source it is for, and what to do ``instead`` of leaving a batch out, are for messages.
+    ``kind``, the kind of source, and ``instead``, what to do instead of leaving a batch out, are for messages.
 
     Raises:
         ConfigError: `SkipSample`; another number of batches than one; a batch without fields.
@@ -331,13 +328,13 @@ def one_batch(
         raise error from error.__cause__
     if len(batches) != 1:
         raise ConfigError(
-            f"{encoder}.encode_batch gave {len(batches)} batches; {kind} takes exactly one: return it, or give several"
-            " outputs of a sample in encode_sample"
+            f"{encoder}.encode_batch returned {len(batches)} batches; {kind} needs exactly one: return one, or yield"
+            " several outputs of a sample in encode_sample"
         )
     return columns_of(batches[0], encoder)
 
 
 def raised(failure: HookFailure, encoder: str, of: str) -> Exception:
-    """The error of a hook, with a note that says where it was."""
+    """Return the error of a hook, with a note that says where it happened."""
     failure.error.add_note(f"in {failure.hook.name} of {encoder}: {of}")
     return failure.error

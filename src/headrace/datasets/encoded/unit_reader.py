@@ -1,6 +1,7 @@
-"""Units of a framed run as one process makes them: it walks lanes, and keeps what was made early while there is room.
+"""`UnitReader` makes the units of a framed run in one process.
 
-What was made before its turn, kept while there is room: what is dropped can be made again.
+It walks lanes, and `BoundedCache` keeps outputs that were made before their turn while there is room; those that are
+dropped can be made again.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SMALL = 64
-"""What any object is counted as."""
+"""Bytes that any object counts as."""
 
 _NUMBER = 32
-"""What a number in a list is counted as."""
+"""Bytes that a number in a list counts as."""
 
 _FEW = 32
-"""Of a list of more, the first one tells what all are."""
+"""In longer lists, the first value stands for all."""
 
 _DEPTH = 6
-"""How deep fields are looked into."""
+"""Depth to which fields are examined."""
 
 _PLAIN = frozenset({int, float, bool, complex, type(None)})
 
 
 class BoundedCache(Generic[T]):
-    """Values by key, up to ``limit_bytes`` of them after each ``trim``; None for no limit.
+    """Values by key, at most ``limit_bytes`` of them after each ``trim``; None for no limit.
 
-    What came last is dropped first: of samples that are read ahead it is what is due last.
+    The newest value is dropped first: when samples are read ahead, it is the one that is due last.
     """
 
     def __init__(self, limit_bytes: int | None) -> None:
@@ -57,7 +58,7 @@ class BoundedCache(Generic[T]):
         self._values: dict[Hashable, tuple[T, int]] = {}
 
     def put(self, key: Hashable, value: T, sample: Any) -> None:
-        """Keep one, until it is taken or dropped; what takes room in it is the sample."""
+        """Keep a value until it is taken or dropped; its size is that of ``sample``."""
         self.take(key)
         size = size_of(sample)
         self._values[key] = value, size
@@ -65,12 +66,12 @@ class BoundedCache(Generic[T]):
         self.most_bytes = max(self.most_bytes, self.num_bytes)
 
     def get(self, key: Hashable) -> T | None:
-        """One that is kept, or None."""
+        """Return the value of a key, or None."""
         found = self._values.get(key)
         return None if found is None else found[0]
 
     def take(self, key: Hashable) -> T | None:
-        """The same; from then on it is not kept."""
+        """Return the value of a key, or None, and stop keeping it."""
         found = self._values.pop(key, None)
         if found is None:
             return None
@@ -78,12 +79,12 @@ class BoundedCache(Generic[T]):
         return found[0]
 
     def drop(self, is_wanted_no_more: Callable[[Any], bool]) -> None:
-        """Drop those with such keys, which nobody will take."""
+        """Drop the values whose keys will not be asked for again."""
         for key in [key for key in self._values if is_wanted_no_more(key)]:
             self.take(key)
 
     def trim(self) -> None:
-        """Drop what is over the limit."""
+        """Drop values until the limit is kept."""
         while self.limit_bytes is not None and self.num_bytes > self.limit_bytes:
             _, (_, size) = self._values.popitem()
             self.num_bytes -= size
@@ -94,9 +95,9 @@ class BoundedCache(Generic[T]):
 
 
 def size_of(value: Any, depth: int = _DEPTH) -> int:
-    """About how many bytes a value takes: of arrays, tensors, images, bytes and text in its fields, and of the rest.
+    """Estimate how many bytes a value takes: arrays, tensors, images, bytes and text in its fields, and the rest.
 
-    Fields with names as ``__key__`` are keys and sources, which are small: they are not looked into.
+    Fields with names such as ``__key__`` are keys and sources, which are small and are not examined.
     """
     kind: Any = type(value)
     if kind in _PLAIN or not depth:
@@ -114,11 +115,11 @@ def size_of(value: Any, depth: int = _DEPTH) -> int:
         return _SMALL * (1 + len(value) - len(inner)) + _sum(inner, depth)
     if isinstance(value, list | tuple | set):
         if len(value) > _FEW and type(next(iter(value))) in _PLAIN:
-            # Tokens and the like, each as large as the others.
+            # Values such as tokens, which all have the same size.
             return _SMALL + len(value) * _NUMBER
         return _SMALL + _sum(value, depth)
     if callable(bands := getattr(value, "getbands", None)):
-        # An image of Pillow, a byte for each band of a pixel.
+        # An image of Pillow has a byte for each band of a pixel.
         return _SMALL + int(value.width) * int(value.height) * len(bands())
     if isinstance(value, bytearray | str):
         return _SMALL + len(value)
@@ -127,7 +128,7 @@ def size_of(value: Any, depth: int = _DEPTH) -> int:
 
 @cache
 def _fields(kind: Hashable) -> tuple[str, ...] | None:
-    """The fields of a dataclass that are looked into, None of any other type."""
+    """Return the fields of a dataclass that are examined; None for any other type."""
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
         return None
     return tuple(field.name for field in dataclasses.fields(kind) if not field.name.startswith("__"))
@@ -136,24 +137,24 @@ def _fields(kind: Hashable) -> tuple[str, ...] | None:
 def _sum(values: Iterable[Any], depth: int) -> int:
     total = 0
     for one in values:
-        # The plain ones are most, and a call for each would be what it all costs.
+        # Most values are plain, and a call for each would dominate the cost.
         total += _SMALL if type(one) in _PLAIN else size_of(one, depth - 1)
     return total
 
 
 _AHEAD = 256
-"""Positions of a lane that are looked up together: one by one, or eight, they cost many times as much."""
+"""Positions of a lane that are looked up together; fewer at a time cost many times as much each."""
 
 Pair = tuple[int, int]
-"""Position of the run and output: what tells an item from all others."""
+"""Position in the run and number of the output, which together identify an item."""
 
 
 @dataclass(frozen=True)
 class ReaderFigures:
     """What a reader has done.
 
-    ``frames``: see `FrameTotals`; ``num_encoded`` samples, ``num_encoded_again`` of them twice for want of room;
-    ``num_waiting`` outputs and packs wait for their units now, ``most_waiting_bytes`` is the most that they took.
+    ``frames``: see `FrameTotals`. ``num_encoded`` samples were encoded, ``num_encoded_again`` of them again for lack of
+    room. ``num_waiting`` outputs and packs wait for their units now; ``most_waiting_bytes`` is the most that they took.
     """
 
     frames: FrameTotals
@@ -164,13 +165,13 @@ class ReaderFigures:
 
 
 class UnitReader:
-    """Makes units by their numbers, those of a lane in rising order; what lies between them is passed over.
+    """Makes units by their numbers, in rising order within a lane; units in between are passed over.
 
-    A unit is a function of the recipe and its number: any reader that begins at a state before it makes the same.
+    A unit is a function of the recipe and its number: any reader that begins at a state before it makes the same unit.
 
     Args:
-        run: of which.
-        states: of the lanes that will be asked for, at or before the first unit of each.
+        run: the run.
+        states: states of the lanes that will be asked for, each at or before the first unit that is wanted.
     """
 
     def __init__(self, run: FramedRun, states: Sequence[LaneState]) -> None:
@@ -200,18 +201,18 @@ class UnitReader:
 
     @property
     def figures(self) -> ReaderFigures:
-        """So far."""
+        """What the reader has done so far."""
         held = self._held
         return ReaderFigures(self._walk.figures, self._num_encoded, self._num_again, len(held), held.most_bytes)
 
     def samples(self, numbers: Iterable[int]) -> list[Any]:
-        """One entry for each unit: a pack, an output, or the list of outputs of a group; None: its lane has ended.
+        """Return one entry for each unit: a pack, an output, or the outputs of a group; None if its lane has ended.
 
         All have restore keys.
 
         Raises:
             StateError: no state of the lane was given, or the unit was passed over.
-            SampleError, ConfigError: as of `SampleEncoder.makers`, and what hooks raise.
+            SampleError, ConfigError: as `SampleEncoder.makers`; also whatever hooks raise.
         """
         found = []
         with self._pipeline:
@@ -222,41 +223,41 @@ class UnitReader:
         return found
 
     def look(self, number: int) -> Unit | None:
-        """What a unit is made of, without making it; None: its lane has ended. Its frame is encoded."""
+        """Return what a unit is made of without making it, or None if its lane has ended. Encodes its frame."""
         with self._pipeline:
             found = self._unit(number)
         self._held.trim()
         return found
 
     def skip(self, number: int) -> None:
-        """Pass over a unit: the next one of its lane is asked for next."""
+        """Pass over a unit: the next one of its lane is the next to be asked for."""
         lanes = self.run.lanes
         self._pass(number % lanes.num_lanes, number // lanes.num_lanes + 1)
         self._held.trim()
 
     def collate(self, samples: Sequence[Any]) -> dict[str, Any]:
-        """What `samples` gave for a micro-batch as one batch, by ``batch`` and ``encode_batch``, in columns. Pure.
+        """Return the result of `samples` for a micro-batch as one batch, made by ``batch`` and ``encode_batch``.
 
-        Of groups, that of one unit. Entries that are None are left out; of none there are no columns but those that all
-        samples have.
+        With groups, the micro-batch is one unit. Entries that are None are left out; if all are, there are only the
+        columns that all samples have.
 
         Raises:
             ConfigError: see `one_batch`; several groups.
         """
-        there = [sample for sample in samples if sample is not None]
+        present = [sample for sample in samples if sample is not None]
         if self.run.is_group_batches:
-            if len(there) > 1:
+            if len(present) > 1:
                 raise ConfigError(
-                    f"{len(there)} units of a group each were to be one batch; a unit is a batch already: take"
+                    f"{len(present)} units of a group each were to make one batch; a unit is a batch already: use"
                     " micro_batch_size=1"
                 )
-            there = there[0] if there else []
-        if not there:
+            present = present[0] if present else []
+        if not present:
             return {name: [] for name in BASE_FIELDS}
-        key = restore_key_of(there[0])
+        key = restore_key_of(present[0])
         return one_batch(
             self._pipeline,
-            there,
+            present,
             self._place(key),
             key,
             kind="a framed source",
@@ -264,9 +265,9 @@ class UnitReader:
         )
 
     def marks(self) -> list[LaneState]:
-        """The states of lanes at the frames that were planned since the last call, and at the one after each.
+        """Return the lane states at frames planned since the last call, and at the frame after each.
 
-        A lane that gives unit u next is in the last state that has ``first_unit`` <= u: ``.at(u)``.
+        A lane whose next unit is u is in the last state with ``first_unit`` <= u: ``.at(u)``.
         """
         found = []
         for lane, walked in self._walk.lanes.items():
@@ -277,7 +278,7 @@ class UnitReader:
         return found
 
     def leave(self, lanes: Iterable[int]) -> None:
-        """Let go of all that is kept for lanes that are asked for no more."""
+        """Release everything that is kept for lanes that will not be asked for again."""
         left = {int(lane) for lane in lanes}
         for lane in left:
             self._walk.lanes.pop(lane, None)
@@ -288,7 +289,7 @@ class UnitReader:
             self._held.drop(lambda key: self._lane_of(_position(key)) in left)
 
     def forget(self, number: int) -> None:
-        """The first ``number`` units of the run are delivered: states before them are not needed."""
+        """The first ``number`` units of the run are delivered, so that states before them are not needed."""
         self._walk.forget(number)
 
     def _lane_of(self, position: int) -> int:
@@ -302,7 +303,7 @@ class UnitReader:
         return self._walk.units(np.array([number], dtype=np.int64))[0]
 
     def _pass(self, lane: int, until: int) -> None:
-        """Let go of the units of a lane before one: they are others', or were delivered before a resume."""
+        """Release the units of a lane before ``until``: others make them, or they were delivered before a resume."""
         num_lanes = self.run.lanes.num_lanes
         for unit in range(self._next.get(lane, until), until):
             passed = self._walk.units(np.array([unit * num_lanes + lane], dtype=np.int64))[0]
@@ -315,7 +316,7 @@ class UnitReader:
         self._next[lane] = max(self._next.get(lane, 0), until)
 
     def _find(self, positions: IntArray) -> Items:
-        """The outputs at positions, and what decides their units; kept for the units that they come into."""
+        """Return the outputs at positions and what decides their units; keeps the outputs for these units."""
         self._held.trim()
         made, faults = self._encoded(positions)
         groups: list[Any] | None = [] if self.run.is_group_batches else None
@@ -343,7 +344,7 @@ class UnitReader:
                     self._held.put((position, one.number), one, one.output.sample)
             if log is None:
                 continue
-            # A fault is told with the unit of the first output, once in a run; without outputs, where it is met.
+            # A fault is reported once in a run: with the unit of the sample's first output or, without outputs, now.
             if first == len(pairs):
                 self.faults.merge(log)
             elif wanted is None or pairs[first][1] in wanted:
@@ -365,7 +366,7 @@ class UnitReader:
         return made
 
     def _located(self, positions: IntArray) -> Located:
-        """Where the samples at positions of a lane are; those after them are looked up with them, for later frames."""
+        """Return where the samples at positions of a lane are, and look up the next positions for later frames."""
         lanes = self.run.lanes
         lane = int(lanes.lanes_of(positions[:1])[0])
         found = self._ahead.get(lane)
@@ -380,7 +381,7 @@ class UnitReader:
         return Located(positions, found.sources[rows], found.addresses[rows])
 
     def _items(self, pairs: Sequence[Pair], *, keep: bool) -> list[MadeOutput]:
-        """Outputs that were made before, or are made again."""
+        """Return outputs that were kept, or make them again."""
         found: dict[Pair, MadeOutput | None] = {
             pair: self._held.get(pair) if keep else self._held.take(pair) for pair in pairs
         }
@@ -388,8 +389,8 @@ class UnitReader:
         if missing:
             if self.run.not_stateless is not None:
                 raise ConfigError(
-                    f"a unit is asked for twice, and {self._kind}.{self.run.not_stateless} is not marked @stateless:"
-                    " its samples cannot be made again; mark it, or ask once"
+                    f"a unit was asked for twice, and {self._kind}.{self.run.not_stateless} is not marked @stateless,"
+                    " so that its samples cannot be made again; mark it, or ask once"
                 )
             positions = np.unique(np.array([position for position, _ in missing], dtype=np.int64))
             again = dict(zip(positions.tolist(), self._encoded(positions)[0], strict=True))
@@ -398,7 +399,8 @@ class UnitReader:
                 if output >= len(again[position]):
                     raise StateError(
                         f"{self._kind} made output {output} of the sample at position {position:,}, and now makes"
-                        f" {len(again[position])} of it: hooks that are @stateless make the same of the same sample"
+                        f" {len(again[position])} outputs: hooks that are @stateless must return the same for the same"
+                        " sample"
                     )
                 found[position, output] = again[position][output]
         return [one for one in found.values() if one is not None]
@@ -420,8 +422,8 @@ class UnitReader:
         packs = self._packs(pairs, keep=False)
         if part >= len(packs) or (len(packs) > 1 and not self._pipeline.hooks["pack_selected_samples"].is_generator):
             raise ConfigError(
-                f"{self._kind}.pack_selected_samples gave {len(packs)} packs of {len(pairs)} samples, where one was"
-                " planned: a hook that gives several, or none, is written as a generator, and gives the same always"
+                f"{self._kind}.pack_selected_samples returned {len(packs)} packs of {len(pairs)} samples, where one was"
+                " planned: a hook that makes several packs, or none, must be a generator, and always yield the same"
             )
         return packs[part]
 
@@ -433,7 +435,7 @@ class UnitReader:
         return [keyed(pack.sample, pack_key(keys, number), self._kind) for number, pack in enumerate(packs)]
 
     def _count(self, items: Items, packs: Sequence[IntArray]) -> list[int]:
-        """How many packs a generator gives of each selection: it is run when the frame is planned."""
+        """Return how many packs a generator makes of each selection; it runs when the frame is planned."""
         counts = []
         for rows in packs:
             pairs = _pairs(items.take(rows))
@@ -448,7 +450,7 @@ class UnitReader:
         return counts
 
     def _select(self, items: Items) -> list[list[int]]:
-        """As ``select_samples_to_pack`` says; its random numbers are of the place of the first sample."""
+        """Select as ``select_samples_to_pack`` does; its random numbers depend on the place of the first sample."""
         made = self._items(_pairs(items), keep=True)
         try:
             return self._pipeline.select([one.output.sample for one in made], made[0].output.place).packs
@@ -456,13 +458,13 @@ class UnitReader:
             where = f"the frame that begins with {self.sources.key(made[0])!r}, of {len(made)} samples"
             if isinstance(failure.error, SkipSample):
                 raise ConfigError(
-                    f"SkipSample in select_samples_to_pack of {self._kind}: {where}; what it does not select waits for"
-                    " the next frame: return no packs, or skip samples in preencode_sample"
+                    f"SkipSample in select_samples_to_pack of {self._kind}: {where}; samples that it does not select"
+                    " wait for the next frame: return no packs, or skip samples in preencode_sample"
                 ) from failure.error
             raise raised(failure, self._kind, where) from failure.error.__cause__
 
     def _place(self, key: Any) -> CallKey:
-        """Of a batch that begins with the sample of a key: from the key alone, so that it can be made again."""
+        """Return the place of a batch that begins with the sample of a key; the key alone decides it."""
         found = parsed(key)
         first = found if isinstance(found, OutputKey) else found.outputs[0]
         part = 0 if isinstance(found, OutputKey) else found.part
@@ -475,6 +477,6 @@ def _pairs(items: Items) -> list[Pair]:
 
 
 def _position(key: Any) -> int:
-    """Of the item, or of the first item of the pack, that is held under a key."""
+    """Return the position of the item, or of the pack's first item, that is kept under a key."""
     found: int = key[1][0] if key[0] == "pack" else key[0]
     return found

@@ -1,13 +1,11 @@
-"""What a task encoder makes of every sample, found out once and kept: how many outputs, how long, of which group.
+"""Measuring: what a task encoder makes of every sample is found once and stored: number of outputs, lengths, groups.
 
 dataset, encoder --measure--> chunks of samples, in processes --> one folder of arrays, named by what decides it
 MeasuredFacts.open(folder) --> facts of the plan: filters, generators, groups and packs in closed form
 
-group_keys   keys of groups as JSON and back
-chunk        the facts of some neighbours: the hooks are run
-merging      chunks as one
-facts        the folder: read, checked, summed up
-running      `measure`: what is there already, processes, progress
+chunk        the facts of some neighbouring samples: the hooks are run
+facts        the folder of facts: read, checked, summed up
+running      `measure`: finds facts that are there, runs processes, merges chunks
 """
 
 from headrace.datasets.measuring.facts import FaultCount, GroupFacts, MeasuredFacts, Summary

@@ -1,6 +1,6 @@
-"""The facts of some neighbouring samples: hooks of a task encoder are run, what they give is looked at, not kept.
+"""The facts of some neighbouring samples: the hooks of a task encoder are run, and their results measured and dropped.
 
-Keys of groups as they are kept: JSON, one text for each key.
+Keys of groups are stored as JSON, one text for each key.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from headrace.stores import kept_name
 
 
 def key_text(key: Any) -> str:
-    """The key as JSON, tuples as arrays; numbers of NumPy become plain ones.
+    """Return the key as JSON, with tuples as arrays and NumPy numbers as plain ones.
 
     Raises:
-        ConfigError: it holds something else than strings, numbers, booleans, None, and tuples of them.
+        ConfigError: the key holds something else than strings, numbers, booleans, None, and tuples of them.
     """
     return msgspec.json.encode(_plain(key, key)).decode()
 
 
 def key_of(text: str) -> Any:
-    """The key of a text that `key_text` gave."""
+    """Return the key that `key_text` turned into a text."""
     return _tuples(msgspec.json.decode(text))
 
 
@@ -48,8 +48,9 @@ def _plain(value: Any, key: Any) -> Any:
     if type(value) is float and math.isfinite(value):
         return value
     raise ConfigError(
-        f"batch_group_criterion gave the key {key!r:.80}, in which {value!r:.40} is of type {type(value).__name__}."
-        " Measured keys are stored as JSON: give strings, numbers of at most 64 bits, booleans, None, or tuples of them"
+        f"batch_group_criterion returned the key {key!r:.80}, in which {value!r:.40} has the type"
+        f" {type(value).__name__}. Measured keys are stored as JSON: return strings, numbers of at most 64 bits,"
+        " booleans, None, or tuples of them"
     )
 
 
@@ -58,20 +59,20 @@ def _tuples(value: Any) -> Any:
 
 
 FACTS_VERSION: Final = 1
-"""Raised by a change to what is measured or how it is stored."""
+"""Version of what is measured and how it is stored; raise it with any change."""
 
 _READ_SAMPLES: Final = 64
-"""Read together."""
+"""Number of samples that are read together."""
 
 MAX_LENGTH: Final = (1 << 32) - 1
 
 
 class Chunk(NamedTuple):
-    """Of samples one after another.
+    """The facts of consecutive samples.
 
-    ``is_good`` (samples,) bool and ``num_outputs`` (samples,) uint32; of each output of these, where it was measured,
-    ``lengths`` and ``groups`` uint32, the groups as numbers of ``keys``: (key as JSON, size of its batches or None).
-    ``faults`` are those of the samples that are not good.
+    ``arrays`` holds ``is_good`` (samples,) bool and ``num_outputs`` (samples,) uint32, and for each output, if
+    measured, ``lengths`` and ``groups`` uint32. Groups are numbers of ``keys``: (key as JSON, size of its batches or
+    None). ``faults`` are those of the samples that are not good.
     """
 
     arrays: dict[str, NDArray[Any]]
@@ -80,12 +81,12 @@ class Chunk(NamedTuple):
 
 
 class Measuring:
-    """Measures samples of one dataset under one task encoder. Pickles where these do.
+    """Measures samples of one dataset under one task encoder. Can be pickled if these can.
 
     Args:
-        dataset: of media, as for `EncodedDataset`.
-        encoder: the task encoder. Of one that packs, outputs are what ``preencode_sample`` gives.
-        settings: JSON-safe, what else decides the facts.
+        dataset: a dataset of media, as for `EncodedDataset`.
+        encoder: the task encoder. If it packs, outputs are the results of ``preencode_sample``.
+        settings: whatever else decides the facts, JSON-safe.
 
     Raises:
         ConfigError: what `SampleEncoder` refuses; a hook to be measured that is not marked ``@stateless``.
@@ -97,13 +98,13 @@ class Measuring:
         self.dataset = self.outputs.dataset
         self.settings = dict(settings or {})
         self._given = dataset, encoder, self.settings
-        # Before any hook is run: one may count in an attribute.
+        # Computed before any hook runs, since a hook may change an attribute.
         self.recipe = facts_recipe(self.pipeline)
         for hook in self._hooks():
             if not hook.stateless:
                 raise ConfigError(
-                    f"{type(encoder).__name__}.{hook.name} is not marked @stateless: what it gives may depend on what"
-                    " ran before, and then it cannot be measured once for all; mark it"
+                    f"{type(encoder).__name__}.{hook.name} is not marked @stateless: its result may depend on what ran"
+                    " before, and then it cannot be measured once for all; mark it"
                 )
 
     def _hooks(self) -> list[Hook]:
@@ -112,14 +113,14 @@ class Measuring:
 
     @property
     def name(self) -> str:
-        """128 bits in hex over all that decides the facts."""
+        """Hash over everything that decides the facts: 128 bits in hex."""
         return facts_name(self.dataset.fingerprint, self.recipe, self.settings)
 
     def chunk(self, first: int, end: int, on_samples: Callable[[int], None] = lambda number: None) -> Chunk:
-        """The facts of samples ``first`` to ``end`` - 1.
+        """Return the facts of samples ``first`` to ``end`` - 1.
 
         Raises:
-            Exception: what is no fault of a sample, such as a file that cannot be read, or wrong code.
+            Exception: a fault that is not due to a sample, such as a file that cannot be read, or wrong code.
         """
         num_samples = end - first
         counts = np.zeros(num_samples, dtype=np.uint32)
@@ -149,7 +150,7 @@ class Measuring:
         return Chunk(arrays, list(keys), faults)
 
     def _measured(self, index: int, make: Callable[[], list[Output]]) -> list[_Row] | Fault:
-        """The facts of each output of a sample, or why it has to be left out."""
+        """Return the facts of each output of a sample, or why the sample has to be left out."""
         try:
             return [self._row(one) for one in make()]
         except HookFailure as failure:
@@ -161,7 +162,7 @@ class Measuring:
                 raise error from error.__cause__
             return self._fault(index, hook, error)
         except Exception:
-            # Those of the sample are in the log, all others are not.
+            # Faults of the sample are in the log, all others are not.
             log, self.outputs.faults = self.outputs.faults, FaultLog()
             if not log.total:
                 raise
@@ -173,7 +174,7 @@ class Measuring:
             length = self.pipeline.length(one)
             if length > MAX_LENGTH:
                 kind = type(self.pipeline.encoder).__name__
-                raise ConfigError(f"{kind}.sample_length gave {length:,}; lengths are stored in 32 bits")
+                raise ConfigError(f"{kind}.sample_length returned {length:,}; lengths are stored in 32 bits")
         if measures_groups(self.pipeline):
             key, size = self.pipeline.criterion(one)
             group = key_text(key), size
@@ -185,7 +186,7 @@ class Measuring:
         try:
             origin = media_origins(store, np.array([index], dtype=np.int64))[0][0]
             shard, key = origin.shard, origin.key
-        except HeadraceError:  # the fault that is told is the one that was met first
+        except HeadraceError:  # the first fault is the one to report
             pass
         return Fault(
             source=store.path,
@@ -209,18 +210,18 @@ class _Row(NamedTuple):
 
 
 def measured_pipeline(encoder: Encoder) -> EncoderPipeline:
-    """The hooks as they are run for measured sources: one that packs does so after the samples were chosen."""
+    """Return the hooks as they run for measured sources: an encoder that packs does so after samples were chosen."""
     found = EncoderPipeline(encoder)
     return EncoderPipeline(encoder, packing=True) if found.hooks["pack_selected_samples"].is_overridden else found
 
 
 def measures_groups(pipeline: EncoderPipeline) -> bool:
-    """Whether outputs have groups; of an encoder that packs, only its packs have."""
+    """Return whether outputs have groups; with an encoder that packs, only its packs do."""
     return pipeline.groups and not pipeline.packing
 
 
 def measured_hooks(pipeline: EncoderPipeline) -> list[str]:
-    """Names of the user's hooks that decide the facts."""
+    """Return the names of the user's hooks that decide the facts."""
     names = ["cook_crude_sample", "encode_sample", "preencode_sample", "sample_length"]
     if not pipeline.packing:
         names += ["postencode_sample", "batch_group_criterion"]
@@ -228,20 +229,20 @@ def measured_hooks(pipeline: EncoderPipeline) -> list[str]:
 
 
 def facts_recipe(pipeline: EncoderPipeline) -> dict[str, Any]:
-    """JSON-safe: what of an encoder decides the facts, by names, version and plain attributes."""
+    """Return what decides the facts of an encoder: names, version and plain attributes; JSON-safe."""
     recipe = {
         **encoder_recipe(pipeline.encoder),
         "hooks": measured_hooks(pipeline),
         "packing": pipeline.packing,
         "attributes": _attributes(pipeline.encoder),
     }
-    # As it comes back from a file.
+    # The same values as after reading from a file.
     decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(recipe))
     return decoded
 
 
 def _attributes(encoder: Encoder) -> dict[str, Any]:
-    """Numbers, texts and switches that the encoder itself holds, such as arguments that it was made with."""
+    """Return numbers, texts and booleans that the encoder holds, such as the arguments that it was made with."""
     within = _attributes(encoder._task_encoder) if isinstance(encoder, AugmentTaskEncoder) else {}
     own = {
         name: _as_json(value)
@@ -255,7 +256,7 @@ _PLAIN: Final = (str, int, float, bool, type(None))
 
 
 def _as_json(value: Any) -> Any:
-    """The value; as text what JSON would lose: infinity, numbers beyond 64 bits, half of a character."""
+    """Return the value, or a text for what JSON would lose: infinity, numbers beyond 64 bits, lone surrogates."""
     try:
         same = msgspec.json.decode(msgspec.json.encode(value)) == value
     except (OverflowError, UnicodeEncodeError):
@@ -264,5 +265,5 @@ def _as_json(value: Any) -> Any:
 
 
 def facts_name(dataset: str, recipe: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """What facts are kept by: 128 bits over the fingerprint of the dataset, the encoder, and this version."""
+    """Return the name of stored facts: 128 bits over the dataset's fingerprint, the encoder, and this version."""
     return kept_name("facts", FACTS_VERSION, dataset, dict(recipe), dict(settings))

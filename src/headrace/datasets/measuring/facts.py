@@ -1,4 +1,4 @@
-"""The folder of facts: arrays that are mapped, and a summary."""
+"""`MeasuredFacts`: the folder of facts, memory-mapped arrays and a summary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headrace.stores import check_arrays, find_arrays
 
 
 class FaultCount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Samples that failed in a hook with errors of a kind."""
+    """Number of samples that failed in a hook with one kind of error."""
 
     hook: str
     kind: str
@@ -31,7 +31,7 @@ class FaultCount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class GroupFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One group of outputs: its key as JSON, the size of its batches where the hook says it, and its outputs."""
+    """One group of outputs: its key as JSON, the size of its batches if the hook returns one, and its outputs."""
 
     key: str
     size: int | None
@@ -39,22 +39,22 @@ class GroupFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of the facts besides the arrays.
+    """What is known of the facts in addition to the arrays.
 
     Attributes:
-        kind: tells the file from others of its form.
-        version: of the format.
+        kind: identifies this kind of file.
+        version: version of the format.
         dataset: fingerprint of the dataset that was measured.
         encoder: name, version and hooks of the task encoder.
-        settings: what else was said to decide the facts.
-        samples: of the dataset.
-        bad_samples: those that could not be made; they have no outputs.
-        skipped_samples: good ones that have none: filtered out.
-        outputs: of all good samples.
-        tokens: the sum of their lengths, None where these were not measured.
-        groups: by their numbers, in the order in which they first come; empty where they were not measured.
-        faults: of the bad samples, most frequent first.
-        xxh3_128: of the bytes of all arrays.
+        settings: whatever else was given as deciding the facts.
+        samples: number of samples in the dataset.
+        bad_samples: samples that could not be made; they have no outputs.
+        skipped_samples: good samples that have no outputs: filtered out.
+        outputs: number of outputs of all good samples.
+        tokens: the sum of their lengths; None if these were not measured.
+        groups: by their numbers, in the order in which they first occur; empty if they were not measured.
+        faults: those of the bad samples, most frequent first.
+        xxh3_128: hash of the bytes of all arrays.
     """
 
     kind: Literal["headrace.facts"] = "headrace.facts"
@@ -73,17 +73,17 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def numbers_of(exclude: Sequence[int] | IntArray) -> IntArray:
-    """(n,) int64: samples to be left out. Raises ConfigError: not numbers of samples, such as a mask."""
+    """(n,) int64: samples to leave out. Raises ConfigError for anything but numbers of samples, such as a mask."""
     found = np.asarray(exclude)
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-        raise ConfigError(f"exclude is {found.dtype} of shape {found.shape}; it is a list of numbers of samples")
+        raise ConfigError(f"exclude is {found.dtype} of shape {found.shape}; expected a list of numbers of samples")
     return found.astype(np.int64)
 
 
 class MeasuredFacts:
-    """What `measure` found out, mapped from its folder.
+    """The result of `measure`, memory-mapped from its folder.
 
-    Arrays by name: ``is_good`` (samples,) bool, ``num_outputs`` (samples,) unsigned; of each output, where measured,
+    Arrays by name: ``is_good`` (samples,) bool, ``num_outputs`` (samples,) unsigned; for each output, if measured,
     ``lengths`` and ``groups`` (outputs,) unsigned; ``faults`` (bytes,) uint8, JSON lines.
     """
 
@@ -94,20 +94,20 @@ class MeasuredFacts:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> MeasuredFacts:
-        """The facts in a folder. All bytes are hashed, 0.15 s a gigabyte: of 10^8 samples about 0.05 s.
+        """Open the facts in a folder. All bytes are hashed, 0.15 s a gigabyte: about 0.05 s for 10^8 samples.
 
         Raises:
-            StoreError: none are there, or they are damaged.
+            StoreError: there are none, or they are damaged.
         """
         check_local(path)
         found = cls.find(Path(path))
         if found is None:
-            raise StoreError(f"{path}: no facts are there; `headrace measure` prints the folder that it writes")
+            raise StoreError(f"{path}: there are no facts; `headrace measure` prints the folder that it writes")
         return found
 
     @classmethod
     def find(cls, path: Path) -> MeasuredFacts | None:
-        """The same, None where none are. Raises StoreError: they are damaged."""
+        """Open the facts in a folder, or return None if there are none. Raises StoreError if they are damaged."""
         kept = find_arrays(path.parent, path.name)
         if kept is None:
             return None
@@ -115,24 +115,26 @@ class MeasuredFacts:
         try:
             summary = msgspec.json.decode(meta, type=Summary)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise StoreError(f"{path}: these are not facts, or of another version: {error}") from error
+            raise StoreError(f"{path}: these are not facts, or facts of another version: {error}") from error
         if summary.version != FACTS_VERSION:
-            raise StoreError(f"{path}: facts of version {summary.version}, this Headrace has {FACTS_VERSION}: measure")
+            raise StoreError(
+                f"{path}: facts of version {summary.version}, and this Headrace has {FACTS_VERSION}: measure again"
+            )
         rows = {"is_good": summary.samples, "num_outputs": summary.samples}
         rows |= dict.fromkeys(("lengths", "groups"), summary.outputs)
         for name in ("is_good", "num_outputs", "faults", *(["groups"] if summary.groups else [])):
             if name not in arrays:
-                raise StoreError(f"{path}: the array {name!r} is not there; remove {path}, and measure again")
+                raise StoreError(f"{path}: the array {name!r} is missing; remove {path}, and measure again")
         for name, array in arrays.items():
             if array.ndim != 1 or array.dtype.kind not in "bu" or len(array) != rows.get(name, len(array)):
                 raise StoreError(
-                    f"{path / name}.npy: {array.dtype} of shape {array.shape}, the summary tells of"
-                    f" {rows.get(name, len(array)):,}; remove {path}, and measure again"
+                    f"{path / name}.npy: {array.dtype} of shape {array.shape}, and the summary expects"
+                    f" {rows.get(name, len(array)):,} values; remove {path}, and measure again"
                 )
         return cls(path, summary, arrays)
 
     def check(self) -> list[str]:
-        """Read all bytes and say what differs from what was written; empty if nothing does."""
+        """Read all bytes and return how they differ from what was written; empty if they do not."""
         return check_arrays(self.path.parent, self.path.name)
 
     def __len__(self) -> int:
@@ -140,24 +142,24 @@ class MeasuredFacts:
 
     @property
     def name(self) -> str:
-        """The name of the folder: 128 bits over what was measured."""
+        """Name of the folder: 128 bits over what was measured."""
         return self.path.name
 
     @property
     def keys(self) -> list[Any]:
-        """The keys of the groups, by their numbers."""
+        """Keys of the groups, by their numbers."""
         return [key_of(group.key) for group in self.summary.groups]
 
     def faults(self) -> Iterator[Fault]:
-        """Of each bad sample, in their order: which it is, and why."""
+        """Yield the fault of each bad sample, in order: which sample it is, and why it failed."""
         for line in self.arrays["faults"].tobytes().splitlines():
             yield msgspec.json.decode(line, type=Fault)
 
     def facts(self, exclude: Sequence[int] | IntArray = ()) -> Facts:
-        """The facts for the plan, some samples left out.
+        """Return the facts for the plan, with some samples left out.
 
         Raises:
-            ConfigError: there is no such sample, or nothing is left.
+            ConfigError: there is no such sample, or no sample is left.
         """
         counts = self.arrays["num_outputs"]
         return Facts(
@@ -170,7 +172,7 @@ class MeasuredFacts:
 
     def _kept(self, exclude: IntArray) -> NDArray[np.bool_] | None:
         if not len(exclude):
-            return None  # bad samples have no outputs, which says enough
+            return None  # bad samples have no outputs, and so need no mask
         if int(exclude.min()) < 0 or int(exclude.max()) >= len(self):
             raise ConfigError(
                 f"exclude names samples {int(exclude.min()):,} to {int(exclude.max()):,}; there are {len(self):,},"
@@ -183,22 +185,24 @@ class MeasuredFacts:
     def grouping(
         self, *, batch_size: int | None = None, remainder: Remainder = "short", regroup: bool = False
     ) -> Grouping:
-        """Units of one group each, of the sizes that ``batch_group_criterion`` gave.
+        """Return units of one group each, with the sizes that ``batch_group_criterion`` returned.
 
         Args:
-            batch_size: of all groups, where the hook gave None.
+            batch_size: size for all groups, if the hook returned None.
             remainder, regroup: see `Grouping`.
 
         Raises:
-            ConfigError: groups were not measured; a size from both, or from neither.
+            ConfigError: groups were not measured; a size is given twice, or not at all.
         """
         groups = self.summary.groups
         if not groups:
             raise ConfigError(f"{self.path}: groups were not measured: the encoder has no batch_group_criterion")
         sizes = {number: group.size for number, group in enumerate(groups) if group.size is not None}
         if bool(sizes) if batch_size is not None else len(sizes) < len(groups):
-            said = f"{len(sizes):,} of {len(groups):,} groups have a size from batch_group_criterion"
-            raise ConfigError(f"{said}, and batch_size is {batch_size}; exactly one of the two says it")
+            raise ConfigError(
+                f"{len(sizes):,} of {len(groups):,} groups have a size from batch_group_criterion, and batch_size is"
+                f" {batch_size}; exactly one of the two must set the sizes"
+            )
         common = batch_size or Counter(sizes.values()).most_common(1)[0][0]
         others = {number: size for number, size in sizes.items() if size != common}
         return Grouping(size=common, sizes=others, remainder=remainder, regroup=regroup)

@@ -1,6 +1,6 @@
-"""`measure`: facts that are there already, or made now by processes, chunk by chunk, and merged.
+"""`measure`: finds stored facts, or measures them in processes, chunk by chunk, and merges the chunks.
 
-Chunks of facts as one: arrays end to end, groups numbered as they first come.
+Merged arrays hold the chunks one after another; groups are numbered in the order in which they first occur.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from headrace.io import cache_folder, check_local
 from headrace.stores import find_cache, keep_arrays
 
 _HASHED: Final = 1 << 24
-"""Elements hashed together."""
+"""Number of elements that are hashed together."""
 
 
 class ChunkMeta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is kept of a chunk beside its arrays."""
+    """What is stored of a chunk in addition to its arrays."""
 
     keys: list[tuple[str, int | None]]
     faults: list[Fault]
@@ -49,7 +49,7 @@ def keep_chunk(folder: Path, name: str, chunk: Chunk) -> None:
 
 
 def find_chunk(folder: Path, name: str) -> Chunk | None:
-    """A chunk that was kept, mapped; None where there is none that is whole."""
+    """Return a chunk that was stored, memory-mapped; None if there is none, or it is incomplete."""
     found = find_cache(folder, name)
     if found is None:
         return None
@@ -58,7 +58,7 @@ def find_chunk(folder: Path, name: str) -> Chunk | None:
 
 
 class _Totals:
-    """What is known when all chunks were seen once."""
+    """What is known after one pass over all chunks."""
 
     def __init__(self, chunks: Iterator[Chunk]) -> None:
         self.numbers: dict[str, int] = {}
@@ -79,8 +79,8 @@ class _Totals:
                 self.sizes.append(size)
             elif self.sizes[number] != size:
                 raise ConfigError(
-                    f"batch_group_criterion gave the group {key} the sizes {self.sizes[number]} and {size}; all batches"
-                    " of a group are of one size"
+                    f"batch_group_criterion returned two sizes for the group {key}, {self.sizes[number]} and {size};"
+                    " all batches of a group must have one size"
                 )
         for fault in chunk.faults:
             self.faults.append(msgspec.json.encode(fault) + b"\n")
@@ -98,11 +98,11 @@ class _Totals:
 def merged(
     measuring: Measuring, folder: Path, names: Sequence[str], scratch: Path
 ) -> tuple[Summary, dict[str, NDArray[Any]]]:
-    """All chunks as one, the arrays in files of ``scratch``; one chunk is held at a time.
+    """Return all chunks as one, with the arrays in files of ``scratch``; one chunk is in memory at a time.
 
     Raises:
-        StoreError: a chunk is not there, or damaged.
-        ConfigError: a group with two sizes.
+        StoreError: a chunk is missing or damaged.
+        ConfigError: a group has two sizes.
     """
     totals = _Totals(_chunks(folder, names))
     arrays = {
@@ -133,12 +133,14 @@ def _chunks(folder: Path, names: Sequence[str]) -> Iterator[Chunk]:
     for name in names:
         chunk = find_chunk(folder, name)
         if chunk is None:
-            raise StoreError(f"{folder / name}: was there and is not any more; another process has removed it: go on")
+            raise StoreError(
+                f"{folder / name}: was there before, and another process has removed it: run again, which continues"
+            )
         yield chunk
 
 
 def _filled(arrays: Mapping[str, NDArray[Any]], chunks: Iterator[Chunk], numbers: Mapping[str, int]) -> NDArray[Any]:
-    """Copy the chunks into the arrays; (groups,) int64: the outputs of each group."""
+    """Copy the chunks into the arrays; returns the number of outputs of each group, (groups,) int64."""
     ends: Counter[str] = Counter()
     outputs = np.zeros(len(numbers), dtype=np.int64)
     for chunk in chunks:
@@ -154,19 +156,19 @@ def _filled(arrays: Mapping[str, NDArray[Any]], chunks: Iterator[Chunk], numbers
 
 
 def _dtype(name: str, largest: int) -> np.dtype[Any]:
-    """The smallest that holds all."""
+    """Return the smallest dtype that holds all values."""
     if name == "is_good":
         return np.dtype(bool)
     return np.min_scalar_type(largest)
 
 
 def _empty(path: Path, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array in a file, so that as many samples as there are take no memory."""
+    """Return an array in a file, which takes no memory however many samples there are."""
     if not size:
         return np.empty(0, dtype=dtype)
     array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(size,))
     if hasattr(os, "posix_fallocate"):
-        # The file has holes, and where the disk is full, writing to a mapped one ends the process.
+        # The new file has holes; if the disk were full, writing to them through the map would kill the process.
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return array
@@ -182,11 +184,11 @@ def _hash(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 _CHUNK_SAMPLES: Final = 8192
-"""What a process that is killed has to measure again, at most."""
+"""Most samples that are measured again after a process was killed."""
 
 _MIN_CHUNK: Final = 64
 _MIN_CHUNKS: Final = 64
-"""Of small datasets, so that processes have their share."""
+"""Small datasets have at least this many chunks, if these keep `_MIN_CHUNK` samples, to share between processes."""
 
 Progress = Callable[[int, int], None]
 
@@ -200,36 +202,37 @@ def measure(
     workers: int = 1,
     on_samples: Progress | None = None,
 ) -> MeasuredFacts:
-    """What a task encoder makes of every sample: run over all once, or found where it was kept.
+    """Return what a task encoder makes of every sample: measured now, once, or found where it was stored.
 
-    Each sample is decoded, cooked and encoded; of its outputs the number, and where the encoder has ``sample_length``
-    and ``batch_group_criterion``, length and group are kept, some bytes each. A sample that cannot be made is bad; one
-    for which ``SkipSample`` is raised is good and has no outputs. What is no fault of a sample ends the run.
+    Each sample is decoded, cooked and encoded. The number of its outputs is stored, and the length and group of each if
+    the encoder has ``sample_length`` and ``batch_group_criterion``, a few bytes each. A sample that cannot be made is
+    bad; one for which ``SkipSample`` is raised is good and has no outputs. A fault that is not due to a sample ends the
+    run.
 
-    The facts lie in ``folder``, in a folder named by the fingerprint of the dataset, the encoder's name, ``version``,
-    hooks, and attributes that are plain numbers or texts and have no ``_`` in front. A run that was ended in any way
-    goes on after the last whole chunk, and ends in the same bytes, for any number of processes. Call it in one process
-    of a training, before the others.
+    The facts are in ``folder``, in a folder named by the fingerprint of the dataset, the encoder's name, ``version``,
+    hooks, and those of its attributes that are plain numbers or texts and whose name does not begin with ``_``. A run
+    that was ended in any way continues after the last whole chunk, and ends in the same bytes, for any number of
+    processes. In a training, call it in one process before the others.
 
     Args:
-        dataset: as for `EncodedDataset`.
-        encoder: the task encoder. Raise its ``version`` whenever what its hooks give changes.
-        folder: None for the cache folder, ``$HEADRACE_CACHE/facts``.
-        settings: JSON-safe, what else decides the facts.
-        workers: processes, started anew: dataset and encoder have to pickle, and a script needs
-            ``if __name__ == "__main__"``. One measures in this process.
-        on_samples: called now and then with the numbers of samples that are done, and of all.
+        dataset: a dataset of media, as for `EncodedDataset`.
+        encoder: the task encoder. Raise its ``version`` whenever the results of its hooks change.
+        folder: None is the cache folder, ``$HEADRACE_CACHE/facts``.
+        settings: whatever else decides the facts, JSON-safe.
+        workers: number of processes, which are spawned: dataset and encoder must be picklable, and a script needs ``if
+            __name__ == "__main__"``. 1 measures in this process.
+        on_samples: called now and then with the number of samples that are done, and of all samples.
 
     Raises:
-        ConfigError: what `EncodedDataset` refuses but for the number of outputs; a hook that is not ``@stateless``; a
-            group key that is not JSON, a group with two sizes; no cache folder.
-        StoreError, OSError: data cannot be read, or facts that are there are damaged.
+        ConfigError: what `EncodedDataset` refuses, except for the number of outputs; a hook that is not ``@stateless``;
+            a group key that is not JSON, a group with two sizes; no cache folder.
+        StoreError, OSError: data cannot be read, or stored facts are damaged.
         OutputError: the folder cannot be written.
         WorkerError: a process ended.
     """
     check_local(folder)
     if workers < 1:
-        raise ConfigError(f"workers is {workers}; it is at least 1, which measures in this process")
+        raise ConfigError(f"workers is {workers}; expected at least 1, which measures in this process")
     measuring = Measuring(dataset, encoder, settings)
     place = facts_folder(folder) / measuring.name
     work = place.with_name(f".{place.name}.measuring")
@@ -238,7 +241,7 @@ def measure(
         try:
             found = _made(measuring, work, place, workers, on_samples)
         except (OutputError, StoreError, OSError):
-            # Another one that measures the same may have been faster, and has cleared up under our hands.
+            # Another process that measures the same may have finished first and removed our working folder.
             found = MeasuredFacts.find(place)
             if found is None:
                 raise
@@ -254,30 +257,32 @@ def find_facts(
     folder: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> MeasuredFacts | None:
-    """What `measure` kept of these, None where it was not run. Raises StoreError: damaged; ConfigError as `measure`."""
+    """Return stored facts, or None if there are none. Raises StoreError if damaged; ConfigError as `measure`."""
     return MeasuredFacts.find(facts_folder(folder) / Measuring(dataset, encoder, settings).name)
 
 
 def facts_folder(folder: str | os.PathLike[str] | None) -> Path:
-    """Where facts are kept. Raises ConfigError: there is no cache folder."""
+    """Return the folder where facts are stored. Raises ConfigError if there is no cache folder."""
     check_local(folder)
     place = cache_folder("facts") if folder is None else Path(folder)
     if place is None:
-        raise ConfigError("there is no folder for caches, as the user has no home: set HEADRACE_CACHE, or give folder=")
+        raise ConfigError(
+            "there is no cache folder, since the user has no home folder: set HEADRACE_CACHE, or pass folder="
+        )
     return place
 
 
 class _Progress:
-    def __init__(self, tell: Progress | None, num_samples: int, done: int) -> None:
-        self._tell = tell
+    def __init__(self, on_samples: Progress | None, num_samples: int, done: int) -> None:
+        self._on_samples = on_samples
         self._num_samples = num_samples
         self._done = done
         self.within(0)
 
     def within(self, number: int) -> None:
-        """So many of the chunk in hand."""
-        if self._tell is not None:
-            self._tell(self._done + number, self._num_samples)
+        """Report ``number`` samples of the current chunk in addition to those that are done."""
+        if self._on_samples is not None:
+            self._on_samples(self._done + number, self._num_samples)
 
     def add(self, number: int) -> None:
         self._done += number
@@ -285,7 +290,7 @@ class _Progress:
 
 
 def _spans(num_samples: int) -> list[tuple[int, int]]:
-    """The chunks, whatever the number of processes."""
+    """Return the chunks, which do not depend on the number of processes."""
     size = min(_CHUNK_SAMPLES, max(_MIN_CHUNK, -(-num_samples // _MIN_CHUNKS)))
     return [(first, min(first + size, num_samples)) for first in range(0, num_samples, size)]
 
@@ -317,7 +322,7 @@ def _finish(measuring: Measuring, work: Path, place: Path, names: Sequence[str])
     try:
         with tempfile.TemporaryDirectory(dir=work, prefix="merged-") as scratch:
             summary, arrays = merged(measuring, work, names, Path(scratch))
-            # Written here, and then renamed: nothing but this folder is left by one who is killed.
+            # Written here and then renamed, so that a killed process leaves nothing but this folder.
             keep_arrays(work, "facts", arrays, msgspec.json.encode(summary))
         (work / "facts").rename(place)
     except OSError as error:
@@ -328,14 +333,14 @@ def _finish(measuring: Measuring, work: Path, place: Path, names: Sequence[str])
 def _measured(
     measuring: Measuring, work: Path, spans: Sequence[tuple[int, int]], workers: int, progress: _Progress
 ) -> Iterator[tuple[int, int]]:
-    """Measure chunks and keep each; gives those that are done, in their order."""
+    """Measure chunks and store each; yields those that are done, in order."""
     if workers == 1 or len(spans) < 2:
         for span in spans:
             keep_chunk(work, _name(span), measuring.chunk(*span, progress.within))
             yield span
         return
     _check_pickles(measuring)
-    # Spawned: a fork would take over the threads of whoever called us.
+    # Spawned, since a fork would be unsafe with the caller's threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(spans)), context, _begin, (measuring, work)) as pool:
         waiting: deque[tuple[tuple[int, int], Future[None]]] = deque()
@@ -351,7 +356,7 @@ def _measured(
         except BrokenProcessPool as error:
             raise WorkerError(
                 f"{measuring.dataset.store.path}: a process ended while samples from {span[0]:,} on were measured: a"
-                " hook or a codec ended it, memory was short, or the script that called has no"
+                " hook or a codec ended it, memory ran out, or the calling script has no"
                 ' `if __name__ == "__main__"`; workers=1 shows which it is. What was measured so far is kept'
             ) from error
         finally:
@@ -361,16 +366,16 @@ def _measured(
 def _check_pickles(measuring: Measuring) -> None:
     try:
         pickle.dumps(measuring)
-    except Exception as error:  # whatever the user's classes do
+    except Exception as error:  # the user's classes may raise anything
         kind = type(measuring.pipeline.encoder).__name__
         raise ConfigError(
-            f"{kind} and its dataset cannot be sent to processes: {type(error).__name__}: {error}; make the encoder of"
-            " a class at the top of a module, without locks or open files, or measure in this process, workers=1"
+            f"{kind} and its dataset cannot be sent to processes: {type(error).__name__}: {error}; define the encoder's"
+            " class at the top of a module, without locks or open files, or measure in this process, workers=1"
         ) from error
 
 
 _TASK: tuple[Measuring, Path] | None = None
-"""Of a worker process."""
+"""What a worker process measures, and its working folder; set once by `_begin`."""
 
 
 def _begin(measuring: Measuring, work: Path) -> None:
@@ -380,7 +385,7 @@ def _begin(measuring: Measuring, work: Path) -> None:
 
 
 def _end_with_parent() -> None:
-    """A pool's process waits on for ever for work from a parent that was killed."""
+    """End this process if the parent was killed; a pool's process would wait for work for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -389,6 +394,6 @@ def _end_with_parent() -> None:
 
 def _run(first: int, end: int) -> None:
     if _TASK is None:
-        raise WorkerError("a worker was given samples before their dataset")
+        raise WorkerError("a worker got samples before their dataset")
     measuring, work = _TASK
     keep_chunk(work, _name((first, end)), measuring.chunk(first, end))

@@ -2,7 +2,7 @@
 
 SampleStore --read, only the parts needed--> SampleMapper --> sample, or crude --Cooker--> sample
 several, by a join index -----------------> one sample each --joiner--> sample
-FileStore: other files by name, for cookers; NoCachePool hands them out when they are used
+FileStore: other files by name, for cookers; CachePool hands them out, NoCachePool reads them when they are used
 samples --collate--> name -> array or list, for Run and Loader
 """
 

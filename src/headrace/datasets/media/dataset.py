@@ -1,8 +1,6 @@
-"""One store of samples as a dataset: each sample read, decoded and cooked, as arguments or a `dataset.yaml` say.
+"""`MediaDataset`: a store of samples, each read, decoded and cooked as arguments or a ``dataset.yaml`` say.
 
-What a ``dataset.yaml`` says of samples, as arguments of `MediaDataset`. Its code runs only where it is trusted.
-
-Where the part lies that a sample could not be made of.
+Code that a ``dataset.yaml`` names runs only if it is trusted.
 """
 
 from __future__ import annotations
@@ -46,11 +44,11 @@ from headrace.stores.energon.splits import config_path
 from headrace.stores.sample_layouts import sample_layout
 
 _OF_THE_RUN: Final = ("max_samples_per_sequence", "parallel_shard_iters", "shuffle_over_epochs", "training")
-"""What Energon's file may say of the order, which here is that of the run."""
+"""Keys of Energon's file that concern the order, which the run decides here."""
 
 
 class DatasetFunction:
-    """A function of a Python file in ``.nv-meta``, which the user trusts. Pickles as where it lies."""
+    """A function of a Python file in ``.nv-meta``, which the user trusts. It is pickled as the place of that file."""
 
     def __init__(self, root: Path, reference: str, default: str, *, trust_code: bool) -> None:
         self.reference = reference
@@ -58,9 +56,9 @@ class DatasetFunction:
         self._default = default
         self._function = load_function(reference, default, self._read, trust_code=trust_code)
 
-    def __call__(self, given: Any) -> Any:
-        """What the function makes of it."""
-        return self._function(given)
+    def __call__(self, value: Any) -> Any:
+        """Return the function's result for a value."""
+        return self._function(value)
 
     def __str__(self) -> str:
         return self.reference
@@ -73,20 +71,16 @@ class DatasetFunction:
         try:
             return path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}; the dataset.yaml names it") from error
+            raise ConfigError(f"{path}: cannot be read: {error}; the dataset.yaml names this file") from error
 
 
 def configured(config: DatasetConfig, *, trust_code: bool) -> dict[str, Any]:
-    """``sample_type``, ``field_map``, ``sample_loader`` and ``part_filter`` of a file, and a ``decoder`` if it has one.
-
-    Raises:
-        ConfigError: code that is not trusted; a class or an option that has no meaning here.
-    """
+    """Return a file's ``sample_type``, ``field_map``, ``sample_loader``, ``part_filter``, maybe a ``decoder``."""
     found: dict[str, Any] = dict.fromkeys(("sample_type", "field_map", "sample_loader", "part_filter"))
     if config.kind == "other":
         raise ConfigError(
-            f"{config.path}: the class {config.class_ref} is Energon's or your own way to read, and not one of samples;"
-            " make MediaDataset(store, sample_type, field_map) yourself"
+            f"{config.path}: the class {config.class_ref} does not describe samples but reads them in its own way; use"
+            " MediaDataset(store, sample_type, field_map) instead"
         )
     _check_options(config)
     root = config.path.parent.parent
@@ -107,7 +101,7 @@ def _check_options(config: DatasetConfig) -> None:
     for name in config.options:
         if name not in (*_OF_THE_RUN, "decoder"):
             raise ConfigError(
-                f"{config.path}: {name} says which samples are read; take it out and say it where the dataset is opened"
+                f"{config.path}: {name} says which samples are read; remove it, and set it where you open the dataset"
             )
 
 
@@ -118,8 +112,8 @@ def _function(named: Reference | str | tuple[str, ...] | None, root: Path, defau
         return DatasetFunction(root, named, default, trust_code=trust_code)
     if not trust_code:
         raise ConfigError(
-            f"the {default} {named} lies in a module that is not imported, because importing runs its code; say"
-            " trust_code=True if you trust whoever wrote the dataset"
+            f"the {default} {named} lies in a module that is not imported, because importing runs its code; pass"
+            " trust_code=True if you trust the author of the dataset"
         )
     try:
         return getattr(importlib.import_module(named.module), named.name)
@@ -128,11 +122,11 @@ def _function(named: Reference | str | tuple[str, ...] | None, root: Path, defau
 
 
 def _decoder(config: DatasetConfig) -> SampleDecoder:
-    given = config.options["decoder"]
-    options = dict(given) if isinstance(given, dict) else {}
+    value = config.options["decoder"]
+    options = dict(value) if isinstance(value, dict) else {}
     names = (options.pop("__module__", None), options.pop("__class__", None))
     if names[1] != "SampleDecoder":
-        raise ConfigError(f"{config.path}: decoder: only a SampleDecoder is known, found {given!r:.200}")
+        raise ConfigError(f"{config.path}: decoder: only SampleDecoder is known, found {value!r:.200}")
     try:
         return SampleDecoder(**options)
     except TypeError as error:
@@ -147,59 +141,68 @@ Places = Callable[[], Mapping[str, PartPlace]]
 
 
 def placed(error: SampleError, raw: RawSample, path: str, places: Places) -> SampleError:
-    """The error with file, key and, of a part that is there, the byte where its content begins.
+    """Return the error with file and key and, if its part exists, the byte where the content of the part begins.
 
     Args:
-        error: names the part, if it is one.
+        error: the error; it may name a part.
         raw: the sample.
-        path: of the dataset.
-        places: looks where its parts lie.
+        path: path of the dataset.
+        places: finds where the parts of the sample lie.
     """
     try:
-        there = places()
-    except HeadraceError:  # the error that is told is the one that was met first
-        there = {}
-    place = None if error.part is None else there.get(error.part)
-    file = place or next(iter(there.values()), None)
+        found = places()
+    except HeadraceError:  # the first error is the one to report
+        found = {}
+    place = None if error.part is None else found.get(error.part)
+    file = place or next(iter(found.values()), None)
     shard = str(Path(path, raw.shard)) if file is None else file.file
     return error.at(shard=shard, key=raw.key, offset=None if place is None else place.offset)
 
 
 DEFAULT_DECODER: Final = SampleDecoder()
 _BOUNDS: Final = ("jpeg", "max_bytes", "max_pixels")
-"""Options of a decoder that decide no value."""
+"""Options of a decoder that do not change the values of samples."""
 
 Aux = Mapping[str, "FileStore | SampleStore | str | os.PathLike[str]"]
 
 
 class OfCrude(tuple[Cooker, ...]):
-    """Cookers for datasets that are crude, as an encoder or a metadataset has them: others leave them alone."""
+    """Cookers that an encoder or a metadataset has for its crude datasets; datasets that are not crude ignore them."""
 
     __slots__ = ()
 
 
 class MediaDataset(SampleDataset):
-    """Sample i is sample i of the store: of ``sample_type``, or crude and then cooked, or crude.
+    """Sample i is sample i of the store, made into ``sample_type``, or crude and then cooked, or crude.
 
     Only the parts that are needed are read, for a whole batch at once. A sample's ``__key__`` is its name in the store,
-    ``__restore_key__`` is ``("Webdataset", i)`` and ``__sources__`` tell dataset, number, shard and members.
-    Safe in threads; pickles, where its functions do.
+    ``__restore_key__`` is ``("Webdataset", i)``, and ``__sources__`` name dataset, number, shard and members. Safe to
+    use in threads; can be pickled if its functions can.
 
     Args:
-        store: the samples, as of ``headrace.open``. A ``dataset.yaml`` in it is not looked at: see `of` and `open`.
-        sample_type: what samples are; ``CrudeSample`` keeps the decoded parts in a dict.
-        field_map: of a sample type, field -> part, ``{"image": "jpg", "caption": "txt,json[text]"}``; or
-        sample_loader: a function, decoded parts -> fields.
-        part_filter: of crude samples or with a loader: names of the parts to read, or a function that says it of each.
-        decoder: how parts become values; None hands out bytes.
-        cookers: of crude samples; the first that matches ``subflavors`` is used for all. For others they are an error.
+        store: an open store of samples. A ``dataset.yaml`` in it is not used: see `of` and `open`.
+        sample_type: type of the samples; ``CrudeSample`` keeps the decoded parts in a dict.
+        field_map: for a sample type, field -> part: ``{"image": "jpg", "caption": "txt,json[text]"}``.
+        sample_loader: a function, decoded parts -> fields, instead of ``field_map``.
+        part_filter: for crude samples or with a loader: names of the parts to read, or a function that decides for each
+            name.
+        decoder: makes values of parts; None returns bytes.
+        cookers: for crude samples; the first one that matches ``subflavors`` is used for all. For other samples cookers
+            are an error.
         subflavors: set on every sample.
         aux: for cookers, name -> files beside the dataset: a path, ``filesystem://FOLDER``, or a store.
         cache: for cookers that want one.
 
     Raises:
-        ConfigError: not a store of samples, or without any; what `SampleMapper` and `choose_cooker` refuse; ``aux``
-            without a cooker.
+        ConfigError: not a store of samples, or a store without samples; what `SampleMapper` and `choose_cooker` refuse;
+            ``aux`` without a cooker.
+
+    Example:
+        >>> store = headrace.open("shards")
+        >>> dataset = headrace.MediaDataset(store, field_map={"image": "jpg", "caption": "txt"},
+        ...                                 sample_type=headrace.samples.media.CaptioningSample)
+        >>> dataset[0].caption
+        'a picture of word0'
     """
 
     def __init__(
@@ -218,7 +221,8 @@ class MediaDataset(SampleDataset):
     ) -> None:
         if not isinstance(store, SampleStore):
             raise ConfigError(
-                f"store is {store!r}; expected an open store of samples, as headrace.open(path); or MediaDataset.open"
+                f"store is {store!r}; expected an open store of samples, such as headrace.open(path), or use"
+                " MediaDataset.open(path)"
             )
         if not len(store):
             raise ConfigError(f"{store.path} has no samples")
@@ -231,8 +235,8 @@ class MediaDataset(SampleDataset):
             names = ", ".join(getattr(one.cook, "__qualname__", repr(one.cook)) for one in cookers)
             raise ConfigError(
                 f"{store.path}: its samples are made into {self.mapper.sample_type.__name__}, and the cookers {names}"
-                " are for crude samples and would not be called: leave them out, or the sample_type, or change the"
-                " samples by MapDataset"
+                " are for crude samples and would not be called: leave out the cookers or the sample_type, or change"
+                " the samples with MapDataset"
             )
         self.cooker = choose_cooker(cookers, self.subflavors, store.path) if self.mapper.is_crude and cookers else None
         self.aux = self._opened(aux or {})
@@ -260,18 +264,18 @@ class MediaDataset(SampleDataset):
         reader: str | Reader = "mmap",
         **options: Any,
     ) -> MediaDataset:
-        """What lies at a path, made into samples as its ``dataset.yaml`` says.
+        """Open what lies at a path, and make samples as its ``dataset.yaml`` says.
 
         Args:
-            path: what `headrace.open` takes: a dataset of Energon's, tar shards, a ``.jsonl``.
-            split_part: of a dataset of Energon's the part, None for all shards; others have one part, ``"train"``.
+            path: what `headrace.open` accepts: an Energon dataset, tar shards, a ``.jsonl``.
+            split_part: part of an Energon dataset, None for all shards; other formats have one part, ``"train"``.
             split_config: name of another split file in ``.nv-meta``.
             dataset_config: name of another ``dataset.yaml`` there.
             reader: ``"mmap"`` or ``"pread"``, or a reader of your own.
             options: those of `of`.
 
         Raises:
-            StoreError: nothing is there, or what is there is malformed.
+            StoreError: nothing is there, or it is malformed.
             ConfigError: as `of`; there is no such part; the path holds tokens.
         """
         if sample_layout(path, reader) == "energon" and isinstance(path, str | os.PathLike):
@@ -281,7 +285,7 @@ class MediaDataset(SampleDataset):
             return cls.of(energon, **options)
         if split_part not in (None, "train") or split_config is not None or dataset_config is not None:
             raise ConfigError(
-                f"{path}: has no split file and no dataset.yaml, as it has no .nv-meta; it is opened whole"
+                f"{path}: has no split file and no dataset.yaml, since it has no .nv-meta; it can only be opened whole"
             )
         store = open_store(path, reader=reader)
         if not isinstance(store, SampleStore):
@@ -297,53 +301,53 @@ class MediaDataset(SampleDataset):
         trust_code: bool = False,
         **options: Any,
     ) -> MediaDataset:
-        """A store made into samples as its ``dataset.yaml`` says, if it has one.
+        """Make samples of a store as its ``dataset.yaml`` says, if it has one.
 
-        As with Energon, that file decides what samples are: sample type, field map, sample loader and part filter are
-        not given beside it, nor a decoder beside one that it names.
+        As with Energon, that file decides what samples are: sample type, field map, sample loader and part filter must
+        not be passed too, nor a decoder if the file names one.
 
         Args:
-            store: the samples.
+            store: an open store of samples.
             subflavors: set on every sample, over those of the file.
             trust_code: import modules and run files that the ``dataset.yaml`` names.
             options: those of the class.
 
         Raises:
-            ConfigError: an argument beside the file that says the same thing; code that is not trusted; a class or an
-                option of Energon's that has no meaning here.
+            ConfigError: an argument that the file also sets; code that is not trusted; a class or an option of
+                Energon's that has no meaning here.
         """
         config = store.dataset if isinstance(store, EnergonStore) else None
         if config is None:
             return cls(store, subflavors=subflavors, **options)
         found = configured(config, trust_code=trust_code)
-        unsaid = {"decoder": DEFAULT_DECODER}
-        double = [name for name in found if options.get(name, unsaid.get(name)) is not unsaid.get(name)]
+        defaults = {"decoder": DEFAULT_DECODER}
+        double = [name for name in found if options.get(name, defaults.get(name)) is not defaults.get(name)]
         if double:
             raise ConfigError(
-                f"{config.path}: says what samples are, {', '.join(double)} too, and as with Energon it holds; leave"
-                " the argument out, or name another file by dataset_config; MediaDataset(store, ...) asks its arguments"
-                " alone"
+                f"{config.path}: sets {', '.join(double)} too, and as with Energon the file decides; leave the argument"
+                " out, or name another file by dataset_config, or use MediaDataset(store, ...), which does not read"
+                " the file"
             )
         return cls(store, subflavors={**config.subflavors, **(subflavors or {})}, **{**options, **found})
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Fields of the sample type; of what a cooker makes, and of crude samples, only those that all have."""
+        """Fields of the sample type; for cooked and crude samples only those that all samples have."""
         kind = self.mapper.sample_type
         return BASE_FIELDS if self.mapper.is_crude else tuple(field.name for field in dataclasses.fields(kind))
 
     @property
     def is_plain(self) -> bool:
-        """Whether nobody sees a sample before its batch: there is no cooker, and no loader of samples."""
+        """Whether no user code sees a sample before its batch: there is no cooker and no sample loader."""
         return self.cooker is None and self._functions["sample_loader"] is None
 
     def cooked_by(self, cookers: Sequence[Cooker]) -> MediaDataset:
-        """The same samples, cooked by these where they are crude. Raises ConfigError: none of them matches."""
+        """Return the same dataset with these cookers if it is crude. Raises ConfigError if none matches."""
         options = {**self._options, "cookers": tuple(cookers)}
         return type(self)(self.store, self.mapper.sample_type, self._field_map, **options)
 
     def makers(self, addresses: IntArray) -> list[Callable[[], Any]]:
-        """See `SampleDataset.makers`; what a cooker raises goes through, with a note that names the sample."""
+        """Read samples; see `SampleDataset.makers`. Errors of a cooker get a note that names the sample."""
         raws = self.store.read(addresses, self.mapper.parts)
         return [
             partial(self.made, raw, index, partial(self.store.places, index))
@@ -351,15 +355,15 @@ class MediaDataset(SampleDataset):
         ]
 
     def made(self, raw: RawSample, index: int, places: Places) -> Any:
-        """The sample of some parts that were read.
+        """Return the sample made from parts that were read.
 
         Args:
             raw: the parts.
-            index: the number of the sample in its dataset.
-            places: tells where parts lie, if it comes to that.
+            index: number of the sample in its dataset.
+            places: finds where the parts lie, if that is needed.
 
         Raises:
-            SampleError: it cannot be made; names file, key, part and byte.
+            SampleError: the sample cannot be made; names file, key, part and byte.
         """
         key = raw.key
         wanted = raw.parts if self.mapper.takes_all else filter(self.mapper.wants, raw.parts)
@@ -374,15 +378,14 @@ class MediaDataset(SampleDataset):
                 sources=(source,),
                 shard=raw.shard,
             )
-            return sample if self.cooker is None else self._cooked(sample, raw, index)
+            return sample if self.cooker is None else self._cooked(self.cooker, sample, raw, index)
         except SampleError as error:
             raise placed(error, raw, self.store.path, places) from error.__cause__
 
-    def _cooked(self, crude: CrudeSample, raw: RawSample, index: int) -> Any:
-        assert self.cooker is not None
+    def _cooked(self, cooker: Cooker, crude: CrudeSample, raw: RawSample, index: int) -> Any:
         primary = None if self._primary is None else PrimaryFileStore(self._primary, raw.key)
         try:
-            return self.cooker(crude, primary=primary, cache=self._cache, aux=self.aux)
+            return cooker(crude, primary=primary, cache=self._cache, aux=self.aux)
         except SampleError:
             raise
         except Exception as error:
@@ -391,10 +394,10 @@ class MediaDataset(SampleDataset):
 
     def _opened(self, aux: Aux) -> dict[str, FileStore]:
         if aux and self.cooker is None:
-            raise ConfigError(f"{self.store.path}: aux is for cookers of crude samples, and there is none")
+            raise ConfigError(f"{self.store.path}: aux is for cookers of crude samples, and there is no cooker")
         for name in ("primary", "cache"):
             if name in aux:
-                raise ConfigError(f"an auxiliary store is named {name!r}, which cookers use otherwise; rename it")
+                raise ConfigError(f"an auxiliary store is named {name!r}, a name that cookers reserve; rename it")
         return {name: self._decoded(file_store(place)) for name, place in aux.items()}
 
     def _decoded(self, files: FileStore) -> FileStore:
@@ -405,7 +408,7 @@ class MediaDataset(SampleDataset):
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What decides the samples: functions are named, and auxiliary folders of plain files, not read."""
+        """What decides the samples; functions and folders of plain files are recorded by name, not read."""
         decoder = self.mapper.decoder
         options = None if decoder is None else {k: v for k, v in decoder.config().items() if k not in _BOUNDS}
         part_filter = self._functions["part_filter"]
@@ -424,7 +427,7 @@ class MediaDataset(SampleDataset):
         }
 
     def describe(self) -> str:
-        """One line."""
+        """Describe sample type, store and cooker in one line."""
         made = "crude" if self.mapper.is_crude else self.mapper.sample_type.__name__
         cooked = "" if self.cooker is None else f", cooked by {_name(self.cooker.cook)}"
         return f"{made} samples of {self.store.path}{cooked}"
@@ -434,7 +437,7 @@ class MediaDataset(SampleDataset):
 
 
 def _name(function: Any) -> str | None:
-    """Of a function that a file names, what the file says."""
+    """Return the recorded name of a function; for a function that a file names, what the file says."""
     if function is None:
         return None
     return str(function) if hasattr(function, "reference") else recorded_name(function)

@@ -1,7 +1,4 @@
-"""What datasets of multi-modal samples share: samples of any shape, numbered through, and put together for a loader.
-
-Multi-modal samples put together for a loader: a dict of columns.
-"""
+"""`SampleDataset`, the base class of datasets of multi-modal samples, and how their samples become one batch."""
 
 from __future__ import annotations
 
@@ -25,17 +22,18 @@ from headrace.stores.arguments import sample_numbers
 __all__ = ["Allocate", "BatchBlocks", "collated", "reading_rows", "without_rows"]
 
 STACKED = frozenset("?bBhHiIlLqQefdFD")
-"""Codes of the dtypes of which tensors can be made."""
+"""Codes of the dtypes that tensors can have."""
 
 
 def collated(samples: Sequence[Any]) -> dict[str, Any]:
-    """Samples, or dicts, as a dict of columns, row i of each from sample i.
+    """Return samples, or dicts, as a dict of columns; row i of each column comes from sample i.
 
-    Where every sample has an array of numbers or a tensor, the column is one, (n, largest size of each axis ...),
-    padded with zeros; all else is a list of n values. `Batch.from_samples` does it for a batch type of one's own.
+    If every sample has an array of numbers or a tensor in a field, the column is one array or tensor of shape (n,
+    largest size of each axis ...), padded with zeros; every other column is a list of n values. `Batch.from_samples`
+    does this for a batch type of your own.
 
     Raises:
-        ConfigError: the samples have different fields, or arrays of a field that differ in rank or dtype.
+        ConfigError: the samples have different fields, or the arrays of a field differ in rank or dtype.
     """
     rows = [_row(sample) for sample in samples]
     names = list(rows[0]) if rows else []
@@ -50,9 +48,9 @@ def collated(samples: Sequence[Any]) -> dict[str, Any]:
 
 
 def without_rows(batch: Mapping[str, Any], num_rows: int = 1) -> dict[str, Any]:
-    """The fields of a batch of ``num_rows`` samples, with no rows: arrays (num_rows, ...) become (0, ...), lists empty.
+    """Return a batch of ``num_rows`` samples without its rows: arrays (num_rows, ...) become (0, ...), lists empty.
 
-    What has another first axis, and what is neither, stays as it is.
+    Arrays with another first axis, and other values, stay as they are.
     """
 
     def cut(value: Any) -> Any:
@@ -75,9 +73,9 @@ def _column(name: str, values: list[Any], rows: Sequence[Mapping[str, Any]]) -> 
         if any(value.dtype.char not in STACKED for value in values):
             return values
         if not all(value.dtype.isnative for value in values):
-            # Tensors have the byte order of the machine.
+            # Tensors always have the byte order of the machine.
             values = [value.astype(value.dtype.newbyteorder("="), copy=False) for value in values]
-    # A tensor is known by its face: torch may not be installed.
+    # Tensors are recognised by a method, since torch may not be installed.
     elif not all(callable(getattr(value, "new_zeros", None)) for value in values):
         return values
     try:
@@ -91,9 +89,9 @@ def _key(row: Mapping[str, Any]) -> str:
 
 
 class SampleDataset(Dataset):
-    """Sample i is sample i of a store, made when it is read; a batch is put together micro-batch by micro-batch.
+    """Sample i is sample i of a store, made when it is read; samples are collated for each micro-batch.
 
-    Samples are counted as samples, whatever is in them: they have no tokens to blend or to sort by.
+    Samples count as samples, whatever they hold: they have no number of tokens to blend or to sort by.
     """
 
     store: SampleStore
@@ -103,7 +101,7 @@ class SampleDataset(Dataset):
 
     @property
     def fields(self) -> Fields:
-        """Nothing: what a sample holds, and how large that is, shows when it is read."""
+        """Empty: what a sample holds, and its size, is known only when it is read."""
         return {}
 
     @property
@@ -113,60 +111,60 @@ class SampleDataset(Dataset):
 
     @property
     def has_tokens(self) -> bool:
-        """False."""
+        """False: samples have no number of tokens."""
         return False
 
     @property
     def num_tokens_per_sample(self) -> float:
-        """Not known: raises ConfigError, as a blend by tokens does then."""
+        """Raises ConfigError, since media samples have no number of tokens; so does a blend by tokens."""
         raise ConfigError(
             f"{type(self).__name__}: media samples have no number of tokens; blend them by unit='samples'"
         )
 
     def sample_lengths(self, addresses: IntArray) -> IntArray:
-        """Not known: raises ConfigError."""
+        """Raise ConfigError: media samples have no lengths in tokens."""
         raise ConfigError(f"{type(self).__name__}: media samples have no lengths in tokens; leave bucketing out")
 
     @property
     def is_ragged(self) -> bool:
-        """True."""
+        """True: samples may have any shapes."""
         return True
 
     @property
     def collated_by(self) -> dict[str, Any]:
-        """Alike for all datasets of samples, whose batches `collated` makes; whether fields agree shows there."""
+        """The same for all media datasets: `collated` makes their batches and checks that fields agree."""
         return {"kind": "media samples"}
 
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """Names of the fields of its samples, as far as they are known before any is read."""
+        """Names of the fields of the samples, as far as they are known before one is read."""
 
     def samples(self, addresses: IntArray) -> list[Any]:
-        """The samples at some addresses: all are read together, then decoded and cooked one by one.
+        """Return the samples at some addresses: all are read together, then decoded and cooked one by one.
 
         Raises:
-            SampleError: one cannot be made (`DecodeError`, `FieldAccessError`); names file, key, part and byte.
-            InputError: one is malformed on disk.
+            SampleError: a sample cannot be made (`DecodeError`, `FieldAccessError`); names file, key, part and byte.
+            InputError: a sample is malformed on disk.
             StoreError: a file is missing, changed or cut short.
         """
         return made(addresses, self.makers(addresses))
 
     @abstractmethod
     def makers(self, addresses: IntArray) -> list[Callable[[], Any]]:
-        """Reads samples at some addresses, all together; each function then decodes and cooks one.
+        """Read the samples at some addresses together; each returned function decodes and cooks one sample.
 
         Raises:
-            InputError, StoreError: as of `samples`; the functions raise SampleError.
+            InputError, StoreError: as in `samples`; the functions raise SampleError.
         """
 
     @cached_property
     @abstractmethod
     def recipe(self) -> dict[str, Any]:
-        """What decides the samples; functions by their names."""
+        """What decides the samples; functions are recorded by their names."""
 
     def collate(self, samples: Sequence[Any]) -> Sample:
-        """Samples as one batch, see `collated`; without samples each column is an empty list."""
+        """Return samples as one batch, see `collated`; without samples each column is an empty list."""
         return collated(samples) if samples else {name: [] for name in self.columns}  # type: ignore[misc]
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
@@ -174,31 +172,31 @@ class SampleDataset(Dataset):
         return indices
 
     def origins(self, addresses: IntArray) -> list[Origins]:
-        """Key and shard of each; the store may have to look at the head of a sample for its key."""
+        """Return key and shard of each sample; the store may have to read the head of a sample to find its key."""
         return media_origins(self.store, addresses)
 
     def find_key(self, key: str) -> int:
-        """The first sample of a key. Raises ConfigError: there is none."""
+        """Return the first sample with a key. Raises ConfigError if there is none."""
         try:
             return self.store.find(key)
         except KeyError:
             raise ConfigError(f"{self.store.path}: has no sample with the key {key!r}") from None
 
     def read(self, addresses: IntArray) -> Sample:
-        """The samples at some addresses as one batch."""
+        """Return the samples at some addresses as one batch."""
         return self.collate(self.samples(addresses))
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
-        """Not for samples, whose batches have shapes of their own: raises ConfigError."""
-        raise ConfigError(f"{type(self).__name__}: samples have no shape that is known before; use read or collate")
+        """Raise ConfigError: batches of media samples have no fixed shape."""
+        raise ConfigError(f"{type(self).__name__}: batches of media samples have no fixed shape; use read or collate")
 
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples at ``indices``, negative ones from the end."""
+        """Return the samples at ``indices``; negative ones count from the end."""
         return self.samples(sample_numbers(indices, len(self), self.store.path))
 
     def close(self) -> None:
-        """Let go of the files. Samples handed out stay valid."""
+        """Close the files. Samples that were returned stay valid."""
         self.store.close()

@@ -1,10 +1,10 @@
-"""Files by name, for cookers: other parts of a dataset, or another dataset beside it; large ones wait until used.
+"""Files by name, for cookers: other parts of a dataset, or another dataset beside it.
 
 aux={"pages": "pages/", "scans": "filesystem://scans"}     cook(crude, *, pages, scans)
 pages["book/0017.png"]                                     (image, SourceInfo)
 scans.get("0017.tif", crude)                               image; its source is added to those of the sample
 
-Where the large files that a cooker asks for wait until they are used.
+A `CachePool` returns `Lazy` files, which are read when they are used.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from headrace.stores.quarantine import QuarantinedStore
 from headrace.stores.tar.names import sample_part
 
 FILESYSTEM: Final = "filesystem://"
-"""Before the path of a folder whose files are meant, whatever is in it."""
+"""Prefix of the path of a folder whose plain files are meant, even if it holds a dataset."""
 
 
 class FileStore(ABC):
-    """Files by name. Safe in threads and across a fork; pickles."""
+    """Files by name. Safe in threads and across a fork; can be pickled."""
 
     @abstractmethod
     def __getitem__(self, name: str) -> tuple[Any, SourceInfo]:
-        """The content of a file, and where it was read.
+        """Return the content of a file, and where it was read.
 
         Raises:
             KeyError: there is no such file.
-            StoreError: it cannot be read, or its name leads elsewhere.
-            SampleError: it cannot be decoded.
+            StoreError: the file cannot be read, or its name leads elsewhere.
+            SampleError: the file cannot be decoded.
         """
 
     def get(self, name: str, sample: Any = None) -> Any:
-        """The content of a file; where it was read is added to the sources of ``sample``, if one is given."""
+        """Return the content of a file, and add where it was read to the sources of ``sample``, if one is given."""
         value, info = self[name]
         if sample is not None:
             add_sources(sample, info)
@@ -50,20 +50,20 @@ class FileStore(ABC):
 
     @abstractmethod
     def get_path(self) -> str:
-        """The path of the dataset that holds the files."""
+        """Return the path of the dataset that holds the files."""
 
     @abstractmethod
     def get_media_metadata(self, name: str) -> dict[str, Any]:
-        """Facts of a media file without reading it: ``{"type": "image", "width": 640, ...}``.
+        """Return facts about a media file without reading it: ``{"type": "image", "width": 640, ...}``.
 
         Raises:
-            KeyError: there are none of this file.
+            KeyError: there are none for this file.
             StoreError: none were gathered for this dataset.
         """
 
     @property
     def fingerprint(self) -> str | None:
-        """What tells this content from another; None where that would take a pass over all files."""
+        """Identifies the content; None if that would take a pass over all files."""
         return None
 
     def __repr__(self) -> str:
@@ -71,9 +71,9 @@ class FileStore(ABC):
 
 
 class WebdatasetFileStore(FileStore):
-    """Members of tar shards by their full names, ``"cats/0017.jpg"``; one of Energon's in whichever split part.
+    """Members of tar shards by their full names, ``"cats/0017.jpg"``; in Energon datasets of any split part.
 
-    About 60 us a file where the dataset has an ``index.sqlite`` of parts; else the first one takes a pass over all
+    About 60 us a file if the dataset has an ``index.sqlite`` of parts; otherwise the first file takes a pass over all
     headers. Shards stay open.
     """
 
@@ -84,14 +84,16 @@ class WebdatasetFileStore(FileStore):
     def __getitem__(self, name: str) -> tuple[bytes, SourceInfo]:
         split = sample_part(name)
         if split is None:
-            raise KeyError(f"{self.store.path}: {name!r} is no name of a part: KEY.PART, as cats/0017.jpg")
+            raise KeyError(
+                f"{self.store.path}: {name!r} is not the name of a part; expected KEY.PART, such as cats/0017.jpg"
+            )
         shard, data = self._found(name, *split)
         return data, SourceInfo(dataset_path=self.store.path, index=name, shard_name=shard, file_names=(name,))
 
     def _found(self, name: str, key: str, part: str) -> tuple[str, bytes]:
         store = self.store
         if isinstance(store, EnergonStore) and store.index is not None and store.index.has_parts:
-            data = store.part(name)  # which raises for a row that is of other shards
+            data = store.part(name)  # raises if the row belongs to other shards
             row = store.index.part(key, part)
             return "" if row is None else self._names[row.shard], data
         try:
@@ -104,21 +106,21 @@ class WebdatasetFileStore(FileStore):
         return raw.shard, raw.parts[part]
 
     def get_path(self) -> str:
-        """The path of the dataset."""
+        """Return the path of the dataset."""
         return self.store.path
 
     def get_media_metadata(self, name: str) -> dict[str, Any]:
-        """See `FileStore`; only what Energon prepared has any."""
+        """Return the facts that Energon gathered; other datasets have none."""
         return _metadata(self.store, name)
 
     @property
     def fingerprint(self) -> str:
-        """That of the store."""
+        """The fingerprint of the store."""
         return self.store.fingerprint
 
 
 class SystemFileStore(FileStore):
-    """The files of a folder by their names in it; none that leads out of it."""
+    """The files of a folder by their names in it; names that lead out of the folder are refused."""
 
     def __init__(self, folder: str | os.PathLike[str] | FilesystemStore) -> None:
         self.store = folder if isinstance(folder, FilesystemStore) else FilesystemStore(folder)
@@ -128,11 +130,11 @@ class SystemFileStore(FileStore):
         return self.store.part(name), SourceInfo(dataset_path=path, index=name, shard_name=path, file_names=(name,))
 
     def get_path(self) -> str:
-        """The path of the folder."""
+        """Return the path of the folder."""
         return self.store.path
 
     def get_media_metadata(self, name: str) -> dict[str, Any]:
-        """See `FileStore`."""
+        """Return the facts that Energon gathered for the folder."""
         return _metadata(self.store, name)
 
 
@@ -144,42 +146,42 @@ class JsonlFileStore(FileStore):
 
     def __getitem__(self, name: str) -> tuple[bytes, SourceInfo]:
         if not name.endswith(".json"):
-            raise KeyError(f"{self.store.path}: {name!r} is no name of a record; they are 0.json, 1.json ...")
+            raise KeyError(f"{self.store.path}: {name!r} is not the name of a record; names are 0.json, 1.json ...")
         raw = self.store.read(np.array([self.store.find(name.removesuffix(".json"))]))[0]
         info = SourceInfo(dataset_path=self.store.path, index=raw.index, shard_name=raw.shard, file_names=(name,))
         return raw.parts["json"], info
 
     def get_path(self) -> str:
-        """The path of the file."""
+        """Return the path of the file."""
         return self.store.path
 
     def get_media_metadata(self, name: str) -> dict[str, Any]:
-        """None: raises KeyError."""
+        """Raise KeyError: records have no media metadata."""
         return _metadata(self.store, name)
 
     @property
     def fingerprint(self) -> str:
-        """That of the store."""
+        """The fingerprint of the store."""
         return self.store.fingerprint
 
 
 class _Wrapped(FileStore):
-    """Files of another store."""
+    """A file store around another one, whose files it returns in another way."""
 
     def __init__(self, inner: FileStore) -> None:
         self.inner = inner
 
     def get_path(self) -> str:
-        """The path of the dataset."""
+        """Return the path of the inner store's dataset."""
         return self.inner.get_path()
 
     def get_media_metadata(self, name: str) -> dict[str, Any]:
-        """See `FileStore`."""
+        """Return the inner store's facts about a file."""
         return self.inner.get_media_metadata(name)
 
     @property
     def fingerprint(self) -> str | None:
-        """That of the store within."""
+        """The fingerprint of the inner store."""
         return self.inner.fingerprint
 
 
@@ -200,7 +202,7 @@ class DecodeFileStore(_Wrapped):
 
 
 class PrimaryFileStore(_Wrapped):
-    """The files of the dataset of a sample: a name that begins with a dot, ``".jpg"``, is a part of the sample."""
+    """The files of a sample's own dataset; a name that begins with a dot, ``".jpg"``, is a part of the sample."""
 
     def __init__(self, inner: FileStore, current_key: str) -> None:
         super().__init__(inner)
@@ -210,7 +212,7 @@ class PrimaryFileStore(_Wrapped):
         return self.inner[self._full(name)]
 
     def get_media_metadata(self, name: str) -> dict[str, Any]:
-        """See `FileStore`."""
+        """Return the inner store's facts about a file, or a part of the sample."""
         return self.inner.get_media_metadata(self._full(name))
 
     def _full(self, name: str) -> str:
@@ -218,11 +220,11 @@ class PrimaryFileStore(_Wrapped):
 
 
 def file_store(place: FileStore | SampleStore | str | os.PathLike[str]) -> FileStore:
-    """The files of a dataset: a path as `headrace.open` takes it, ``filesystem://FOLDER``, or a store that is open.
+    """Return the files of a dataset: of a path that `headrace.open` accepts, ``filesystem://FOLDER``, or an open store.
 
     Raises:
-        ConfigError: it holds no samples, or is a join.
-        StoreError: it cannot be opened.
+        ConfigError: the place holds no samples, or is a join.
+        StoreError: the place cannot be opened.
     """
     if isinstance(place, FileStore):
         return place
@@ -232,21 +234,21 @@ def file_store(place: FileStore | SampleStore | str | os.PathLike[str]) -> FileS
     if isinstance(store, FilesystemStore):
         return SystemFileStore(store)
     if isinstance(store, QuarantinedStore):
-        # Files are asked for by name: what no run is to be trained on may be beside what it is.
+        # Files are read by name here, also those of samples that no run may be trained on.
         store = store.inner
     if isinstance(store, JsonlSamplesStore):
         return JsonlFileStore(store)
     if not isinstance(store, SampleStore) or store.format == "joined":
         raise ConfigError(
-            f"{place}: is no dataset of files; give tar shards, a dataset of Energon, a .jsonl of samples, or a folder"
-            f" as {FILESYSTEM}FOLDER"
+            f"{place}: is not a dataset of files; expected tar shards, an Energon dataset, a .jsonl of samples, or a"
+            f" folder as {FILESYSTEM}FOLDER"
         )
     return WebdatasetFileStore(store)
 
 
 def _metadata(store: SampleStore, name: str) -> dict[str, Any]:
     if not isinstance(store, EnergonStore | FilesystemStore):
-        raise KeyError(f"{store.path}: has no media metadata, {store.format} keeps none")
+        raise KeyError(f"{store.path}: has no media metadata; the format {store.format} has none")
     found = store.media_metadata(name)
     if found is None:
         raise KeyError(f"{store.path}: no media metadata of {name!r}; energon prepare-media gathers it")
@@ -254,14 +256,14 @@ def _metadata(store: SampleStore, name: str) -> dict[str, Any]:
 
 
 def _extension(name: str) -> str:
-    """What a decoder goes by: ``jpg``, ``json.gz``; the file itself where it has none."""
+    """Return the extension that a decoder goes by: ``jpg``, ``json.gz``; the whole file name if it has none."""
     stem, _, last = name.rpartition("/")[2].rpartition(".")
     inner = stem.rpartition(".")[2] if last == "gz" and "." in stem else ""
     return f"{inner}.{last}" if inner else last
 
 
 class Lazy:
-    """A file that is read when it is first asked for; equal to any other of the same store and name."""
+    """A file that is read when it is first asked for; equal to any other with the same store and name."""
 
     __slots__ = ("_found", "_read", "fname", "source")
 
@@ -272,7 +274,7 @@ class Lazy:
         self.source = source
 
     def get(self, sample: Any = None) -> Any:
-        """The content; where it was read is added to the sources of ``sample``, if one is given."""
+        """Return the content; where it was read is added to the sources of ``sample``, if one is given."""
         if self._found is None:
             self._found = self._read()
         value, info = self._found
@@ -291,39 +293,39 @@ class Lazy:
 
 
 class CachePool(ABC):
-    """What a cooker under ``@cooker(need_cache=True)`` gets as ``cache=``."""
+    """Hands out files to cookers: what a cooker with ``@cooker(need_cache=True)`` gets as ``cache=``."""
 
     @abstractmethod
     def get(self, ds: FileStore, fname: str, sample: Any = None) -> Any:
-        """The content of a file at once; adds its source to ``sample``."""
+        """Read a file now and return its content; adds its source to ``sample``."""
 
     @abstractmethod
     def get_lazy(self, ds: FileStore, fname: str) -> Lazy:
-        """The content of a file later, by `Lazy.get`."""
+        """Return a file to be read later by `Lazy.get`."""
 
     @abstractmethod
     def to_cache(self, data: Any, name: str) -> Lazy:
-        """Hand over something that is made already, to be asked for later."""
+        """Store a value that was already computed, to be asked for later."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything that is held."""
 
 
 class NoCachePool(CachePool):
-    """Keeps nothing: a file is read when its `Lazy` is used, however often others ask for it."""
+    """Keeps nothing: each `Lazy` reads its file when it is used, however often others read the same file."""
 
     def get(self, ds: FileStore, fname: str, sample: Any = None) -> Any:
-        """Reads it."""
+        """Read the file."""
         return ds.get(fname, sample)
 
     def get_lazy(self, ds: FileStore, fname: str) -> Lazy:
-        """Reads nothing."""
+        """Return a `Lazy` that reads the file when it is used."""
         return Lazy(lambda: ds[fname], fname, ds)
 
     def to_cache(self, data: Any, name: str) -> Lazy:
-        """Holds it in memory as long as the `Lazy` lives."""
+        """Return a `Lazy` that holds the value in memory as long as it lives."""
         return Lazy(lambda: (data, None), name, object())
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing: nothing is held."""

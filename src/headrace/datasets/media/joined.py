@@ -1,4 +1,4 @@
-"""Samples of several datasets side by side, each row of a join index made into one sample."""
+"""`JoinedMediaDataset`: samples of several datasets side by side, each row of a join index made into one sample."""
 
 from __future__ import annotations
 
@@ -25,17 +25,29 @@ class JoinedMediaDataset(SampleDataset):
     Its ``__restore_key__`` is ``("JoinedWebdatasetFactory", "Webdataset", i)``, as with Energon.
 
     Args:
-        store: the join.
-        joiner: a sample type, whose ``from_joined`` is called, or a function. It is given a sample a column, in their
-            order, or by their names if the columns have names; None where a column has no match.
-        columns: how the samples of each column are made, a dataset of its store; by default as its ``dataset.yaml``
-            says.
-        decoder: of columns that are not given.
-        trust_code: run what the ``dataset.yaml`` of a column names.
+        store: an open join.
+        joiner: a sample type, whose ``from_joined`` is called, or a function. It gets one sample for each column, in
+            the order of the columns, or by name if the columns have names; None where a column has no match.
+        columns: a dataset for each column's store, which says how its samples are made; by default as its
+            ``dataset.yaml`` says.
+        decoder: decoder for columns that are not given.
+        trust_code: run code that the ``dataset.yaml`` of a column names.
 
     Raises:
-        ConfigError: no such store; only some columns have names; a sample type as joiner of crude samples, which have
-            no fields; datasets of other stores; as `MediaDataset.of`.
+        ConfigError: not an open join; only some columns have names; a sample type as joiner of crude samples, which
+            have no fields; datasets of other stores; otherwise as `MediaDataset.of`.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from headrace.stores.energon import EnergonStore, JoinColumn, JoinedStore, write_join
+        >>> columns = [JoinColumn(store=EnergonStore("shards"), name=name) for name in ("one", "other")]
+        >>> join = write_join(Path("joined"), columns)
+        >>> def pair(one, other):
+        ...     return {"__key__": one["__key__"], "captions": [one["txt"], other["txt"]]}
+        >>> parts = [headrace.MediaDataset(column.store) for column in columns]
+        >>> dataset = headrace.datasets.JoinedMediaDataset(JoinedStore(columns, "joined"), pair, columns=parts)
+        >>> dataset[0]["captions"][0] == dataset[0]["captions"][1]
+        True
     """
 
     def __init__(
@@ -61,14 +73,16 @@ class JoinedMediaDataset(SampleDataset):
         )
         own = [one.store for one in store.columns]
         if len(self.parts) != len(own) or any(part.store is not one for part, one in zip(self.parts, own, strict=True)):
-            raise ConfigError(f"columns: expected a dataset of each of the {len(own)} stores of the join, in its order")
+            raise ConfigError(
+                f"columns: expected a dataset for each of the {len(own)} stores of the join, in its order"
+            )
         self.joiner = joiner
         self._is_type = isinstance(joiner, type) and issubclass(joiner, Sample)
         crude = [part.store.path for part in self.parts if part.mapper.is_crude and part.cooker is None]
         if self._is_type and crude:
             raise ConfigError(
                 f"the samples of {', '.join(crude)} are crude, and have no fields that {recorded_name(joiner)} could"
-                " join; give a function as joiner, or the dataset a sample type"
+                " join; pass a function as joiner, or give the dataset a sample type"
             )
         names = [one.name for one in store.columns if one.name is not None]
         if names and len(names) < len(own):
@@ -77,12 +91,12 @@ class JoinedMediaDataset(SampleDataset):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Fields of the type that joins; of what a function makes only those that all samples have."""
+        """Fields of the sample type that joins; if a function joins, only those that all samples have."""
         kind: Any = self.joiner
         return tuple(field.name for field in dataclasses.fields(kind)) if self._is_type else BASE_FIELDS
 
     def makers(self, addresses: IntArray) -> list[Callable[[], Any]]:
-        """See `SampleDataset.makers`; what a joiner raises goes through, with a note that names the sample."""
+        """Read rows; see `SampleDataset.makers`. Errors of a joiner get a note that names the row."""
         rows = self.store.read_joined(addresses, [part.mapper.parts for part in self.parts])
         return [partial(self._joined, row, index) for row, index in zip(rows, addresses.tolist(), strict=True)]
 
@@ -93,16 +107,16 @@ class JoinedMediaDataset(SampleDataset):
         ]
         joiner: Any = self.joiner.from_joined if self._is_type else self.joiner  # type: ignore[union-attr]
         try:
-            made = joiner(**dict(zip(self._names, samples, strict=True))) if self._names else joiner(*samples)
+            joined = joiner(**dict(zip(self._names, samples, strict=True))) if self._names else joiner(*samples)
         except Exception as error:
             error.add_note(f"while joining row {index:,} of {self.store.path}")
             raise
         restore_key = ("JoinedWebdatasetFactory", "Webdataset", index)
-        if isinstance(made, dict):
-            made["__restore_key__"] = restore_key
+        if isinstance(joined, dict):
+            joined["__restore_key__"] = restore_key
         else:
-            made.__restore_key__ = restore_key
-        return made
+            joined.__restore_key__ = restore_key
+        return joined
 
     def _places(self, index: int, name: str) -> dict[str, PartPlace]:
         found = self.store.places(index)
@@ -110,7 +124,7 @@ class JoinedMediaDataset(SampleDataset):
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """What decides the samples; the joiner by its name."""
+        """What decides the samples; the joiner is recorded by its name."""
         return {
             "kind": type(self).__name__,
             "version": 1,
@@ -121,7 +135,7 @@ class JoinedMediaDataset(SampleDataset):
         }
 
     def describe(self) -> str:
-        """One line."""
+        """Describe columns and joiner in one line."""
         return f"{' + '.join(part.store.path for part in self.parts)}, joined by {recorded_name(self.joiner)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -130,7 +144,7 @@ class JoinedMediaDataset(SampleDataset):
 
 
 def _again(kind: type[JoinedMediaDataset], store: JoinedStore, joiner: Joiner, made: list[Any]) -> JoinedMediaDataset:
-    # The columns are datasets of the very stores that the join came with.
+    # The columns must be datasets of the same store objects that the unpickled join has.
     columns = [
         MediaDataset(column.store, sample_type, field_map, **options)
         for column, (sample_type, field_map, options) in zip(store.columns, made, strict=True)

@@ -1,4 +1,6 @@
-"""Metadatasets: YAML files that say which datasets are mixed how, in Energon's two versions and beyond. No torch.
+"""Metadatasets: YAML files that say which datasets are mixed and how. No torch.
+
+Files of both of Energon's versions are read as they are; some keys are Headrace's own.
 
 mix.yaml --reading--> entries as written --resolving, nested files--> Tree --building--> Dataset | Mix --> Run
                         (description)                                   |

@@ -1,7 +1,4 @@
-"""Metadatasets opened: their splits as datasets and mixes of them, their leaves as a list, their joins prepared.
-
-From the tree of a metadataset to datasets and mixes of them.
-"""
+"""`Metadataset`: its splits become datasets and mixes of them, or a list of their sources; its joins are prepared."""
 
 from __future__ import annotations
 
@@ -34,20 +31,20 @@ _log = logging.getLogger("headrace")
 
 
 def build(tree: Tree, opener: Opener, *, training: bool, schedule: BatchSchedule | None) -> Data:
-    """The datasets of a tree, mixed as it says; for validation one after another, each sample once.
+    """Return the datasets of a tree, mixed as it says; for validation one after another, each sample once.
 
     Args:
-        tree: of a split.
+        tree: the tree of a split.
         opener: opens a dataset.
-        training: mix; else weights, repetitions and schedules are passed over.
-        schedule: the global batches, where the tree counts in steps.
+        training: mix the datasets; else weights, repetitions and schedules are ignored.
+        schedule: the global batches, if the tree counts in steps.
 
     Raises:
-        ConfigError: what is to be mixed cannot be; names the place in the metadataset.
-        StoreError: of the opener.
+        ConfigError: the datasets cannot be mixed as the tree says; names the place in the metadataset.
+        StoreError: as the opener.
     """
     if training:
-        _tell_shuffling(tree)
+        _warn_shuffling(tree)
     return _build(tree, opener, schedule) if training else _in_order(tree, opener)
 
 
@@ -72,7 +69,7 @@ def _build(tree: Tree, opener: Opener, schedule: BatchSchedule | None) -> Data:
 
 
 def _epochized(tree: Mixed, factor: Fraction, opener: Opener) -> Blend:
-    """Each child for as many passes as all levels around it say together: counts are rounded once, at the datasets."""
+    """Mix each child for as many passes as all levels around it ask for; counts are rounded once, at the datasets."""
     children: dict[str, Data] = {}
     repeats: dict[str, float | Fraction] = {}
     for name, child, number in zip(tree.names, tree.children, tree.numbers, strict=True):
@@ -83,7 +80,7 @@ def _epochized(tree: Mixed, factor: Fraction, opener: Opener) -> Blend:
         if isinstance(child, Mixed) and child.kind == "blend" and not child.limits:
             raise ConfigError(
                 f"{child.where}: a blend has no end, so that its repetitions in a blend_epochized are not defined; "
-                "make it a blend_epochized too, or give it a limit: so many samples are then one pass"
+                "make it a blend_epochized too, or give it a limit, the number of samples in a pass"
             )
         children[name], repeats[name] = _build(child, opener, None), passes
     try:
@@ -127,33 +124,39 @@ def _stage(piece: ScheduleEntry, tree: Mixed, schedule: BatchSchedule | None) ->
         number, unit = piece.until
         if unit == "steps" and schedule is None:
             raise ConfigError(
-                f"{piece.where}: until counts steps, which only the mix of the whole run has, and there it needs "
-                "global_batch_size; or count samples"
+                f"{piece.where}: until counts steps, which is possible only in the mix of the whole run and needs "
+                "global_batch_size; pass it, or count samples"
             )
         until = number if unit == "samples" or schedule is None else schedule.begin(number)
     return Stage(until=until, weights=dict(zip(tree.names, piece.weights, strict=True)), ramp=piece.ramp)
 
 
-def _tell_shuffling(tree: Tree) -> None:
-    """Say where Energon's way to shuffle is another. Over k epochs each sample comes k times, which ours does too."""
+def _warn_shuffling(tree: Tree) -> None:
+    """Warn where Energon shuffles in another way. Over k epochs each sample comes k times, as it does here."""
     if isinstance(tree, Mixed):
         for child in tree.children:
-            _tell_shuffling(child)
+            _warn_shuffling(child)
     elif tree.shuffle_over_epochs == -1:
-        _log.warning("%s: shuffle_over_epochs -1 draws with replacement; here each epoch has every sample", tree.where)
+        _log.warning(
+            "%s: shuffle_over_epochs -1 draws with replacement in Energon; here each epoch has every sample", tree.where
+        )
     elif tree.shuffle_over_epochs is None:
-        _log.warning("%s: what is shuffled is up to the run here: give it order=Order(kind='none')", tree.where)
+        _log.warning(
+            "%s: shuffle_over_epochs null means no shuffling; here the run decides that: pass Order(kind='none')",
+            tree.where,
+        )
 
 
 class TraversedDatasetReference(msgspec.Struct, frozen=True, kw_only=True):
-    """A dataset that a split of a metadataset reaches.
+    """A dataset that a split of a metadataset uses.
 
     Attributes:
-        path: of the dataset.
-        split_part: of it.
-        aux: name -> path.
+        path: path of the dataset.
+        split_part: its split part.
+        aux: name -> path of files for cookers.
         subflavors: those that the metadatasets on the way set.
-        join: of a dataset in a join, the place of the join; one reference for each of its datasets. Energon lists none.
+        join: for a dataset in a join, the place of the join; there is one reference for each of its datasets. Energon
+            lists none.
     """
 
     path: str
@@ -167,8 +170,8 @@ class Metadataset:
     """A metadataset, or a single dataset in the place of one. Made by `load_dataset`.
 
     Attributes:
-        path: as the user gave it.
-        splits: their names; of a single dataset none, since it may have any.
+        path: the path that the user gave.
+        splits: names of the splits; empty for a single dataset, which may have any.
     """
 
     def __init__(self, path: str, splits: Splits | None, origin: MetadatasetPlace) -> None:
@@ -178,7 +181,7 @@ class Metadataset:
         self._origin = origin
 
     def tree(self, split_part: str = "train") -> Tree:
-        """A split with what nested files say in their places. No dataset is opened.
+        """Return the tree of a split, with the content of nested files in their places. No dataset is opened.
 
         Raises:
             ConfigError: there is no such split, or a nested file says something impossible.
@@ -195,15 +198,15 @@ class Metadataset:
         options: SourceOptions | None = None,
         global_batch_size: int | BatchSchedule | Sequence[tuple[int, int]] | None = None,
     ) -> Dataset | Mix:
-        """The data of a split to train on, for `Run`: mixed as the metadataset says.
+        """Return the data of a split to train on, for `Run`: mixed as the metadataset says.
 
         Args:
-            split_part: the split.
+            split_part: name of the split.
             options: how datasets are opened.
             global_batch_size: that of the run, for schedules that count in steps.
 
         Raises:
-            ConfigError: as `tree`; what cannot be mixed, or does not go with what lies at a path; names the place.
+            ConfigError: as `tree`; the data cannot be mixed, or keys do not fit what lies at a path; names the place.
             StoreError: as `tree`; a dataset is missing or malformed.
         """
         schedule = None if global_batch_size is None else BatchSchedule.of(global_batch_size)
@@ -211,15 +214,15 @@ class Metadataset:
         return build(self.tree(split_part), opener, training=True, schedule=schedule)
 
     def validation(self, split_part: str = "val", *, options: SourceOptions | None = None) -> Dataset | Mix:
-        """The data of a split to validate with, for `Run.validation`: all datasets one after another, in their order.
+        """Return the data of a split to validate with, for `Run.validation`: all datasets one after another, in order.
 
-        Weights, repetitions and schedules have no meaning there; subsets and limits have. Raises as `train`.
+        Weights, repetitions and schedules are ignored; subsets and limits apply. Raises as `train`.
         """
         opener = (options or SourceOptions()).dataset
         return build(self.tree(split_part), opener, training=False, schedule=None)
 
     def traverse(self, split_part: str) -> list[TraversedDatasetReference]:
-        """The datasets that a split reaches, depth first; raises as `tree`."""
+        """Return the datasets that a split uses, depth first; raises as `tree`."""
         found = []
         for source in sources(self.tree(split_part)):
             if isinstance(source, NamedSource):
@@ -229,15 +232,15 @@ class Metadataset:
         return found
 
     def prepare(self) -> list[Join]:
-        """Write the index of every join of every split, those of nested files beside them.
+        """Write the index of every join of every split; joins of nested files get theirs beside those files.
 
         A split that cannot be resolved is an error, and so is a dataset without ``index.sqlite``. Indices that no join
-        has any more are left where they are.
+        uses any more are not removed.
 
         Raises:
             ConfigError, StoreError: as `tree`; a dataset cannot be joined.
             InputError: a sample has no partner, and must have one.
-            OutputError: the system refuses.
+            OutputError: an index cannot be written.
         """
         done: dict[tuple[Any, ...], Join] = {}
         for split_part in self.splits:
@@ -255,15 +258,15 @@ class Metadataset:
 def load_dataset(
     metadataset: str | os.PathLike[str] | Mapping[str, Any], *, path: str | os.PathLike[str] | None = None
 ) -> Metadataset:
-    """Open a metadataset: a ``.yaml``, what one holds as a dict, or a single dataset.
+    """Open a metadataset: a ``.yaml``, the content of one as a dict, or a single dataset.
 
     Args:
         metadataset: a path or a dict.
-        path: of a dict the file that it stands for: paths are relative to its folder, join indices lie beside it.
-            Without it they are relative to the working folder.
+        path: for a dict, the file that it stands for: paths are relative to its folder, and join indices lie beside it.
+            Without it, paths are relative to the working folder.
 
     Raises:
-        StoreError: the file is missing, or no YAML.
+        StoreError: the file is missing, or is not YAML.
         ConfigError: it has unknown keys, or values that make no sense; names the place.
     """
     check_local(metadataset, path)
@@ -273,7 +276,7 @@ def load_dataset(
         origin = MetadatasetPlace(where=where, base=Path() if file is None else file.parent, file=file)
         return Metadataset(where, read_splits(dict(metadataset), where), origin)
     if path is not None:
-        raise ConfigError("path goes with a metadataset that is given as a dict")
+        raise ConfigError("path is only for a metadataset that is given as a dict")
     name = os.fspath(metadataset)
     file = Path(name)
     if name.endswith(SUFFIX):
@@ -282,7 +285,7 @@ def load_dataset(
 
 
 def traverse_metadataset(path: str | os.PathLike[str], *, split_part: str) -> list[TraversedDatasetReference]:
-    """The datasets that a split of a metadataset reaches; see `Metadataset.traverse`."""
+    """Return the datasets that a split of a metadataset uses; see `Metadataset.traverse`."""
     check_local(path)
     return load_dataset(path).traverse(split_part)
 
@@ -306,8 +309,8 @@ def _facts(column: Any) -> list[Any]:
 def _prepared(source: JoinedSource) -> Join:
     if source.folder is None:
         raise ConfigError(
-            f"{source.where}: a join has an index beside the file of its metadataset, and this one was given as a "
-            "dict: give load_dataset the path that it stands for"
+            f"{source.where}: a join has an index beside the file of its metadataset, and this metadataset was given "
+            "as a dict: pass load_dataset the path of the file that it stands for"
         )
     columns = []
     try:

@@ -34,13 +34,13 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the datasets of a metadataset are opened.
 
     Attributes:
-        decoder: of media, see `MediaDataset`.
-        cookers: of crude samples; each dataset takes the first that matches its subflavors.
+        decoder: decoder for media, see `MediaDataset`.
+        cookers: cookers for crude samples; each dataset uses the first one that matches its subflavors.
         cache: for cookers that want one.
-        trust_code: run what the metadataset, or the ``dataset.yaml`` of a dataset, names: joiners, sample loaders.
+        trust_code: run code that the metadataset, or the ``dataset.yaml`` of a dataset, names: joiners, sample loaders.
         reader: ``"mmap"`` or ``"pread"``.
-        open: called first for every dataset; what it returns is taken, None leaves it to the rest. For records, and
-            whatever a file cannot say.
+        open: a function that is called first for every dataset. The dataset it returns is used; if it returns None, the
+            rest of the options apply. Use it for records, and for anything that a file cannot say.
     """
 
     decoder: SampleDecoder | None = DEFAULT_DECODER
@@ -51,11 +51,11 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     open: Open | None = None
 
     def dataset(self, source: NamedSource | JoinedSource) -> Dataset:
-        """The dataset at a leaf.
+        """Return the dataset at a leaf.
 
         Raises:
             StoreError: nothing is there, or it is malformed; names the place in the metadataset.
-            ConfigError: what the metadataset says does not go with what is there; names the place.
+            ConfigError: what the metadataset says does not fit what is there; names the place.
         """
         try:
             found = None if self.open is None else self.open(source)
@@ -77,8 +77,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             if not any(Path(source.path + suffix).exists() for suffix in ("", ".bin", ".idx")):
                 raise StoreError(f"{source.path}: nothing is there")
             raise ConfigError(
-                f"{source.path}: holds no samples; of tokens say how they are cut, windows: {{window_tokens: 4096}} or "
-                "packs: {max_seq_len: 4096}"
+                f"{source.path}: holds no samples; for tokens, say how they are cut: windows: {{window_tokens: 4096}} "
+                "or packs: {max_seq_len: 4096}"
             )
         if layout == "files":
             raise ConfigError(f"{source.path}: is a folder of plain files, which only aux can name")
@@ -93,7 +93,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
         for key in ("split_config", "dataset_config"):
             if layout != "energon" and getattr(source, key) is not None:
-                raise ConfigError(f"{source.path}: {key} is for a dataset with a .nv-meta, and it has none")
+                raise ConfigError(f"{source.path}: {key} is for a dataset with a .nv-meta, and this one has none")
         return MediaDataset.open(
             source.path, **energon, reader=self.reader, aux=source.aux or None, **self._media(source.subflavors)
         )
@@ -146,22 +146,23 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def join_store(source: JoinedSource, reader: str = "mmap") -> JoinedStore:
-    """The join of a metadataset, by its index.
+    """Open the join of a metadataset by its index.
 
     Raises:
-        StoreError: it was not prepared, or a dataset is missing.
-        ConfigError: it is in no file, and so has no place for an index; the datasets cannot be joined.
+        StoreError: the join was not prepared, or a dataset is missing.
+        ConfigError: the metadataset is not in a file, so that there is no place for an index; the datasets cannot be
+            joined.
     """
     if source.folder is None:
         raise ConfigError(
-            "a join has an index beside the file of its metadataset, and this one was given as a dict: give the path"
-            " that it stands for, load_dataset({...}, path='mix.yaml')"
+            "a join has an index beside the file of its metadataset, and this metadataset was given as a dict: pass the"
+            " path of the file that it stands for, load_dataset({...}, path='mix.yaml')"
         )
     return JoinedStore(join_columns(source, reader), source.folder, using=reader)
 
 
 def join_columns(source: JoinedSource, reader: str = "mmap") -> list[JoinColumn]:
-    """The datasets of a join, opened."""
+    """Open the datasets of a join."""
     return [
         JoinColumn(store=_column_store(one, reader), nonmatch=one.nonmatch, name=one.name) for one in source.columns
     ]
@@ -169,7 +170,7 @@ def join_columns(source: JoinedSource, reader: str = "mmap") -> list[JoinColumn]
 
 def _column_store(column: SourceColumn, reader: str) -> EnergonStore:
     if sample_layout(column.path, reader) != "energon":
-        raise ConfigError(f"{column.where}: {column.path} is no dataset with a .nv-meta; only these can be joined")
+        raise ConfigError(f"{column.where}: {column.path} is not a dataset with a .nv-meta; only these can be joined")
     return EnergonStore(
         column.path,
         split_part=column.split_part,
@@ -184,8 +185,8 @@ def _joiner(named: Reference, trust_code: bool) -> Any:
         return resolve_sample_type(named.module, named.name, trust_code=trust_code)
     if not trust_code:
         raise ConfigError(
-            f"the joiner {named} lies in a module that is not imported, because importing runs its code; say "
-            "trust_code=True if you trust whoever wrote the metadataset"
+            f"the joiner {named} lies in a module that is not imported, because importing runs its code; pass "
+            "trust_code=True if you trust the author of the metadataset"
         )
     try:
         return getattr(importlib.import_module(named.module), named.name)
@@ -193,7 +194,7 @@ def _joiner(named: Reference, trust_code: bool) -> Any:
         raise ConfigError(f"the joiner {named} cannot be imported: {error}") from error
 
 
-def _check_options(given: dict[str, Any], known: Sequence[str], what: str) -> None:
-    for key in given:
+def _check_options(options: dict[str, Any], known: Sequence[str], what: str) -> None:
+    for key in options:
         if key not in known:
             raise ConfigError(f"{what}: unknown key {key!r}{near(key, known)}")

@@ -1,6 +1,6 @@
-"""Reads the YAML of a metadataset, of both versions, into typed values and names; every fault is named.
+"""Reads the YAML of a metadataset, of either version, into typed values, and names its entries.
 
-Names of the entries of a metadataset: their parts of the paths from which orders are drawn.
+Errors name the place in the file. The names of entries are parts of the paths from which orders are drawn.
 """
 
 from __future__ import annotations
@@ -28,18 +28,12 @@ _SUFFIXES = (".yaml", ".jsonl", ".json", ".h5", ".hdf5", ".tar", ".bin", ".idx")
 
 
 def names_of(children: Sequence[Entry]) -> tuple[str, ...]:
-    """A name for each entry: the one it has, else the last part of its path; further ones of a name get ``-2``, ``-3``.
-
-    They do not depend on entries of other names, so that to add or remove an entry leaves their orders alone.
-
-    Raises:
-        ConfigError: two entries say the same name.
-    """
-    given = [child.name for child in children if child.name is not None]
+    """Return a name for each entry: its own, or the last part of its path, with ``-2``, ``-3`` if that is in use."""
+    own = [child.name for child in children if child.name is not None]
     for child in children:
-        if child.name is not None and given.count(child.name) > 1:
-            raise ConfigError(f"{child.where}: the name {child.name!r} is there twice; names are different")
-    taken = set(given)
+        if child.name is not None and own.count(child.name) > 1:
+            raise ConfigError(f"{child.where}: the name {child.name!r} occurs twice; names must differ")
+    taken = set(own)
     found = []
     for child in children:
         name = child.name
@@ -89,7 +83,7 @@ _UNTIL: Final = re.compile(r"([0-9][0-9_,]*)\s+(steps?|samples?)")
 
 
 def read_splits(content: Any, where: str) -> Splits:
-    """The splits of a metadataset, as a ``.yaml`` holds them or a dict.
+    """Return the splits of a metadataset, from the content of a ``.yaml`` or a dict.
 
     Raises:
         ConfigError: an unknown or missing key, a value of the wrong kind; names the place and the nearest known key.
@@ -101,12 +95,12 @@ def read_splits(content: Any, where: str) -> Splits:
         or reference.get("__class__") not in _CLASSES
     ):
         raise ConfigError(
-            f"{where}: __module__ and __class__ are megatron.energon and {' or '.join(_CLASSES)}; found "
+            f"{where}: __module__ and __class__ must be megatron.energon and {' or '.join(_CLASSES)}; found "
             f"{reference.get('__module__')} and {reference.get('__class__')}"
         )
     _check_keys(found, ("splits", "__module__", "__class__"), where)
     if "splits" not in found:
-        raise ConfigError(f"{where}: has no splits; a metadataset is splits: {{train: {{blend: [...]}}, val: ...}}")
+        raise ConfigError(f"{where}: has no splits; expected splits: {{train: {{blend: [...]}}, val: ...}}")
     splits = _map(found["splits"], f"{where}: splits")
     if not splits:
         raise ConfigError(f"{where}: splits is empty")
@@ -119,10 +113,10 @@ def _node(value: Any, where: str, child_of: str | None) -> Entry:
     allowed = [kind for kind in _OF_KIND if kind != "datasets" or child_of is None]
     if len(kinds) != 1 or kinds[0] not in allowed:
         hint = next((near(key, allowed) for key in found if "did you mean" in near(key, allowed)), "")
-        told = (
+        found_kinds = (
             f"found {' and '.join(kinds)}" if kinds else f"found only {', '.join(map(repr, found)) or 'nothing'}{hint}"
         )
-        raise ConfigError(f"{where}: expected exactly one of {', '.join(allowed)}; {told}")
+        raise ConfigError(f"{where}: expected exactly one of {', '.join(allowed)}; {found_kinds}")
     kind = kinds[0]
     of_parent = ("weight",) if child_of == "datasets" else _CHILD if child_of else ()
     extra = ("subflavor",) if child_of == "datasets" else ()
@@ -130,7 +124,7 @@ def _node(value: Any, where: str, child_of: str | None) -> Entry:
     wrong = {"blend": "repetitions", "datasets": "repetitions", "blend_epochized": "weight"}.get(child_of or "")
     if wrong is not None and wrong in found:
         right = "weight" if wrong == "repetitions" else "repetitions"
-        raise ConfigError(f"{where}: {wrong} does not go with {child_of}; give {right}")
+        raise ConfigError(f"{where}: {wrong} does not go with {child_of}; use {right}")
     common = _common(found, where, kind)
     if kind == "path":
         return _path_entry(found, where, common)
@@ -146,7 +140,7 @@ def _common(found: Mapping[str, Any], where: str, kind: str) -> dict[str, Any]:
         subset = _subset(found["subset"], f"{where}: subset")
         if subset.absolute is not None and kind not in ("path", "join"):
             raise ConfigError(
-                f"{where}: subset: a range in samples goes with a dataset; of a {kind} give percentages, [25%, 75%]"
+                f"{where}: subset: a range in samples goes with a dataset; for a {kind} use percentages, [25%, 75%]"
             )
     subflavors = _optional(found, "subflavors", where, _map)
     if found.get("subflavor") is not None:
@@ -154,7 +148,7 @@ def _common(found: Mapping[str, Any], where: str, kind: str) -> dict[str, Any]:
     multiplier = found.get("shuffle_over_epochs_multiplier", 1)
     if multiplier is not None and (not _is_int(multiplier) or (multiplier < 1 and multiplier != -1)):
         raise ConfigError(
-            f"{where}: shuffle_over_epochs_multiplier is a number of epochs from 1 on, -1 or null; found {multiplier!r}"
+            f"{where}: shuffle_over_epochs_multiplier must be at least 1, or -1 or null; found {multiplier!r}"
         )
     return {
         "where": where,
@@ -196,7 +190,7 @@ def _columns(value: Any, where: str) -> Iterator[JoinMember]:
             raise ConfigError(f"{place}: has no path")
         nonmatch: Nonmatch = found.get("nonmatch", "error")
         if nonmatch not in ("error", "skip", "none"):
-            raise ConfigError(f"{place}: nonmatch is error, skip or none; found {nonmatch!r}")
+            raise ConfigError(f"{place}: nonmatch must be error, skip or none; found {nonmatch!r}")
         yield JoinMember(
             where=place,
             name=None if name is None else _name(name, place),
@@ -219,12 +213,14 @@ def _mix_entry(found: Mapping[str, Any], where: str, kind: str, common: dict[str
         schedule = tuple(_piece(piece, f"{where}.schedule[{at}]", names) for at, piece in enumerate(pieces))
         for at, item in enumerate(items):
             if "weight" in item:
-                raise ConfigError(f"{where}.{kind}[{at}]: weight: the schedule says the weights; leave one of them out")
+                raise ConfigError(f"{where}.{kind}[{at}]: weight: the schedule sets the weights; remove one of them")
     for child in children:
         if kind in ("blend", "datasets") and not schedule and not child.weight:
-            raise ConfigError(f"{child.where}: weight is 0: leave the entry out")
+            raise ConfigError(f"{child.where}: weight is 0: remove the entry")
         if not child.repetitions > 0:
-            raise ConfigError(f"{child.where}: repetitions is {child.repetitions}; it is above 0: leave the entry out")
+            raise ConfigError(
+                f"{child.where}: repetitions is {child.repetitions}; it must be above 0: change it or remove the entry"
+            )
     return MixEntry(
         kind="blend" if kind == "datasets" else kind,  # type: ignore[arg-type]
         children=children,
@@ -237,28 +233,28 @@ def _mix_entry(found: Mapping[str, Any], where: str, kind: str, common: dict[str
 def _piece(value: Any, where: str, names: tuple[str, ...]) -> ScheduleEntry:
     found = _map(value, where)
     _check_keys(found, ("until", "weights", "ramp"), where)
-    given = found.get("weights")
-    if isinstance(given, dict):
-        for name in given:
+    values = found.get("weights")
+    if isinstance(values, dict):
+        for name in values:
             if name not in names:
                 raise ConfigError(f"{where}: weights: no source {name!r} in the blend{near(name, names)}")
-        given = [given.get(name, 0) for name in names]
-    if not isinstance(given, list) or len(given) != len(names):
+        values = [values.get(name, 0) for name in names]
+    if not isinstance(values, list) or len(values) != len(names):
         raise ConfigError(
-            f"{where}: weights are one for each of the {len(names)} entries of the blend, as a list or by name "
-            f"({', '.join(names)}); found {described(given)}"
+            f"{where}: weights: expected one for each of the {len(names)} entries of the blend, as a list or by name "
+            f"({', '.join(names)}); found {described(values)}"
         )
     ramp = found.get("ramp", False)
     if not isinstance(ramp, bool):
-        raise ConfigError(f"{where}: ramp is true or false; found {ramp!r}")
-    weights = tuple(_number(weight, f"{where}: weights[{at}]", least=0) for at, weight in enumerate(given))
+        raise ConfigError(f"{where}: ramp must be true or false; found {ramp!r}")
+    weights = tuple(_number(weight, f"{where}: weights[{at}]", least=0) for at, weight in enumerate(values))
     return ScheduleEntry(where=where, weights=weights, until=_optional(found, "until", where, _until), ramp=ramp)
 
 
 def _until(value: Any, where: str) -> tuple[int, LengthUnit]:
     match = _UNTIL.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise ConfigError(f"{where}: a number of steps or samples, as 10,000 steps; found {value!r}")
+        raise ConfigError(f"{where}: expected a number of steps or samples, such as 10,000 steps; found {value!r}")
     digits = match[1].replace(",", "").replace("_", "")
     return _count(int(digits[:30]), where) if digits.strip("0") else 0, "steps" if match[2].startswith(
         "step"
@@ -274,7 +270,7 @@ def _reference(value: Any, where: str) -> Reference:
     kinds = [key for key in ("__class__", "__function__") if key in found]
     _check_keys(found, ("__module__", "__class__", "__function__"), where)
     if "__module__" not in found or len(kinds) != 1:
-        raise ConfigError(f"{where}: give __module__, and __class__ or __function__; found {', '.join(found)}")
+        raise ConfigError(f"{where}: expected __module__, and __class__ or __function__; found {', '.join(found)}")
     module, name = _text(found["__module__"], where), _text(found[kinds[0]], where)
     return Reference(module=module, name=name, is_function=kinds[0] == "__function__")
 
@@ -321,7 +317,7 @@ def _text(value: Any, where: str) -> str:
 def _name(value: Any, where: str) -> str:
     text = _text(value, where)
     if "/" in text:
-        raise ConfigError(f"{where}: the name {text!r} has a '/', which separates names")
+        raise ConfigError(f"{where}: the name {text!r} holds '/', which separates names in paths")
     return text
 
 
@@ -329,9 +325,9 @@ def _number(value: Any, where: str, *, least: float | None) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
         raise ConfigError(f"{where}: expected a finite number, found {described(value)}")
     if abs(value) > _MOST:
-        raise ConfigError(f"{where}: expected a number below 2^62, found one of {len(str(value))} digits")
+        raise ConfigError(f"{where}: expected a number below 2^62, found a number of {len(str(value))} digits")
     if least is not None and value < least:
-        raise ConfigError(f"{where}: is at least {least}, found {value}")
+        raise ConfigError(f"{where}: must be at least {least}, found {value}")
     return value
 
 
@@ -339,7 +335,7 @@ def _count(value: Any, where: str) -> int:
     if not _is_int(value) or value < 1:
         raise ConfigError(f"{where}: expected a whole number from 1 on, found {described(value)}")
     if value > _MOST:
-        raise ConfigError(f"{where}: expected a whole number below 2^62, found one of {len(str(value))} digits")
+        raise ConfigError(f"{where}: expected a whole number below 2^62, found a number of {len(str(value))} digits")
     return int(value)
 
 

@@ -1,6 +1,6 @@
-"""From what a metadataset says to its tree: nested files and paths are followed, and outer entries change inner ones.
+"""Resolves a metadataset into its tree: nested files and paths are followed, and outer entries change inner ones.
 
-Where the paths of a metadataset lead: relative to its file, absolute, or with a protocol.
+Paths are relative to the file of the metadataset, absolute, or have a protocol.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _PROTOCOL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 
 def place(text: str, base: Path, where: str) -> str:
-    """The path of a dataset, relative ones from the folder ``base``.
+    """Return the path of a dataset; relative paths begin at the folder ``base``.
 
     Raises:
-        ConfigError: it is not on a disk of this machine.
+        ConfigError: the path has a protocol that cannot be read here.
     """
     found = _PROTOCOL.fullmatch(text)
     if found is None:
@@ -48,14 +48,14 @@ def place(text: str, base: Path, where: str) -> str:
     if protocol == "file":
         return os.path.normpath(rest.removeprefix("localhost"))
     if protocol == "filesystem":
-        raise ConfigError(f"{where}: {text} is a folder of files, which only aux can name; a dataset is a path")
+        raise ConfigError(f"{where}: {text} is a folder of files, which only aux can name; give the path of a dataset")
     raise ConfigError(
         f"{where}: {text} cannot be read: only file:// is known here; copy or mount it, and give its path"
     )
 
 
 def aux_place(text: str, base: Path, where: str) -> str:
-    """The path of auxiliary files; ``filesystem://FOLDER`` stays what it is, with an absolute folder.
+    """Return the path of auxiliary files; ``filesystem://FOLDER`` keeps its prefix, with an absolute folder.
 
     Raises:
         ConfigError: as `place`.
@@ -69,12 +69,12 @@ SUFFIX = ".yaml"
 
 
 class MetadatasetPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a metadataset stands.
+    """Where a metadataset comes from.
 
     Attributes:
         where: its name in messages.
-        base: the folder that its paths start from.
-        file: the file, None of one that was given as a dict.
+        base: the folder that its relative paths begin at.
+        file: its file; None if it was given as a dict.
         within: the files that led to it.
     """
 
@@ -85,7 +85,7 @@ class MetadatasetPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Handed(msgspec.Struct, frozen=True, kw_only=True):
-    """What outer entries say to those below."""
+    """What outer entries say to the entries below."""
 
     split_part: str
     subflavors: dict[str, Any] | None = None
@@ -93,7 +93,7 @@ class _Handed(msgspec.Struct, frozen=True, kw_only=True):
     subset: SubsetRange | None = None
 
     def within(self, entry: Entry) -> _Handed:
-        """What an entry hands down: outer subflavors hold over its own, ranges are taken of what it leaves."""
+        """Return what an entry passes on: outer subflavors win over its own, ranges apply to what its range leaves."""
         subflavors = self.subflavors
         if entry.subflavors is not None:
             subflavors = {**entry.subflavors, **(self.subflavors or {})}
@@ -110,11 +110,11 @@ class _Handed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_file(path: Path) -> Splits:
-    """The splits of a metadataset on disk.
+    """Return the splits of a metadataset on disk.
 
     Raises:
-        StoreError: there is no such file, or it is no YAML.
-        ConfigError: it says something unknown or impossible.
+        StoreError: there is no such file, or it is not YAML.
+        ConfigError: the file says something unknown or impossible.
     """
     try:
         return read_splits(read_config(path), str(path))
@@ -123,11 +123,11 @@ def read_file(path: Path) -> Splits:
 
 
 def resolve(splits: Splits, split_part: str, origin: MetadatasetPlace) -> Tree:
-    """The tree of a split.
+    """Return the tree of a split.
 
     Raises:
-        ConfigError: there is no such split, a path cannot be read here, files that contain each other, keys that do not
-            go with what lies at a path.
+        ConfigError: there is no such split, a path cannot be read here, files contain each other, or keys do not fit
+            what lies at a path.
         StoreError: a nested file is missing or malformed, or nothing is at a path.
     """
     return _resolve_split(splits, _Handed(split_part=split_part), origin)
@@ -136,8 +136,12 @@ def resolve(splits: Splits, split_part: str, origin: MetadatasetPlace) -> Tree:
 def _resolve_split(splits: Splits, handed: _Handed, origin: MetadatasetPlace) -> Tree:
     entry = splits.get(handed.split_part)
     if entry is None:
-        raise ConfigError(f"{origin.where}: has no split {handed.split_part!r}{near(handed.split_part, splits)}")
+        raise ConfigError(_no_split(splits, handed.split_part, origin))
     return _resolve(entry, handed, origin)
+
+
+def _no_split(splits: Splits, split_part: str, origin: MetadatasetPlace) -> str:
+    return f"{origin.where}: has no split {split_part!r}{near(split_part, splits)}"
 
 
 def _resolve(entry: Entry, outer: _Handed, origin: MetadatasetPlace) -> Tree:
@@ -146,8 +150,7 @@ def _resolve(entry: Entry, outer: _Handed, origin: MetadatasetPlace) -> Tree:
         tree = _resolve_path(entry, handed, origin)
     elif isinstance(entry, JoinEntry):
         tree = _resolve_join(entry, handed, origin)
-    else:
-        assert isinstance(entry, MixEntry)
+    elif isinstance(entry, MixEntry):
         tree = Mixed(
             where=entry.where,
             kind=entry.kind,
@@ -159,6 +162,8 @@ def _resolve(entry: Entry, outer: _Handed, origin: MetadatasetPlace) -> Tree:
             schedule=entry.schedule,
             block_samples=entry.block_samples,
         )
+    else:
+        raise TypeError(f"{entry.where}: unknown entry {type(entry).__name__}")
     return tree if entry.limit is None else msgspec.structs.replace(tree, limits=(*tree.limits, entry.limit))
 
 
@@ -186,11 +191,11 @@ def _resolve_nested(entry: PathEntry, path: Path, handed: _Handed, origin: Metad
     for key in ("aux", "dataset_config", "split_config", "windows", "packs"):
         if getattr(entry, key) is not None:
             raise ConfigError(
-                f"{entry.where}: {key} goes with a dataset, and {entry.path} is a metadataset: say it there"
+                f"{entry.where}: {key} goes with a dataset, and {entry.path} is a metadataset: set it there"
             )
     if entry.subset is not None and entry.subset.absolute is not None:
         raise ConfigError(
-            f"{entry.where}: subset: a range in samples goes with a dataset, and {entry.path} is a metadataset: give"
+            f"{entry.where}: subset: a range in samples goes with a dataset, and {entry.path} is a metadataset: use"
             " percentages"
         )
     file = path.resolve()
@@ -200,12 +205,11 @@ def _resolve_nested(entry: PathEntry, path: Path, handed: _Handed, origin: Metad
     if not path.exists():
         raise StoreError(f"{entry.where}: path: nothing is at {path}")
     inner = MetadatasetPlace(where=str(path), base=path.parent, file=path, within=chain)
-    try:
-        return _resolve_split(read_file(path), handed, inner)
-    except ConfigError as error:
-        if str(error).startswith(f"{path}: has no split"):
-            raise ConfigError(f"{entry.where}: {error}; split_part says another") from error
-        raise
+    splits = read_file(path)
+    if handed.split_part not in splits:
+        missing = _no_split(splits, handed.split_part, inner)
+        raise ConfigError(f"{entry.where}: {missing}; choose another with split_part")
+    return _resolve_split(splits, handed, inner)
 
 
 def _resolve_join(entry: JoinEntry, handed: _Handed, origin: MetadatasetPlace) -> JoinedSource:
@@ -238,7 +242,7 @@ def _resolve_join(entry: JoinEntry, handed: _Handed, origin: MetadatasetPlace) -
 
 
 def _multiplied(outer: int | None, inner: int | None) -> int | None:
-    """None wins over all, then -1; else numbers of epochs multiply."""
+    """Multiply two numbers of epochs; None wins over every other value, then -1."""
     if outer is None or inner is None:
         return None
     return -1 if -1 in (outer, inner) else outer * inner

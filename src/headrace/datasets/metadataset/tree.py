@@ -1,6 +1,7 @@
-"""What a metadataset says, as typed values: the tree as it is written, and with all that nested files say.
+"""What a metadataset says, as typed values.
 
-What a metadataset says, as typed values: the tree as it is written, before any other file is opened.
+`Entry` and its kinds are the tree as it is written, before any other file is opened. `Tree` is the tree with everything
+that nested files say in its place.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         where: file and place in its tree, for messages: ``mix.yaml: splits.train.blend[2]``.
         name: its part of the paths of the sources below it.
-        weight: in a ``blend``.
-        repetitions: in a ``blend_epochized``.
-        split_part: of the datasets below, unless they say another.
-        subflavors: of the samples below; those of an outer node hold.
-        shuffle_over_epochs_multiplier: over how many epochs together the sources below are shuffled.
-        subset: of every source below.
-        limit: samples of a pass.
+        weight: its weight in a ``blend``.
+        repetitions: its passes in a ``blend_epochized``.
+        split_part: split part of the datasets below, unless they set another.
+        subflavors: set on the samples below; those of an outer node win.
+        shuffle_over_epochs_multiplier: number of epochs that are shuffled together in the sources below.
+        subset: range of every source below.
+        limit: number of samples in a pass.
     """
 
     where: str
@@ -47,12 +48,12 @@ class PathEntry(Entry, frozen=True, kw_only=True):
     """A dataset, or another metadataset.
 
     Attributes:
-        path: as it is written.
+        path: the path as it is written.
         dataset_config: another ``dataset.yaml`` of an Energon dataset.
-        split_config: another split file of it.
+        split_config: another split file of an Energon dataset.
         aux: name -> path of files for cookers.
-        windows: of a store of tokens, the options of `WindowDataset`.
-        packs: of a store of tokens, the options of `Packing`.
+        windows: for a store of tokens, the options of `WindowDataset`.
+        packs: for a store of tokens, the options of `Packing`.
     """
 
     path: str
@@ -64,7 +65,7 @@ class PathEntry(Entry, frozen=True, kw_only=True):
 
 
 class JoinMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the datasets of a join."""
+    """One of the datasets of a join: its name in the join, what a missing match means, and as in `PathEntry`."""
 
     where: str
     name: str | None
@@ -77,20 +78,20 @@ class JoinMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinEntry(Entry, frozen=True, kw_only=True):
-    """Several Energon datasets side by side, and what makes one sample of theirs."""
+    """Several Energon datasets side by side, and what makes one sample of a row."""
 
     columns: tuple[JoinMember, ...]
     joiner: Reference
 
 
 class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights up to some step or sample: one entry of a ``schedule``.
+    """Weights up to a step or sample: one entry of a ``schedule``.
 
     Attributes:
         where: its place.
-        weights: one for each entry of the blend, in its order.
-        until: a number and its unit; None for the last piece.
-        ramp: the weights move to these from those before.
+        weights: one for each entry of the blend, in the same order.
+        until: a number and its unit; None for the last entry.
+        ramp: the weights move from those of the entry before to these.
     """
 
     where: str
@@ -100,13 +101,13 @@ class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MixEntry(Entry, frozen=True, kw_only=True):
-    """Several nodes together: by weights, by repetitions, or one after another.
+    """Several nodes mixed by weights or repetitions, or one after another.
 
     Attributes:
-        kind: which.
-        children: at least one; in a ``blend`` all with a weight above 0, unless there is a schedule.
-        schedule: of a ``blend``, weights that change; else empty.
-        block_samples: of a ``blend``, for how many consecutive samples a child is chosen.
+        kind: ``"blend"`` is by weights, ``"blend_epochized"`` by repetitions, ``"concat"`` one after another.
+        children: at least one; in a ``blend`` all have a weight above 0, unless there is a schedule.
+        schedule: for a ``blend``, weights that change; else empty.
+        block_samples: for a ``blend``, number of consecutive samples that a child is chosen for.
     """
 
     kind: Literal["blend", "blend_epochized", "concat"]
@@ -116,15 +117,15 @@ class MixEntry(Entry, frozen=True, kw_only=True):
 
 
 Splits = dict[str, Entry]
-"""Name of a split -> its tree."""
+"""Name of a split -> its tree, as it is written."""
 
 
 class _Place(msgspec.Struct, frozen=True, kw_only=True):
     """What every node of the tree has.
 
     Attributes:
-        where: the file and the place in it that say this.
-        limits: samples of a pass, the innermost first.
+        where: file and place in it that say this.
+        limits: numbers of samples in a pass, the innermost first.
     """
 
     where: str
@@ -135,16 +136,16 @@ class NamedSource(_Place, frozen=True, kw_only=True):
     """A dataset on disk.
 
     Attributes:
-        path: absolute, or from where the process is.
-        split_part: of a dataset of Energon's.
-        subflavors: of its samples, over those of its ``dataset.yaml``; None where nothing was said.
-        shuffle_over_epochs: all multipliers together.
-        subset: a part of it.
+        path: absolute, or relative to the working folder.
+        split_part: part of an Energon dataset.
+        subflavors: set on its samples, over those of its ``dataset.yaml``; None if nothing sets any.
+        shuffle_over_epochs: product of all multipliers.
+        subset: the part of it that is used.
         dataset_config: another ``dataset.yaml``.
         split_config: another split file.
-        aux: name -> path.
-        windows: of tokens.
-        packs: of tokens.
+        aux: name -> path of files for cookers.
+        windows: for tokens, the options of `WindowDataset`.
+        packs: for tokens, the options of `Packing`.
     """
 
     path: str
@@ -160,7 +161,7 @@ class NamedSource(_Place, frozen=True, kw_only=True):
 
 
 class SourceColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """A dataset of Energon's in a join; attributes as of `NamedSource`."""
+    """An Energon dataset in a join; attributes as in `NamedSource`."""
 
     where: str
     name: str | None
@@ -177,10 +178,10 @@ class JoinedSource(_Place, frozen=True, kw_only=True):
 
     Attributes:
         columns: the first is the primary one.
-        joiner: what makes one sample of theirs.
-        folder: where the index lies; None of a metadataset that is in no file.
-        shuffle_over_epochs: all multipliers together.
-        subset: a part of the rows.
+        joiner: makes one sample of a row.
+        folder: folder of the index; None for a metadataset that is not in a file.
+        shuffle_over_epochs: product of all multipliers.
+        subset: the part of the rows that is used.
     """
 
     columns: tuple[SourceColumn, ...]
@@ -191,15 +192,15 @@ class JoinedSource(_Place, frozen=True, kw_only=True):
 
 
 class Mixed(_Place, frozen=True, kw_only=True):
-    """Several nodes together.
+    """Several nodes mixed by weights or repetitions, or one after another.
 
     Attributes:
-        kind: by weights, by repetitions, or one after another.
-        names: of the children.
-        children: what is mixed.
+        kind: as in `MixEntry`.
+        names: names of the children.
+        children: the nodes that are mixed.
         numbers: weights, or repetitions.
         schedule: weights that change; else empty.
-        block_samples: for how many consecutive samples a child is chosen.
+        block_samples: number of consecutive samples that a child is chosen for.
     """
 
     kind: Literal["blend", "blend_epochized", "concat"]
@@ -214,7 +215,7 @@ Tree = NamedSource | JoinedSource | Mixed
 
 
 def sources(tree: Tree) -> Iterator[NamedSource | JoinedSource]:
-    """The datasets, depth first."""
+    """Yield the datasets of a tree, depth first."""
     if isinstance(tree, Mixed):
         for child in tree.children:
             yield from sources(child)

@@ -1,1 +1,1 @@
-"""A run asked."""
+"""Tracing: what a step of a run was fed, and when a sample comes."""

@@ -1,4 +1,4 @@
-"""What is asked of a history of runs, and what it answers."""
+"""What a trace asks of a dataset, and the answers of a history of runs."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from headrace.plan import IntArray, KeyArray
 
 
 class Face(Protocol):
-    """What a trace asks of a dataset, where its store is there."""
+    """What a trace asks of a dataset whose store can be opened."""
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
-        """Addresses of samples."""
+        """Return the addresses of samples."""
 
     def origins(self, addresses: IntArray) -> list[Origins]:
-        """What each sample is made of."""
+        """Return what each sample is made of."""
 
     def holders(self, document: int) -> IntArray:
         """(n,) int64, rising: the samples that have tokens of a document in some epoch."""
 
     def find_keys(self, key: str) -> list[int]:
-        """The samples of a key."""
+        """Return the samples with a key."""
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
-    """Who takes what of a step: so many data-parallel ranks, so many samples each at a time."""
+    """How a step is divided: the number of data-parallel ranks, and the samples in a micro-batch."""
 
     ranks: int
     micro_batch_size: int
@@ -46,19 +46,19 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         step: the global step.
-        last_step: the same; or, with bucketing whose lengths are not at hand, the sample is in one of the steps up to
-            this one.
-        position: of the run; None where the step is not known.
-        run: which of the runs of a history, from 0.
-        source: the path of the source in the blend, ``"."`` for a single dataset.
-        epoch: of the source, from 0.
-        index: the number of the sample in the source's dataset.
+        last_step: equal to ``step``; or, with bucketing whose lengths are not known, the sample is in one of the steps
+            from ``step`` to this one.
+        position: position in the run; None if the step is not known.
+        run: number of the run in the history, from 0.
+        source: path of the source in the blend, ``"."`` for a single dataset.
+        epoch: epoch of the source, from 0.
+        index: number of the sample in the source's dataset.
         rank: the data-parallel rank that takes it, if a topology is given and the step is known.
         micro_step: the micro-batch of the step on that rank, from 0.
         seen: whether a saved state is past it; None without a state.
-        origins: what it is made of; empty where that is not known, or nothing was to be looked up.
-        unit: of a framed run, the number of the unit that it is in; None where that is not known.
-        output: of a framed run, which output of the sample it is; None where that is not known.
+        origins: what it is made of; empty if that is not known or was not asked for.
+        unit: in a framed run, number of the unit that holds it; None if that is not known.
+        output: in a framed run, number of the output of the sample; None if that is not known.
     """
 
     step: int
@@ -82,13 +82,13 @@ class TracedUnit(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         step: the global step.
         unit: its number in the run.
-        lane: the lane that it is of.
-        frame: the frame of the lane in which it was made; where the journal leaves some out, the first that it may be.
-        first_position, last_position: of the frame; a lane has every ``num_lanes``-th one between them.
-        num_carried: outputs that were carried on into the frame, of positions before it.
-        is_exact: whether ``samples`` are those in the unit; else all that may be, or none if they were not asked for.
+        lane: its lane.
+        frame: the frame of the lane in which it was made; if the journal lacks some frames, the first that it may be.
+        first_position, last_position: those of the frame; a lane has every ``num_lanes``-th position between them.
+        num_carried: number of outputs of earlier positions that were carried on into the frame.
+        is_exact: whether ``samples`` are those in the unit; else they are all that may be, or empty if not asked for.
         samples: in the order of their positions.
-        rank, micro_step, seen: as of `Traced`.
+        rank, micro_step, seen: as in `Traced`.
     """
 
     step: int
@@ -109,10 +109,10 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     """When a sample, or a document, comes.
 
     Attributes:
-        count: how often, before ``until_step``.
+        count: number of times before ``until_step``.
         shown: the first of these times.
-        until_step: the step at whose begin the search ended; the part of it that a saved state or a number of samples
-            reached is searched too.
+        until_step: the step at whose beginning the search ended; the part of it that a saved state or a number of
+            samples reached is searched too.
         notes: what was left out, and why.
     """
 

@@ -1,4 +1,4 @@
-"""The sources of a saved run, opened again as far as a trace needs them."""
+"""Opens the sources of a saved run again, as far as a trace needs them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RECORDS = ("SFTDataset", "PreferenceDataset", "GroupDataset", "PromptDataset")
 
 
 class Sources:
-    """Opens what a saved run was fed from; a store that is not there, or is another one, is noted and left out."""
+    """Opens the sources of a saved run. A store that is missing or has changed is noted and left out."""
 
     def __init__(self, file: RunFile, *, read_data: bool = True) -> None:
         self.notes: list[str] = []
@@ -40,22 +40,25 @@ class Sources:
         self._faces: dict[tuple[int, int], Face | None] = {}
 
     def history(self, state: dict[str, Any] | None = None) -> History:
-        """The runs of the file, to be asked."""
+        """Return the runs of the file as a history."""
         return History([self._chapter(number) for number in range(len(self._file.runs))], state)
 
     def framed(self, number: int, journals: Iterable[str], state: dict[str, Any] | None = None) -> FramedHistory:
-        """A framed run of the file, to be asked.
+        """Return a framed run of the file as a history.
 
         Raises:
-            StateError: a journal cannot be read, or is of another run; the state is of another one.
+            ConfigError: the run is not framed.
+            StateError: a journal cannot be read or is of another run, or the state is of another run.
         """
         run = self._file.runs[number]
-        assert run.lanes is not None
+        lanes = run.lanes
+        if lanes is None:
+            raise ConfigError(f"run {number} of the file is not framed, and has no journals")
         return FramedHistory(
             History([replace(self._chapter(number), first_step=0, position=0)]),
-            run.lanes,
+            lanes,
             run.schedule,
-            read_journals(journals, run.hashes, run.lanes),
+            read_journals(journals, run.hashes, lanes),
             shift=run.first_step - run.schedule.step_of(run.position),
             state=state,
             hashes=run.hashes,
@@ -92,14 +95,14 @@ class Sources:
 
     def _opened(self, source: SavedSource) -> Face:
         if source.store is None:
-            raise StoreError("it is not of one store; its samples are told by number alone")
+            raise StoreError("it has no single store, so that its samples are named by number alone")
         recipe, seeded = source.recipe, False
         while recipe.get("kind") in ("mapped", "encoded", "framed"):
             seeded = seeded or bool(recipe.get("seeded"))
             recipe = recipe["dataset"]
         kind = recipe["kind"]
         if kind not in (*_MEDIA, *_RECORDS, "measured", "windows", "packed_sequences"):
-            raise StoreError(f"of {kind} the samples are told by number alone")
+            raise StoreError(f"samples of the kind {kind} are named by number alone")
         path = Path(self._file.folder, source.store.path)
         name = str(path if path.exists() or path.parent.is_dir() else source.store.path)
         store: Store | SampleStore
@@ -108,34 +111,34 @@ class Sources:
         else:
             store = open_store(name) if kind in (*_MEDIA, "measured") else open_tokens(name)
         if store.fingerprint != source.store.fingerprint:
-            raise StoreError(f"{name}: holds something else than the run was fed from")
+            raise StoreError(f"{name}: does not hold the data that the run was fed from")
         if isinstance(store, SampleStore):
             return MeasuredFace(store, recipe) if kind == "measured" else MediaDataset(store)
         face = _of_tokens(store, kind, recipe)
-        # What varies from epoch to epoch is drawn by fewer bits of its key there.
+        # A seeded MapDataset passes on fewer bits of the epoch's key, which decide what varies from epoch to epoch.
         return MapDataset(face, dict, seeded=True) if seeded and isinstance(face, Dataset) else face
 
 
 class _Records:
-    """Records as they lie: sample i is record i, whatever a dataset makes of it."""
+    """Records as they are stored: sample i is record i, whatever a dataset makes of it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
-        """Numbers of records."""
+        """Return the numbers of records."""
         return indices
 
     def origins(self, addresses: IntArray) -> list[Origins]:
-        """The record itself."""
+        """Return the record of each sample."""
         return record_origins(self._store, addresses)
 
     def holders(self, document: int) -> IntArray:
-        """The record itself."""
+        """Return the sample of a record: its own number."""
         return record_sample(self._store, document)
 
     def find_keys(self, key: str) -> list[int]:
-        """Raises ConfigError: records have no keys."""
+        """Raise ConfigError: records have no keys."""
         raise ConfigError(f"{self._store.path}: records have no keys; ask by number, found {key!r}")
 
 

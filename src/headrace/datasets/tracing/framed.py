@@ -1,4 +1,4 @@
-"""What a step of a framed run was fed, and when it saw a sample: looked up in its journal, or made again.
+"""What a step of a framed run was fed, and when a sample comes: found in its journal, or by encoding again.
 
 unit u of lane l ---- journal ----> frame, carry ---- Lanes ----> positions ---- stream's History ----> samples
                                         +---- reader: one frame is encoded again ----> the very samples
@@ -22,16 +22,16 @@ from headrace.plan.split import taken_by
 
 
 class FramedHistory:
-    """One framed run, to be asked.
+    """One framed run, which can be asked about its steps and samples.
 
     Args:
-        stream: its samples before they are made into units, one a step.
-        lanes, schedule: of its units.
+        stream: the history of its samples before they are made into units, one in each step.
+        lanes, schedule: those of its units.
         journal: the frames that were begun.
-        reader: what makes units from states, so that samples are told exactly; None: the data are not at hand.
-        shift: what is added to a step of the run to get one of the training.
-        state: what a loader of the run saved.
-        hashes: of the run's recipe, to check the state.
+        reader: makes a reader of units from states, so that samples are known exactly; None if the data cannot be read.
+        shift: number that is added to a step of the run to get one of the training.
+        state: state that a loader of the run saved.
+        hashes: hashes of the run's recipe, to check the state.
 
     Raises:
         StateError: the state is of another run.
@@ -71,19 +71,20 @@ class FramedHistory:
         samples: bool = True,
         origins: bool = True,
     ) -> list[TracedUnit]:
-        """The units of a global step, in order; those whose lane has ended before are left out.
+        """Return the units of a global step, in order; units whose lane has ended before are left out.
 
-        With a reader the samples of each are those in it, one for each output, and a frame of each lane is encoded
-        again. Without one they are all that may be in it: what was carried on into its frame, and the frame.
+        With a reader, the samples of each unit are those in it, one for each output, and a frame of each lane is
+        encoded again. Without one, they are all that may be in it: the outputs carried on into its frame, and the
+        frame.
 
         Raises:
             ConfigError: there is no such step or rank.
-            StateError: the journal has not come to it.
+            StateError: the journal does not reach it.
         """
         if step < self._shift:
             raise ConfigError(f"there is no step {step:,}: the steps of this run begin at {self._shift:,}")
         if rank is not None and (topology is None or not 0 <= rank < topology.ranks):
-            raise ConfigError(f"rank {rank}: ranks go from 0 to below the number of ranks, which is asked for too")
+            raise ConfigError(f"rank {rank}: pass the number of ranks too; ranks go from 0 to one below it")
         begin, end = (self._schedule.begin(step - self._shift + more) for more in (0, 1))
         found = []
         for number in range(begin, end):
@@ -106,10 +107,10 @@ class FramedHistory:
         limit: int = SHOWN,
         origins: bool = True,
     ) -> Times:
-        """The steps of the units that a sample comes into, as far as the journal has come.
+        """Return the steps of the units that a sample goes into, as far as the journal reaches.
 
-        With a reader one for each unit; without one between which steps they are, if the encoder made something of
-        the sample. ``count`` is of positions, of which each may come into several units.
+        With a reader, there is one entry for each unit; without one, the steps between which the units are, if the
+        encoder made any output. ``count`` counts positions, each of which may go into several units.
 
         Raises:
             ConfigError: see `History.sample`.
@@ -117,36 +118,37 @@ class FramedHistory:
         lanes = self._lanes
         reached = {lane: self._journal.reached(lane) for lane in range(lanes.num_lanes)}
         ends = [int(lanes.at(lane, np.array([lanes.begin(lane, reached[lane][0])]))[0]) for lane in reached]
-        # Of a run with an end, the last frame is followed by none, and its begin is beyond the last position.
+        # After the last frame of a run that ends, the next frame would begin beyond the last position.
         fed = self._stream.sample(source, index, key=key, until_samples=max(ends), limit=limit, origins=origins)
         planned = [
-            one for one in fed.shown if one.position is not None and one.position < ends[self._lane_of(one.position)]
+            (one, one.position)
+            for one in fed.shown
+            if one.position is not None and one.position < ends[self._lane_of(one.position)]
         ]
         count = len(planned)
         if fed.count > len(fed.shown):
-            # Lanes are not equally far: of many times those are counted that lie before the begin of all that is left.
+            # Lanes are not equally far. If there are many times, only those that every lane has passed are counted.
             count = self._stream.sample(source, index, key=key, until_samples=min(ends), limit=1, origins=False).count
         last = max((first - 1) * lanes.num_lanes + lane for lane, (_, first) in reached.items())
         shown: list[Traced] = []
         notes = list(fed.notes)
-        for one in planned:
-            assert one.position is not None
+        for one, position in planned:
             try:
-                first, after = self._journal.units_of(one.position)
+                first, after = self._journal.units_of(position)
             except StateError as error:
-                notes.append(f"position {one.position:,}: {error}")
+                notes.append(f"position {position:,}: {error}")
                 continue
-            lane = self._lane_of(one.position)
+            lane = self._lane_of(position)
             num_frames = lanes.num_frames(lane)
             if after is None and (num_frames is None or reached[lane][0] < num_frames):
                 notes.append(
-                    f"position {one.position:,}: what is left of it may come in frames of lane {lane} after "
+                    f"position {position:,}: the rest of its outputs may come in frames of lane {lane} after "
                     f"{reached[lane][0] - 1:,}, where the journals end"
                 )
-            told = self._units_with(one, first, reached[lane][1] if after is None else after)
-            # The encoder made nothing of it, or nothing that has been delivered.
-            count -= not told
-            shown += told
+            found = self._units_with(one, position, first, reached[lane][1] if after is None else after)
+            # The encoder made no output, or none that has been delivered.
+            count -= not found
+            shown += found
         until = 0 if last < 0 else self._schedule.step_of(last) + 1
         return Times(
             count=count,
@@ -167,7 +169,7 @@ class FramedHistory:
         state, last_frame = planned
         positions = np.concatenate([lanes.positions(lane, frame) for frame in range(state.frame, last_frame + 1)])
         step = self._schedule.step_of(number)
-        told = TracedUnit(
+        traced = TracedUnit(
             step=step + self._shift,
             unit=number,
             lane=lane,
@@ -182,15 +184,17 @@ class FramedHistory:
             made = self._reader([state]).look(number)
             if made is None:
                 return None
-            told = msgspec.structs.replace(told, frame=made.frame, is_exact=True)
-            return msgspec.structs.replace(told, samples=self._told(told, _pairs(made), origins=origins))
+            traced = msgspec.structs.replace(traced, frame=made.frame, is_exact=True)
+            return msgspec.structs.replace(traced, samples=self._samples(traced, _pairs(made), origins=origins))
         if samples:
             pairs: list[tuple[int, int | None]] = [*state.carry, *((one, None) for one in positions.tolist())]
-            told = msgspec.structs.replace(told, samples=self._told(told, pairs, origins=origins))
-        return told
+            traced = msgspec.structs.replace(traced, samples=self._samples(traced, pairs, origins=origins))
+        return traced
 
-    def _told(self, unit: TracedUnit, pairs: Sequence[tuple[int, int | None]], *, origins: bool) -> tuple[Traced, ...]:
-        """The samples at positions, at the step of a unit."""
+    def _samples(
+        self, unit: TracedUnit, pairs: Sequence[tuple[int, int | None]], *, origins: bool
+    ) -> tuple[Traced, ...]:
+        """Return the samples at positions, with the step of a unit."""
         by_position = dict(
             zip(
                 dict.fromkeys(position for position, _ in pairs),
@@ -210,11 +214,10 @@ class FramedHistory:
             for position, output in pairs
         )
 
-    def _units_with(self, fed: Traced, first: int, after: int) -> list[Traced]:
-        """A sample in the units that it is in, or may be in."""
-        assert fed.position is not None
+    def _units_with(self, fed: Traced, position: int, first: int, after: int) -> list[Traced]:
+        """Return a sample with each unit that it is in, or may be in."""
         lanes = self._lanes
-        lane = self._lane_of(fed.position)
+        lane = self._lane_of(position)
         if self._reader is None:
             if after <= first:
                 return []
@@ -231,8 +234,8 @@ class FramedHistory:
             seen = None if self._position is None else number < self._position
             found += [
                 msgspec.structs.replace(fed, step=step, last_step=step, unit=number, output=output, seen=seen)
-                for position, output in _pairs(made)
-                if position == fed.position
+                for at, output in _pairs(made)
+                if at == position
             ]
         return found
 

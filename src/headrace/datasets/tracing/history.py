@@ -1,7 +1,4 @@
-"""What a training saw at step N and when it saw a sample, over all the runs that it went through.
-
-A run that is at hand as a history of one chapter.
-"""
+"""What a training was fed at step N and when a sample comes, over all the runs that it went through."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.plan.buckets import BucketedOrder
 
 SHOWN = 20
-"""Of the times that a sample comes, those that are told where nobody says how many."""
+"""Default number of times that are returned for a sample."""
 
 
 _MAX_LOOKS = 1 << 16
@@ -33,11 +30,10 @@ _MAX_LOOKS = 1 << 16
 
 @dataclass(frozen=True)
 class Chapter:
-    """One run of a history: it holds from ``first_step`` of the training on, with its own position ``position``, from
-    which slot on it gives its samples.
+    """One run of a history: it holds from ``first_step`` of the training on, at ``position`` of its own slots.
 
-    ``recipes`` are those of the datasets, by path; ``face`` opens a source by its number, None where that is not
-    possible, with the reason given to `notes`.
+    ``recipes`` are those of the datasets, by path. ``face`` opens a source by its number; it returns None if that is
+    not possible, and whoever made the chapter notes the reason.
     """
 
     trace: Trace
@@ -47,15 +43,15 @@ class Chapter:
     first_step: int = 0
     position: int = 0
     keyed: bool = True
-    """Whether epochs differ in what is drawn by their keys."""
+    """Whether samples depend on the keys of their epochs."""
 
     @cached_property
     def shift(self) -> int:
-        """What is added to a step of the run to get one of the training."""
+        """Number that is added to a step of the run to get one of the training."""
         return self.first_step - self.trace.schedule.step_of(self.position)
 
     def reach(self, step: int) -> int:
-        """The position of the run at which a step of the training begins."""
+        """Return the position of the run at which a step of the training begins."""
         return self.trace.begin(max(0, step - self.shift))
 
 
@@ -73,7 +69,7 @@ class History:
         self._cursor = None if state is None else self._placed(Cursor.from_dict(state))
 
     def _placed(self, cursor: Cursor) -> tuple[int, int]:
-        """The run of a state and the slots that are taken of it, which is gone on with as the state says."""
+        """Return the run of a state and how many of its slots were taken; that run continues as the state says."""
         for number in reversed(range(len(self.chapters))):
             chapter = self.chapters[number]
             if dict(chapter.hashes) == cursor.recipe and cursor.position >= chapter.position:
@@ -82,22 +78,22 @@ class History:
                 self.chapters = chapters
                 return number, cursor.position
         raise StateError(
-            f"the saved state, at position {cursor.position:,}, is of none of the {len(self.chapters):,} runs that "
-            "were given: save the run beside the checkpoints with Run.save when a training begins or goes on"
+            f"the saved state, at position {cursor.position:,}, is of none of the {len(self.chapters):,} runs in the "
+            "history: save the run beside the checkpoints with Run.save whenever a training begins or resumes"
         )
 
     def step(
         self, step: int, *, topology: Topology | None = None, rank: int | None = None, origins: bool = True
     ) -> list[Traced]:
-        """The samples of a global step in the order of their positions; of one rank alone, or of all.
+        """Return the samples of a global step in the order of their positions, of all ranks or of one.
 
-        With bucketing whose lengths are not at hand: those of all steps of the window.
+        With bucketing whose lengths are not known, these are the samples of all steps of the window.
 
         Raises:
-            ConfigError: there is no such step, or no such rank; bucketing, and ranks are asked for.
+            ConfigError: there is no such step, or no such rank; ranks are asked for, and bucketing hides them.
         """
         if rank is not None and (topology is None or not 0 <= rank < topology.ranks):
-            raise ConfigError(f"rank {rank}: ranks go from 0 to below the number of ranks, which is asked for too")
+            raise ConfigError(f"rank {rank}: pass the number of ranks too; ranks go from 0 to one below it")
         number = max((i for i, chapter in enumerate(self.chapters) if chapter.first_step <= step), default=0)
         chapter = self.chapters[number]
         trace = chapter.trace
@@ -105,7 +101,9 @@ class History:
         if not trace.is_vague:
             first, end = step - chapter.shift, step - chapter.shift + 1
         elif topology is not None:
-            raise ConfigError("with bucketing the lengths decide who takes what: ask Run.trace_step, which knows them")
+            raise ConfigError(
+                "with bucketing the lengths decide which rank takes what: use Run.trace_step, which knows them"
+            )
         low = max(trace.begin(max(first, 0)), chapter.position)
         high = trace.begin(max(end, 0))
         if step < chapter.first_step or low >= high:
@@ -113,13 +111,15 @@ class History:
             raise ConfigError(f"there is no step {step:,}: the steps go from {self.chapters[0].first_step:,}{steps}")
         positions = trace.positions(low, high)
         found = self._traced(number, positions, trace.lookup(positions), topology)
-        return self._told([one for one in found if rank is None or one.rank == rank], origins=origins)
+        return self._with_origins([one for one in found if rank is None or one.rank == rank], origins=origins)
 
     def positions(self, positions: Sequence[int], *, origins: bool = True) -> list[Traced]:
-        """The samples at some positions of the last run, which has them."""
+        """Return the samples at some positions of the last run."""
         wanted = np.array(positions, dtype=np.int64)
         last = len(self.chapters) - 1
-        return self._told(self._traced(last, wanted, self.chapters[last].trace.lookup(wanted), None), origins=origins)
+        return self._with_origins(
+            self._traced(last, wanted, self.chapters[last].trace.lookup(wanted), None), origins=origins
+        )
 
     def sample(
         self,
@@ -134,16 +134,17 @@ class History:
         topology: Topology | None = None,
         origins: bool = True,
     ) -> Times:
-        """The times that a sample of a source comes, by its number or its key; or a document, by its number.
+        """Return the times that a sample of a source comes, given by number or key; or a document, by its number.
 
-        The search ends at a step, after so many samples of the last run, where the saved state is, or where the last
-        run ends. For one without an end, and none of these: once the source has gone through ``limit`` more epochs.
+        The search ends at a step, after a number of samples of the last run, at the saved state, or at the end of the
+        last run. Without any of these, it ends once the source has gone through ``limit`` more epochs.
 
         Raises:
-            ConfigError: no such source, sample, key or document; a key or a document, and the store is not there.
+            ConfigError: there is no such source, sample, key or document; or a key or a document is given, and the
+                store cannot be opened.
         """
-        if sum(given is not None for given in (index, key, document)) != 1:
-            raise ConfigError("a sample is asked for by its number, by its key, or by a document in it: give one")
+        if sum(value is not None for value in (index, key, document)) != 1:
+            raise ConfigError("a sample is found by its number, by its key, or by a document in it: pass one of them")
         if limit < 1:
             raise ConfigError(f"limit is at least 1, found {limit}")
         paths = self._chapters_with(source)
@@ -157,14 +158,15 @@ class History:
                 continue
             if index is not None and chapter.recipes[_path(source)] != wanted:
                 notes.append(
-                    f"from step {chapter.first_step:,} on {source!r} was another dataset, with other numbers: left out"
+                    f"from step {chapter.first_step:,} on, {source!r} was another dataset with other numbers, which is"
+                    " left out"
                 )
                 until = max(until, chapter.trace.schedule.step_of(end) + chapter.shift)
                 continue
             numbers = self._numbers(number, leaf, index=index, key=key, document=document)
             asked = end
             if document is not None:
-                # Which epochs have it is not arithmetic: as many are looked into as take about a second.
+                # No arithmetic says which epochs hold a document: search as many as take about a second.
                 end = min(end, chapter.trace.horizon(leaf, begin, max(limit, _MAX_LOOKS // max(1, len(numbers)))))
             many, found, end = self._found(number, leaf, numbers, document, (begin, end), limit, topology)
             count += many
@@ -172,18 +174,18 @@ class History:
             until = max(until, chapter.trace.schedule.step_of(end) + chapter.shift)
             if end < asked:
                 notes.append(
-                    f"counted before step {until:,} alone: there are many epochs, to be looked into one by one"
+                    f"counted before step {until:,} only: there are many epochs, which must be searched one by one"
                 )
                 break
         return Times(
             count=count,
-            shown=tuple(self._told(shown[:limit], origins=origins)),
+            shown=tuple(self._with_origins(shown[:limit], origins=origins)),
             until_step=until,
             notes=tuple(notes),
         )
 
     def _chapters_with(self, source: str) -> list[tuple[int, int]]:
-        """(run, number of the leaf) where there is such a source."""
+        """Return (run, number of the leaf) for each run that has such a source."""
         path = _path(source)
         known: dict[str, None] = {}
         found = []
@@ -201,7 +203,7 @@ class History:
     def _span(
         self, number: int, leaf: int, until_step: int | None, until_samples: int | None, limit: int
     ) -> tuple[int, int | None]:
-        """The positions of a run that are searched: ``[begin, end)``; end None: the run is not."""
+        """Return the positions of a run to search, ``[begin, end)``; if end is None, the run is not searched."""
         chapter = self.chapters[number]
         trace, begin = chapter.trace, chapter.position
         last = number == len(self.chapters) - 1
@@ -226,20 +228,24 @@ class History:
     ) -> list[int]:
         if index is not None:
             return [index]
-        face = self.chapters[number].face(leaf)
-        if face is None:
-            raise ConfigError(
-                f"the store of {self.chapters[number].trace.plan.leaves[leaf].path!r} is needed to find "
-                f"{'a key' if key is not None else 'a document'}, and cannot be opened: ask by the number of a sample"
-            )
         if key is not None:
-            return face.find_keys(key)
-        assert document is not None
+            return self._face(number, leaf, "a key").find_keys(key)
+        if document is None:
+            return []
         source = self.chapters[number].trace.plan.leaves[leaf]
-        found = face.holders(document)
+        found = self._face(number, leaf, "a document").holders(document)
         first = source.first_sample
         inside = (found >= first) & (found < first + source.num_samples)
         return [int(one) for one in found[inside]]
+
+    def _face(self, number: int, leaf: int, wanted: str) -> Face:
+        face = self.chapters[number].face(leaf)
+        if face is None:
+            raise ConfigError(
+                f"the store of {self.chapters[number].trace.plan.leaves[leaf].path!r} is needed to find {wanted}, and"
+                " cannot be opened: ask by the number of a sample"
+            )
+        return face
 
     def _found(
         self,
@@ -251,7 +257,7 @@ class History:
         limit: int,
         topology: Topology | None,
     ) -> tuple[int, list[Traced], int]:
-        """How often samples come, the first times, and the position up to which they were looked for."""
+        """Return how often samples come, the first times, and the position up to which they were searched."""
         trace = self.chapters[number].trace
         most = limit if document is None else None
         parts = [trace.find(leaf, one, begin=span[0], end=span[1], limit=most) for one in samples]
@@ -269,10 +275,9 @@ class History:
         return count, self._traced(number, positions[:limit], found, topology), end
 
     def _held(self, number: int, leaf: int, found: Lookup, document: int) -> IntArray:
-        """The rows whose samples have tokens of a document: phases and packs differ from epoch to epoch."""
+        """Return the rows whose samples have tokens of a document; phases and packs differ from epoch to epoch."""
         chapter = self.chapters[number]
-        face = chapter.face(leaf)
-        assert face is not None
+        face = self._face(number, leaf, "a document")
         keys = found.keys if chapter.keyed else None
         origins = face.origins(face.locate(found.indices, keys))
         held = [row for row, pieces in enumerate(origins) if any(piece.document == document for piece in pieces)]
@@ -315,11 +320,11 @@ class History:
             place["seen"] = (number, slot) < self._cursor
         return place
 
-    def _told(self, samples: list[Traced], *, origins: bool) -> list[Traced]:
-        """The same with what they are made of."""
+    def _with_origins(self, samples: list[Traced], *, origins: bool) -> list[Traced]:
+        """Return the samples with what they are made of, if ``origins``."""
         if not origins:
             return samples
-        made = list(samples)
+        traced = list(samples)
         for (number, leaf), rows in _grouped(samples, self.chapters):
             chapter = self.chapters[number]
             face = chapter.face(leaf)
@@ -329,8 +334,8 @@ class History:
             epochs = np.array([samples[row].epoch for row in rows], dtype=np.int64)
             keys = chapter.trace.plan.keys(leaf, epochs) if chapter.keyed else None
             for row, pieces in zip(rows, face.origins(face.locate(indices, keys)), strict=True):
-                made[row] = msgspec.structs.replace(samples[row], origins=pieces)
-        return made
+                traced[row] = msgspec.structs.replace(samples[row], origins=pieces)
+        return traced
 
 
 def _grouped(samples: Sequence[Traced], chapters: Sequence[Chapter]) -> Iterator[tuple[tuple[int, int], list[int]]]:
@@ -350,7 +355,7 @@ def _path(source: str) -> str:
 
 
 def history_of(run: Run, buckets: BucketedOrder | None) -> History:
-    """The run as ``Run.history`` gives it; ``buckets`` know the lengths that bucketing goes by."""
+    """Return a run as a history of one chapter; ``buckets`` know the lengths that bucketing uses."""
     window_steps = None if run.bucketing is None else run.bucketing.window_steps
     arranged = None if buckets is None else buckets.arranged
     recipe = run.recipe

@@ -1,9 +1,8 @@
-"""``run.json``: what gives the plan of a training back without its data, one run after another.
+"""``run.json``: a file from which ``headrace trace`` rebuilds the plan of a training without its data.
 
-It is written beside the checkpoints, once a start, and read by ``headrace trace``. Where a run goes on with the recipe
-it had, nothing is added; where something was changed, what holds from which step on is.
-
-The tree of a mix as it is written into a file, and read again.
+The file is written beside the checkpoints at every start, and holds the runs of the training one after another. If a
+run continues with the same recipe, nothing is added; if something was changed, the new run and the step from which it
+holds are added. `SavedNode` and its kinds are the tree of a mix in that file.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ if TYPE_CHECKING:
 
 
 class SavedNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="node"):
-    """A node; those with children name their path."""
+    """A node of the tree; nodes with children hold their path."""
 
 
 class SavedLeaf(SavedNode, frozen=True, kw_only=True, tag="source"):
-    """A source, by its number in the list of them: one that comes in several segments is written once."""
+    """A source, by its number in the list of sources: one that is in several segments is written once."""
 
     source: int
 
@@ -106,7 +105,7 @@ AnyNode = SavedLeaf | SavedBranch | SavedConcat | SavedLimit | SavedRepeat | Sav
 
 
 def saved_node(node: Node, numbers: Mapping[str, int]) -> AnyNode:
-    """A node to be written; ``numbers`` are those of the sources, by path."""
+    """Return a node in the form that is written; ``numbers`` are those of the sources, by path."""
     if isinstance(node, Leaf):
         return SavedLeaf(source=numbers[node.path])
     children = tuple(saved_node(child, numbers) for child in node.children)
@@ -128,10 +127,10 @@ def saved_node(node: Node, numbers: Mapping[str, int]) -> AnyNode:
 
 
 def loaded_node(saved: AnyNode, leaves: Sequence[Leaf]) -> Node:
-    """The node that was written. Raises StateError for the number of a source that is not there."""
+    """Return the node that was written. Raises StateError for the number of a source that does not exist."""
     if isinstance(saved, SavedLeaf):
         if not 0 <= saved.source < len(leaves):
-            raise StateError(f"the tree names source {saved.source}, and there are {len(leaves):,}")
+            raise StateError(f"the tree names source {saved.source}, and there are {len(leaves):,} sources")
         return leaves[saved.source]
     if isinstance(saved, SavedLimit):
         return LimitNode(saved.path, loaded_node(saved.child, leaves), saved.num_samples)
@@ -148,7 +147,7 @@ def loaded_node(saved: AnyNode, leaves: Sequence[Leaf]) -> Node:
 
 
 def saved_shards(shards: Shards | None) -> str | None:
-    """The samples of each shard, equal neighbours together: ``"10000x127 4711"``."""
+    """Return the samples of each shard as a text, with equal neighbours together: ``"10000x127 4711"``."""
     if shards is None:
         return None
     sizes = np.diff(shards.bounds)
@@ -159,7 +158,7 @@ def saved_shards(shards: Shards | None) -> str | None:
 
 
 def loaded_shards(saved: str | None) -> Shards | None:
-    """The borders that were written. Raises StateError for another text."""
+    """Return the borders of shards that were written. Raises StateError for a malformed text."""
     if saved is None:
         return None
     sizes: list[int] = []
@@ -168,7 +167,7 @@ def loaded_shards(saved: str | None) -> Shards | None:
         try:
             sizes += [int(size)] * int(count or 1)
         except ValueError:
-            raise StateError(f"{part!r} is no size of shards; expected as 10000x127") from None
+            raise StateError(f"{part!r} is not a size of shards; expected the form 10000x127") from None
     return Shards.of_counts(sizes)
 
 
@@ -176,7 +175,7 @@ VERSION = 1
 
 
 class SavedStore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a store lies: the path as it was opened, and what tells its content from another."""
+    """Where a store lies: the path as it was opened, and the fingerprint of its content."""
 
     path: str
     format: str
@@ -185,7 +184,7 @@ class SavedStore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SavedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One source: its place in the blend, its samples, what its dataset is made of."""
+    """One source: its path in the blend, its samples, and the recipe of its dataset."""
 
     path: str
     num_samples: int
@@ -196,7 +195,7 @@ class SavedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One run, from a step of the training on, where it is at a position of its own."""
+    """One run, from a step of the training on, at which it has a position of its own."""
 
     first_step: int
     position: int
@@ -210,22 +209,22 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def schedule(self) -> BatchSchedule:
-        """The global batches; of a framed run, of units."""
+        """The global batches; in a framed run they count units."""
         return BatchSchedule(tuple((step, size) for step, size in self.batch["pieces"]))
 
     @property
     def lanes(self) -> Lanes | None:
-        """Those of a framed run, None of any other."""
+        """The lanes of a framed run; None for any other."""
         if "num_lanes" not in self.batch:
             return None
         lanes = msgspec.convert({name: self.batch.get(name) for name in Lanes.__struct_fields__}, Lanes)
         return lanes if self.format["framed"] == 1 else msgspec.structs.replace(lanes, key=lanes_key(self.order.seed))
 
     def trace(self) -> Trace:
-        """The plan, to be asked; of a framed run that of its samples, one a step.
+        """Return the plan as a `Trace`; for a framed run that of its samples, one in each step.
 
         Raises:
-            StateError: what was written is not what the hashes are of, or is of another version of the algorithms.
+            StateError: the content does not match its hashes, or is of another version of the algorithms.
         """
         here = (
             ORDER_FORMAT if "num_lanes" not in self.batch else {**order_format(is_drawn=False), "framed": FRAMED_FORMAT}
@@ -256,15 +255,15 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         found = recipe.hashes()
         if differing := [part for part in PARTS if found[part] != self.hashes.get(part)]:
             raise StateError(
-                f"the run from step {self.first_step:,} on was changed since it was written: {', '.join(differing)} "
-                "are not what their hashes say"
+                f"the run from step {self.first_step:,} on was changed since it was written: its parts"
+                f" {', '.join(differing)} do not match their hashes"
             )
         window_steps = None if bucketing is None else bucketing.window_steps
         return Trace(plan, schedule, self.length, draw=draw, window_steps=window_steps)
 
 
 class RunFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file. Paths of stores are seen from ``folder``, where the training began."""
+    """The whole file. Paths of stores are relative to ``folder``, where the training began."""
 
     kind: Literal["headrace.run"] = "headrace.run"
     version: int = VERSION
@@ -273,10 +272,10 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def read_run_file(path: str | os.PathLike[str]) -> RunFile:
-    """What ``Run.save`` wrote.
+    """Return what ``Run.save`` wrote.
 
     Raises:
-        StateError: it cannot be read, is something else, or of a later version.
+        StateError: the file cannot be read, is not a saved run, or is of a later version.
     """
     check_local(path)
     try:
@@ -284,15 +283,15 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
     except OSError as error:
         raise StateError(f"the saved run cannot be read: {error}") from error
     try:
-        given = msgspec.json.decode(data)
-        if not isinstance(given, dict) or given.get("kind") != "headrace.run":
-            raise StateError(f"{path}: this is no saved run; expected a file that Run.save wrote")
-        if given.get("version") != VERSION:
+        content = msgspec.json.decode(data)
+        if not isinstance(content, dict) or content.get("kind") != "headrace.run":
+            raise StateError(f"{path}: this is not a saved run; expected a file that Run.save wrote")
+        if content.get("version") != VERSION:
             raise StateError(
-                f"{path}: has version {given.get('version')!r}; this Headrace reads version {VERSION}: use the one "
-                "that wrote it, or a newer one"
+                f"{path}: has version {content.get('version')!r}, and this Headrace reads version {VERSION}: use the"
+                " version that wrote it, or a newer one"
             )
-        found = msgspec.convert(given, RunFile)
+        found = msgspec.convert(content, RunFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError) as error:
         raise StateError(f"{path}: the saved run is damaged: {error}") from error
     steps = [run.first_step for run in found.runs]
@@ -302,14 +301,14 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
 
 
 def save_run(run: Run | FramedRun, path: str | os.PathLike[str], *, position: int | None, step: int | None) -> None:
-    """Write a run into a file, or behind those that are in it; see ``Run.save``."""
+    """Write a run into a file, or add it to the runs there; see ``Run.save``."""
     check_local(path)
     before = read_run_file(path) if Path(path).exists() else None
     if position is None:
         if before is not None and not _is_same(before.runs[-1], _saved(run, 0, 0)):
             raise ConfigError(
-                f"{path}: tells of another run: say from which position on this one holds, position=loader.position, "
-                "or give it a file of its own"
+                f"{path}: describes another run: pass the position from which this run holds, position=loader.position,"
+                " or give it a file of its own"
             )
         if before is not None:
             return
@@ -321,10 +320,10 @@ def save_run(run: Run | FramedRun, path: str | os.PathLike[str], *, position: in
     if first_step < 0:
         raise ConfigError(f"step is at least 0, found {first_step:,}")
     new = _saved(run, first_step, position)
-    # What came after this step was undone when the training went back to it.
+    # Later runs were undone when the training went back to this step.
     kept = [one for one in before.runs if one.first_step < first_step] if before is not None else []
     if kept and _is_same(kept[-1], new) and _shift(kept[-1]) == _shift(new):
-        # It goes on as it was, maybe for longer, or from where its data lie now.
+        # The same run goes on, maybe for longer, or with its data at another path.
         last = kept.pop()
         new = msgspec.structs.replace(new, first_step=last.first_step, position=last.position)
     write_json_file(path, RunFile(folder=str(Path.cwd()), runs=(*kept, new)))
@@ -334,7 +333,7 @@ def _saved(run: Run | FramedRun, first_step: int, position: int) -> SavedRun:
     from headrace.datasets.run import Run
 
     recipe = run.recipe
-    # Of a framed run the plan is that of its samples, and what makes them units is in its recipe.
+    # The plan of a framed run is that of its samples; how they become units is in its recipe.
     fed = run if isinstance(run, Run) else run.stream
     leaves = fed.plan.leaves
     sources = [
@@ -362,7 +361,7 @@ def _saved(run: Run | FramedRun, first_step: int, position: int) -> SavedRun:
 
 
 def _store(dataset: Dataset) -> SavedStore | None:
-    """The store behind a dataset, through those that stand around it; None where there is not exactly one."""
+    """Return the store behind a dataset, through datasets around it; None if there is not exactly one."""
     inner: Any = dataset
     while not hasattr(inner, "store") and isinstance(getattr(inner, "dataset", None), Dataset):
         inner = inner.dataset

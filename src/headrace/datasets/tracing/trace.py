@@ -1,9 +1,9 @@
-"""Where a sample comes in one run, and what comes at a place: the plan asked both ways, without data.
+"""Where a sample comes in one run, and what comes at a position: the plan in both directions, without data.
 
 step N ---- BatchSchedule ----> positions ---- Plan.lookup ----> source, epoch, sample index
 step  <---- BatchSchedule ----- positions <---- Plan.find ------ source, sample index: once an epoch
 
-How far a run has come is a number of slots, which within a step are other positions where slots are drawn.
+How far a run has come is a number of slots. If slots are drawn, those of a step take its positions in another order.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 from headrace.plan import BatchSchedule, Draw, IntArray, LimitNode, Lookup, Node, Plan, leaves
 
 MAX_TRACED = 1 << 50
-"""Positions up to which a run without an end is searched."""
+"""Position up to which an endless run is searched."""
 
 MAX_EPOCHS = 1 << 15
-"""Epochs that are looked into one by one, where a limit leaves samples out: about a second."""
+"""Epochs that are searched one by one if a limit leaves samples out: about a second."""
 
 _FIRST_EPOCHS, _MOST_EPOCHS = 64, 1 << 12
 
@@ -28,9 +28,9 @@ _FIRST_EPOCHS, _MOST_EPOCHS = 64, 1 << 12
 class Sightings(NamedTuple):
     """The first times that a sample comes, and how many there are.
 
-    ``positions`` (n,) int64, rising: of the plan, before bucketing has moved them within their windows where `Trace`
-    does not know how. ``epochs`` (n,) int64: of the source. ``total``: of all, those among them.
-    ``end``: before which slot they are; less than was asked for where that would have taken too long.
+    ``positions`` (n,) int64, rising: positions of the plan, before bucketing moves them within their windows if `Trace`
+    does not know how. ``epochs`` (n,) int64: epochs of the source. ``total``: number of all times, including those.
+    ``end``: the slot before which they were searched, lower than requested if the search would have taken too long.
     """
 
     positions: IntArray
@@ -43,12 +43,12 @@ class Trace:
     """One run as its plan: which samples a step has, and at which positions a sample comes.
 
     Args:
-        plan: where each position leads.
+        plan: what each position holds.
         schedule: the global batches.
-        length: of the run in samples, None without an end.
+        length: number of samples in the run; None without an end.
         draw: how slots are drawn, if they are.
-        window_steps: of a run with bucketing, the steps within which samples change places.
-        arranged: (n,) positions -> whose sample each has, where the lengths that decide it are known.
+        window_steps: for a run with bucketing, the steps within which samples change places.
+        arranged: (n,) positions -> the positions whose samples they get, if the lengths that decide it are known.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Trace:
         self.length = length
         self.draw = draw
         self.window_steps = window_steps
-        # What is drawn changes places within its step, as what is bucketed does within its window.
+        # A draw moves samples within their step, as bucketing does within its window.
         self._in_windows = window_steps is not None or draw is not None
         self._arranged = arranged
         self._limited = set(_limited(plan.root))
@@ -77,7 +77,7 @@ class Trace:
         return self.window_steps is not None and self._arranged is None
 
     def slots(self, positions: IntArray) -> IntArray:
-        """(n,) int64: the slot that takes each position, one of its step."""
+        """(n,) int64: the slot that takes each position, in the same step."""
         return positions if self.draw is None or self.is_vague else self.draw.slots(positions)
 
     def positions(self, begin: int, end: int) -> IntArray:
@@ -86,7 +86,7 @@ class Trace:
         return slots if self.draw is None or self.is_vague else np.sort(self.draw.positions(slots))
 
     def resumed(self, position: int, ends: tuple[int, ...]) -> Trace:
-        """The same where a saved state says how the slots of its step are drawn."""
+        """Return this trace with the slots of a step drawn as a saved state says."""
         if self.draw is None or not ends:
             return self
         found = copy(self)
@@ -94,11 +94,11 @@ class Trace:
         return found
 
     def lookup(self, positions: IntArray) -> Lookup:
-        """What comes at positions; where it is vague, what the samples of the window are, in no order that is fed."""
+        """Return what comes at positions; if vague, the samples of the window, not in the order that is fed."""
         return self.plan.lookup(positions if self._arranged is None else self._arranged(positions))
 
     def window_of(self, position: int) -> tuple[int, int]:
-        """The steps that a sample may be in which the plan has at a position: ``[first, end)``."""
+        """Return the steps ``[first, end)`` in which the sample at a position of the plan may be."""
         step = self.schedule.step_of(position)
         if self.window_steps is None:
             return step, step + 1
@@ -106,12 +106,12 @@ class Trace:
         return first, first + self.window_steps
 
     def begin(self, step: int) -> int:
-        """The first position of a step, at most the end of the run."""
+        """Return the first position of a step, at most the end of the run."""
         position = self.schedule.begin(step)
         return position if self.length is None else min(position, self.length)
 
     def reached(self, source: int, num_samples: int) -> int | None:
-        """The position before which so many samples have fallen to a source; None: never. O(sources) some 50 times."""
+        """Return the position before which a source was fed ``num_samples``, or None. About 50 times O(sources)."""
         low, high = 0, MAX_TRACED if self.length is None else self.length
         if self.plan.counts(high)[source] < num_samples:
             return None
@@ -124,7 +124,7 @@ class Trace:
         return low
 
     def horizon(self, source: int, begin: int, epochs: int) -> int:
-        """The position by which a source has gone on from ``begin`` by so many epochs, or the last one there is."""
+        """Return the position at which a source went through ``epochs`` more since ``begin``, or the last position."""
         wanted = self.plan.counts(begin)[source] + epochs * self.plan.leaves[source].num_samples
         found = self.reached(source, wanted)
         if found is not None:
@@ -132,10 +132,10 @@ class Trace:
         return MAX_TRACED if self.length is None else self.length
 
     def find(self, source: int, index: int, *, begin: int, end: int, limit: int | None = None) -> Sightings:
-        """Where a sample comes among the slots ``[begin, end)``: the first ``limit`` positions, and how many there are.
+        """Find a sample among the slots ``[begin, end)``: the first ``limit`` positions, and the number of all.
 
-        Costs some look-ups for each that is returned, and some for the count; below a `LimitNode`, which leaves samples
-        out, some for every epoch, of which `MAX_EPOCHS` are looked into.
+        Costs some look-ups for each position that is returned, and some for the count. Below a `LimitNode`, which
+        leaves samples out, it costs some for every epoch, of which `MAX_EPOCHS` are searched.
 
         Raises:
             ConfigError: there is no such sample.
@@ -143,7 +143,7 @@ class Trace:
         searched = end
         if self.is_vague:
             begin, end = self.begin(self.window_of(begin)[0]), self._aligned(end)
-        # Also where nothing is to be searched, the plan says whether there is such a sample.
+        # Even if there is nothing to search, this checks whether there is such a sample.
         parts = [self._within(source, index, begin, begin, begin, end)]
         leaf = self.plan.leaves[source]
         most = self.plan.counts(begin)[source] + MAX_EPOCHS * leaf.num_samples
@@ -163,7 +163,7 @@ class Trace:
         return Sightings(positions, epochs, count, searched)
 
     def _pieces(self, source: int, begin: int, end: int, epochs: int) -> Iterator[tuple[int, int]]:
-        """``[begin, end)`` in pieces of some epochs each, borders of windows between them; the first ones are short."""
+        """Yield ``[begin, end)`` in pieces of some epochs, cut at windows; the first pieces are short."""
         size = self.plan.leaves[source].num_samples
         low = self.begin(self.window_of(begin)[0]) if self._in_windows else begin
         until, total = self._aligned(end), self.plan.counts(end)[source]
@@ -175,32 +175,31 @@ class Trace:
             low, epochs = high, min(2 * epochs, _MOST_EPOCHS)
 
     def _aligned(self, position: int) -> int:
-        """The first border of windows from a position on."""
+        """Return the first border of windows at or after a position."""
         if not self._in_windows or position == 0:
             return position
         return max(position, self.begin(self.window_of(position - 1)[1]))
 
     def _within(self, source: int, index: int, low: int, high: int, begin: int, end: int) -> tuple[IntArray, IntArray]:
-        """Positions and epochs, in slots of ``[begin, end)``, of what the plan has in the windows ``[low, high)``."""
+        """Return positions and epochs, in slots of ``[begin, end)``, of a sample in the windows ``[low, high)``."""
         seen = self.plan.find(source, index, begin=low, end=high)
         positions = seen.positions
-        if self._arranged is not None:
-            positions = np.array([self._moved(position) for position in positions.tolist()], dtype=np.int64)
-        # Bucketing also brings a later epoch before an earlier one.
+        if (arranged := self._arranged) is not None:
+            positions = np.array([self._moved(position, arranged) for position in positions.tolist()], dtype=np.int64)
+        # Bucketing may also move a later epoch before an earlier one.
         rows = np.argsort(positions, kind="stable")
         slots = self.slots(positions[rows])
         rows = rows[(slots >= begin) & (slots < end)]
         return positions[rows], seen.epochs[rows]
 
-    def _moved(self, position: int) -> int:
-        """Where bucketing puts the sample that the plan has at a position."""
-        assert self._arranged is not None
+    def _moved(self, position: int, arranged: Callable[[IntArray], IntArray]) -> int:
+        """Return where bucketing puts the sample that the plan has at a position."""
         first, end = self.window_of(position)
         places = np.arange(self.begin(first), self.begin(end), dtype=np.int64)
-        return int(places[np.flatnonzero(self._arranged(places) == position)[0]])
+        return int(places[np.flatnonzero(arranged(places) == position)[0]])
 
     def _counted(self, source: int, index: int, begin: int, end: int) -> int:
-        """How often a sample comes in ``[begin, end)``, where every epoch has it once; ``begin`` is between windows."""
+        """Count how often a sample comes in ``[begin, end)`` if every epoch has it once; ``begin`` is a border."""
         if self._in_windows and self._aligned(end) != end:
             border = max(begin, self.begin(self.window_of(end)[0]))
             last = self._within(source, index, border, self._aligned(end), begin, end)[0]
@@ -210,7 +209,7 @@ class Trace:
         first, beyond = -(-low // size), high // size
         if first > beyond:
             return self._numbered(source, index, begin, end)
-        # Whole epochs are counted; the cut ones at both ends are looked into.
+        # Whole epochs are counted; the incomplete ones at both ends are searched.
         borders = [self.reached(source, epoch * size) if epoch else 0 for epoch in (first, beyond)]
         before, after = (min(max(border or 0, begin), end) for border in borders)
         return beyond - first + self._numbered(source, index, begin, before) + self._numbered(source, index, after, end)
@@ -220,7 +219,7 @@ class Trace:
 
 
 def _limited(node: Node) -> Iterator[str]:
-    """Paths of the sources of which a pass leaves samples out."""
+    """Yield the paths of the sources that a limit leaves samples out of."""
     if isinstance(node, LimitNode):
         yield from (leaf.path for leaf in leaves(node))
     else:

@@ -1,13 +1,13 @@
-"""A framed run in the loader: each lane has a state of its own, and is walked by one reader of one rank.
+"""Framed runs in the loader: each lane has a state of its own, and is made by one reader of one rank.
 
-    FramedRun --> Parts, assigned to readers by their lanes --> LaneReader, in process, threads or workers
-                                                                  |
-    batches, in order <-- put together <-- Message: samples or a batch, and how far its lanes have come
-                                                                  |
-                                                    LaneHistory: the state of each lane after any batch
+    FramedRun --> BatchParts, assigned to readers by their lanes --> LaneReader, in process, threads or workers
+                                                                       |
+    batches, in order <-- put together <-- PartMessage: samples or a batch, and how far its lanes have come
+                                                                       |
+                                                         LaneHistory: the state of each lane after any batch
 
-A rank saves the lanes that it serves. The states of all ranks make one that any topology loads: `gathered_state` by one
-exchange, `merge_state_dicts` from files.
+A rank saves the lanes that it serves. The states of all ranks can be merged into one that any number of ranks loads:
+`gathered_state` merges them by an exchange, `merge_state_dicts` from files.
 """
 
 from headrace.loader.framed.feed import FramedFeed, gathered_state, merge_state_dicts

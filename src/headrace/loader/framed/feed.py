@@ -1,20 +1,13 @@
 """The batches of one rank of a framed run, and the state of its lanes after any of them.
 
-How far each lane has come, by the marks that readers sent.
-
-Where a framed run ends: after the last step in which any lane has a unit.
-
-How many units a lane has shows when its last frame is planned, and lanes end at different ones. A step is there for all
-ranks if it is for one, so they agree on it where the first of them does not know: each then says up to which step it
-has units for sure, and all go on to the highest. That is one exchange of 8 bytes about every frame of a lane, at the
-same micro-step on all ranks.
+A framed run ends after the last step in which any lane has a unit. How many units a lane has is known only when its
+last frame is planned, and lanes have different numbers of them. A step must exist for all ranks or for none. So
+whenever a rank comes to a step that it is not sure of, which happens at the same micro-step on all ranks, each rank
+tells the last step that it surely has units for, and all continue to the highest of these. That takes an exchange of 8
+bytes about once a frame of a lane.
 
     rank 0 has units up to step 7 at least     |  both ask after step 9   |  0: up to 12     both ask after 12
-    rank 1                           9         |                          |  1: up to 9      nobody has more: the end
-
-Parts and the samples read for them in words, for errors and reports about workers.
-
-The states of the ranks of a framed run, made into one that any topology loads.
+    rank 1                           9         |                          |  1: up to 9      neither has more: the end
 """
 
 from __future__ import annotations
@@ -59,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class LaneHistory:
-    """The state of lanes at any unit from the last one delivered on. O(frames read ahead) of memory."""
+    """The states of lanes, from the last unit that was delivered on. Takes O(frames read ahead) memory."""
 
     def __init__(self, lanes: Lanes, states: Iterable[LaneState]) -> None:
         self._lanes = lanes
@@ -68,11 +61,11 @@ class LaneHistory:
 
     @property
     def lanes(self) -> list[int]:
-        """Those it knows, rising."""
+        """The lanes whose states are known, in rising order."""
         return sorted(self._marks)
 
     def add(self, marks: Iterable[LaneState]) -> None:
-        """Frames that were begun. The same one may come twice, from a worker that took the place of another."""
+        """Add frames that were begun. The same one may come twice, from a worker that replaced another."""
         for mark in marks:
             known = self._marks.setdefault(mark.lane, [])
             if not known or known[-1].frame < mark.frame:
@@ -80,19 +73,19 @@ class LaneHistory:
                 known.append(mark.at(mark.first_unit))
 
     def states(self, number: int, lanes: Iterable[int]) -> tuple[LaneState, ...]:
-        """Some lanes after the first ``number`` units of the run.
+        """Return the states of some lanes after the first ``number`` units of the run.
 
         Raises:
-            StateError: a lane is not known, or from a later unit on.
+            StateError: a lane is not known, or only from a later unit on.
         """
         return tuple(self._state(lane, self._lanes.next_unit(lane, number)) for lane in lanes)
 
     def forget(self, number: int) -> None:
-        """What is before the first ``number`` units is needed no more; a lane drops it with its next frame."""
+        """Allow states before the first ``number`` units to be dropped; each lane does so at its next frame."""
         self._number = number
 
     def last_unit(self) -> int:
-        """The highest number of a unit that is known to exist, -1 for none."""
+        """Return the highest number of a unit that is known to exist, or -1."""
         lasts = [
             (marks[-1].first_unit - 1) * self._lanes.num_lanes + lane
             for lane, marks in self._marks.items()
@@ -104,12 +97,14 @@ class LaneHistory:
         marks = self._marks.get(lane, [])
         at = _at(marks, unit)
         if at < 0:
-            raise StateError(f"of lane {lane} no state is known at its unit {unit}: load the merged state of all ranks")
+            raise StateError(
+                f"the state of lane {lane} at its unit {unit} is not known: load the merged state of all ranks"
+            )
         return marks[at].at(unit)
 
 
 def _at(marks: list[LaneState], unit: int) -> int:
-    """The last mark that begins at a unit or before: of frames without units, the one that makes it."""
+    """Return the index of the last mark that begins at a unit or before. Of frames without units, the last counts."""
     return bisect_right(marks, unit, key=lambda mark: mark.first_unit) - 1
 
 
@@ -117,7 +112,7 @@ _SHOWN = 3
 
 
 def describe_part(part: BatchPart) -> str:
-    """``units 12 to 15 of step 3``."""
+    """Return ``units 12 to 15 of step 3``."""
     if not len(part.numbers):
         return f"no units of step {part.step:,}"
     if len(part.numbers) == 1:
@@ -126,7 +121,10 @@ def describe_part(part: BatchPart) -> str:
 
 
 def describe_part_sample(run: FramedRun, part: BatchPart, address: int) -> str:
-    """``sample 'K' of SHARD, for units 12 to 15 of step 3``, by its address; of a mix one for each dataset."""
+    """Return ``sample 'K' of SHARD, for units 12 to 15 of step 3``, for the address of a sample.
+
+    In a mix, the address may belong to a sample of any of several datasets, and the text lists them.
+    """
     found = []
     sources = run.new_sources()
     for encoder in sources.encoders:
@@ -135,7 +133,7 @@ def describe_part_sample(run: FramedRun, part: BatchPart, address: int) -> str:
             continue
         try:
             [origins] = encoder.dataset.origins(indices)
-        except HeadraceError:  # what is told is another fault
+        except HeadraceError:  # this describes another fault, which must not be hidden by this one
             continue
         found += [f"sample {one.key!r} of {one.shard or one.store}" for one in origins[:1]]
     names = list(dict.fromkeys(found)) or ["a sample"]
@@ -144,7 +142,7 @@ def describe_part_sample(run: FramedRun, part: BatchPart, address: int) -> str:
 
 
 class MadeBatch(NamedTuple):
-    """A micro-batch of a step, of how many units, the position after it, and what failed in it, if anything."""
+    """A micro-batch, the number of its units, its step, the position after it, and its faults, None without any."""
 
     batch: Batch
     num_units: int
@@ -156,39 +154,39 @@ class MadeBatch(NamedTuple):
 def up_to_the_end(
     made: Iterator[MadeBatch], last_step: int, known_step: Callable[[], int], agreed: Callable[[int], int]
 ) -> Iterator[MadeBatch]:
-    """The micro-batches of the steps that there are.
+    """Yield the micro-batches of the steps in which any rank has units.
 
     Args:
-        made: all, without an end, empty where nothing is left.
-        last_step: the step up to which it is known that there are units, -1 for none.
-        known_step: the same of this rank, by now.
-        agreed: the highest that any rank knows.
+        made: micro-batches without an end; empty ones where no units are left.
+        last_step: the last step that is known to have units, or -1.
+        known_step: returns the last step for which this rank knows that it has units.
+        agreed: accepts that step, and returns the highest of those of all ranks.
     """
-    held: deque[MadeBatch] = deque()
-    while held or _read_on(made, held):
-        step = held[0].step
+    ahead: deque[MadeBatch] = deque()
+    while ahead or _read_on(made, ahead):
+        step = ahead[0].step
         if step > last_step:
-            # What is asked for here is handed over next, or not at all; so nothing is read in vain but at the end.
-            while held[-1].step == step and not held[-1].num_units and _read_on(made, held):
+            # What is read ahead here is yielded next, unless the run is over, so nothing is read in vain before that.
+            while ahead[-1].step == step and not ahead[-1].num_units and _read_on(made, ahead):
                 pass
             last_step = agreed(max(last_step, known_step()))
             if step > last_step:
                 return
-        yield held.popleft()
+        yield ahead.popleft()
 
 
-def _read_on(made: Iterator[MadeBatch], held: deque[MadeBatch]) -> bool:
-    one = next(made, None)
-    if one is not None:
-        held.append(one)
-    return one is not None
+def _read_on(made: Iterator[MadeBatch], ahead: deque[MadeBatch]) -> bool:
+    batch = next(made, None)
+    if batch is not None:
+        ahead.append(batch)
+    return batch is not None
 
 
 _log = logging.getLogger("headrace")
 
 
 class _Stream:
-    """One iteration: where it has come to. An older one that is still asked changes nothing of the newest."""
+    """How far one iteration has come. Each has its own, so that an outdated iterator does not change the newest one."""
 
     def __init__(self, history: LaneHistory, position: int) -> None:
         self.history = history
@@ -196,10 +194,10 @@ class _Stream:
 
 
 class FramedFeed:
-    """Of a `FramedRun`; see `Feed`. The arguments are those of `Loader`.
+    """The feed of a `FramedRun`, see `Feed`. The arguments are those of `Loader`.
 
     Raises:
-        ConfigError: units that are whole batches, and micro-batches of several.
+        ConfigError: units are whole batches, and ``micro_batch_size`` is above 1.
     """
 
     assignment: BalancedAssignment | None = None
@@ -210,7 +208,7 @@ class FramedFeed:
         if run.is_group_batches and share.micro_batch_size != 1:
             raise ConfigError(
                 f"a unit of this run is a whole batch of one group, and micro_batch_size is {share.micro_batch_size}: "
-                "give micro_batch_size=1; how many samples a batch has is said by batch_size, or by the criterion"
+                "pass micro_batch_size=1; batch_size or the criterion decides how many samples a batch has"
             )
         self._run = run
         self._lanes = run.framing.lanes
@@ -229,7 +227,7 @@ class FramedFeed:
             _log.warning("%s", self.describe())
 
     def _make_workers(self) -> WorkerPool[BatchPart]:
-        # Not by itself: a ring would keep the processes until the garbage collector comes by.
+        # A weak reference: a cycle would keep the processes alive until the garbage collector runs.
         me: FramedFeed = proxy(self)
         return WorkerPool(
             lambda: me._lane_reader(),
@@ -241,9 +239,9 @@ class FramedFeed:
         )
 
     def _lane_reader(self) -> LaneReader:
-        """A reader that begins at the first micro-batch that was not handed over."""
+        """Return a reader that begins at the first micro-batch that was not delivered."""
         now = self._stream
-        # What comes from workers is pinned on its way.
+        # Messages of workers are pinned when they are received.
         pin = self._pin and self._workers is None
         return LaneReader(self._run, now.history.states(now.position, now.history.lanes), pin=pin)
 
@@ -259,7 +257,7 @@ class FramedFeed:
         made = self._made(stream, states)
         if self._lanes.num_positions is not None:
             step, begin, _, _ = self._run.schedule.locate(position)
-            # A step that has begun is there.
+            # A step that has begun surely exists.
             last_step = step if position > begin else step - 1
             made = up_to_the_end(made, last_step, partial(self._known_step, stream.history), self._agreed)
         for one in made:
@@ -268,13 +266,13 @@ class FramedFeed:
             yield Given(one.batch, one.after, one.num_units, one.faults)
 
     def start_at(self, position: int) -> None:
-        """See `Feed.start_at`: 0, or where the feed stands."""
+        """See `Feed.start_at`. Only 0 and the current position are possible."""
         if position == 0:
             self._stream = _Stream(LaneHistory(self._lanes, beginning(self._lanes)), 0)
         elif position != self._stream.position:
             raise ConfigError(
-                f"what is in unit {position:,} of this run shows when it is read, from the state of its lane on, so "
-                "that it cannot be begun there: load a saved state, or begin at 0"
+                f"this run cannot begin at unit {position:,}: what a unit holds depends on the state of its lane, which"
+                " is known only after the units before it are made. Load a saved state, or begin at 0"
             )
 
     def state(self, position: int) -> dict[str, Any]:
@@ -285,11 +283,11 @@ class FramedFeed:
         return {"lanes": (states_to_dict(states, self._lanes),)}
 
     def load(self, cursor: Cursor) -> None:
-        """See `Feed.load`; raises StateError where a lane is missing that this rank has to walk."""
+        """See `Feed.load`; raises StateError if a lane is missing that this rank has to make."""
         self._stream = _Stream(LaneHistory(self._lanes, self._loaded(cursor)), cursor.position)
 
     def describe(self) -> str:
-        """See `Feed.describe`; of the step that costs most."""
+        """See `Feed.describe`; this describes the step that costs most."""
         return self._serving.describe()
 
     def close(self) -> None:
@@ -319,10 +317,10 @@ class FramedFeed:
 
     def _loaded(self, cursor: Cursor) -> Sequence[LaneState]:
         if cursor.balanced_step is not None:
-            raise StateError("the saved state is of a balanced run, and a framed run is not balanced")
+            raise StateError("the saved state is of a run with balance, and a framed run has none")
         if not cursor.lanes:
             if cursor.position:
-                raise StateError(f"the saved state is at unit {cursor.position:,}, and holds no lanes: it is damaged")
+                raise StateError(f"the saved state is at unit {cursor.position:,}, but holds no lanes: it is damaged")
             return beginning(self._lanes)
         if len(cursor.lanes) > 1:
             raise StateError(f"the saved state holds {len(cursor.lanes)} lists of lanes, expected one: it is damaged")
@@ -334,17 +332,17 @@ class FramedFeed:
                     f"lane {state.lane} of the saved state is at its unit {state.unit}, expected {wanted} after "
                     f"{cursor.position:,} units of the run: it is damaged"
                 )
-        held = {state.lane for state in states}
-        if missing := [lane for lane in self._served(cursor.position) if lane not in held]:
+        saved = {state.lane for state in states}
+        if missing := [lane for lane in self._served(cursor.position) if lane not in saved]:
             raise StateError(
-                f"the saved state holds {len(held)} of {self._lanes.num_lanes} lanes, and rank {self._share.rank} of "
-                f"{self._share.world_size} has to go on with lane {missing[0]}: it is the state of one rank. Save "
-                "Loader.gather_state_dict(), or merge those of all ranks with headrace.loader.merge_state_dicts"
+                f"the saved state holds {len(saved)} of {self._lanes.num_lanes} lanes, and rank {self._share.rank} of "
+                f"{self._share.world_size} also needs lane {missing[0]}: it is the state of one rank. Save "
+                "Loader.gather_state_dict(), or merge the states of all ranks with headrace.loader.merge_state_dicts"
             )
         return states
 
     def _made(self, stream: _Stream, states: Sequence[LaneState]) -> Iterator[MadeBatch]:
-        """Every micro-batch, put together of its parts. Its marks are in the history before it is handed over."""
+        """Yield every micro-batch, put together from its parts. Its marks enter the history before it is yielded."""
         num_readers = self._reading.num_workers or self._reading.num_threads or 1
         tasks = parts(
             self._run.schedule,
@@ -369,7 +367,7 @@ class FramedFeed:
                 found = []
 
     def _filled(self, tasks: Iterator[BatchPart]) -> Iterator[tuple[BatchPart, PartMessage]]:
-        """Each part with its message, in order."""
+        """Yield each part with its message, in order."""
         if self._workers is not None:
             return self._workers.filled(tasks)
         if self._reading.num_threads:
@@ -379,7 +377,7 @@ class FramedFeed:
         return ((part, reader(part)) for part in tasks)
 
     def _whole(self, found: Sequence[tuple[BatchPart, PartMessage]], collator: UnitReader) -> Batch:
-        """The batch of a micro-batch, as it came or put together."""
+        """Return the batch of a micro-batch: as a reader made it, or put together from the samples of several."""
         part, message = found[-1]
         if isinstance(message.content, dict):
             return message.content
@@ -394,23 +392,24 @@ class FramedFeed:
 
 
 def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state of a run from those that its ranks saved after the same micro-step, in any order.
+    """Merge the states that the ranks of a `FramedRun` saved after the same micro-step, in any order, into one.
 
-    States of a `headrace.Run` are the same on all ranks, and so is the result.
+    Any number of ranks can load the result. The states of a `headrace.Run` are the same on all ranks, and so is the
+    result for them.
 
     Raises:
-        StateError: there are none; they are of different runs or positions; a lane is in none of them.
+        StateError: ``states`` is empty; the states are of different runs or positions; or a lane is in none of them.
     """
     if not states:
-        raise StateError("there are no saved states to merge: give those of all ranks")
+        raise StateError("there are no saved states to merge: pass those of all ranks")
     cursors = [Cursor.from_dict(state) for state in states]
     first = msgspec.structs.replace(cursors[0], lanes=())
     for number, cursor in enumerate(cursors):
         if msgspec.structs.replace(cursor, lanes=()) != first:
             raise StateError(
                 f"saved state {number} is of step {cursor.step:,} and position {cursor.position:,}, and the first one "
-                f"of step {first.step:,} and position {first.position:,}, or they are of different runs: merge what "
-                "the ranks of one run saved at one moment"
+                f"of step {first.step:,} and position {first.position:,}, or they are of different runs: merge the "
+                "states that the ranks of one run saved after the same micro-step"
             )
     found = [cursor.lanes[0] for cursor in cursors if cursor.lanes]
     if not found:
@@ -421,10 +420,10 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def gathered_state(state: Mapping[str, Any], world_size: int) -> dict[str, Any]:
-    """The merged state of all ranks, on every one of them: two all-gathers, of 8 bytes and of the states.
+    """Return the merged state of all ranks on every rank, by two all-gathers, of 8 bytes and of the states.
 
     Raises:
-        StateError: there are other ranks, and no process group; what `merge_state_dicts` raises.
+        StateError: there are several ranks and no process group; or the states cannot be merged.
     """
     if world_size > 1 and is_alone():
         raise StateError(

@@ -1,13 +1,13 @@
-"""The micro-batches of one rank of a framed run cut into parts, each of which one reader makes.
+"""The micro-batches of one rank of a framed run, cut into parts that are each made by one reader.
 
     4 lanes, micro-batches of 2, 2 readers     lanes 0 1 -> reader 0, lanes 2 3 -> reader 1
     4 lanes, micro-batches of 4, 2 readers     lanes 0 1 -> reader 0, lanes 2 3 -> reader 1, two parts each
 
-Whoever carries the parts assigns them to the readers in turn, so that where it is another reader's turn an empty part
-goes out first. In most runs there are none: a step has the same slots each time, and as many parts as readers, or a
-multiple of that.
+Threads and workers get the parts strictly in turn. If a part is not for the reader whose turn it is, that reader gets
+an empty part first. Most runs need none of these, since every step has the same slots, and the number of its parts is
+that of the readers or a multiple of it.
 
-The reader's side: the units of a part, made by the lanes that this process or thread walks.
+`LaneReader` is the side of the reader: it makes the units of a part from the lanes that its process or thread has.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from headrace.datasets.encoded import UnitReader
 
 _PLAN_UNITS = 1024
-"""Units planned at a time."""
+"""Units that are planned at a time, for each rank."""
 
 
 class BatchPart(NamedTuple):
-    """Units of one micro-batch that one reader makes.
+    """The units of one micro-batch that one reader makes.
 
     Attributes:
-        numbers: (n,) int64: the units, by their numbers in the run, rising; none to pass a turn, or of an empty batch.
-        is_whole: whether they are all of the micro-batch, and the reader makes the batch.
+        numbers: (n,) int64: the numbers of the units in the run, rising; empty to pass a turn, or for an empty batch.
+        is_whole: whether these are all units of the micro-batch, so that the reader makes the batch.
         step: the global step.
-        after: the position once the micro-batch is taken, in its last part; None in all others.
-        states: of all lanes that may come, in the first part of each reader; None: go on.
-        leaves: (n,) int64: lanes that come no more, since what was left of a step was assigned otherwise than whole
-            steps are. Told once to each reader.
+        after: the position after the micro-batch, in its last part; None in all other parts.
+        states: the states of all lanes that may be needed, in the first part of each reader; None in later parts.
+        leaves: (n,) int64: lanes that the reader does not need again, because the rest of a step was assigned to the
+            ranks in another way than whole steps are. Sent once to each reader.
     """
 
     numbers: IntArray
@@ -56,9 +56,9 @@ class BatchPart(NamedTuple):
 
 
 def coming_steps(schedule: BatchSchedule, share: Share, position: int) -> list[MicroBatches]:
-    """A rank's micro-batches of one whole step of each size from a position on, and of what is left of a step there.
+    """Return a rank's micro-batches of one whole step of each size from a position on, and of the rest of a step there.
 
-    Between them they have all slots of a rank that may come, were the run to go on without an end.
+    Together they have every slot within a step that this rank can get, even if the run has no end.
     """
     step, begin, _, _ = schedule.locate(position)
     whole = [step + (position > begin), *(first for first, _ in schedule.pieces if first > step)]
@@ -69,15 +69,15 @@ def coming_steps(schedule: BatchSchedule, share: Share, position: int) -> list[M
 
 
 def lanes_of(steps: Sequence[MicroBatches], lanes: Lanes) -> IntArray:
-    """(n,) int64, rising: the lanes that have a unit in some steps."""
+    """Return (n,) int64, rising: the lanes that have a unit in these steps."""
     numbers = [np.zeros(0, dtype=np.int64), *(planned.slots() for planned in steps)]
     return np.unique(np.concatenate(numbers) % lanes.num_lanes)
 
 
 def readers_of(steps: Sequence[MicroBatches], lanes: Lanes, num_readers: int) -> IntArray:
-    """(num_lanes,) int64: the reader of each lane that occurs in some steps, -1 for all others.
+    """Return (num_lanes,) int64: the reader of each lane that occurs in these steps, -1 for all others.
 
-    Whole micro-batches go to the readers in turn where that comes out even, else equal parts of each do.
+    Whole micro-batches go to the readers in turn if that divides evenly; otherwise equal parts of each micro-batch do.
     """
     readers = np.full(lanes.num_lanes, -1, dtype=np.int64)
     for planned in steps:
@@ -106,13 +106,13 @@ def parts(
     end: int | None,
     num_readers: int,
 ) -> Iterator[BatchPart]:
-    """All parts of a rank from ``position`` on, part n for reader ``n % num_readers``."""
+    """Yield all parts of a rank from ``position`` on; part n is for reader ``n % num_readers``."""
     steps = coming_steps(schedule, share, position)
     readers = readers_of(steps, lanes, num_readers)
     first_step, begin, _, _ = schedule.locate(position)
     none = np.zeros(0, dtype=np.int64)
     leaving = none if begin == position else np.setdiff1d(lanes_of(steps[-1:], lanes), lanes_of(steps[:-1], lanes))
-    turn = num_told = 0
+    turn = num_leaving_sent = 0
     while True:
         planned = micro_batches(schedule, share, position=position, end=end, at_least=_PLAN_UNITS * share.world_size)
         if not len(planned):
@@ -121,34 +121,34 @@ def parts(
         for begin, size, step, position in zip(*(column.tolist() for column in columns), strict=True):
             numbers = np.arange(begin, begin + size, dtype=np.int64)
             taken_by = readers[numbers % lanes.num_lanes]
-            # A micro-batch without units is made by whoever comes next.
+            # A micro-batch without units is made by the reader whose turn it is.
             left = set(taken_by.tolist()) or {turn % num_readers}
             is_cut = len(left) > 1
             while left:
                 reader = turn % num_readers
                 is_mine = reader in left
                 left.discard(reader)
-                is_told = step > first_step and num_told < num_readers
-                num_told += is_told
+                is_leaving_sent = step > first_step and num_leaving_sent < num_readers
+                num_leaving_sent += is_leaving_sent
                 yield BatchPart(
                     numbers=numbers[taken_by == reader],
                     is_whole=is_mine and not is_cut,
                     step=step,
                     after=None if left else position,
                     states=states if turn < num_readers else None,
-                    leaves=leaving if is_told else none,
+                    leaves=leaving if is_leaving_sent else none,
                 )
                 turn += 1
 
 
 class PartMessage(NamedTuple):
-    """What a reader made of a part.
+    """What a reader returns for a part.
 
     Attributes:
-        content: the samples of the units, None where a lane has ended; or the whole batch.
-        num_units: how many of the units there are.
-        marks: the states of lanes at frames that were begun for it.
-        faults: of samples of these units, None where there are none.
+        content: the samples of the units, with None where a lane has ended; or the whole batch.
+        num_units: the number of units that exist.
+        marks: the states of lanes at the frames that were begun for this part.
+        faults: the faults of the samples of these units; None if there are none.
     """
 
     content: list[Any] | Batch
@@ -158,7 +158,7 @@ class PartMessage(NamedTuple):
 
 
 class LaneReader:
-    """Makes the messages of parts, in the order in which they come. Pickles, to be sent to a worker."""
+    """Makes the messages of parts, in the order in which they come. It can be pickled and sent to a worker."""
 
     def __init__(self, run: FramedRun, states: Sequence[LaneState], *, pin: bool = False) -> None:
         self._run = run
@@ -167,7 +167,7 @@ class LaneReader:
         self._reader: UnitReader | None = None
 
     def __call__(self, part: BatchPart) -> PartMessage:
-        """The units of a part, and the batch where the part is the whole of it."""
+        """Return the units of a part, or the batch if the part is all of it."""
         if part.states is not None:
             self._states, self._reader = part.states, None
         if self._reader is None:
@@ -175,7 +175,7 @@ class LaneReader:
         reader = self._reader
         reader.leave(part.leaves)
         content: list[Any] | Batch
-        # The global generators are saved once for units and batch.
+        # Entered here, so that the global random generators are saved once for units and batch.
         with reader.sources.pipeline:
             content = samples = reader.samples(part.numbers)
             if part.is_whole:
@@ -184,7 +184,7 @@ class LaneReader:
         num_units = len(samples) - sum(sample is None for sample in samples)
         marks = tuple(reader.marks())
         if marks:
-            # Whoever is asked for a unit is not asked for one before it again.
+            # A reader is never asked for earlier units again.
             reader.forget(int(part.numbers[0]))
         faults, reader.faults = reader.faults, FaultLog()
         return PartMessage(content, num_units, marks, faults if faults.total else None)
@@ -194,13 +194,13 @@ class LaneReader:
 
 
 def batch_of(reader: UnitReader, samples: Sequence[Any], numbers: IntArray) -> Batch:
-    """The batch of some units, without those that there are not, and its ``unit_numbers``, (n,) int64."""
-    there = [sample is not None for sample in samples]
+    """Return the batch of the units that exist, with their ``unit_numbers``, (n,) int64."""
+    exists = [sample is not None for sample in samples]
     columns = reader.collate(samples)
     tensors = {name: _tensor(value) if isinstance(value, np.ndarray) else value for name, value in columns.items()}
-    return {**tensors, "unit_numbers": torch.from_numpy(numbers[np.array(there, dtype=np.bool_)])}
+    return {**tensors, "unit_numbers": torch.from_numpy(numbers[np.array(exists, dtype=np.bool_)])}
 
 
 def _tensor(values: np.ndarray[Any, Any]) -> torch.Tensor:
-    # A batch is the caller's to change, and a constant cannot be written to.
+    # The caller may change a batch, and constants cannot be written to.
     return torch.from_numpy(values if values.flags.writeable else values.copy())

@@ -1,10 +1,12 @@
-"""Worker processes that read tasks, such as spans of a run, in order; those that die or hang are replaced.
+"""Worker processes that read tasks, such as spans of a run, in order. Workers that die or hang are replaced.
 
-    pool           tasks in, results out in their order, whatever becomes of the workers
+    pool           tasks in, results out, in the same order, whatever happens to the workers
       -> worker_set    one set of workers, from its start to its end
            -> torch_loader  torch's ``DataLoader``: how it is made, and what it does not offer
-           -> watch         a thread that looks on while the loader waits
-    worker         what runs in a worker; messages, what it hands over; user_globals, what it has to find there
+           -> watch         a thread that watches the workers while the loader waits
+    worker         the code that runs in a worker
+      -> messages      what it returns
+      -> user_globals  the globals that must be the same there as in the program
 
 May import: datasets, encoders, plan.
 """

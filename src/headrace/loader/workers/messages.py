@@ -1,8 +1,8 @@
-"""What a worker process hands over: a span that was read, as one short message.
+"""Messages of worker processes: a span that was read, pickled for the process that waits for it.
 
-To hand over a tensor in shared memory takes about 100 us, whatever its size, so only large ones are. The rest is one
-pickle, which goes through the pipe, or where it is large through shared memory as well. Images are decoded into shared
-memory at once. Received, a message is the batch itself, with the same types: there is nothing to unpack.
+Handing over a tensor in shared memory takes about 100 us, whatever its size, so only large tensors go that way. The
+rest is one pickle, which goes through the pipe, or through shared memory if it is large. Images are decoded into shared
+memory directly. A message unpickles to the batch itself, with the same types.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from headrace.datasets import Run
 from headrace.loader.spans import Batch, BatchSpan, read
 
 LARGE_BYTES: Final = 64 << 10
-"""Tensors from this on go through shared memory: to copy fewer bytes there and back takes less."""
+"""Tensors of at least this size go through shared memory; smaller ones are copied faster through the pipe."""
 
 _MADV_POPULATE_WRITE: Final = 23
 
 
 def read_message(run: Run, span: BatchSpan) -> BatchMessage:
-    """The batch of a span, ready to be pickled for another process. The worker's side."""
+    """Read the batch of a span, ready to be pickled for another process. Runs in a worker."""
     _settle()
     shared = _Shared()
     return BatchMessage(read(run, span, shared.allocate if run.is_ragged else None), shared)
@@ -40,18 +40,18 @@ def read_message(run: Run, span: BatchSpan) -> BatchMessage:
 
 @cache
 def _settle() -> None:
-    """Once a process: what is there already is not looked through again whenever some thousand samples were made."""
+    """Once per process, keep the garbage collector from going through the objects that already exist."""
     gc.freeze()
 
 
 class _Shared:
-    """Memory that another process can have, too."""
+    """Shared memory of one message."""
 
     def __init__(self) -> None:
         self._tensors: list[torch.Tensor] = []
 
     def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
-        """(num_bytes,) uint8; of few bytes private memory, since these are copied anyhow."""
+        """Return (num_bytes,) uint8: shared memory, or private memory for few bytes, which are copied anyway."""
         if num_bytes < LARGE_BYTES:
             return np.empty(num_bytes, np.uint8)
         storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
@@ -62,12 +62,12 @@ class _Shared:
         return memory
 
     def copy(self, data: bytes) -> torch.Tensor:
-        """(bytes,) uint8."""
+        """Copy bytes into shared memory; returns (bytes,) uint8."""
         self.allocate(len(data))[:] = np.frombuffer(data, np.uint8)
         return self._tensors[-1]
 
     def found(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same tensor, as one of the shared memory that it lies in; itself if it lies in none."""
+        """Return the same tensor as a view of the shared memory that it lies in; itself if it lies in none."""
         for memory in self._tensors:
             begin = tensor.data_ptr() - memory.data_ptr()
             if begin >= 0 and begin + tensor.nbytes <= memory.nbytes and tensor.is_contiguous():
@@ -76,9 +76,9 @@ class _Shared:
 
 
 def _populate(memory: torch.Tensor) -> None:
-    """Have the system make all pages at once, in half the time of one by one when they are first written to."""
+    """Let the system make all pages at once, in half the time that it takes page by page at the first write."""
     if sys.platform == "linux":
-        # A kernel that does not know it says so, and the pages come as they always did.
+        # An older kernel returns an error, which is ignored: pages are then made at the first write.
         _c().madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes), _MADV_POPULATE_WRITE)
 
 
@@ -88,13 +88,13 @@ def _c() -> ctypes.CDLL:
 
 
 class _Large(NamedTuple):
-    """In the place of a tensor that does not go through the pipe: its number."""
+    """The number of a tensor that does not go through the pipe, in its place."""
 
     number: int
 
 
 class BatchMessage:
-    """A batch that becomes itself again when it is unpickled."""
+    """A batch on its way to another process. It unpickles to the batch, a plain dict."""
 
     def __init__(self, batch: Batch, shared: _Shared | None = None) -> None:
         self._batch = batch
@@ -113,10 +113,10 @@ class BatchMessage:
 
 
 def dumped(message: Any) -> bytes:
-    """What is to be handed to another process, pickled: small tensors as bytes, wherever in it they are."""
+    """Pickle a message for another process, with small tensors as bytes, wherever they are in it."""
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream, pickle.HIGHEST_PROTOCOL)
-    # As that of multiprocessing, but without a step of the interpreter for each object.
+    # The reductions of multiprocessing's own pickler, which is written in Python and slower for each object.
     pickler.dispatch_table = {
         **copyreg.dispatch_table,
         **ForkingPickler._extra_reducers,  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
     if tensor.nbytes < LARGE_BYTES:
         try:
             return torch.from_numpy, (tensor.numpy(),)
-        except (TypeError, RuntimeError):  # of a dtype or a kind that NumPy has not
+        except (TypeError, RuntimeError):  # NumPy has no such dtype or kind of tensor
             pass
     found: tuple[Any, ...] = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
     return found

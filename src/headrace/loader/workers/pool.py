@@ -1,11 +1,11 @@
-"""Worker processes that read tasks, such as spans of a run: torch's ``DataLoader``, with the plan as its sampler.
+"""A pool of worker processes that read tasks, such as spans of a run: torch's ``DataLoader`` with the plan as sampler.
 
-Messages come back in the order of the tasks, whichever worker was faster. What a worker raises comes back as it is, of
-its own type. Workers that are gone or silent are replaced: new ones begin at the first task whose message was not
-handed over, and since a task says all that is read, they make the same bytes.
+Messages come back in the order of the tasks, whichever worker was faster. An error in a worker is raised here, with its
+own type. Workers that died or hang are replaced: new ones begin at the first task whose message was not yielded. Since
+a task says all that is read, they make the same bytes.
 
     tasks   0 1 2 3 4 5 ...                      assigned in turn: worker 0 has 0, 2, 4, worker 1 has 1, 3, 5
-            0 1 2 | 3 killed                     0, 1, 2 are handed over, and then a worker is gone
+            0 1 2 | 3 killed                     0, 1 and 2 are yielded, then a worker is lost
                   | 3 4 5 ...                    new workers: 3 is task 0 of worker 0
 """
 
@@ -34,17 +34,17 @@ T = TypeVar("T")
 class WorkerPool(Generic[T]):
     """The worker processes of one loader. They start with the first task, and stay if they are persistent.
 
-    One stream of tasks is read at a time: a new one ends the one before.
+    One stream of tasks is read at a time; a new one ends the one before.
 
     Args:
-        reader_now: asked at each start of workers for what they are to have: a function that makes the message of a
-            task. Each worker has its own copy, forked or pickled at that moment.
-        reading: how many, how they start, and what becomes of lost ones.
+        reader_now: called at each start of workers. It returns the function that makes the message of a task; each
+            worker gets its own copy, forked or pickled at that moment.
+        reading: the number of workers, how they start, and what happens when they are lost.
         pin: whether messages are pinned.
-        describe: a task in words, for errors and reports.
-        describe_sample: the same of one sample of a task, by the address that `headrace.datasets.watched` was told.
-        unrestorable: the name of the user's code that depends on what ran before, so that nothing can be read again.
-        restarted: told the first task that new workers begin with, before ``reader_now`` is asked.
+        describe: describes a task in words, for errors and reports.
+        describe_sample: describes one sample of a task, by the address that `headrace.datasets.watched` was told.
+        unrestorable: the name of a hook whose results depend on what ran before, so that nothing can be read again.
+        restarted: called with the first task that new workers begin with, before ``reader_now``.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class WorkerPool(Generic[T]):
         self._stream = 0
 
     def filled(self, tasks: Iterator[T]) -> Iterator[tuple[T, Any]]:
-        """Every task with its message, in order. Task n goes to worker ``n % num_workers``, counted from a restart.
+        """Yield every task with its message, in order. Task n since a restart goes to worker ``n % num_workers``.
 
         Raises:
-            WorkerError: workers ended, or gave nothing for ``timeout_s``, and are not replaced; names processes and
-                samples.
-            ConfigError: what goes to the workers does not pickle, and has to.
+            WorkerError: workers ended, or sent nothing for ``timeout_s``, and are not replaced; the message names
+                processes and samples.
+            ConfigError: what goes to the workers has to pickle, and does not.
         """
         self._stream += 1
         mine = self._stream
@@ -84,7 +84,7 @@ class WorkerPool(Generic[T]):
         try:
             while True:
                 if mine != self._stream:
-                    raise StateError("these samples are read no more: the loader was iterated anew")
+                    raise StateError("this iterator is outdated: the loader was iterated anew; use the newest iterator")
                 message, loss = self._next(sent)
                 if loss:
                     losses += 1
@@ -104,15 +104,15 @@ class WorkerPool(Generic[T]):
                 self.close()
 
     def _next(self, sent: deque[Sent]) -> tuple[Any, str]:
-        """The next message; or how workers were lost, in words."""
+        """Return the next message and an empty text; or None, and how workers were lost, in words."""
         if self._worker_set is None:
-            raise StateError("these samples are read no more: the loader was closed")
+            raise StateError("the loader was closed while it was iterated: iterate it anew")
         try:
             return self._worker_set.next(sent), ""
         except Lost as lost:
             return None, str(lost)
         except BaseException:
-            # Also an interrupt from the keyboard: it may have come in the midst of a message, or of torch's books.
+            # This includes KeyboardInterrupt, which may leave half a message in the pipe, or torch's state unclear.
             self.close(kill=True)
             raise
 
@@ -120,7 +120,7 @@ class WorkerPool(Generic[T]):
         if self._worker_set is not None and self._reading.persistent_workers:
             with contextlib.suppress(Stale):
                 return self._assign(self._worker_set, due)
-        # They are kept no longer, or one has died, or is busy with what nobody wants.
+        # The workers are not persistent, or one has died, or is still busy with an outdated task.
         self.close(kill=self._worker_set is not None)
         worker_set = self._worker_set = WorkerSet(
             self._reader_now(),
@@ -141,32 +141,32 @@ class WorkerPool(Generic[T]):
             raise
 
     def _give_up(self, due: _Due[T], loss: str, losses: int) -> None:
-        """End all workers, and say where new ones go on.
+        """End all workers, and warn where new ones continue.
 
         Raises:
-            WorkerError: they are not replaced.
+            WorkerError: the workers are not replaced.
         """
-        # Together: what they have read ahead would have to be taken apart, and is soon read again.
+        # All of them: keeping what the others have read ahead would be complicated, and it is soon read again.
         self.close(kill=True)
         if self._unrestorable is not None:
             raise WorkerError(
-                f"{loss}. Workers cannot be replaced: {self._unrestorable} is not marked @stateless, so that what it "
-                "gave depends on what it had before; mark it if that is not so, or go on from the last checkpoint"
+                f"{loss}. Workers cannot be replaced: {self._unrestorable} is not marked @stateless, so its results may"
+                " depend on what ran before; mark it if they do not, or resume from the last checkpoint"
             )
         at = f"; next come {self._describe(due.first[0])}" if due.first else ""
         if self._reading.on_lost_worker == "raise":
-            raise WorkerError(f"{loss}{at}. on_lost_worker='replace' has new workers go on there")
+            raise WorkerError(f"{loss}{at}. With on_lost_worker='replace' new workers continue there")
         if losses > self._reading.max_replacements:
             raise WorkerError(
-                f"{loss}{at}. Workers were replaced {losses - 1} times in a row and came no further: look at that "
+                f"{loss}{at}. Workers were replaced {losses - 1} times in a row and got no further: look at that "
                 "sample, or give workers more memory or time"
             )
-        _log.warning("%s%s. New workers go on there (%d)", loss, at, losses)
+        _log.warning("%s%s. New workers continue there (%d)", loss, at, losses)
         if due.first and self._restarted is not None:
             self._restarted(due.first[0])
 
     def close(self, *, kill: bool = False) -> None:
-        """End the processes, within seconds; the next stream starts new ones. ``kill``: whatever they are at."""
+        """End the processes within seconds; the next stream starts new ones. ``kill`` interrupts current tasks."""
         worker_set, self._worker_set = self._worker_set, None
         if worker_set is not None:
             worker_set.end(kill_first=kill)
@@ -177,28 +177,28 @@ class WorkerPool(Generic[T]):
 
 
 class _Due(Generic[T]):
-    """The tasks of a stream. Each is handed out again to whoever begins, until its message is handed over."""
+    """The tasks of a stream. Each is given to every new set of workers until its message was yielded."""
 
     def __init__(self, tasks: Iterator[T]) -> None:
         self._tasks = tasks
         self._failed: Exception | None = None
         self.first: deque[T] = deque()
-        """Those that were handed out, and not handed over."""
+        """Tasks that were given to workers, and whose messages were not yielded yet."""
 
     def __iter__(self) -> Iterator[T]:
-        """All that are due, from the first one on; raises what the planning of tasks raised, each time."""
+        """Yield all tasks that are due, from the first one on; raise what the planning of tasks raised, each time."""
         yield from tuple(self.first)
         try:
             for task in self._tasks:
                 self.first.append(task)
                 yield task
-        except Exception as error:  # only once: an iterator that has raised ends without a word
+        except Exception as error:  # kept, since an iterator that has raised just ends when it is asked again
             self._failed = error
         if self._failed is not None:
             raise self._failed
 
     def handed_over(self) -> T:
-        """The first one, which is due no more."""
+        """Remove the first task, whose message is about to be yielded, and return it."""
         return self.first.popleft()
 
 
@@ -207,6 +207,6 @@ _living: weakref.WeakSet[WorkerPool[Any]] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """Before torch and multiprocessing do, since they wait for workers that do not end."""
+    """End all workers before torch and multiprocessing try to, since these wait for workers that do not end."""
     for workers in list(_living):
         workers.close(kill=True)

@@ -1,13 +1,13 @@
-"""Torch's ``DataLoader``: how it is made, and what is done with it that it does not offer.
+"""Torch's ``DataLoader``: how it is made, and what is done with it that it does not offer itself.
 
-Names that begin with ``_`` are torch's own, as of 2.13. Where a version has others, what they are for is lost:
+This uses private names of torch, as of 2.13. If a version has other names, what they are used for is lost:
 
-_remove_worker_pids      a dead worker is replaced: torch raises in the midst of a training step, which is warned of
-_MultiProcessingDataLoaderIter, _get_iterator, _reset    so is one that dies before all have their first tasks
+_remove_worker_pids      a dead worker is replaced; otherwise torch raises in a training step, and a warning says so
+_MultiProcessingDataLoaderIter, _get_iterator, _reset    the same for a worker that dies before all have a task
 _workers                 workers are told apart from those of a loader that starts at the same time
-_worker_result_queue     a message of which a dead worker has written one half is not waited for
-_index_queues, _workers_done_event and that one    semaphores have no names that a killed run leaves behind
-_shutdown_workers        workers end by themselves, before they are killed
+_worker_result_queue     a message of which a dead worker has written only a part is not waited for
+_index_queues, _workers_done_event, _worker_result_queue    a killed run leaves no names of semaphores behind
+_shutdown_workers        workers end by themselves before they are killed
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TaskSampler(Sampler[tuple[int, int, Any]]):
         self.sent: deque[Sent] = deque()
 
     def begin(self, tasks: Iterator[Any]) -> deque[Sent]:
-        """Another stream; gives those of its tasks that are on their way, which whoever takes a message takes out."""
+        """Begin another stream, and return the queue of its tasks that were sent; the reader of messages empties it."""
         self._table.stream += 1
         self._tasks = tasks
         self._failed = None
@@ -52,12 +52,12 @@ class TaskSampler(Sampler[tuple[int, int, Any]]):
         return self.sent
 
     def check(self) -> None:
-        """Raise what the planning of tasks raised: after those before it, not in the midst of them."""
+        """Raise what the planning of tasks raised. Called after the messages of the tasks before it were received."""
         if self._failed is not None:
             raise self._failed
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        """Stream, number and task, as a plain tuple, which pickles faster."""
+        """Yield stream, number and task, as a plain tuple, which pickles faster."""
         mine, stream = self.sent, self._table.stream
         try:
             for number, task in enumerate(self._tasks):
@@ -77,10 +77,10 @@ def data_loader(
     timeout_s: float,
     context: BaseContext,
 ) -> DataLoader[Any]:
-    """Torch's, which starts workers when it is iterated.
+    """Make a ``DataLoader`` of torch, which starts its workers when it is iterated.
 
-    It draws a seed for them, which is not taken from the global generator: what a training draws would depend on
-    whether there are workers, and on how many were lost.
+    It draws a seed for the workers from a generator of its own. From the global one, the random numbers of a training
+    would depend on whether there are workers, and on how many were lost.
     """
     generator = torch.Generator()
     generator.manual_seed((torch.initial_seed() + next(_starts)) % 2**63)
@@ -107,7 +107,7 @@ class _Loader(DataLoader[Any]):
 
 class _Batches(_MultiProcessingDataLoaderIter):
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
-        """All workers have started; now they are given their first tasks."""
+        """Called by torch when all workers have started, just before they are given their first tasks."""
         if first_iter:
             no_alarm(self)
         super()._reset(loader, first_iter)
@@ -118,7 +118,7 @@ def _as_is(batch: Any) -> Any:
 
 
 def started_by(batches: Any, before: set[BaseProcess]) -> Sequence[BaseProcess]:
-    """The workers, in the order of their numbers; of an iterator that was not made, all that started since."""
+    """Return the workers, in the order of their numbers; if the iterator could not be made, all that started since."""
     found = getattr(batches, "_workers", None)
     if found is not None:
         return list(found)
@@ -126,12 +126,12 @@ def started_by(batches: Any, before: set[BaseProcess]) -> Sequence[BaseProcess]:
 
 
 def no_alarm(batches: Any) -> None:
-    """Have the main thread go on when a worker dies: torch raises there, in the midst of a training step."""
+    """Keep torch from raising in the main thread, possibly within a training step, when a worker dies."""
     remove = getattr(signal_handling, "_remove_worker_pids", None)
     if remove is None:
         _log.warning(
             "Headrace does not know torch %s: when a worker dies, torch raises a RuntimeError in the main thread, and "
-            "the worker is not replaced; take another version of either",
+            "the worker is not replaced; use another version of torch or of Headrace",
             torch.__version__,
         )
     elif getattr(batches, "_worker_pids_set", False):
@@ -140,13 +140,13 @@ def no_alarm(batches: Any) -> None:
 
 
 def pipe_of(batches: Any) -> int | None:
-    """The writing end of the pipe through which messages come."""
+    """Return the file descriptor of the writing end of the pipe that messages come through, or None."""
     writer = getattr(getattr(batches, "_worker_result_queue", None), "_writer", None)
     return None if writer is None else int(writer.fileno())
 
 
 def names_of(batches: Any) -> list[Callable[[], Any]]:
-    """What takes away the names of the semaphores in a DataLoader's iterator; forked workers need none."""
+    """Return functions that remove the names of the semaphores of a DataLoader's iterator."""
     queues = [getattr(batches, "_worker_result_queue", None), *getattr(batches, "_index_queues", ())]
     things = [*queues, getattr(batches, "_workers_done_event", None)]
     names = {name for thing in things if thing is not None for name in _names(thing)}
@@ -166,7 +166,7 @@ def _names(thing: Any) -> Iterator[str]:
 
 
 def shut_down(batches: Any) -> None:
-    """End the workers kindly; it may wait for locks that a killed one had."""
+    """Let torch end the workers. This may wait for a lock that a killed worker had."""
     end = getattr(batches, "_shutdown_workers", None)
     if end is not None:
         end()

@@ -1,14 +1,14 @@
-"""Globals that the user's code names: whether a worker has them as this process has, so that samples are the same.
+"""Globals that the user's code names, and whether they have the same values in a worker, so that samples are the same.
 
-A worker that is not a fork imports the modules of the user's code anew. What the program set in them while it ran, such
-as options behind a ``get_args()`` or the groups of a model, is not there, and code that has a default for that case
-makes other samples without a word.
+A worker that is not a fork imports the modules of the user's code anew. It lacks what the program set in them while it
+ran, such as the options behind a ``get_args()`` or the groups of a model. Code that has a default for that case would
+silently make other samples.
 
-    functions, methods    that are in what is sent to workers: hooks, cookers, loaders of samples
-      -> what they name   functions, classes and modules, which are followed in their turn
-        -> globals        with a plain value, or None, here: compared in each worker before its first sample
+    functions, methods    in what is sent to workers: hooks, cookers, loaders of samples
+      -> what they name   functions, classes and modules, which are followed in turn
+        -> globals        with a plain value, or None, in the program: compared in each worker before its first sample
 
-Only what is named is looked at, and what the same code assigns itself, such as a counter or a cache, is left out.
+Only globals that the code names are compared. Those that the code assigns itself, such as counters and caches, are not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ import torch
 import torch.distributed as dist
 
 _NOT_FOLLOWED: Final = {*sys.stdlib_module_names, "headrace", "torch", "numpy", "msgspec", "yaml", "xxhash"}
-"""Packages whose globals nobody sets to change samples; of torch what matters is asked for by name."""
+"""Packages whose globals are not set to change samples. Of torch, those that matter are compared by name."""
 
 _MAX_OBJECTS: Final = 100_000
 _MAX_FUNCTIONS: Final = 2_000
@@ -60,7 +60,7 @@ _CHANGES: Final = {
 
 
 class GlobalName(NamedTuple):
-    """A global: its module, and the names that lead to it there, such as those of a class and its attribute."""
+    """The place of a global: its module, and the names that lead to it there, such as a class and its attribute."""
 
     module: str
     names: tuple[str, ...]
@@ -70,11 +70,11 @@ class GlobalName(NamedTuple):
 
 
 class Globals:
-    """The globals that some code names, with their values in this process. Pickles, and is compared in another one.
+    """The globals that some code names, with their values in this process. It is pickled, and compared in another one.
 
     Args:
-        code: whatever holds functions: what is sent to workers.
-        may_differ: names of globals that a worker may have otherwise, as ``module.NAME``, and all below them.
+        code: any object that holds functions, such as what is sent to workers.
+        may_differ: names of globals that may differ in a worker, as ``module.NAME``, with all below them.
     """
 
     def __init__(self, code: Any, may_differ: Iterable[str] = ()) -> None:
@@ -91,11 +91,11 @@ class Globals:
 
     @property
     def are_current(self) -> bool:
-        """Whether this process still has the values that it had when these were made."""
+        """Whether this process still has the values that it had when this object was made."""
         return self._now() == self._values
 
     def differences(self) -> list[str]:
-        """What this process, a worker, has otherwise: a line each, that says the value there and here."""
+        """Return a line for each global that differs in this process, a worker, with both values."""
         here, there = self._now(), self._values
         found: list[str] = []
         lines = []
@@ -128,9 +128,9 @@ class Globals:
         return any(label == one or label.startswith((f"{one}.", f"{one}[")) for one in self._may_differ)
 
     def _put(self, values: dict[str, str], label: str, value: Any, depth: int, *, with_collections: bool) -> None:
-        """Add a value: plain ones as they are, of others their kind, and what is plain in them.
+        """Add a value: as it is if it is plain; otherwise its type, and the plain values in it.
 
-        Collections of an installed package are left out: they are its registries, which grow with what is imported.
+        Collections of an installed package are left out, since they are its registries, which grow with imports.
         """
         kind = type(value)
         is_collection = isinstance(value, (dict, list, set))
@@ -152,8 +152,8 @@ class Globals:
 def _differ(there: str | None, here: str | None) -> bool:
     if there == here:
         return False
-    # Which object it is nobody can say; but whether there is one matters, as of a group of ranks. What a worker has
-    # where the program has nothing was set up by worker_init; a name that is missing is an error when it is used.
+    # Two objects cannot be compared, but whether there is one matters, as with a process group. Where the program has
+    # nothing, an object in the worker was made by worker_init. A missing name is an error when it is used.
     if _is_object(there):
         return here is not None and not _is_object(here)
     return not (there in (None, "None") and _is_object(here))
@@ -170,7 +170,7 @@ def _shown(text: str | None) -> str:
 
 
 def _text(value: Any, depth: int = 0) -> str | None:
-    """A plain value, or a small collection of them, in words that are equal where it is; None of all else."""
+    """Return a text for a plain value, or a small collection of them, equal if the values are; None for all else."""
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name}"
     if isinstance(value, str):
@@ -189,7 +189,7 @@ def _text(value: Any, depth: int = 0) -> str | None:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Those of an object that holds options: a namespace, a dataclass, a struct, or an object of the user's class."""
+    """Return the attributes of an object that may hold options: a namespace, dataclass, struct, or user's object."""
     if isinstance(value, (type, types.ModuleType, types.FunctionType)):
         return {}
     if dataclasses.is_dataclass(value):
@@ -202,7 +202,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _full_name(thing: Any) -> str:
-    # A script that a new process has imported is of another name there.
+    # A script has another module name in a process that was started anew.
     module = "__main__" if thing.__module__ == "__mp_main__" else thing.__module__
     return f"{module}.{thing.__qualname__}"
 
@@ -218,16 +218,16 @@ def _is_installed(module: str) -> bool:
 
 
 def _values_at(place: GlobalName) -> Iterator[Any]:
-    """The value of a global, or nothing where there is none. A module that is not there yet is imported."""
+    """Yield the value of a global, or nothing if there is none. A module that was not imported yet is imported."""
     module = sys.modules.get(place.module)
     if module is None:
         try:
             module = importlib.import_module(place.module)
-        except Exception:  # who names it meets that as well
+        except Exception:  # the code that names it raises the same when it runs
             return
     found: Any = module
     for name in place.names:
-        # Not getattr: it may import, or make what is not there yet.
+        # Not getattr, which may import modules or make objects.
         inside = getattr(found, "__dict__", {})
         if name not in inside:
             return
@@ -236,7 +236,7 @@ def _values_at(place: GlobalName) -> Iterator[Any]:
 
 
 class _Walk:
-    """Follows code from function to function, those that are nearest first."""
+    """Follows code from function to function, nearest first, and collects what it names."""
 
     def __init__(self) -> None:
         self._globals: dict[GlobalName, Any] = {}
@@ -251,7 +251,7 @@ class _Walk:
         self.asks_ranks = False
 
     def places(self) -> list[GlobalName]:
-        """The globals that hold something to compare, and that the code does not assign itself."""
+        """Return the globals that hold something to compare and that the code does not assign itself."""
         return [
             place
             for place, value in self._globals.items()
@@ -259,7 +259,7 @@ class _Walk:
         ]
 
     def follow(self, root: Any) -> None:
-        """All functions within an object, and what they name."""
+        """Visit all functions within an object, and what they name."""
         for one in _functions_in(root):
             self._queue.append((one, 0))
         while self._queue:
@@ -267,7 +267,7 @@ class _Walk:
             if calls <= _MAX_CALLS and len(self._functions) < _MAX_FUNCTIONS:
                 self._visit(one, calls)
             if not self._queue:
-                # Methods are known by name alone: of an object, nothing in the code says which class it is of.
+                # Methods are found by their names alone, since the code does not say of which class an object is.
                 self._queue.extend((method, 1) for method in self._named_methods())
         self._find_own()
 
@@ -305,7 +305,7 @@ class _Walk:
             self._read(code, function.__globals__, calls)
 
     def _read(self, code: types.CodeType, names: dict[str, Any], calls: int) -> None:
-        """What a piece of code names: globals, and attributes of whatever."""
+        """Collect what a piece of code names: globals, and attributes of any objects."""
         mentioned = set(code.co_names)
         self.attributes |= mentioned
         module = str(names.get("__name__"))
@@ -359,7 +359,7 @@ class _Walk:
                 self._name(GlobalName(module.__name__, (name,)), value, mentioned, calls)
 
     def _named_methods(self) -> Iterator[Any]:
-        """Methods of the classes come to that the code names, and of those whose objects it makes how that is done."""
+        """Yield methods of the classes found: those that the code names, and constructors if it makes objects."""
         for kind, is_made in list(self._classes.items()):
             for name, value in list(vars(kind).items()):
                 special = name.startswith("__") and name.endswith("__")
@@ -374,7 +374,7 @@ class _Walk:
                     self._globals[GlobalName(kind.__module__, (*kind.__qualname__.split("."), name))] = value
 
     def _find_own(self) -> None:
-        """What the code itself changes in the collections and objects that it names: caches, and things made late."""
+        """Find the globals and attributes that the code changes itself: caches, counters, objects made on first use."""
         changeable = {
             place
             for place, value in self._globals.items()
@@ -415,7 +415,7 @@ class _Walk:
 
 
 def _functions_in(root: Any) -> Iterator[Any]:
-    """Functions, and classes of objects, that an object holds in any depth; those that are near come first."""
+    """Yield the functions, and the classes of objects, that an object holds at any depth, nearest first."""
     queue: deque[Any] = deque([root])
     seen: set[int] = set()
     kept = []
@@ -424,7 +424,7 @@ def _functions_in(root: Any) -> Iterator[Any]:
         if id(one) in seen or isinstance(one, _NO_CODE):
             continue
         seen.add(id(one))
-        kept.append(one)  # so that its id stays its own
+        kept.append(one)  # while it is alive, no other object can have its id
         if isinstance(one, (types.FunctionType, type)):
             yield one
             continue
@@ -439,7 +439,7 @@ def _functions_in(root: Any) -> Iterator[Any]:
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A piece of code, with the functions, comprehensions and lambdas in it."""
+    """Yield a piece of code, and the functions, comprehensions and lambdas in it."""
     yield code
     for one in code.co_consts:
         if isinstance(one, types.CodeType):
@@ -447,18 +447,18 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _imported(name: str, names: dict[str, Any]) -> types.ModuleType | None:
-    """The module of an import within a function, where it is there already."""
+    """Return the module of an import statement within a function, if it was imported already."""
     package = names.get("__package__")
     return sys.modules.get(name) or sys.modules.get(f"{package}.{name}" if name else str(package))
 
 
 def _changed_by(function: Callable[..., Any]) -> tuple[set[str], set[tuple[str, str]]]:
-    """Names of collections that a function changes, and (name, attribute) of objects."""
+    """Return the names of collections that a function changes, and (name, attribute) of the objects that it changes."""
     written: set[str] = set()
     own: set[tuple[str, str]] = set()
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):  # there is no source: nothing is known to be its own
+    except (OSError, TypeError, SyntaxError):  # without source, nothing is known to be changed
         return written, own
     for node in ast.walk(tree):
         changes = isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))

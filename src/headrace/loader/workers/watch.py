@@ -1,7 +1,7 @@
-"""A thread that looks on while the loader waits for its workers: it says what they do, and ends what waits too long.
+"""A thread that watches the workers while the loader waits: it reports what they do, and ends a wait that is too long.
 
-The loader waits in short turns and knows its own time-out. What it cannot end by itself is a wait within a turn: for
-the rest of a message of which a worker has written one half, or for memory that a worker holds which answers no more.
+The loader waits in short turns and knows its own time-out. But it cannot end a wait within a turn: for the rest of a
+message that a worker wrote only a part of, or for memory of a worker that no longer answers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from time import monotonic, sleep
 from typing import Any, Final, NamedTuple
 
 THREAD_NAME: Final = "headrace-watch"
-"""Of the thread; it holds no lock that a process forked meanwhile would miss."""
+"""The name of the thread. It holds no lock that a process forked meanwhile would need."""
 
 _GRACE_S: Final = 3.0
-"""How much longer than a turn one may take: messages have to be unpickled."""
+"""How long a turn may last, which includes unpickling a message."""
 
 _START_S: Final = 0.05
 _KILL_S: Final = 2.0
@@ -31,7 +31,7 @@ _FILLING: Final = bytes(1 << 16)
 
 
 class Wait(NamedTuple):
-    """What the loader waits for: the worker, since when, and when that is too long."""
+    """A wait of the loader: for which worker, since when, and until when."""
 
     worker: int
     since: float
@@ -39,15 +39,15 @@ class Wait(NamedTuple):
 
 
 class Watch:
-    """Looks after the workers of one worker set until ``stop``.
+    """Watches the workers of one worker set until ``stop``.
 
     Args:
         processes: the workers.
-        report: what is printed of a wait: lines.
-        every_s: how often.
+        report: returns the lines to print about a wait.
+        every_s: how often they are printed.
         tick_s: how often the thread looks.
-        pipe: the writing end of the pipe that messages come through, None where it is not known.
-        once_started: called until it says that all workers have started, and it has done what it does then.
+        pipe: the writing end of the pipe that messages come through; None if it is not known.
+        once_started: called repeatedly until it returns True, which it does after all workers have started.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Watch:
 
     @contextlib.contextmanager
     def waiting(self, worker: int, timeout_s: float) -> Iterator[Wait]:
-        """While the loader is in here, it is looked after."""
+        """Watch the loader within this context, in which it waits for a worker."""
         now = monotonic()
         self._turned = now
         self._wait = Wait(worker, now, now + timeout_s)
@@ -83,11 +83,11 @@ class Watch:
             self._wait = None
 
     def turn(self) -> None:
-        """The loader begins to wait for another turn."""
+        """Note that the loader begins another turn of its wait."""
         self._turned = monotonic()
 
     def stop(self) -> None:
-        """The thread ends soon; it is not waited for."""
+        """Let the thread end soon, without waiting for it."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -111,11 +111,11 @@ class Watch:
         print(self._report(wait), file=sys.stderr, flush=True)
 
     def _free(self, wait: Wait) -> None:
-        """End a wait that does not end by itself: without workers nobody keeps it waiting but a message cut in two."""
+        """End a wait that does not end by itself: kill the workers, and complete a message that was cut off."""
         kill(self._processes, _KILL_S)
         if self._stopped.wait(_PAUSE_S) or self._wait is not wait or self._pipe is None:
             return
-        # What comes after its first half is no message; who reads it finds that out, and finds the workers dead.
+        # The reader gets its bytes, finds that they are no message, and finds that the workers are dead.
         with contextlib.suppress(OSError):
             os.set_blocking(self._pipe, False)
             while self._wait is wait and not self._stopped.wait(0.01):
@@ -124,7 +124,7 @@ class Watch:
 
 
 def within(limit_s: float, function: Callable[[], Any]) -> Any:
-    """What a function gives within a time, else None: it may wait for a disk that does not answer."""
+    """Return the result of a function, or None if it takes longer: it may wait for a disk that does not answer."""
     found: list[Any] = []
 
     def call() -> None:
@@ -138,14 +138,17 @@ def within(limit_s: float, function: Callable[[], Any]) -> Any:
 
 
 def is_alive(process: BaseProcess) -> bool:
-    """Also where a handler of SIGCHLD waits for any child: of one whose end it has met Python says that it lives."""
+    """Whether a process is alive.
+
+    Python alone says that it is, after a handler of SIGCHLD in the program has waited for it; so the sentinel is asked.
+    """
     return process.is_alive() and not connection.wait([process.sentinel], 0)
 
 
 def kill(processes: Sequence[BaseProcess], limit_s: float) -> bool:
-    """End processes, gently and then for good; whether all have ended within the limit. Nothing is waited for longer.
+    """Terminate processes, then kill them; return whether all have ended within the limit.
 
-    One that the system itself keeps, in a read of a disk that does not answer, is left to it.
+    A process that the system keeps, such as in a read from a disk that does not answer, is left to the system.
     """
     for process in processes:
         if is_alive(process):
@@ -167,7 +170,7 @@ def _ended(processes: Sequence[BaseProcess], limit_s: float) -> bool:
 
 
 def how_ended(process: BaseProcess) -> str:
-    """In words."""
+    """Describe how a process ended, in words."""
     code = process.exitcode
     if code is None:
         return "has ended"

@@ -1,10 +1,8 @@
-"""What runs in a worker: a task in, its message out; and the shared table that says what each worker is doing.
+"""The code that runs in a worker, and the shared table that says what each worker is doing.
 
-What each worker is doing, in memory that it shares with the process that waits for it.
-
-One row of int64 a worker: state, since when, number of the task, address of the sample. A worker writes its row and
-looks nothing up; who waits reads it, and knows what the numbers mean. The memory has no name: nothing is left of it
-when all processes are killed.
+The table has one row of int64 for each worker: state, since when, number of the task, address of the sample. A worker
+only writes its row; the process that waits reads it, and knows what the numbers mean. The shared memory has no name, so
+nothing of it is left when all processes are killed.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ _STATE, _SINCE, _TASK, _SAMPLE = range(_WIDTH)
 
 
 class State(IntEnum):
-    """What a worker does."""
+    """What a worker is doing, as in its row of the table."""
 
     STARTING = 0
     WAITING = 1
@@ -51,7 +49,7 @@ class State(IntEnum):
 
 
 class WorkerStatus(NamedTuple):
-    """One worker: ``sample`` is the address of the sample being made, None where they are read together."""
+    """A row of the table. ``sample`` is the address of the sample being made, None where samples are read together."""
 
     state: State
     since_s: float
@@ -60,7 +58,7 @@ class WorkerStatus(NamedTuple):
 
 
 class Table:
-    """One row a worker, and the number of the stream that is being read. Goes to workers when they are started."""
+    """A row for each worker, and the number of the stream that is being read. Sent to workers when they start."""
 
     def __init__(self, context: BaseContext, num_workers: int) -> None:
         self._stream = num_workers * _WIDTH
@@ -68,7 +66,7 @@ class Table:
 
     @property
     def stream(self) -> int:
-        """The stream whose tasks are wanted; those of older ones need not be read."""
+        """The number of the stream that is being read. Tasks of older streams need not be read."""
         return int(self._cells[self._stream])
 
     @stream.setter
@@ -76,7 +74,7 @@ class Table:
         self._cells[self._stream] = number
 
     def write(self, worker: int, state: State, task: int) -> None:
-        """The worker has come to another state; ``task`` is the one that it reads, or read last."""
+        """Write that the worker is in another state; ``task`` is the one that it reads, or has read last."""
         cells, begin = self._cells, worker * _WIDTH
         cells[begin + _SAMPLE] = NO_SAMPLE
         cells[begin + _TASK] = task
@@ -84,20 +82,20 @@ class Table:
         cells[begin + _STATE] = state
 
     def mark(self, worker: int, address: int) -> None:
-        """The worker goes on to another sample of its task."""
+        """Write that the worker begins another sample of its task."""
         cells, begin = self._cells, worker * _WIDTH
         cells[begin + _SINCE] = monotonic_ns()
         cells[begin + _SAMPLE] = address
 
     def row(self, worker: int) -> WorkerStatus:
-        """What a worker wrote last. As it may be writing, the parts may be of two moments."""
+        """Return what a worker wrote last. It may be writing, so the parts may be of two moments."""
         state, since, task, sample = self._cells[worker * _WIDTH : (worker + 1) * _WIDTH]
         since_s = (monotonic_ns() - since) / 1e9 if since else 0.0
         return WorkerStatus(State(state), since_s, task, None if sample == NO_SAMPLE else sample)
 
 
 class TraceFile:
-    """A file without a name, into which a worker that hangs writes where it is. Open until ``close``."""
+    """A file without a name, into which a worker that hangs writes its traceback. Open until ``close``."""
 
     def __init__(self) -> None:
         with tempfile.TemporaryFile() as file:
@@ -114,13 +112,13 @@ class TraceFile:
         return self._number
 
     def size(self) -> int:
-        """Bytes written."""
+        """Return the number of bytes written so far."""
         return os.fstat(self._number).st_size
 
     def current_thread(self) -> str:
-        """Where the thread was that the signal met, the innermost call first; empty where that is not known.
+        """Return the traceback of the thread that the signal interrupted, innermost call first; empty if not known.
 
-        As far as the reading goes: how the worker came to it is of no use.
+        It ends at the code of the worker itself, whose callers are of no interest.
         """
         text = os.pread(self._number, 1 << 16, 0).decode(errors="replace")
         _, _, after = text.rpartition("Current thread")
@@ -128,7 +126,7 @@ class TraceFile:
         return "\n".join(takewhile(lambda line: __file__ not in line, lines))
 
     def close(self) -> None:
-        """Give the file up, in this process."""
+        """Close the file in this process."""
         number, self._number = self._number, -1
         if number >= 0:
             os.close(number)
@@ -139,7 +137,7 @@ _LOOK_S: Final = 1.0
 
 
 class Sent(NamedTuple):
-    """A task on its way to a worker, with its stream and its number in it."""
+    """A task that was sent to a worker, with its stream and its number in the stream."""
 
     stream: int
     number: int
@@ -147,14 +145,14 @@ class Sent(NamedTuple):
 
 
 class RaisedError(NamedTuple):
-    """What a worker raised, pickled, None where it does not pickle; and in words, as it was and with its way there."""
+    """An error that a worker raised: pickled, None if it does not pickle; as text; and its traceback as text."""
 
     pickled: bytes | None
     text: str
     way: str
 
     def again(self) -> Exception:
-        """The same error, with the worker's traceback as a note."""
+        """Return the same error, with the worker's traceback as a note."""
         if self.pickled is None:
             return WorkerError(f"{self.text}\n{self.way}")
         error: Exception = pickle.loads(self.pickled)
@@ -163,16 +161,16 @@ class RaisedError(NamedTuple):
 
 
 class LostMessage(NamedTuple):
-    """In the place of a message whose memory could not be had: its worker is gone."""
+    """Stands for a message whose shared memory cannot be opened, because its worker has ended."""
 
     text: str
 
 
 class _Pickled:
-    """A message that the worker has pickled itself, so that what fails in it is an error of the task.
+    """A message that the worker has pickled itself, so that a failure to pickle is an error of the task.
 
-    Left to the thread that feeds the queue, it would be a line on stderr, and a message that never comes. It is whole
-    again as soon as it is received, so that the memory of messages that nobody takes is given back, too.
+    In the thread that feeds the queue, a failure would be a line on stderr and a message that never comes. The message
+    is unpickled as soon as it is received, so that shared memory is freed even for messages that nobody reads.
     """
 
     def __init__(self, data: Any) -> None:
@@ -190,17 +188,17 @@ def _received(data: bytes) -> Any:
 
 
 class WorkerSetup(Dataset[Any]):
-    """What is sent to each worker at its start.
+    """The object that is sent to each worker at its start. For torch it is a dataset, whose items are messages.
 
     Args:
         read: makes the message of a task.
-        table: where the worker says what it does.
-        trace: where it says, on SIGUSR1, in which line it is.
-        named: the globals that ``read`` names, as the process has them that waits.
-        init: called once in the worker, before they are compared.
-        parent: the process that waits.
-        ends_with: how a worker sees that it is gone: ``"signal"`` lets the kernel kill it, which works in any state,
-            but is also sent when the *thread* that started it ends; ``"poll"`` looks from time to time.
+        table: where the worker writes what it is doing.
+        trace: where it writes, on SIGUSR1, the line that it is at.
+        named: the globals that ``read`` names, with their values in the program.
+        init: called once in the worker, before the globals are compared.
+        parent: the id of the process that waits; None if a server starts the workers.
+        ends_with: how a worker notices that this process has ended. With ``"signal"`` the kernel kills the worker in
+            any state, but also when the *thread* that started it ends; with ``"poll"`` the worker looks now and then.
     """
 
     def __init__(
@@ -225,37 +223,38 @@ class WorkerSetup(Dataset[Any]):
         self._failed: RaisedError | None = None
 
     def start(self, worker: int) -> None:
-        """Called once in the worker."""
+        """Set up the worker; called once in it, with its number."""
         self._worker = worker
         self._follow_parent()
-        # Of the strategies of torch the other one has names in /dev/shm, which stay when all processes are killed.
+        # The other strategy of torch makes names in /dev/shm, which stay when all processes are killed.
         if sys.platform == "linux":
             torch.multiprocessing.set_sharing_strategy("file_descriptor")  # type: ignore[no-untyped-call]
         if hasattr(faulthandler, "register"):
-            # Written by a handler in C: it works while the interpreter is held.
+            # The handler is written in C, and works while other code holds the interpreter.
             faulthandler.register(signal.SIGUSR1, file=self._trace.fileno(), all_threads=True, chain=False)
         watch_samples(partial(self._table.mark, worker))
-        # What a fork has of the program is the program's to end: a process group that the collector found here would
-        # wait for threads that are not here.
+        # Objects of the program must not be collected in a fork: a process group would wait for threads that do not
+        # exist here.
         gc.freeze()
         try:
             self._set_up()
         except Exception as error:
-            # Torch would lose its type; so it is the message of each task.
+            # Torch would lose the type of the error, so it is returned as the message of each task.
             self._failed = _failed(error, worker)
         self._table.write(worker, State.WAITING, -1)
 
     def _set_up(self) -> None:
-        """Raises ConfigError where the user's code would make other samples here; and what ``init`` raises."""
+        """Raise ConfigError if the user's code would make other samples here; and what ``init`` raises."""
         if self._init is not None:
             (_function(self._init) if isinstance(self._init, str) else self._init)()
         if lines := self._named.differences():
             listed = "\n  ".join(lines)
             raise ConfigError(
                 f"worker {self._worker} would make other samples than the program: globals that the code of its samples"
-                f" names differ\n  {listed}\nA worker that starts anew has what importing its modules sets, and not"
-                " what the program set while it ran. Set it in each worker with Reading(worker_init=FUNCTION), or give"
-                " it to the encoder when that is made; Reading(differing_globals=[NAME]) names what changes no sample"
+                f" names differ\n  {listed}\nA worker that starts anew has what importing its modules sets, but not"
+                " what the program set while it ran. Set it in each worker with Reading(worker_init=FUNCTION), or pass"
+                " it to the encoder when that is made. If a global changes no sample, name it in"
+                " Reading(differing_globals=[NAME])"
             )
 
     def _follow_parent(self) -> None:
@@ -286,11 +285,13 @@ def _function(name: str) -> Any:
     try:
         return resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"worker_init={name!r} is not found in the worker: {error}; write module:function") from error
+        raise ConfigError(
+            f"worker_init={name!r} was not found in the worker: {error}; write module:function"
+        ) from error
 
 
 def _end_with(process: int) -> None:
-    """End with the process that waits, which a server of forks may stand between; where no signal comes."""
+    """End this worker when the process that waits ends, also if a fork server is between them and no signal comes."""
     parent = parent_process()
     while os.getppid() == process and (parent is None or parent.is_alive()):
         sleep(_LOOK_S)
@@ -298,9 +299,10 @@ def _end_with(process: int) -> None:
 
 
 def _leave_server() -> None:
-    """Let the server that forks end when the process that waits ends: workers would keep it alive, and it them.
+    """Close the worker's end of the fork server's pipe, so that the server ends with the process that waits.
 
-    It ends when nobody holds the other end of a pipe, which it hands to all that it forks, for children of theirs.
+    The server ends when no process has the other end of a pipe open, but passes that end to all workers, for children
+    of theirs. So workers would keep the server alive, and the server the workers.
     """
     server = getattr(forkserver, "_forkserver", None)
     held = getattr(server, "_forkserver_alive_fd", None)
@@ -314,7 +316,7 @@ def _failed(error: Exception, worker: int) -> RaisedError:
     text = f"{type(error).__name__}: {error}"
     try:
         pickled = pickle.dumps(error)
-        # Some errors pickle, and cannot be made again.
+        # Some errors can be pickled, but not unpickled.
         pickle.loads(pickled)
     except Exception:
         return RaisedError(None, text, way)

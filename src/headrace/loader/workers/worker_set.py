@@ -1,11 +1,7 @@
-"""One set of worker processes, from its start to its end, and what it is doing, in words.
+"""One set of worker processes, from its start to its end, and reports of what the workers are doing.
 
-Tasks go to the workers strictly in turn, task n of a stream to worker ``n % num_workers``, and messages come back in
-that order, each with its number and its worker: a message that is lost shows, whatever torch makes of it.
-
-How worker processes start, and those that are left to the system.
-
-What workers are at, in words: for the watchdog, and for the error when one is lost.
+Tasks go to the workers strictly in turn, task n of a stream to worker ``n % num_workers``. Messages come back in that
+order, each with its number and its worker, so a lost message is noticed, whatever torch does about it.
 """
 
 from __future__ import annotations
@@ -39,11 +35,11 @@ if TYPE_CHECKING:
     from headrace.loader.reading import Reading
 
 DescribeSample = Callable[[Any, int], str]
-"""A task, and the address of one of its samples, in words."""
+"""Describes a sample in words, by its task and its address."""
 
 
 class Reporter:
-    """Says what workers do. It holds nothing that keeps them alive."""
+    """Describes what workers are doing. It refers to nothing that keeps them alive."""
 
     def __init__(
         self,
@@ -60,7 +56,7 @@ class Reporter:
         self._describe_sample = describe_sample
 
     def __call__(self, wait: Wait) -> str:
-        """Of a wait of the loader: for which worker, and what each of them does."""
+        """Return the report of a wait: for which worker the loader waits, and what each worker is doing."""
         waited = f"headrace: waiting {monotonic() - wait.since:.0f} s for worker {wait.worker}"
         lines = [
             f"  worker {at} (process {process.pid}): {self.doing(at) if is_alive(process) else self.ended(at)}"
@@ -69,7 +65,7 @@ class Reporter:
         return "\n".join([waited, *lines])
 
     def doing(self, worker: int) -> str:
-        """What a worker does, and since when."""
+        """Describe what a worker is doing, and since when."""
         row = self._table.row(worker)
         if row.state is State.STARTING:
             return "still starting"
@@ -78,7 +74,7 @@ class Reporter:
         return f"{row.since_s:.0f} s in read of {self._task(row)}"
 
     def ended(self, worker: int) -> str:
-        """How a worker has ended, and what it did then."""
+        """Describe how a worker has ended, and what it was doing then."""
         row = self._table.row(worker)
         how = how_ended(self._processes[worker])
         if row.state is State.STARTING:
@@ -90,27 +86,27 @@ class Reporter:
     def _task(self, row: WorkerStatus) -> str:
         task = next((one.task for one in list(self._sent_now()) if one.number == row.task), None)
         if task is None:
-            return "samples that nobody waits for"
+            return "samples that are no longer needed"
         if row.sample is None or self._describe_sample is None:
             return self._describe(task)
         return self._describe_sample(task, row.sample)
 
 
 _HARMLESS: Final = ("QueueFeederThread", THREAD_NAME)
-"""Threads that hold no lock which a forked process would miss."""
+"""Threads that hold no lock which a forked process would need."""
 
 _FORKABLE_BACKENDS: Final = {"gloo", "fake"}
 
 
 def disown(processes: list[BaseProcess]) -> None:
-    """Have this process not wait at its end for those that the system does not let go, or somebody has waited for."""
+    """Keep this process from waiting, at its end, for processes that cannot be killed or were waited for already."""
     for process in processes:
         if process.is_alive():
             multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
 
 
 def context_of(method: str) -> BaseContext:
-    """What starts processes by this method."""
+    """Return the multiprocessing context of a start method."""
     context = get_context(method)
     if method == "forkserver":
         # The server imports torch once, and each worker is a copy of it.
@@ -119,16 +115,16 @@ def context_of(method: str) -> BaseContext:
 
 
 def safe_start_method() -> str:
-    """``"fork"`` where this process has nothing that a fork breaks, else a server that forks, or a fresh process.
+    """Return ``"fork"`` if this process has nothing that a fork breaks, otherwise ``"forkserver"`` or ``"spawn"``.
 
-    A forked worker has all that the program set, and one of a server has only what importing its modules sets. But of
-    the threads of this process a fork keeps one, and no memory of a device:
+    A forked worker has all that the program set; one that starts anew has only what importing its modules sets. But a
+    fork keeps only one of the threads, and no memory of devices:
 
-    - CUDA, once initialised, cannot be used in a fork, and its driver's threads are gone.
-    - Another thread of Python may hold a lock at that moment, which nobody ever gives back in the fork. Those that feed
-      the queues of other worker processes, or look after them, hold none that matters.
-    - Communication by gloo runs in threads of its own, below Python. They hold locks of gloo alone, which a worker that
-      does not communicate never takes. Of NCCL, MPI and UCC that is not so: they register memory with devices.
+    - CUDA, once initialised, cannot be used in a fork, and the threads of its driver are gone.
+    - Another Python thread may hold a lock at that moment, which is never released in the fork. Threads that feed the
+      queues of other worker processes, or watch them, hold no lock that matters.
+    - Gloo communicates in threads of its own, below Python. They hold only locks of gloo, which a worker that does not
+      communicate never takes. NCCL, MPI and UCC are different: they register memory with devices.
     """
     methods = get_all_start_methods()
     main = threading.main_thread()
@@ -142,15 +138,15 @@ def safe_start_method() -> str:
 def _may_fork_with_groups() -> bool:
     if not dist.is_available() or not dist.is_initialized():
         return True
-    # Such as "cpu:gloo,cuda:nccl".
+    # The configuration looks like "cpu:gloo,cuda:nccl".
     return {one.rpartition(":")[2] for one in dist.get_backend_config().split(",")} <= _FORKABLE_BACKENDS
 
 
 _TURN_S: Final = 1.0
-"""How soon a worker that is gone is noticed."""
+"""How soon it is noticed that a worker has ended."""
 
 _IDLE_S: Final = 5.0
-"""How long workers may take to be done with a stream that nobody reads any more."""
+"""How long workers may take to finish with an outdated stream."""
 
 _FINISH_S: Final = 1.0
 _END_S: Final = 5.0
@@ -158,28 +154,28 @@ _TRACE_S: Final = 1.0
 _DESCRIBE_S: Final = 5.0
 
 END: Final = object()
-"""In the place of a message: all tasks are done."""
+"""Returned in place of a message when all tasks are done."""
 
 
 class Lost(Exception):  # noqa: N818 -- never seen by users
-    """Workers are gone or silent; says which, and what they were at."""
+    """Workers have ended or hang; the message says which, and what they were doing."""
 
 
 class Stale(Exception):  # noqa: N818 -- never seen by users
-    """The workers are not ready for another stream."""
+    """The workers are not ready for another stream, and new ones have to be started."""
 
 
 class WorkerSet:
-    """Worker processes that were started together. They end together.
+    """Worker processes that are started together and end together.
 
     Args:
-        read: what makes the message of a task; goes to the workers.
-        reading: how many, and how they start.
+        read: makes the message of a task; it is sent to the workers.
+        reading: the number of workers, and how they start.
         pin: whether messages are pinned.
-        careful: no worker is given a task before the one before was handed over, so that one which ends it, or holds
-            its interpreter, takes no other with it.
-        describe: a task in words.
-        describe_sample: the sample at an address, of a task, in words.
+        careful: give a worker each task only after the message of the one before was received, so that a task which
+            ends or blocks the worker does not take other tasks with it.
+        describe: describes a task in words.
+        describe_sample: describes the sample at an address of a task in words.
     """
 
     def __init__(
@@ -201,7 +197,7 @@ class WorkerSet:
         self._order = order = TaskSampler(self._table)
         self.processes: list[BaseProcess] = []
         self._report = Reporter(self._table, self.processes, lambda: order.sent, describe, describe_sample)
-        # The kernel's signal comes when the thread that started a process ends: only the main one surely stays.
+        # The kernel sends its signal when the thread that started a process ends; only the main one surely stays.
         by_main = method == "forkserver" or threading.current_thread() is threading.main_thread()
         self._named = Globals(read, reading.differing_globals)
         setup = WorkerSetup(
@@ -227,12 +223,13 @@ class WorkerSet:
         self._watch: Watch | None = None
 
     def begin(self, tasks: Iterator[Any]) -> deque[Sent]:
-        """Deal out the tasks of a stream; gives those that are on their way, first the one whose message comes next.
+        """Begin a stream of tasks. Returns the queue of those that were sent, the next one to receive first.
 
         Raises:
-            Stale: the workers were started before; one has died or is busy yet, or globals of their code have changed.
-            ConfigError: what goes to the workers does not pickle, and has to.
-            WorkerError: they cannot be started.
+            Stale: the workers were started earlier, and one has died or is still busy, or globals that the code of
+                samples names have changed since.
+            ConfigError: what goes to the workers has to pickle, and does not.
+            WorkerError: the workers cannot be started.
         """
         sent = self._order.begin(tasks)
         if self._watch is None:
@@ -243,19 +240,19 @@ class WorkerSet:
 
     def _start(self) -> None:
         before = set(active_children())
-        # Made here, it is taken away here: what workers put into it stays when they are killed.
+        # The process that makes this folder removes it. Made by a worker, it would stay when the worker is killed.
         util.get_temp_dir()
         try:
             with warnings.catch_warnings():
-                # That it does not pickle is said below.
+                # The error below says that it does not pickle.
                 warnings.filterwarnings("ignore", message="Got pickle error")
-                # From Python 3.12 on of every fork beside threads; which of them matter is settled by the start method.
+                # Python 3.12 warns of every fork beside threads; safe_start_method has decided which threads matter.
                 warnings.filterwarnings("ignore", message="This process .* is multi-threaded")
                 self._batches = iter(self._loader)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(
-                f"the run, or worker_init, cannot be sent to worker processes that start anew: {error}; make functions "
-                "of a module out of lambdas and inner functions, or say start_method='fork'"
+                f"the run, or worker_init, cannot be sent to worker processes that start anew: {error}; replace lambdas"
+                " and inner functions by functions of a module, or pass start_method='fork'"
             ) from error
         except (RuntimeError, OSError) as error:
             raise WorkerError(f"worker processes cannot be started: {error}") from error
@@ -286,7 +283,7 @@ class WorkerSet:
                 self._batches = iter(self._loader)
             except Exception:
                 failed = True
-        # Outside, so that the error with torch's frames, which hold the workers, is gone.
+        # Raised outside of the except block, since the error's frames keep torch's iterator and its workers alive.
         if failed:
             raise Stale
 
@@ -294,11 +291,11 @@ class WorkerSet:
         return [one for at, one in enumerate(self.processes) if self._table.row(at).state is State.READING]
 
     def next(self, sent: deque[Sent]) -> Any:
-        """The message of the first task of those that are on their way; ``END`` where none are left.
+        """Return the message of the first task in ``sent``, or ``END`` if no tasks are left.
 
         Raises:
-            Lost: it does not come.
-            WorkerError: the workers cannot be heard at all, such as for want of file descriptors.
+            Lost: the message does not come.
+            WorkerError: no message can be received at all, for example because there are no file descriptors left.
         """
         if self._watch is None:
             raise Lost("no workers have been started")
@@ -310,7 +307,8 @@ class WorkerSet:
                 try:
                     got, problem = next(self._batches, END), ""
                 except Exception as error:
-                    # No sample's: those come as messages. Its words are kept, since its frames hold the workers.
+                    # Not an error of a sample, since those come as messages. Only its text is kept, since its frames
+                    # keep the workers alive.
                     problem = f"{type(error).__name__}: {error}"
                 if not problem:
                     break
@@ -326,13 +324,13 @@ class WorkerSet:
         return message
 
     def _examine(self, problem: str, worker: int, number: int, wait: Wait) -> None:
-        """Raise what a turn without a message comes to; or not, and the next one begins."""
+        """After a turn without a message: raise if a worker is lost, or return to wait for another turn."""
         dead = [at for at, process in enumerate(self.processes) if not is_alive(process)]
         if worker in dead:
             raise Lost(self._who(worker))
         now = monotonic()
         if dead:
-            # Another one's end is no reason to give up a sample that is being read; but it may have cut the way.
+            # If another worker has ended, this one may still finish its sample, unless the pipe is blocked.
             row = self._table.row(worker)
             if row.state is State.WAITING and row.task >= number and row.since_s > _TURN_S:
                 raise Lost(self._who(worker))
@@ -344,12 +342,12 @@ class WorkerSet:
             self._watch.turn()
 
     def _who(self, worker: int) -> str:
-        """Which workers have ended, and what they were at."""
+        """Describe which workers have ended, and what they were doing."""
         until = monotonic() + _TURN_S
         while not (dead := [at for at, process in enumerate(self.processes) if not is_alive(process)]):
             # A closed connection can be seen before the end of its process.
             if monotonic() > until:
-                return f"worker {worker} (process {self.processes[worker].pid}) gave something that is no message"
+                return f"worker {worker} (process {self.processes[worker].pid}) sent something that is no message"
             sleep(0.01)
         return "; ".join(f"worker {at} (process {self.processes[at].pid}) {self._ended(at)}" for at in dead)
 
@@ -358,21 +356,21 @@ class WorkerSet:
 
     def _silent(self, worker: int) -> str:
         process = self.processes[worker]
-        doing = within(_DESCRIBE_S, lambda: self._report.doing(worker)) or "at work"
+        doing = within(_DESCRIBE_S, lambda: self._report.doing(worker)) or "working"
         lines = self._lines(process)
         where = f", in\n{lines}\n" if lines else ". "
         return (
-            f"worker {worker} (process {process.pid}) gave nothing for {self._reading.timeout_s:g} s: {doing}{where}"
-            "Raise timeout_s if samples take so long"
+            f"worker {worker} (process {process.pid}) sent nothing for {self._reading.timeout_s:g} s: {doing}{where}"
+            "Raise timeout_s if samples take that long"
         )
 
     def _lines(self, process: BaseProcess) -> str:
-        """Where a process is that hangs, as it says itself; one that is stopped says nothing."""
+        """Return the traceback of a process that hangs, which it writes itself; empty if it is stopped."""
         if not hasattr(signal, "SIGUSR1") or process.pid is None or self._is_starting(process):
             return ""
         try:
             os.kill(process.pid, signal.SIGUSR1)
-        except ProcessLookupError:  # it has ended meanwhile, and somebody else has waited for it
+        except ProcessLookupError:  # it has ended meanwhile, and other code has waited for it
             return ""
         until, size = monotonic() + _TRACE_S, -1
         while monotonic() < until and (size <= 0 or self._trace.size() != size):
@@ -384,21 +382,21 @@ class WorkerSet:
         return self._table.row(self.processes.index(process)).state is State.STARTING
 
     def end(self, *, kill_first: bool) -> None:
-        """End all processes, within seconds, whatever they are at; kind to those that work well."""
+        """End all processes within seconds. Unless ``kill_first``, those that are idle may end by themselves."""
         if self._owner != os.getpid():
             return  # a copy in a forked process
         if self._watch is not None:
             self._watch.stop()
         self._trace.close()
         if not kill_first:
-            # What they read nobody wants any more.
+            # Give workers a moment to finish what they read, which is not needed.
             until = monotonic() + _FINISH_S
             while monotonic() < until and self._busy():
                 sleep(0.005)
         kill(self.processes if kill_first else self._busy(), _END_S)
         batches, self._batches, self._loader = self._batches, None, None
         if batches is not None and not sys.is_finalizing():
-            # torch's own end takes locks that a killed worker may have had: it is waited for, but not for ever.
+            # The shutdown of torch takes locks that a killed worker may have had, so it is waited for only some time.
             ending = threading.Thread(target=shut_down, args=(batches,), name=THREAD_NAME, daemon=True)
             ending.start()
             ending.join(_END_S)
@@ -407,7 +405,7 @@ class WorkerSet:
 
 
 def _unname(names: list[Callable[[], Any]], table: Table, num_workers: int) -> bool:
-    """Once all workers run, the names of the semaphores they share are of no use, and would outlast a kill."""
+    """Remove the names of the shared semaphores once all workers run: they are not needed, and would outlast a kill."""
     if any(table.row(worker).state is State.STARTING for worker in range(num_workers)):
         return False
     for take_away in names:

@@ -1,14 +1,18 @@
-"""Energon's own order, sample for sample: for runs that were begun there, and to compare with.
+"""Energon's own order, sample for sample: for runs that were begun with Energon, and for comparison.
 
     EnergonSource (shards, subset, weight or repetitions) -+
     EnergonTopology (ranks, workers, seed offset) ---------+--> slices of each worker --> open slices, blend, buffer
     EnergonMixing (slices, open at once, buffer) ----------+         of each (rank, worker) by itself -> samples
 
-The order lives in generators: which sample comes depends on all draws before it. It is bound to the number of ranks and
-of workers, which decide who has which samples for the whole run; ``headrace.plan.Order(kind="shards")`` is bound to
-neither. Nothing here reads a file, and torch is not needed: its generator is replayed in NumPy.
+The order comes from random generators: each sample depends on all draws before it. It also depends on the numbers of
+ranks and workers, which decide for the whole run which of them reads which samples;
+``headrace.plan.Order(kind="shards")`` depends on neither. Nothing here reads a file. Torch is not needed, since its
+generator is replayed in NumPy.
 
-Matched: megatron-energon 7.4.1. May import: errors, and of the plan its arrays.
+A *piece* is the part of a worker's share that lies in one shard; a *slice* is a piece, or a part of a long one, that is
+read in one go.
+
+Matches megatron-energon 7.4.1. May import: errors, and from the plan its arrays.
 """
 
 from headrace.plan.energon.order import EnergonMixing, EnergonOrder, EnergonSample

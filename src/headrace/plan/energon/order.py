@@ -1,4 +1,4 @@
-"""The samples of every rank and worker in Energon's order."""
+"""Energon's order: the samples of every rank and worker."""
 
 from __future__ import annotations
 
@@ -24,18 +24,26 @@ T = TypeVar("T")
 
 
 class EnergonSample(NamedTuple):
-    """A sample: the number of its source, and its number within the split of that."""
+    """A sample: the number of its source, and its number within the split of that source."""
 
     source: int
     sample_index: int
 
 
 class EnergonMixing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a training set is made of its sources.
+    """How a training set is made from its sources.
 
-    ``blend``: ``"weights"``, for ever; ``"repetitions"``, each source so many times, then again if ``repeat``;
-    ``"none"``, equal weights, or once each without ``repeat``. ``shuffle_buffer_size``: samples that a worker shuffles
-    among.
+    ``max_samples_per_sequence``: the approximate length of slices, or None for whole pieces of shards.
+    ``parallel_shard_iters``: how many slices a worker reads from at the same time.
+    ``shuffle_buffer_size``: the number of samples in the shuffle buffer of a worker; 0 and 1 mean no buffer.
+    ``blend``:
+        ``"weights"``      sources are drawn by their weights, endlessly;
+        ``"repetitions"``  each source comes as often as its ``repetitions`` say, then all again with ``repeat``;
+        ``"none"``         sources are drawn with equal weights, or without ``repeat`` each comes once.
+
+    Example:
+        >>> headrace.plan.energon.EnergonMixing(blend="weights", shuffle_buffer_size=100).repeat
+        True
     """
 
     max_samples_per_sequence: int | None = None
@@ -45,26 +53,34 @@ class EnergonMixing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     repeat: bool = True
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for numbers out of range, and for weights without ``repeat``."""
+        """Raise ConfigError for numbers out of range, or for a blend by weights without ``repeat``."""
         if (self.max_samples_per_sequence or 1) < 1 or self.parallel_shard_iters < 1 or self.shuffle_buffer_size < 0:
             raise ConfigError(
-                "max_samples_per_sequence and parallel_shard_iters are at least 1 and shuffle_buffer_size 0, found "
-                f"{self.max_samples_per_sequence}, {self.parallel_shard_iters} and {self.shuffle_buffer_size}"
+                "max_samples_per_sequence and parallel_shard_iters must be at least 1 and shuffle_buffer_size at least "
+                f"0, found {self.max_samples_per_sequence}, {self.parallel_shard_iters} and {self.shuffle_buffer_size}"
             )
         if self.blend not in ("weights", "repetitions", "none"):
             raise ConfigError(f"blend is {self.blend!r}; allowed are 'weights', 'repetitions', 'none'")
         if self.blend == "weights" and not self.repeat:
-            raise ConfigError("a blend by weights goes on for ever: give it repeat=True, or repetitions")
+            raise ConfigError("a blend by weights is endless: use repeat=True, or blend='repetitions'")
 
 
 class EnergonOrder:
     """Energon's training order, or with ``mixing=None`` its validation order: all sources one after another, once.
 
-    It is bound to the topology: another number of ranks or workers gives other samples to other workers, in an order
-    that has nothing to do with this one. A run in it can go on only where it was begun.
+    The order depends on the topology: with another number of ranks or workers, other workers read other samples, in an
+    unrelated order. A run in this order can be resumed only on the topology on which it was begun.
 
     Raises:
         ConfigError: there are no sources.
+
+    Example:
+        >>> energon = headrace.plan.energon
+        >>> source = energon.EnergonSource(shard_counts=(4, 4))
+        >>> topology = energon.EnergonTopology(world_size=2, num_workers=0)
+        >>> order = energon.EnergonOrder([source], topology=topology, mixing=None)
+        >>> [sample.sample_index for sample in order.samples(rank=1)]
+        [4, 5, 6, 7]
     """
 
     def __init__(
@@ -77,21 +93,21 @@ class EnergonOrder:
         self.mixing = mixing
 
     def slices(self, source: int, rank: int, worker: int) -> tuple[int, ...]:
-        """Where the slices of a source begin that a worker reads, and the end."""
-        given = self.sources[source]
+        """Return where the slices of a source begin that a worker reads, and where the last one ends."""
+        dataset = self.sources[source]
         reader = self.topology.reader(rank, worker)
-        begin, end = (0, given.num_samples) if given.subset is None else given.subset.bounds(given.num_samples)
+        begin, end = (0, dataset.num_samples) if dataset.subset is None else dataset.subset.bounds(dataset.num_samples)
         rotation = sum(other.num_samples for other in self.sources[:source]) % self.topology.num_readers
         bounds = worker_bounds(begin, end, self.topology.num_readers, rotation=rotation)
         longest = None if self.mixing is None else self.mixing.max_samples_per_sequence
-        borders = np.append(0, np.cumsum(np.array(given.shard_counts, dtype=np.int64)))
+        borders = np.append(0, np.cumsum(np.array(dataset.shard_counts, dtype=np.int64)))
         return slice_offsets(borders, bounds[reader], bounds[reader + 1], max_samples_per_sequence=longest)
 
     def samples(self, rank: int, worker: int = 0) -> Iterator[EnergonSample]:
-        """What one worker of a rank reads, for ever or to its end.
+        """Yield the samples that one worker of a rank reads, to its end or endlessly.
 
         Raises:
-            ConfigError: no such rank or worker, or one without samples where there is no end.
+            ConfigError: there is no such rank or worker, or a worker of an endless order has no samples.
         """
         seed = worker_seed(self.topology.reader(rank, worker), self.topology.seed_offset)
         numbers = range(len(self.sources))
@@ -107,23 +123,23 @@ class EnergonOrder:
         again = self.mixing.repeat
         if again and not any(source.num_samples for source in mixed.sources):
             raise ConfigError(
-                f"worker {worker} of rank {rank} has no samples: {sum(s.num_samples for s in self.sources):,} samples "
-                f"for {self.topology.num_readers:,} workers"
+                f"worker {worker} of rank {rank} has no samples: there are {sum(s.num_samples for s in self.sources):,}"
+                f" samples for {self.topology.num_readers:,} workers; use fewer workers or ranks"
             )
         stream = _for_ever(mixed) if again else iter(mixed)
         size = self.mixing.shuffle_buffer_size
         return _buffered(stream, size, WorkerRng(seed)) if size > 1 else stream
 
     def rank_samples(self, rank: int) -> Iterator[EnergonSample]:
-        """What a rank is given without batches: its workers' samples in turn."""
+        """Yield the samples that a rank gets without batches: those of its workers in turn."""
         return _in_turn([self.samples(rank, worker) for worker in range(self.topology.workers_a_rank)])
 
     def batches(
         self, rank: int, *, batch_size: int, drop_last: bool = False, limit: int | None = None
     ) -> Iterator[list[EnergonSample]]:
-        """What a rank is given: batches of one worker each, in turn; each worker's last one may be short.
+        """Yield the batches of a rank, each from one worker, in turn; the last batch of each worker may be short.
 
-        ``limit``: so many batches a rank in all, shared out among its workers.
+        ``limit`` is the number of batches of the rank, which is divided over its workers.
         """
         workers = self.topology.workers_a_rank
         streams = [_batched(self.samples(rank, worker), batch_size, drop_last=drop_last) for worker in range(workers)]
@@ -151,7 +167,7 @@ class EnergonOrder:
 
 
 class _Mixed:
-    """Sources drawn by weight until all are through; alone, a source is not drawn."""
+    """Draws sources by weight until all are exhausted. A single source needs no draws."""
 
     def __init__(self, sources: Sequence[SliceReader | Repeated], weights: Sequence[float], rng: WorkerRng) -> None:
         self.sources = sources
@@ -204,7 +220,7 @@ def _batched(stream: Iterable[EnergonSample], size: int, *, drop_last: bool) -> 
 
 
 def _in_turn(streams: Sequence[Iterator[T]]) -> Iterator[T]:
-    """One of each in turn; who is through is passed over."""
+    """Yield one item of each stream in turn; exhausted streams are skipped."""
     alive = list(streams)
     while alive:
         for stream in tuple(alive):

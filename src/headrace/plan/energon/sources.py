@@ -1,11 +1,12 @@
-"""How an Energon worker reads one source: its share of the samples, and slices in a drawn order, several open at once.
+"""How an Energon worker reads one source: its share of the samples, cut into slices that it reads in a drawn order.
 
-Which samples each worker has, and the slices that it reads in one go: integers, and two roundings of floats.
+    1. The samples of a source are divided over all workers of all ranks, a run of neighbours for each. If they do not
+       divide evenly, the extra samples go to workers far apart: in the order of the reversed bits of their numbers,
+       beginning at ``rotation``.
+    2. The run of a worker is cut into pieces at the borders of shards.
+    3. A piece longer than 1.5 times ``max_samples_per_sequence`` is cut into slices of about that length.
 
-    1. the samples of a source are shared out among all workers of all ranks, each a run of neighbours. What the number
-       of workers leaves over goes to workers far apart: by the reversal of the bits of their numbers, from ``rotation``
-    2. a worker's run is cut at the borders of shards
-    3. a piece longer than 1.5 times ``max_samples_per_sequence`` is cut into about as long slices
+All of this is integer arithmetic, except for two roundings of floats. A worker reads from several slices at a time.
 
 Source: Energon 7.4, ``Sharder``.
 """
@@ -28,9 +29,15 @@ from headrace.plan.subset import SubsetRange
 class EnergonSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A dataset of the mix.
 
-    ``shard_counts``: the samples of each shard of the split, in its order, excluded samples among them. ``weight`` and
-    ``repetitions`` are looked at where the mix is by weights, or by repetitions. ``shuffle_over_epochs``: slices are
-    permuted over so many epochs together; -1 draws each anew, for ever. ``excluded``: samples that are passed over.
+    ``shard_counts``: the number of samples in each shard of the split, in order, including excluded samples.
+    ``subset``: the part of the samples that is read, or None for all.
+    ``weight``, ``repetitions``: used if the mix is by weights, or by repetitions.
+    ``shuffle_over_epochs``: how many epochs of slices are permuted together; with -1 each slice is drawn independently.
+    ``excluded``: samples that are skipped.
+
+    Example:
+        >>> headrace.plan.energon.EnergonSource(shard_counts=(1000, 1000, 300), weight=2.0).num_samples
+        2300
     """
 
     shard_counts: tuple[int, ...]
@@ -41,24 +48,30 @@ class EnergonSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     excluded: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for counts below 0, and for weights, repetitions and epochs out of range."""
+        """Raise ConfigError for counts below 0, or for weights, repetitions and epochs out of range."""
         if not self.shard_counts or min(self.shard_counts) < 0:
-            raise ConfigError(f"shard_counts are one for each shard, from 0 on; found {self.shard_counts}")
+            raise ConfigError(
+                f"shard_counts must have a number of at least 0 for each shard, and at least one shard; found "
+                f"{self.shard_counts}"
+            )
         if not self.weight > 0 or (self.repetitions is not None and not self.repetitions > 0):
-            raise ConfigError(f"weight and repetitions are above 0, found {self.weight} and {self.repetitions}")
+            raise ConfigError(f"weight and repetitions must be above 0, found {self.weight} and {self.repetitions}")
         if self.shuffle_over_epochs != -1 and self.shuffle_over_epochs < 1:
-            raise ConfigError(f"shuffle_over_epochs is at least 1, or -1, found {self.shuffle_over_epochs}")
+            raise ConfigError(f"shuffle_over_epochs must be at least 1, or -1, found {self.shuffle_over_epochs}")
 
     @property
     def num_samples(self) -> int:
-        """Of all shards; Energon takes neither subset nor excluded samples off, for shares and for whose turn it is."""
+        """The number of samples in all shards.
+
+        Like Energon, it subtracts neither the subset nor excluded samples; weights and rotations are computed from it.
+        """
         return sum(self.shard_counts)
 
 
 class SliceReader:
-    """The slices of one worker; a pass that was left in its middle goes on there.
+    """Reads the slices of one worker; a pass that was left in the middle continues there.
 
-    ``offsets`` as from `slice_offsets`. Without a generator slices come in order, one after another.
+    ``offsets`` are those of `slice_offsets`. Without a random generator, slices come in order, one after another.
     """
 
     def __init__(
@@ -71,18 +84,18 @@ class SliceReader:
         self._open_slices = open_slices if rng is not None else 1
         self._begun = False
         self._pending: list[int] = []
-        # Of each open slice its next sample and its end; an end of -1 where none is open.
+        # For each open slice its next sample and its end; an end of -1 means that no slice is open.
         self._next = [-1] * self._open_slices
         self._ends = [-1] * self._open_slices
         self._lengths = [0.0] * self._open_slices
 
     @property
     def num_samples(self) -> int:
-        """Of a pass, excluded ones among them."""
+        """The number of samples in a pass, including excluded ones."""
         return self._offsets[-1] - self._offsets[0]
 
     def __iter__(self) -> Iterator[int]:
-        """The samples of a pass, or of the rest of one."""
+        """Yield the samples of a pass, or of the rest of one."""
         if self.num_samples < 1:
             return
         if not self._begun:
@@ -100,7 +113,7 @@ class SliceReader:
         self._begun = False
 
     def _begin(self) -> None:
-        """Draw the order of the slices, and open the first ones."""
+        """Draw the order of the slices and open the first ones."""
         number = len(self._offsets) - 1
         if self._rng is None:
             drawn = list(range(number))
@@ -115,7 +128,7 @@ class SliceReader:
             self._open(at)
 
     def _open(self, at: int) -> None:
-        """The next slice in the place of one that is through, if there is one."""
+        """Open the next slice in place of an exhausted one, if there is a next one."""
         if self._pending:
             number = self._pending.pop()
         elif self._epochs == -1 and self._rng is not None:
@@ -128,7 +141,7 @@ class SliceReader:
 
 
 class Repeated:
-    """Passes of a reader: for ever, or so many, the last one in part; what a worker has is rounded down."""
+    """Repeats the passes of a reader, endlessly or ``repetitions`` times; a last pass in part is rounded down."""
 
     def __init__(self, reader: SliceReader, repetitions: int | float | None) -> None:
         self._reader = reader
@@ -136,11 +149,11 @@ class Repeated:
 
     @property
     def num_samples(self) -> int:
-        """0 for a worker without samples."""
+        """The number of samples in a pass; 0 for a worker without samples."""
         return self._reader.num_samples
 
     def __iter__(self) -> Iterator[int]:
-        """All passes. What a last pass in part leaves is where the next one begins."""
+        """Yield the samples of all passes. After a last pass in part, the next iteration begins where it ended."""
         done = 0
         while self._repetitions is None or done < self._repetitions:
             last = self._repetitions is not None and done == floor(self._repetitions)
@@ -155,44 +168,53 @@ class Repeated:
 
 
 class EnergonTopology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ranks, worker processes of each (0: none, the rank reads itself), and the offset of all seeds."""
+    """The number of ranks, the worker processes of each, and the offset of all seeds.
+
+    With ``num_workers=0`` there are no worker processes, and the rank reads itself.
+
+    Example:
+        >>> headrace.plan.energon.EnergonTopology(world_size=8, num_workers=4).num_readers
+        32
+    """
 
     world_size: int
     num_workers: int
     seed_offset: int = 0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for no ranks, or workers below 0."""
+        """Raise ConfigError for less than 1 rank, or less than 0 workers."""
         if self.world_size < 1 or self.num_workers < 0:
             raise ConfigError(
-                f"world_size is at least 1 and num_workers at least 0, found {self.world_size} and {self.num_workers}"
+                f"world_size must be at least 1 and num_workers at least 0, found {self.world_size} and "
+                f"{self.num_workers}"
             )
 
     @property
     def workers_a_rank(self) -> int:
-        """Those that read: at least one."""
+        """How many workers of a rank read, at least one: without workers it is the rank itself."""
         return max(1, self.num_workers)
 
     @property
     def num_readers(self) -> int:
-        """Of all ranks."""
+        """How many workers read, over all ranks."""
         return self.world_size * self.workers_a_rank
 
     def reader(self, rank: int, worker: int) -> int:
-        """The number of a rank's worker among all.
+        """Return the number of a rank's worker among the workers of all ranks.
 
         Raises:
             ConfigError: there is no such rank or worker.
         """
         if not 0 <= rank < self.world_size or not 0 <= worker < self.workers_a_rank:
             raise ConfigError(
-                f"rank {rank}, worker {worker} of {self.world_size} ranks with {self.workers_a_rank} each that read"
+                f"there is no worker {worker} of rank {rank}: there are {self.world_size} ranks with "
+                f"{self.workers_a_rank} workers each, numbered from 0"
             )
         return rank * self.workers_a_rank + worker
 
 
 def bit_reversal(length: int) -> list[int]:
-    """0 to length - 1, halved and interleaved again and again: the reversal of the bits, for any length."""
+    """Return 0 to length - 1, halved and interleaved recursively: a reversal of the bits, for any length."""
     return _interleaved(list(range(length)))
 
 
@@ -207,7 +229,7 @@ def _interleaved(numbers: list[int]) -> list[int]:
 
 
 def worker_bounds(begin: int, end: int, num_readers: int, *, rotation: int = 0) -> list[int]:
-    """num_readers + 1 numbers: reader g has the samples from the g-th up to the next one."""
+    """Return num_readers + 1 bounds: reader g has the samples from bound g up to bound g + 1."""
     each, left = divmod(end - begin, num_readers)
     counts = [each] * num_readers
     for slot, reader in enumerate(bit_reversal(num_readers)):
@@ -221,7 +243,7 @@ def worker_bounds(begin: int, end: int, num_readers: int, *, rotation: int = 0) 
 def slice_offsets(
     shard_bounds: IntArray, begin: int, end: int, *, max_samples_per_sequence: int | None
 ) -> tuple[int, ...]:
-    """Where the slices of the samples ``begin`` to ``end - 1`` begin, and the end; the end alone if there are none."""
+    """Return where the slices of the samples ``begin`` to ``end - 1`` begin, and ``end``; only ``end`` without any."""
     inner = shard_bounds[(shard_bounds > begin) & (shard_bounds < end)]
     borders = np.unique(np.concatenate([[begin], inner, [end]])).tolist()
     offsets = [offset for piece in pairwise(borders) for offset in _cut(*piece, max_samples_per_sequence)]
@@ -231,7 +253,7 @@ def slice_offsets(
 def _cut(begin: int, end: int, longest: int | None) -> Sequence[int]:
     if longest is None or end - begin <= longest * 1.5:
         return (begin,)
-    # Halves go to the even number, and so does theirs.
+    # Python rounds halves to even, and Energon uses the same function.
     number = max(round((end - begin) / longest), 1)
     size = (end - begin) / number
     return [begin + int(k * size) for k in range(number)]

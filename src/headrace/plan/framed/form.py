@@ -1,12 +1,11 @@
-"""A frame of a lane becomes units: a pure function of what was carried on and of what the frame brought.
+"""How a frame of a lane becomes units: a pure function of the items carried into the frame and of its own items.
 
     carry  + the frame's items ---- Form.choose ----> units, in order
-                                                +---> what is in none of them: the carry of the next frame
+                                                +---> items in none of them: the carry of the next frame
 
-Whatever the form: an item is in one unit, or carried on; one that has been carried through ``OLDEST`` frames is in a
-unit, and at the end of a run all are.
-
-What became of some positions: the outputs of their samples, and what decides which of them make a unit.
+Items are the outputs of the samples at some positions. For every form, an item is in exactly one unit or is carried
+into the next frame. An item that was carried through ``OLDEST`` frames must go into a unit, and so must all items at
+the end of a run.
 """
 
 from __future__ import annotations
@@ -24,10 +23,16 @@ from headrace.plan.keys import IntArray, derive
 
 
 class Items(NamedTuple):
-    """Outputs in the order of their positions, none, one or several of each.
+    """Outputs of samples in the order of their positions; a sample has none, one or several.
 
-    ``positions`` and ``outputs`` (n,) int64: output number k of the sample at a position. ``lengths`` (n,) int64 for
-    packs. ``groups`` n hashable names and ``sizes`` (n,) int64 for groups; a name need not be the same in another run.
+    ``positions`` and ``outputs`` are (n,) int64: the position of the sample, and the number of the output within it,
+    from 0. For packs there are ``lengths``, (n,) int64. For groups there are ``groups``, n hashable names, and
+    optionally ``sizes``, (n,) int64; the name of a group may differ from run to run.
+
+    Example:
+        >>> items = headrace.plan.framed.Items(np.array([3, 5, 5]), np.array([0, 0, 1]), np.array([90, 40, 60]))
+        >>> items.num_items, items.take(np.array([0, 2])).lengths.tolist()
+        (3, [90, 60])
     """
 
     positions: IntArray
@@ -38,17 +43,17 @@ class Items(NamedTuple):
 
     @classmethod
     def none(cls) -> Items:
-        """No items."""
+        """Return an instance without items."""
         empty = np.zeros(0, dtype=np.int64)
         return cls(empty, empty)
 
     @property
     def num_items(self) -> int:
-        """As many as there are positions and outputs."""
+        """The number of items, n."""
         return len(self.positions)
 
     def take(self, rows: IntArray) -> Items:
-        """Some of them."""
+        """Return the items in these rows, (m,) int64."""
         return Items(
             self.positions[rows],
             self.outputs[rows],
@@ -58,7 +63,7 @@ class Items(NamedTuple):
         )
 
     def followed_by(self, later: Items) -> Items:
-        """These and others after them."""
+        """Return these items with the items of ``later`` after them."""
         if not self.num_items:
             return later
         if not later.num_items:
@@ -75,18 +80,19 @@ class Items(NamedTuple):
         """Raise ConfigError unless these are items of some of (n,) rising ``positions``, in order."""
         for name, column in self._asdict().items():
             if column is not None and len(column) != self.num_items:
-                raise ConfigError(f"{self.num_items} items have {len(column)} {name}")
+                raise ConfigError(f"{self.num_items} items have {len(column)} {name}; expected one for each item")
         steps, more = np.diff(self.positions), np.diff(self.outputs)
         rising = bool(((steps > 0) | ((steps == 0) & (more > 0))).all())
         first, after = (np.searchsorted(positions, self.positions, side) for side in ("left", "right"))
         if not rising or not bool((first < after).all()):
             raise ConfigError(
-                f"the items at {len(positions)} positions are not theirs, or not in the order of positions and outputs"
+                f"items were asked for at {len(positions)} positions, but some have another position, or they are not "
+                "in the order of positions and outputs"
             )
 
 
 Find = Callable[[IntArray], Items]
-"""The items at some rising positions: encodes their samples, or looks up what was measured of them."""
+"""Returns the items at some rising positions: it encodes their samples, or looks up their measured facts."""
 
 
 def _joined(one: IntArray | None, other: IntArray | None) -> IntArray | None:
@@ -94,9 +100,9 @@ def _joined(one: IntArray | None, other: IntArray | None) -> IntArray | None:
 
 
 class Frame(NamedTuple):
-    """Which frame is planned: its ``lane``, its ``number``, and ``first_unit``, how many units the lane had before.
+    """The frame that is planned: its ``lane``, its ``number``, and how many units the lane has before it.
 
-    ``key`` is of the run and the lane alone; what is drawn is drawn by it and the number of a frame or a unit.
+    ``key`` depends only on the run and the lane. Draws are made with the key and the number of the frame or the unit.
     """
 
     lane: int
@@ -110,32 +116,33 @@ class Form(Protocol):
     """How items become units."""
 
     def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> Sequence[IntArray]:
-        """The rows of ``items`` in each unit, the units in order; rows in none are carried on.
+        """Return the rows of ``items`` in each unit, in the order of the units; rows in no unit are carried on.
 
-        ``is_due`` (n,) bool: which must be in a unit now.
+        ``is_due`` is (n,) bool: the items that must be in a unit of this frame.
         """
 
 
 Count = Callable[[Items, Sequence[IntArray]], Sequence[int]]
-"""How many units come of the rows that are chosen together, each time: none, one or several."""
+"""Returns, for each choice of rows, how many units it makes: none, one or several."""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Another form, of whose units each becomes as many as ``count`` says, all of the same items."""
+    """A form whose units are multiplied: each becomes as many units of the same items as ``count`` returns."""
 
     form: Form
     count: Count
 
     def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> Sequence[IntArray]:
-        """As the other."""
+        """Return the choice of ``form``; `plan_frame` multiplies the units."""
         return self.form.choose(items, is_due, frame)
 
 
 class Formed(NamedTuple):
-    """The units of a frame: unit i is ``items`` ``rows[offsets[i]:offsets[i + 1]]``; all int64. And the next carry.
+    """The units of a frame, and the items that it carries into the next one.
 
-    ``parts`` says which of several units of the same items each is; else all are 0.
+    Unit i holds the ``items`` in ``rows[offsets[i]:offsets[i + 1]]``; arrays are int64. If several units have the same
+    items, ``parts`` numbers them from 0; otherwise all parts are 0.
     """
 
     items: Items
@@ -146,19 +153,19 @@ class Formed(NamedTuple):
 
     @property
     def num_units(self) -> int:
-        """As many as the frame has given."""
+        """The number of units in the frame."""
         return len(self.offsets) - 1
 
     def unit(self, number: int) -> Items:
-        """The items of one of them."""
+        """Return the items of unit ``number`` of the frame, from 0."""
         return self.items.take(self.rows[self.offsets[number] : self.offsets[number + 1]])
 
 
 def plan_frame(form: Form, lanes: Lanes, frame: Frame, carry: Items, found: Items) -> Formed:
-    """The units of a frame and what is carried on, from the ``carry`` of the one before and the items ``found`` in it.
+    """Form the units of a frame from the ``carry`` of the frame before and the items ``found`` in this one.
 
     Raises:
-        HeadraceError: the form gives an item twice, or keeps one that is due: a fault of the form.
+        HeadraceError: the form puts an item into two units, or keeps one that is due. This is a defect of the form.
     """
     items = carry.followed_by(found)
     ages = frame.number - lanes.frames_of(frame.lane, items.positions)
@@ -169,8 +176,8 @@ def plan_frame(form: Form, lanes: Lanes, frame: Frame, carry: Items, found: Item
     if len(times) > items.num_items or bool((times > 1).any()) or bool((times == 0)[is_due].any()):
         raise HeadraceError(
             f"{type(form).__name__} makes {len(units)} units of {items.num_items} items in frame {frame.number} of "
-            f"lane {frame.lane} with one in several of them, or with one left that is due: a fault of Headrace, please "
-            "report it"
+            f"lane {frame.lane}, but an item is in several units, or an item that is due is in none. This is a defect "
+            "of Headrace: please report it"
         )
     parts = np.zeros(len(units), dtype=np.int64)
     if isinstance(form, Counted) and len(units):
@@ -183,5 +190,5 @@ def plan_frame(form: Form, lanes: Lanes, frame: Frame, carry: Items, found: Item
 
 
 def lane_key(key: int, lane: int) -> int:
-    """The key of a lane under that of the run."""
+    """Return the key of a lane under the key of the run."""
     return derive(key, lane)

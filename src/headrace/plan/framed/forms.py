@@ -1,10 +1,10 @@
 """The forms of units: single items, groups and packs.
 
-Single items are units in the order of the positions, or through a shuffle buffer.
-
-Units of items of the same group: a bucket for each, as the items come.
-
-Units are packs: best fit over a frame, or a user's own selection; what fits badly waits for the next frame.
+Singles         each item is a unit, in the order of the positions
+ShuffleBuffer   each item is a unit, in the order of a shuffle buffer
+GroupBatches    a unit has items of one group; a bucket for each group is filled as the items come
+BestFit         a unit is a pack, by best fit over a frame; packs that are not full wait for the next frame
+Selected        a unit is a pack that a user's function selects
 """
 
 from __future__ import annotations
@@ -24,56 +24,68 @@ from headrace.plan.packing.planner import arrange
 
 @dataclass(frozen=True)
 class Singles:
-    """Outputs one by one: none of a sample that is filtered out, several of a generator. Nothing is carried on."""
+    """Each item is a unit, in the order of the positions. Nothing is carried on.
+
+    A sample that is filtered out has no item, and a generator may have several.
+    """
 
     def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
-        """As of ``Form``."""
+        """Return each row as a unit of its own."""
         return list(np.arange(items.num_items, dtype=np.int64)[:, None])
 
 
 @dataclass(frozen=True)
 class ShuffleBuffer:
-    """A buffer of ``num_items`` that is filled, and from then on gives one at random for each that comes.
+    """Each item is a unit, shuffled by a buffer: when it holds ``num_items``, every new item pushes out a random one.
 
-    For parity with Energon's; an order of the plan shuffles as well without a state. The draw of a unit is a hash of
-    its number. Items that are due leave out of turn, so frames are to be as long as the buffer, or longer.
+    This exists for parity with Energon's shuffle buffer; the order of a plan shuffles as well, and without a state. The
+    draw of a unit is a hash of its number. Items that are due leave the buffer out of turn, so frames should be at
+    least as long as the buffer.
 
     Raises:
-        ConfigError: a buffer below 1.
+        ConfigError: the buffer holds less than 1 item.
+
+    Example:
+        >>> headrace.plan.framed.ShuffleBuffer(num_items=256)
+        ShuffleBuffer(num_items=256)
     """
 
     num_items: int
 
     def __post_init__(self) -> None:
-        """Check the size."""
+        """Raise ConfigError for a buffer below 1."""
         if self.num_items < 1:
-            raise ConfigError(f"a shuffle buffer holds at least one item; found {self.num_items}")
+            raise ConfigError(f"a shuffle buffer must hold at least 1 item; found num_items={self.num_items}")
 
     def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
-        """As of ``Form``."""
-        held: list[int] = []
+        """Return each row that leaves the buffer as a unit of its own, then those that are due."""
+        buffer: list[int] = []
         chosen: list[int] = []
 
-        def give() -> None:
-            draw = derive(frame.key, frame.first_unit + len(chosen)) * len(held) >> 64
-            chosen.append(held.pop(draw))
+        def push_out() -> None:
+            draw = derive(frame.key, frame.first_unit + len(chosen)) * len(buffer) >> 64
+            chosen.append(buffer.pop(draw))
 
         for row in range(items.num_items):
-            held.append(row)
-            if len(held) == self.num_items:
-                give()
-        while held and frame.is_last:
-            give()
-        chosen += [row for row in held if is_due[row]]
+            buffer.append(row)
+            if len(buffer) == self.num_items:
+                push_out()
+        while buffer and frame.is_last:
+            push_out()
+        chosen += [row for row in buffer if is_due[row]]
         return list(np.array(chosen, dtype=np.int64)[:, None])
 
 
 @dataclass(frozen=True)
 class GroupBatches:
-    """Units of ``size`` items of one group; without it each group has its own, the ``sizes`` of its items.
+    """Units of ``size`` items of one group. With ``size=None``, each group has the size that ``Items.sizes`` holds.
 
-    A bucket gives its unit with the item that fills it. One with an item that is due is given whole, a short unit; at
-    the end of a run, all are.
+    A bucket becomes a unit with the item that fills it. A bucket with an item that is due becomes a shorter unit; at
+    the end of a run all buckets do.
+
+    Example:
+        >>> headrace.plan.framed.GroupBatches(size=8)
+        GroupBatches(size=8)
     """
 
     size: int | None = None
@@ -81,18 +93,18 @@ class GroupBatches:
     def __post_init__(self) -> None:
         """Raise ConfigError for a size below 1."""
         if self.size is not None and self.size < 1:
-            raise ConfigError(f"a unit has at least one item; found a size of {self.size}")
+            raise ConfigError(f"a unit must have at least 1 item; found size={self.size}")
 
     def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
-        """As of ``Form``.
+        """Return the full buckets in the order in which they fill up, then those with an item that is due.
 
         Raises:
-            ConfigError: items without groups or size, or a group with two sizes.
+            ConfigError: the items have no groups or no size, or a group has two sizes.
         """
         if items.groups is None:
             if not items.num_items:
                 return []
-            raise ConfigError("units are to be of one group each, and the items have no groups")
+            raise ConfigError("each unit must have items of one group, but the items have no groups")
         buckets: dict[Hashable, list[int]] = {}
         units: list[list[int]] = []
         sizes: dict[Hashable, int] = {}
@@ -100,8 +112,8 @@ class GroupBatches:
             size = self._size(items, row)
             if sizes.setdefault(group, size) != size:
                 raise ConfigError(
-                    f"the group {group!r} has units of {sizes[group]} and of {size} items, the latter from position "
-                    f"{items.positions[row]:,} on: a group has one size"
+                    f"the group {group!r} has units of {sizes[group]} items, and from position "
+                    f"{items.positions[row]:,} on of {size}; a group must have one size"
                 )
             bucket = buckets.setdefault(group, [])
             bucket.append(row)
@@ -114,23 +126,29 @@ class GroupBatches:
         size = int(items.sizes[row]) if self.size is None and items.sizes is not None else self.size
         if size is None or size < 1:
             raise ConfigError(
-                f"the item at position {items.positions[row]:,} is for units of {size}: give them a size of at least 1"
+                f"the item at position {items.positions[row]:,} asks for units of {size} items: give it a size of at "
+                "least 1"
             )
         return size
 
 
 @dataclass(frozen=True)
 class BestFit:
-    """Packs of ``max_length`` by best-fit decreasing over the frame and its carry.
+    """Packs of ``max_length`` tokens, by best-fit decreasing over the items of a frame and those carried into it.
 
-    Packs that are less than ``full_percent`` full are carried on, the emptiest first, one in ``carried_in`` at most
-    (and one at least), unless one of their items is due. ``multiple`` pads each item to a multiple of it, as
-    ``Packing`` does.
+    The items of packs that are less than ``full_percent`` full are carried into the next frame, the emptiest packs
+    first, unless one of their items is due. At most one pack in ``carried_in`` is carried, but always one is allowed.
+    ``multiple`` pads each item to a multiple of it, as ``segment_multiple`` of ``Packing`` does.
 
-    Best fit begins with the longest items; the packs of a frame are permuted by its key, so that steps do not.
+    Best fit begins with the longest items. The packs of a frame are then permuted by its key, so that steps do not
+    begin with long items.
 
     Raises:
-        ConfigError: numbers that are out of range.
+        ConfigError: a number is out of range.
+
+    Example:
+        >>> headrace.plan.framed.BestFit(max_length=4096)
+        BestFit(max_length=4096, multiple=1, full_percent=95, carried_in=16)
     """
 
     max_length: int
@@ -139,31 +157,31 @@ class BestFit:
     carried_in: int = 16
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
+        """Raise ConfigError for a number that is out of range."""
         self._packing()
         if not 0 <= self.full_percent <= 100 or self.carried_in < 1:
             raise ConfigError(
-                f"full_percent is {self.full_percent} and carried_in {self.carried_in}; allowed are 0 to 100, and at "
-                "least 1"
+                f"full_percent is {self.full_percent} and carried_in is {self.carried_in}; full_percent must be from 0 "
+                "to 100, and carried_in at least 1"
             )
 
     def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
-        """As of ``Form``.
+        """Return the packs that are delivered in this frame.
 
         Raises:
-            ConfigError: items without lengths, or one that is longer than a pack.
+            ConfigError: the items have no lengths, or one is longer than a pack.
         """
         if not items.num_items:
             return []
         if items.lengths is None:
-            raise ConfigError("items are to be packed, and have no lengths")
+            raise ConfigError("the items are to be packed, but have no lengths")
         if len(wrong := np.flatnonzero((items.lengths < 0) | (items.lengths > self.max_length))):
             raise ConfigError(
                 f"the item at position {items.positions[wrong[0]]:,} has {items.lengths[wrong[0]]:,} tokens; packs "
                 f"hold 0 to {self.max_length:,}: truncate, split or skip it while encoding"
             )
         packing = self._packing()
-        # An item without tokens takes room as if it had one.
+        # An item without tokens takes the room of one, since a piece has at least one unit.
         sizes = np.maximum(-(-items.lengths // self.multiple), 1)
         order, bounds, _, _ = arrange(sizes, packing)
         rows = np.arange(len(sizes), dtype=np.int64) if order is None else order
@@ -172,30 +190,37 @@ class BestFit:
         waits = (100 * filled < self.full_percent * packing.capacity) & ~np.logical_or.reduceat(is_due[rows], firsts)
         emptiest = np.argsort(np.where(waits, filled, packing.capacity + 1), kind="stable")
         waits[emptiest[max(1, len(filled) // self.carried_in) :]] = False
-        given = np.flatnonzero(~waits)
-        given = given[np.argsort(derive_array(derive(frame.key, frame.number), given), kind="stable")]
+        delivered = np.flatnonzero(~waits)
+        delivered = delivered[np.argsort(derive_array(derive(frame.key, frame.number), delivered), kind="stable")]
         packs = np.split(rows, firsts[1:])
-        return [np.sort(packs[pack]) for pack in given.tolist()]
+        return [np.sort(packs[pack]) for pack in delivered.tolist()]
 
     def _packing(self) -> Packing:
         return Packing(seq_len=self.max_length, segment_multiple=self.multiple)
 
 
 Select = Callable[[Items], Sequence[Sequence[int]]]
-"""From items to the rows in each pack; rows in none wait. The same for the same items, whatever came before."""
+"""Returns the rows of the items in each pack; rows in no pack wait for the next frame.
+
+It must be a pure function: the result for the same items does not depend on earlier calls.
+"""
 
 
 @dataclass(frozen=True)
 class Selected:
-    """Packs as a user's function selects them, in its order; an item that is due and not selected is one by itself."""
+    """Packs as a user's function selects them, in its order. An item that is due but not selected becomes its own pack.
+
+    Example:
+        >>> selected = headrace.plan.framed.Selected(lambda items: [[row] for row in range(items.num_items)])
+    """
 
     select: Select
 
     def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
-        """As of ``Form``.
+        """Return the packs that ``select`` returns, then the items that are due and left.
 
         Raises:
-            ConfigError: the function selects an item twice, or one that there is not, or an empty pack.
+            ConfigError: the function selects an item twice, a row that does not exist, or an empty pack.
         """
         if not items.num_items:
             return []
@@ -204,9 +229,9 @@ class Selected:
         some = rows.min(initial=0) >= 0 and rows.max(initial=0) < items.num_items
         if not some or len(np.unique(rows)) < len(rows) or not all(map(len, packs)):
             raise ConfigError(
-                f"of {items.num_items} items the rows {sorted(rows.tolist())[:20]} were selected, in packs of "
-                f"{[len(pack) for pack in packs][:20]}: a pack has at least one item, and an item is in one pack or in "
-                "none"
+                f"the rows {sorted(rows.tolist())[:20]} of {items.num_items} items were selected, in packs of "
+                f"{[len(pack) for pack in packs][:20]} items: a pack must have at least one item, and an item may be "
+                "in only one pack"
             )
         left = np.ones(items.num_items, dtype=bool)
         left[rows] = False

@@ -1,4 +1,4 @@
-"""Lanes that are walked along, frame after frame; and the units of a run as they come from all of them."""
+"""Walking along a lane, frame by frame, and finding the units of a run in all of its lanes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ from headrace.plan.keys import IntArray, source_key
 
 @dataclass(frozen=True)
 class Framing:
-    """What decides the units of a run, whoever makes them: lanes, form and seed.
+    """Everything that decides the units of a run, on any rank: lanes, form and seed.
 
-    A lane that finds no item at ``most_empty_positions`` of its positions in a row gives up, so that a filter which
-    takes nothing does not go on for ever.
+    A lane that finds no item at ``most_empty_positions`` of its positions in a row raises an error, so that a run does
+    not search for ever if a filter accepts nothing.
+
+    Example:
+        >>> framed = headrace.plan.framed
+        >>> lanes = framed.Lanes(num_lanes=2, frame_positions=64)
+        >>> framing = framed.Framing(lanes, framed.BestFit(max_length=512), seed=1)
     """
 
     lanes: Lanes
@@ -31,12 +36,15 @@ class Framing:
 
     @property
     def key(self) -> int:
-        """The key of all that is drawn."""
+        """The key of everything that is drawn."""
         return source_key(self.seed, "", "frames")
 
 
 class Unit(NamedTuple):
-    """Unit ``unit`` of a lane, made in ``frame``: its items, in order, and which ``part`` of several units of them."""
+    """Unit ``unit`` of a lane, formed in ``frame``, with its items in order.
+
+    If several units have the same items, ``part`` is the number of this one among them, from 0.
+    """
 
     lane: int
     unit: int
@@ -47,7 +55,7 @@ class Unit(NamedTuple):
 
 @dataclass
 class FrameTotals:
-    """What frames have given, for a report; sums but for ``most_carried``."""
+    """Totals over the frames so far, for a report: sums, and the maximum ``most_carried``."""
 
     num_frames: int = 0
     num_units: int = 0
@@ -57,7 +65,7 @@ class FrameTotals:
     most_carried: int = 0
 
     def add(self, formed: Formed) -> None:
-        """Count a frame."""
+        """Add the figures of a frame."""
         self.num_frames += 1
         self.num_units += formed.num_units
         self.num_items += formed.items.num_items - formed.carry.num_items
@@ -66,11 +74,11 @@ class FrameTotals:
         self.most_carried = max(self.most_carried, formed.carry.num_items)
 
     def fill(self, max_length: int) -> float:
-        """Tokens a unit over its room."""
+        """Return the share of the room in packs of ``max_length`` tokens that holds tokens, 0.0 without units."""
         return self.num_tokens / (self.num_units * max_length) if self.num_units else 0.0
 
     def describe(self, max_length: int | None = None) -> str:
-        """One line; with the length of packs, how full they are."""
+        """Return one line; with the length of packs, it says how full they are."""
         fill = "" if max_length is None else f", {100 * self.fill(max_length):.2f} % full"
         return (
             f"{self.num_frames:,} frames: {self.num_items:,} items in {self.num_units:,} units{fill}; "
@@ -84,9 +92,10 @@ def _tokens(items: Items) -> int:
 
 @dataclass
 class Lane:
-    """A lane from a state on; ``find`` gives the items at positions, and is asked for each frame once, in order.
+    """A lane that is walked from a state on, with ``find`` returning the items at positions.
 
-    After a saved state it is asked once for the positions of what was carried on, and once for the frame at hand.
+    ``find`` is called once for each frame, in order. After a saved state, it is first called once for the positions of
+    the carried items. ``marks`` holds the states at the borders of the frames that may still be needed.
     """
 
     framing: Framing
@@ -100,19 +109,19 @@ class Lane:
         self._num_empty = 0
 
     def unit(self, number: int) -> Unit | None:
-        """Unit ``number`` of the lane; None where the lane has ended before it.
+        """Return unit ``number`` of the lane, or None if the lane has ended before it.
 
         Raises:
-            StateError: the unit is of an earlier frame, or the encoder made other items of what is carried on.
-            ConfigError: nothing was found at very many positions in a row.
+            StateError: the unit belongs to an earlier frame, or the encoder no longer makes the carried items.
+            ConfigError: nothing was found at more than ``most_empty_positions`` positions in a row.
         """
         while True:
             if self._formed is not None:
                 opened = self.marks[-2]
                 if number < opened.first_unit:
                     raise StateError(
-                        f"lane {opened.lane} has gone on to frame {opened.frame}, from its unit {opened.first_unit} "
-                        f"on; found {number}: begin again from a saved state"
+                        f"lane {opened.lane} is in frame {opened.frame}, which begins with its unit "
+                        f"{opened.first_unit}, and cannot go back to unit {number}: resume from a saved state"
                     )
                 if number < self.marks[-1].first_unit:
                     at = number - opened.first_unit
@@ -122,7 +131,7 @@ class Lane:
                 return None
 
     def state(self, number: int) -> LaneState:
-        """The lane where it gives unit ``number`` next, from the last frame that begins at it or before.
+        """Return the state of the lane before unit ``number``, in the last frame that begins at this unit or before it.
 
         Raises:
             StateError: the unit is before the first state that is kept.
@@ -130,18 +139,19 @@ class Lane:
         at = bisect_right(self.marks, number, key=lambda mark: mark.first_unit) - 1
         if at < 0:
             raise StateError(
-                f"lane {self.marks[0].lane} is known from its unit {self.marks[0].first_unit} on: {number}"
+                f"the states of lane {self.marks[0].lane} are kept from its unit {self.marks[0].first_unit} on; found "
+                f"{number}"
             )
         return self.marks[at].at(number)
 
     def forget(self, number: int) -> None:
-        """Keep no state of frames before that of unit ``number``, which has been delivered."""
+        """Forget the states of the frames before that of unit ``number``, whose units have been delivered."""
         at = bisect_right(self.marks, number, key=lambda mark: mark.first_unit) - 1
-        # The frame at hand is the last but one, and what it was opened with is asked for again.
+        # The last two marks are the borders of the current frame; ``unit`` needs the first of them.
         del self.marks[: max(0, min(at, len(self.marks) - 2))]
 
     def _advance(self) -> bool:
-        """Plan the next frame; False where there is none."""
+        """Plan the next frame; return False if there is none."""
         mark, lanes = self.marks[-1], self.framing.lanes
         num_frames = lanes.num_frames(mark.lane)
         if num_frames is not None and mark.frame >= num_frames:
@@ -153,8 +163,8 @@ class Lane:
         self._num_empty = 0 if found.num_items else self._num_empty + len(positions)
         if self._num_empty > self.framing.most_empty_positions:
             raise ConfigError(
-                f"nothing was made of {self._num_empty:,} samples of lane {mark.lane} in a row, up to position "
-                f"{positions[-1]:,}: look at what the encoder skips, or raise most_empty_positions"
+                f"{self._num_empty:,} samples of lane {mark.lane} in a row have no output, up to position "
+                f"{positions[-1]:,}: check what the encoder skips, or increase most_empty_positions"
             )
         frame = Frame(
             lane=mark.lane,
@@ -183,16 +193,17 @@ class Lane:
         if missing := [pair for pair in mark.carry if pair not in rows]:
             position, output = missing[0]
             raise StateError(
-                f"lane {mark.lane} carries on output {output} of position {position:,} into frame {mark.frame}, and "
-                "the encoder no longer makes it: it must make the same of the same sample"
+                f"lane {mark.lane} carries output {output} of position {position:,} into frame {mark.frame}, but the "
+                "encoder no longer makes it: an encoder must always make the same outputs from the same sample"
             )
         return found.take(np.array([rows[pair] for pair in mark.carry], dtype=np.int64))
 
 
 class Walk:
-    """The units of a run by their numbers, from saved states of its lanes; a lane is walked only when asked for.
+    """The units of a run by their numbers, from saved states of its lanes.
 
-    So it serves any ranks: whoever asks for a unit walks its lane, and nobody else needs to.
+    A lane is walked only when one of its units is asked for. So each rank walks only the lanes whose units it needs,
+    for any number of ranks.
     """
 
     def __init__(self, framing: Framing, find: Find, states: Sequence[LaneState]) -> None:
@@ -203,32 +214,31 @@ class Walk:
         self.figures = FrameTotals()
 
     def units(self, numbers: IntArray) -> list[Unit | None]:
-        """The units of these numbers in the run; None where a lane of a run with an end has no more.
+        """Return the units with these numbers in the run, (n,) int64; None for those after the end of their lane.
 
         Raises:
-            StateError: no state of the lane was given, or the unit is before it.
+            StateError: no state of the lane was passed, or the unit is before it.
         """
         return [self._unit(number) for number in numbers.tolist()]
 
     def states(self, number: int, served: Collection[int]) -> tuple[LaneState, ...]:
-        """The ``served`` lanes, and those walked so far, after the first ``number`` units of the run have been taken.
+        """Return the states of the ``served`` lanes, and of those walked so far, after ``number`` units of the run.
 
-        They are the part of one rank; ``merge_states`` makes the whole.
+        These are the states of one rank; ``merge_states`` combines those of all ranks.
         """
         chosen = sorted({*served, *self.lanes})
         return tuple(self._state(lane, self.framing.lanes.next_unit(lane, number)) for lane in chosen)
 
     def forget(self, number: int) -> None:
-        """Keep no state of what lies before the first ``number`` units of the run, which have been delivered."""
+        """Forget the states before the first ``number`` units of the run, which have been delivered."""
         for lane, walked in self.lanes.items():
             walked.forget(self.framing.lanes.next_unit(lane, number))
 
     def _unit(self, number: int) -> Unit | None:
-        of, unit = number % self.framing.lanes.num_lanes, number // self.framing.lanes.num_lanes
-        if of not in self.lanes:
-            self._known(of)
-            self.lanes[of] = Lane(self.framing, self._find, self._states[of], self.figures)
-        return self.lanes[of].unit(unit)
+        unit, lane = divmod(number, self.framing.lanes.num_lanes)
+        if lane not in self.lanes:
+            self.lanes[lane] = Lane(self.framing, self._find, self._known(lane), self.figures)
+        return self.lanes[lane].unit(unit)
 
     def _state(self, lane: int, unit: int) -> LaneState:
         if lane in self.lanes:
@@ -238,6 +248,7 @@ class Walk:
     def _known(self, lane: int) -> LaneState:
         if lane not in self._states:
             raise StateError(
-                f"no state of lane {lane} was given, of {len(self._states)}: load the merged state of all ranks"
+                f"there is no state of lane {lane} among the {len(self._states)} that were loaded: load the merged "
+                "state of all ranks"
             )
         return self._states[lane]

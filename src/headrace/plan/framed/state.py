@@ -1,25 +1,29 @@
-"""How far each lane has come: all that a framed source keeps besides a position, some dozens of bytes a lane.
+"""The saved state of lanes, and the journal of their frames, with their binary formats.
 
-    version | num_lanes | frame_positions | number of states        varints (LEB128) but for the version, a byte
+The state says how far each lane has come. It is all that a framed run saves beside its position, some dozens of bytes a
+lane:
+
+    version | num_lanes | frame_positions | number of states        a byte for the version, then varints (LEB128)
     lane | frame | first_unit | unit - first_unit | carry           for each state
 
-    carry   0 and nothing, where there is none; else a mode, the number of items, and how far before the frame's begin,
-            in positions of the lane, the first is; then
-            1  the distance to each next one                2  the same, with the output after each
+    carry   a byte 0 if nothing is carried; else a mode, the number of items, and how far the first item is before the
+            begin of the frame, in positions of the lane; then, by mode,
+            1  the distance to each next item               2  the same, with the number of the output after each
             3  a bit for each position from the first on
-            4  how many outputs there are at most, and a bit for each of each position
+            4  the most outputs of a position, and a bit for each output of each position
 
-What is carried on are numbers: the samples are read and encoded again. At most it is four frames, 512 bytes for 1,000
-positions of one output each.
+The carry holds only numbers; the samples are read and encoded again. It covers at most four frames: 512 bytes for 1,000
+positions with one output each.
 
-What was carried into each frame, written down as a run goes: any unit is found again without a replay.
+The journal records, while a run goes on, the state at the begin of each frame, so that any unit can be found again
+without a replay of the run:
 
-    word 0      frame << 24 | lane                  each word 64 bits, little-endian
+    word 0      frame << 24 | lane                  each word has 64 bits, little-endian
     word 1      first_unit << 24 | bytes of the carry
     the carry   as in a saved state
 
-16 bytes a frame, and what it carries on: a byte or two an item. A record that is cut off at the end is left out, and
-one that stands twice, because the run went on from an earlier state, is the same both times.
+It takes 16 bytes a frame, and one or two bytes for each carried item. A record that is cut off at the end is ignored. A
+record may occur twice, if the run was resumed from an earlier state; both are then the same.
 """
 
 from __future__ import annotations
@@ -43,10 +47,10 @@ _GAPS, _OUTPUTS, _BITS, _WIDE = 1, 2, 3, 4
 
 @dataclass(frozen=True)
 class LaneState:
-    """A lane that gives ``unit`` next, which is one of ``frame`` or of one after it.
+    """The state of a lane whose next unit is ``unit``, which is formed in ``frame`` or in a later one.
 
-    ``first_unit`` is how many units the lane had given before that frame; ``carry`` the (position, output) of each item
-    that was carried on into it, rising.
+    ``first_unit`` is how many units the lane has before that frame. ``carry`` holds the (position, output) of each item
+    that is carried into the frame, rising.
     """
 
     lane: int
@@ -56,17 +60,17 @@ class LaneState:
     carry: tuple[tuple[int, int], ...] = ()
 
     def at(self, unit: int) -> LaneState:
-        """The same lane where it gives another unit next, one not before the frame."""
+        """Return the state of the same lane with another next unit, which must not be before the frame."""
         return replace(self, unit=unit)
 
 
 def beginning(lanes: Lanes) -> tuple[LaneState, ...]:
-    """All lanes before their first unit."""
+    """Return the states of all lanes at the beginning of a run."""
     return tuple(LaneState(lane) for lane in range(lanes.num_lanes))
 
 
 def states_to_bytes(states: Sequence[LaneState], lanes: Lanes) -> bytes:
-    """The states in the order given."""
+    """Return the states in the binary format above, in the order of ``states``."""
     data = bytearray([VERSION])
     for value in (lanes.num_lanes, lanes.frame_positions, len(states)):
         _put(data, value)
@@ -78,10 +82,10 @@ def states_to_bytes(states: Sequence[LaneState], lanes: Lanes) -> bytes:
 
 
 def states_from_bytes(data: bytes, lanes: Lanes) -> tuple[LaneState, ...]:
-    """Undoes ``states_to_bytes``.
+    """Read the states back; undoes ``states_to_bytes``.
 
     Raises:
-        StateError: another version, other lanes, or damaged.
+        StateError: the data have another version or other lanes, or are damaged.
     """
     if not data or data[0] != VERSION:
         raise StateError(
@@ -92,14 +96,15 @@ def states_from_bytes(data: bytes, lanes: Lanes) -> tuple[LaneState, ...]:
     found = source.number(), source.number()
     if found != (lanes.num_lanes, lanes.frame_positions):
         raise StateError(
-            f"the saved state is of {found[0]} lanes with frames of {found[1]} positions; this run has "
-            f"{lanes.num_lanes} and {lanes.frame_positions}: restore them, or start a new run from position 0"
+            f"the saved state has {found[0]} lanes with frames of {found[1]} positions, but this run has "
+            f"{lanes.num_lanes} lanes with frames of {lanes.frame_positions}: restore these numbers, or start a new "
+            "run from position 0"
         )
     states = []
     for _ in range(source.number()):
         lane, frame, first_unit, ahead = (source.number() for _ in range(4))
         if lane >= lanes.num_lanes:
-            raise StateError(f"the saved lanes are damaged: there is a lane {lane} of {lanes.num_lanes}")
+            raise StateError(f"the saved lanes are damaged: they hold lane {lane} of {lanes.num_lanes}")
         carry = source.carry(lanes, lane, frame)
         states.append(LaneState(lane, frame, first_unit, first_unit + ahead, carry))
     source.end()
@@ -107,14 +112,21 @@ def states_from_bytes(data: bytes, lanes: Lanes) -> tuple[LaneState, ...]:
 
 
 def states_to_dict(states: Sequence[LaneState], lanes: Lanes) -> dict[str, Any]:
-    """The states as one dict that is safe for JSON, for ``Cursor.lanes``."""
+    """Return the states as a JSON-safe dict, for ``Cursor.lanes``."""
     return {"version": VERSION, "states": b64encode(states_to_bytes(states, lanes)).decode()}
 
 
 def states_from_dict(state: Mapping[str, Any], lanes: Lanes) -> tuple[LaneState, ...]:
-    """Undoes ``states_to_dict``; raises StateError as ``states_from_bytes``, and for another dict."""
+    """Read the states back; undoes ``states_to_dict``.
+
+    Raises:
+        StateError: as ``states_from_bytes``, or the dict does not hold saved lanes.
+    """
     if state.get("version") != VERSION or not isinstance(state.get("states"), str):
-        raise StateError(f"these are no saved lanes of version {VERSION}: {sorted(state)}, {state.get('version')!r}")
+        raise StateError(
+            f"these are not saved lanes of version {VERSION}: the fields are {sorted(state)}, and the version is "
+            f"{state.get('version')!r}"
+        )
     try:
         data = b64decode(state["states"], validate=True)
     except ValueError as error:
@@ -123,9 +135,12 @@ def states_from_dict(state: Mapping[str, Any], lanes: Lanes) -> tuple[LaneState,
 
 
 def lanes_in(state: Mapping[str, Any]) -> Lanes:
-    """The lanes that a dict of ``states_to_dict`` is of, without length and key of their run; raises StateError: none.
+    """Return the lanes of a dict from ``states_to_dict``, without the length and the key of their run.
 
-    By them states can be merged and written again, as those hold numbers of positions in their lane.
+    They are enough to merge states and to write them again, since a saved carry counts positions within its lane.
+
+    Raises:
+        StateError: the dict does not hold saved lanes.
     """
     try:
         source = _Bytes(b64decode(state["states"], validate=True), 1)
@@ -138,21 +153,22 @@ def lanes_in(state: Mapping[str, Any]) -> Lanes:
 
 
 def merge_states(parts: Iterable[Iterable[LaneState]], lanes: Lanes, *, number: int) -> tuple[LaneState, ...]:
-    """The states of all lanes from those that the ranks saved after the first ``number`` units of the run.
+    """Return the states of all lanes from those that the ranks saved after the first ``number`` units of the run.
 
-    Where several ranks have a lane, the one that is further in its frames is taken: nobody has to encode more than one
-    frame again.
+    If several ranks have a lane, the state in the latest frame is used, so that no more than one frame has to be
+    encoded again.
 
     Raises:
-        StateError: a lane is missing, or stands elsewhere: the parts are not all of them, or of different steps.
+        StateError: a lane is missing, since some parts are missing; or a lane is at another unit, since the parts were
+            saved at different steps.
     """
     merged: dict[int, LaneState] = {}
     for state in (state for part in parts for state in part):
         wanted = lanes.next_unit(state.lane, number)
         if state.unit != wanted:
             raise StateError(
-                f"lane {state.lane} stands at its unit {state.unit} in a saved state, and after {number:,} units of "
-                f"the run it is at {wanted}: the files are of different steps"
+                f"lane {state.lane} is at its unit {state.unit} in a saved state, but after {number:,} units of the "
+                f"run it must be at {wanted}: the files were saved at different steps"
             )
         known = merged.get(state.lane)
         if known is not None and known.frame == state.frame and known != state:
@@ -161,14 +177,14 @@ def merge_states(parts: Iterable[Iterable[LaneState]], lanes: Lanes, *, number: 
             merged[state.lane] = state
     if missing := sorted(set(range(lanes.num_lanes)) - merged.keys()):
         raise StateError(
-            f"of {lanes.num_lanes} lanes {len(missing)} are in no saved state, the first is {missing[0]}: give the "
-            "states of all ranks"
+            f"{len(missing)} of {lanes.num_lanes} lanes are in no saved state, the first is lane {missing[0]}: pass "
+            "the states of all ranks"
         )
     return tuple(merged[lane] for lane in range(lanes.num_lanes))
 
 
 def carry_to_bytes(state: LaneState, lanes: Lanes) -> bytes:
-    """What a lane carries on, in the shortest of the modes."""
+    """Return the carry of a lane in the shortest of the modes."""
     data = bytearray()
     if not state.carry:
         return b"\0"
@@ -193,7 +209,7 @@ def carry_to_bytes(state: LaneState, lanes: Lanes) -> bytes:
 
 
 def carry_from_bytes(data: bytes, lanes: Lanes, lane: int, frame: int) -> tuple[tuple[int, int], ...]:
-    """Undoes ``carry_to_bytes``; raises StateError where the bytes are none."""
+    """Read a carry back; undoes ``carry_to_bytes``. Raises StateError for damaged bytes."""
     source = _Bytes(data, 0)
     carry = source.carry(lanes, lane, frame)
     source.end()
@@ -208,7 +224,7 @@ def _put(data: bytearray, value: int) -> None:
 
 
 class _Bytes:
-    """Reads from the front; whatever does not fit is damage."""
+    """Reads bytes from the front and raises StateError where they do not fit the format."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data = data
@@ -217,7 +233,7 @@ class _Bytes:
     def take(self, size: int) -> bytes:
         part = self._data[self._at : self._at + size]
         if len(part) < size:
-            raise StateError(f"the saved lanes are damaged: they end at byte {len(self._data)}, in the middle of one")
+            raise StateError(f"the saved lanes are damaged: they end too early, at byte {len(self._data)}")
         self._at += size
         return part
 
@@ -228,7 +244,7 @@ class _Bytes:
             value |= (byte & 127) << shift
             shift += 7
             if value >> 40:
-                raise StateError(f"the saved lanes are damaged: a number before byte {self._at} is beyond 2^40")
+                raise StateError(f"the saved lanes are damaged: the number before byte {self._at} is beyond 2^40")
             if byte < 128:
                 return value
 
@@ -237,7 +253,7 @@ class _Bytes:
         if mode == 0:
             return ()
         if mode not in (_GAPS, _OUTPUTS, _BITS, _WIDE):
-            raise StateError(f"the saved lanes are damaged: what lane {lane} carries on has the mode {mode}")
+            raise StateError(f"the saved lanes are damaged: the carry of lane {lane} has the unknown mode {mode}")
         count, back = self.number(), self.number()
         first = lanes.begin(lane, frame) - back
         outputs = [0] * count
@@ -254,7 +270,10 @@ class _Bytes:
                 outputs[item] = self.number() if mode == _OUTPUTS else 0
             numbers = first + np.cumsum(gaps, dtype=np.int64)
         if len(numbers) != count or not count or first < 0 or numbers[-1] >= first + back:
-            raise StateError(f"the saved lanes are damaged: lane {lane} carries on {len(numbers)} items of {count}")
+            raise StateError(
+                f"the saved lanes are damaged: lane {lane} has {len(numbers)} carried items of {count}, or their "
+                "positions are out of range"
+            )
         positions = lanes.at(lane, numbers)
         return tuple(zip(positions.tolist(), outputs, strict=True))
 
@@ -268,25 +287,26 @@ _LOW = (1 << 24) - 1
 
 
 def journal_record(state: LaneState, lanes: Lanes) -> bytes:
-    """The record of a frame that a lane begins.
+    """Return the journal record of a frame that a lane begins.
 
     Raises:
-        ConfigError: more than 2^24 lanes or bytes of carry, or 2^40 frames or units.
+        ConfigError: there are more than 2^24 lanes or bytes of carry, or more than 2^40 frames or units.
     """
     carry = carry_to_bytes(state, lanes) if state.carry else b""
     if max(state.lane, len(carry)) > _LOW or max(state.frame, state.first_unit) >> 40:
         raise ConfigError(
-            f"frame {state.frame:,} of lane {state.lane:,} with {state.first_unit:,} units before it and "
-            f"{len(carry):,} bytes of carry is too large for a journal"
+            f"frame {state.frame:,} of lane {state.lane:,}, with {state.first_unit:,} units before it and "
+            f"{len(carry):,} bytes of carry, is too large for a journal: at most 2^24 lanes and bytes, and 2^40 frames "
+            "and units"
         )
     return _HEAD.pack(state.frame << 24 | state.lane, state.first_unit << 24 | len(carry)) + carry
 
 
 class Journal:
-    """The records of a run, from their bytes. O(records) once, a look-up O(log frames).
+    """The journal of a run, from its bytes. O(records) to read; a lookup is O(log frames).
 
     Raises:
-        StateError: two records contradict each other, or are of other lanes.
+        StateError: two records contradict each other, or a record belongs to a lane that the run does not have.
     """
 
     def __init__(self, data: bytes, lanes: Lanes) -> None:
@@ -294,35 +314,35 @@ class Journal:
         self._states: dict[int, list[tuple[int, int, bytes]]] = {}
         for lane, frame, first_unit, carry in _records(data):
             if lane >= lanes.num_lanes:
-                raise StateError(f"the journal has a lane {lane}, and this run {lanes.num_lanes}")
+                raise StateError(f"the journal has a record of lane {lane}, but this run has {lanes.num_lanes} lanes")
             self._states.setdefault(lane, []).append((frame, first_unit, carry))
         for lane, records in self._states.items():
             kept = sorted(set(records))
             frames, firsts = [record[0] for record in kept], [record[1] for record in kept]
             if len(set(frames)) < len(frames) or firsts != sorted(firsts):
-                raise StateError(f"the journal contradicts itself in lane {lane}: it is of more than one run")
+                raise StateError(f"the journal contradicts itself in lane {lane}: it comes from more than one run")
             self._states[lane] = kept
 
     def unit(self, lane: int, unit: int) -> LaneState:
-        """A state from which a unit is made again: the last recorded frame that begins at it or before.
+        """Return a state from which a unit can be made again: the last recorded frame that begins at or before it.
 
         Raises:
-            StateError: nothing so early was recorded of the lane.
+            StateError: the lane has no record so early.
         """
         records = self._states.get(lane, [])
         at = bisect_right(records, unit, key=lambda record: record[1]) - 1
-        # Of frames without units the last one begins at the same unit, and it is the one that makes it.
+        # Frames without units begin at the same unit as the frame that makes it, which is the last of them.
         if at < 0:
-            raise StateError(f"the journal has nothing of lane {lane} at its unit {unit} or before")
+            raise StateError(f"the journal has no record of lane {lane} at its unit {unit} or before")
         return self._state(lane, at).at(unit)
 
     def frames(self, lane: int, unit: int) -> tuple[LaneState, int] | None:
-        """The state from which a unit is made again, and the last frame that it can be of; None: its lane has ended.
+        """Return the state from which a unit can be made again, and the last frame that can hold the unit.
 
-        It is of one frame where each was recorded.
+        If every frame was recorded, this is the frame of the state. Returns None if the lane ends before the unit.
 
         Raises:
-            StateError: nothing so early was recorded of the lane, or the unit had not been planned yet.
+            StateError: the lane has no record so early, or the unit had not been planned yet.
         """
         state = self.unit(lane, unit)
         frame, first_unit = self.reached(lane)
@@ -335,15 +355,17 @@ class Journal:
         raise StateError(f"the journal of lane {lane} ends before its unit {unit}, with frame {frame}: not planned yet")
 
     def reached(self, lane: int) -> tuple[int, int]:
-        """The last frame that was recorded of a lane, and the units before it; 0 and 0 of one without records."""
+        """Return the last recorded frame of a lane and the number of units before it; (0, 0) without records."""
         records = self._states.get(lane)
         return records[-1][:2] if records else (0, 0)
 
     def units_of(self, position: int) -> tuple[int, int | None]:
-        """Between which units of its lane an item of a position is: the first, and the one after the last or None.
+        """Return the range of units, of its lane, that can hold an item of a position.
+
+        The range is the first unit, and the one after the last or None if that is not recorded.
 
         Raises:
-            StateError: nothing so early was recorded of the lane.
+            StateError: the lane has no record so early.
         """
         lane = int(self._lanes.lanes_of(np.array([position], dtype=np.int64))[0])
         number = position // self._lanes.num_lanes - self._lanes.begin(lane, 1)
@@ -352,7 +374,7 @@ class Journal:
         first = bisect_right(records, frame, key=lambda record: record[0]) - 1
         after = bisect_right(records, frame + OLDEST, key=lambda record: record[0])
         if first < 0:
-            raise StateError(f"the journal has nothing of lane {lane} at its frame {frame} or before")
+            raise StateError(f"the journal has no record of lane {lane} at its frame {frame} or before")
         return records[first][1], records[after][1] if after < len(records) else None
 
     def _state(self, lane: int, at: int) -> LaneState:
@@ -362,7 +384,7 @@ class Journal:
 
 
 def whole_bytes(data: bytes) -> int:
-    """How many of the bytes are whole records: what is behind them was cut off."""
+    """Return how many of the bytes are whole records; the rest was cut off while writing."""
     at = 0
     for *_, carry in _records(data):
         at += _HEAD.size + len(carry)

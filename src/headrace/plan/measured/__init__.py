@@ -4,7 +4,9 @@
                                                                           filter: select over a bitmap
                                                                           generator: prefix sums, in unary
 
-The number of units is that of the leaf, the same in every epoch, so the state of a run stays a position.
+An *item* is an output of a sample that the filter keeps; a *unit* is what a run reads as one sample: an item, a group
+of items or a pack of them. The number of units is the number of samples of the leaf and the same in every epoch, so the
+state of a run is still a position.
 
 May import: plan, errors.
 """

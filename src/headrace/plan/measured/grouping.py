@@ -1,9 +1,9 @@
-"""Units of samples of the same group, in closed form: a counting sort by group, and where each group's units begin.
+"""Units of samples from the same group, in closed form: a counting sort by group, and where each group's units begin.
 
-    groups  a b a a b     size 2, short      units  (0 2) of a, (1 4) of b, then what is left: (3) of a
+    groups  a b a a b     size 2, short      units  (0 2) of a, (1 4) of b, then the rest: (3) of a
 
-Whole units come in the order in which they become full as the samples go by, as a reader with a bucket for each group
-would give them; what is left of each group comes after them. Where the order of a run permutes, it permutes units.
+Whole units come in the order in which they become full, as from a reader that fills a bucket for each group. The rest
+of each group comes after them. If the order of a run permutes, it permutes units.
 """
 
 from __future__ import annotations
@@ -24,14 +24,27 @@ MAX_ITEMS = (1 << 32) - 2
 
 
 class Grouping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many samples of a group make a unit, and what becomes of those that are left at the end of it.
+    """How many samples of a group make a unit, and what happens to the rest of the group.
 
-    ``sizes`` gives some groups a size of their own. ``remainder``: ``short`` makes a unit of fewer, ``drop`` none,
-    ``fill`` adds samples from the group's beginning, which then come twice. ``regroup`` has others meet in each epoch
-    (and others be left): the members of a group are permuted by the epoch's key.
+    ``sizes`` maps some groups to a size of their own; all others have ``size``.
+
+    ``remainder``:
+        ``short``   the rest makes a smaller unit;
+        ``drop``    the rest is left out;
+        ``fill``    the rest is filled up with samples from the beginning of the group, which then come twice.
+
+    With ``regroup`` the members of a group are permuted by the key of the epoch, so that other samples share a unit in
+    each epoch, and others are left out.
 
     Raises:
-        ConfigError: a size below 1, an unknown remainder.
+        ConfigError: a size is below 1, or the remainder is unknown.
+
+    Example:
+        >>> measured = headrace.plan.measured
+        >>> groups = measured.Groups(np.array([7, 9, 7, 7, 9]), measured.Grouping(size=2))
+        >>> offsets, items = groups.items(np.arange(groups.num_units))
+        >>> offsets.tolist(), items.tolist()
+        ([0, 2, 4, 5], [0, 2, 1, 4, 3])
     """
 
     size: int
@@ -40,18 +53,34 @@ class Grouping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     regroup: bool = False
 
     def __post_init__(self) -> None:
-        """Check the sizes and the remainder."""
+        """Raise ConfigError for a size below 1 or an unknown remainder."""
         if min(self.size, *self.sizes.values(), self.size) < 1:
-            raise ConfigError(f"a unit has at least one sample; found the sizes {[self.size, *self.sizes.values()]}")
+            raise ConfigError(
+                f"a unit must have at least 1 sample; found the sizes {[self.size, *self.sizes.values()]}"
+            )
         if self.remainder not in get_args(Remainder):
             raise ConfigError(f"remainder is {self.remainder!r}; allowed are 'short', 'drop' and 'fill'")
 
 
 class Groups:
-    """Items of the groups ``(num_items,)`` integers, as units. 4 bytes an item and 4 a unit; one sort to make.
+    """The units of items whose groups are ``groups``, (num_items,) integers.
+
+    Making them takes one sort; they take 4 bytes an item and 8 bytes a unit.
+
+    Attributes:
+        num_units: the number of units, the same in every epoch.
+        num_groups: the number of groups that occur.
+        num_left_out: how many items ``drop`` leaves out.
+        num_added: how many items come twice because of ``fill``.
 
     Raises:
-        ConfigError: groups that are not integers, too many items, or no unit.
+        ConfigError: the groups are not integers, there are too many items, or there is no unit.
+
+    Example:
+        >>> measured = headrace.plan.measured
+        >>> groups = measured.Groups(np.array([7, 9, 7, 7, 9]), measured.Grouping(size=2, remainder="drop"))
+        >>> groups.num_units, groups.num_left_out, groups.units(4).tolist()
+        (2, 1, [1])
     """
 
     def __init__(self, groups: NDArray[np.integer[Any]], grouping: Grouping) -> None:
@@ -68,18 +97,21 @@ class Groups:
         whole = counts // self._sizes
         rest = counts - whole * self._sizes
         units = whole if grouping.remainder == "drop" else whole + (rest > 0)
-        # Units by group, before they are put in order.
+        # Units are numbered by group here, before they are put in order.
         self._first_units: IntArray = np.append(0, np.cumsum(units))
         self.num_units = int(self._first_units[-1])
         self.num_groups = len(names)
         self.num_left_out = int(rest.sum()) if grouping.remainder == "drop" else 0
         self.num_added = int((self._sizes - rest)[rest > 0].sum()) if grouping.remainder == "fill" else 0
         if not self.num_units:
-            raise ConfigError(f"{len(groups):,} items in {len(names):,} groups make no unit of {grouping.size}")
+            raise ConfigError(
+                f"{len(groups):,} items in {len(names):,} groups make no unit of {grouping.size}: use a smaller size, "
+                "or another remainder than 'drop'"
+            )
         self._order, self._places = self._ordered(whole)
 
     def _ordered(self, whole: IntArray) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Place -> unit by group, and back: the item that completes a unit decides, leftovers come last."""
+        """Place -> unit by group, and back. Units are in the order of their last item; the rests come at the end."""
         group = np.repeat(np.arange(self.num_groups), np.diff(self._first_units))
         number = np.arange(self.num_units) - self._first_units[group]
         is_whole = number < whole[group]
@@ -93,17 +125,20 @@ class Groups:
 
     @property
     def num_bytes(self) -> int:
-        """Of what is kept."""
+        """The size of all arrays in bytes."""
         arrays = (self._items, self._order, self._places, self._begins, self._sizes, self._first_units)
         return sum(array.nbytes for array in arrays)
 
     def items(self, units: IntArray, keys: KeyArray | None = None) -> tuple[IntArray, IntArray]:
-        """The items of (n,) int64 units: (n + 1,) int64 offsets, and those of unit i from offset i to i + 1.
+        """Return the items of (n,) int64 units: (n + 1,) int64 offsets, and the items of all units, int64.
 
-        ``keys`` (n,) uint64, one an epoch, are for ``regroup``. O(log groups) a unit.
+        Unit i has the items from ``offsets[i]`` to ``offsets[i + 1]``. ``keys``, (n,) uint64, the key of the epoch of
+        each unit, are used by ``regroup``. O(log groups) a unit.
         """
         if units.size and (int(units.min()) < 0 or int(units.max()) >= self.num_units):
-            raise ConfigError(f"there are {self.num_units:,} units, from 0 on; found {units.min():,}..{units.max():,}")
+            raise ConfigError(
+                f"there are {self.num_units:,} units, numbered from 0; found {units.min():,} to {units.max():,}"
+            )
         by_group = self._order[units].astype(np.int64)
         group = np.searchsorted(self._first_units, by_group, side="right").astype(np.int64) - 1
         size = self._sizes[group]
@@ -119,13 +154,13 @@ class Groups:
         return offsets, self._items[self._begins[group][of] + ranks].astype(np.int64)
 
     def units(self, item: int, keys: KeyArray | None = None) -> IntArray:
-        """(k,) int64, rising: the units that hold an item; none where it is left out, several where ``fill`` adds it.
+        """Return (k,) int64, rising: the units that hold an item: none if it is left out, several if ``fill`` adds it.
 
-        With ``regroup`` of the epoch of the one key in ``keys``. One look over all items: 30 ms for 10^8.
+        With ``regroup``, ``keys`` is (1,) uint64, the key of the epoch. Takes one pass over all items: 30 ms for 10^8.
         """
         at = np.flatnonzero(self._items == item)
         if not len(at):
-            raise ConfigError(f"there are {len(self._items):,} items, from 0 on; found {item:,}")
+            raise ConfigError(f"there are {len(self._items):,} items, numbered from 0; found {item:,}")
         group = np.searchsorted(self._begins, at, side="right").astype(np.int64) - 1
         members = self._begins[group + 1] - self._begins[group]
         ranks = at - self._begins[group]
@@ -139,10 +174,10 @@ class Groups:
 
 
 def _named(groups: NDArray[np.integer[Any]]) -> tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]:
-    """The groups that occur, rising, and of each item the number of its own among them.
+    """Return the groups that occur, rising, and for each item the number of its group among them.
 
-    Small numbers, as measured groups have, are counted in place of sorted, and told in 16 bits where these are enough:
-    a stable sort of such is by radix, a tenth of the time.
+    Small groups, as measured ones are, are counted instead of sorted. Their numbers have 16 bits if that is enough: a
+    stable sort of those is by radix, in a tenth of the time.
     """
     if not len(groups) or int(groups.min()) < 0 or int(groups.max()) > max(_COUNTED, len(groups)):
         return np.unique(groups, return_inverse=True)
@@ -154,4 +189,4 @@ def _named(groups: NDArray[np.integer[Any]]) -> tuple[NDArray[np.integer[Any]], 
 
 
 _COUNTED = 1 << 16
-"""A table of so many is made whatever the number of items."""
+"""Groups up to this number are counted with a table, even if there are fewer items."""

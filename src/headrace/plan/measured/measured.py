@@ -1,6 +1,7 @@
-"""Measured facts, and the units that follow from them: what a leaf of the plan counts as its samples.
+"""Measured facts, and the units that follow from them.
 
-What was measured of every sample once, as arrays.
+`Facts` holds as arrays what was measured once of every sample. `Measured` makes units from them, which are the samples
+of a leaf of the plan.
 """
 
 from __future__ import annotations
@@ -21,17 +22,24 @@ Integers = NDArray[np.integer[Any]]
 
 
 class Facts:
-    """The facts of ``num_samples`` samples; what was not measured is None, and every sample then good and one output.
+    """The measured facts of ``num_samples`` samples; a fact that was not measured is None.
 
-    ``is_good`` (num_samples,) bool: samples that are not are left out. ``num_outputs`` (num_samples,) integers of at
-    least 0. A row for each output, in the order of the samples, those that are not good among them: ``lengths``
-    integers of at least 0, ``groups`` any integers.
+    ``is_good`` is (num_samples,) bool: samples that are not good are left out; by default all are good. ``num_outputs``
+    is (num_samples,) integers of at least 0; by default every sample has one output. ``lengths``, integers of at least
+    0, and ``groups``, any integers, have a row for each output, in the order of the samples, including those that are
+    not good.
 
-    An *item* is an output of a good sample; items are numbered in the order of the samples. Of the first two only
-    bitmaps are kept.
+    An *item* is an output of a good sample; items are numbered in the order of the samples. Only bitmaps are kept of
+    ``is_good`` and ``num_outputs``.
 
     Raises:
-        ConfigError: an array of another kind or length, or no item at all.
+        ConfigError: an array has another dtype or length, or there is no item.
+
+    Example:
+        >>> facts = headrace.plan.measured.Facts(3, is_good=np.array([True, False, True]))
+        >>> samples, outputs = facts.locate(np.arange(facts.num_items))
+        >>> samples.tolist()
+        [0, 2]
     """
 
     def __init__(
@@ -56,34 +64,38 @@ class Facts:
         self.kept = None if rows is None or bool(rows.all()) else Bits(rows)
         self.num_items = self.num_outputs if self.kept is None else self.kept.num_ones
         if not self.num_items:
-            raise ConfigError(f"of {num_samples:,} samples none is left that is good and has an output")
+            raise ConfigError(
+                f"none of the {num_samples:,} samples is good and has an output: check what the filter leaves out"
+            )
         self.lengths = lengths if lengths is None or self.kept is None else lengths[rows]
         self.groups = groups if groups is None or self.kept is None else groups[rows]
 
     @property
     def num_bytes(self) -> int:
-        """Of what is kept, without lengths and groups."""
+        """The size in bytes of what is kept, without lengths and groups."""
         return (self.kept.num_bytes if self.kept else 0) + (self.outputs.num_bytes if self.outputs else 0)
 
     def locate(self, items: IntArray) -> tuple[IntArray, IntArray]:
-        """The sample of each of (n,) int64 items and which of its outputs it is, both (n,) int64.
+        """Return for (n,) int64 items their samples, and the numbers of the outputs within them; both (n,) int64.
 
         Raises:
-            ConfigError: there are not so many items.
+            ConfigError: there is no such item.
         """
         if items.size and (int(items.min()) < 0 or int(items.max()) >= self.num_items):
-            raise ConfigError(f"there are {self.num_items:,} items, from 0 on; found {items.min():,}..{items.max():,}")
+            raise ConfigError(
+                f"there are {self.num_items:,} items, numbered from 0; found {items.min():,} to {items.max():,}"
+            )
         outputs = items if self.kept is None else self.kept.select(items)
         return self.outputs.locate(outputs) if self.outputs is not None else (outputs, np.zeros_like(outputs))
 
     def items(self, sample: int) -> IntArray:
-        """(k,) int64: the items of a sample, none where it is left out. Undoes ``locate``.
+        """Return (k,) int64: the items of a sample, none if it is left out. Undoes ``locate``.
 
         Raises:
-            ConfigError: there are not so many samples.
+            ConfigError: there is no such sample.
         """
         if not 0 <= sample < self.num_samples:
-            raise ConfigError(f"there are {self.num_samples:,} samples, from 0 on; found {sample:,}")
+            raise ConfigError(f"there are {self.num_samples:,} samples, numbered from 0; found {sample:,}")
         ends = np.array([sample, sample + 1], dtype=np.int64)
         if self.outputs is not None:
             ends = self.outputs.begins(ends)
@@ -99,10 +111,11 @@ def _check(name: str, values: NDArray[Any] | None, num_rows: int, kinds: str) ->
 
 
 class Members(NamedTuple):
-    """What some units are made of; unit i has the rows from ``offsets[i]`` to ``offsets[i + 1]``.
+    """The outputs of samples that make up some units; unit i has the rows from ``offsets[i]`` to ``offsets[i + 1]``.
 
-    ``offsets`` (units + 1,) int64; (rows,) int64: ``samples`` of the dataset and which of their ``outputs``. For packs
-    also ``begins`` and ``lengths`` (rows,) int64, the part of the output that is in the pack; else None.
+    ``offsets`` is (num_units + 1,) int64. ``samples`` are the samples of the dataset and ``outputs`` the numbers of the
+    outputs within them, both (num_rows,) int64. For packs ``begins`` and ``lengths``, (num_rows,) int64, say which
+    tokens of the output are in the pack; otherwise they are None.
     """
 
     offsets: IntArray
@@ -117,11 +130,17 @@ class Measured:
 
         samples --- is_good ---> num_outputs ---> items ---> Grouping | Packing | each by itself ---> units
 
-    ``num_units`` are as many in every epoch, so that they are the samples of a leaf, and a run over them needs no
+    ``num_units`` is the same in every epoch, so that units are the samples of a leaf, and a run over them needs no
     state but its position.
 
     Raises:
-        ConfigError: both a grouping and a packing, or facts without the groups or lengths that these need, or no unit.
+        ConfigError: the facts lack the groups or lengths that ``form`` needs, or there is no unit.
+
+    Example:
+        >>> facts = headrace.plan.measured.Facts(4, lengths=np.array([3, 4, 2, 5]))
+        >>> measured = headrace.plan.measured.Measured(facts, form=headrace.Packing(seq_len=8))
+        >>> measured.num_units, measured.members(np.array([0])).samples.tolist()
+        (2, [3, 0])
     """
 
     def __init__(self, facts: Facts, *, form: Grouping | Packing | None = None) -> None:
@@ -132,39 +151,44 @@ class Measured:
         self.num_units = facts.num_items
         if isinstance(form, Grouping):
             if facts.groups is None:
-                raise ConfigError("units are to be of one group each, and the facts have no groups: measure them")
+                raise ConfigError("each unit must have items of one group, but the facts have no groups: measure them")
             self._groups = Groups(facts.groups, form)
             self.num_units = self._groups.num_units
         elif form is not None:
             if facts.lengths is None:
-                raise ConfigError("samples are to be packed, and the facts have no lengths: measure them")
+                raise ConfigError("the samples are to be packed, but the facts have no lengths: measure them")
             self._packs = plan_packs(facts.lengths.astype(np.int64, copy=False), form)
             self.num_units = len(self._packs)
             if not self.num_units:
-                raise ConfigError(f"{facts.num_items:,} items make no pack: they have no tokens")
+                raise ConfigError(f"the {facts.num_items:,} items make no pack, since they have no tokens")
 
     @property
     def groups(self) -> Groups | None:
-        """The units of groups, if they are."""
+        """The units as groups, or None if ``form`` is not a ``Grouping``."""
         return self._groups
 
     @property
     def packs(self) -> PackPlan | None:
-        """The plan of the packs, if they are, with its ledger."""
+        """The plan of the packs with its ledger, or None if ``form`` is not a ``Packing``."""
         return self._packs
 
     def leaf(self, path: str) -> Leaf:
-        """The units as a source of a plan."""
+        """Return the units as a source of a plan, whose samples they are."""
         return Leaf(path, self.num_units)
 
     def members(self, units: IntArray, keys: KeyArray | None = None) -> Members:
-        """What (n,) int64 units are made of; ``keys`` (n,) uint64, as of a ``Lookup``, where they differ by epoch.
+        """Return what (n,) int64 units are made of.
+
+        ``keys``, (n,) uint64, are those of a ``Lookup``; they matter if the members of units differ by epoch
+        (``regroup``, ``repack``).
 
         Raises:
-            ConfigError: there are not so many units.
+            ConfigError: there is no such unit.
         """
         if units.size and (int(units.min()) < 0 or int(units.max()) >= self.num_units):
-            raise ConfigError(f"there are {self.num_units:,} units, from 0 on; found {units.min():,}..{units.max():,}")
+            raise ConfigError(
+                f"there are {self.num_units:,} units, numbered from 0; found {units.min():,} to {units.max():,}"
+            )
         if self._packs is not None:
             found = self._packs.items(units, keys if self._packs.packing.repack else None)
             samples, outputs = self.facts.locate(found.documents)
@@ -175,9 +199,10 @@ class Measured:
         return Members(np.arange(len(units) + 1, dtype=np.int64), *self.facts.locate(units))
 
     def units(self, sample: int, keys: KeyArray | None = None) -> IntArray:
-        """(k,) int64, rising: the units that hold something of a sample, in the epoch of the one key in ``keys``.
+        """Return (k,) int64, rising: the units that hold any part of a sample.
 
-        Closed form for single items, one look over what is kept for groups, and one over all packs for packs.
+        ``keys`` is (1,) uint64, the key of the epoch. This is a closed form for single items, one pass over the items
+        for groups, and one pass over all packs for packs.
         """
         items = self.facts.items(sample)
         if self._groups is not None:
@@ -196,4 +221,4 @@ class Measured:
 
 
 _PACKS = 1 << 16
-"""Looked through together."""
+"""How many packs ``Measured.units`` searches at a time."""

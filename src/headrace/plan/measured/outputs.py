@@ -1,20 +1,21 @@
-"""Samples that become none, one or several outputs: output u is number k of which sample, and back.
+"""Samples with none, one or several outputs, and sets of samples, as bitmaps.
 
-The counts are kept in unary where they are small, in a bitmap with rank and select: a one for each output, a zero
-after the last one of each sample. That takes a bit a sample and a bit an output; where prefix sums of 64 bits a sample
-are smaller, from some 60 outputs a sample on, they are kept instead.
+`Outputs` maps the number of an output to its sample and back. Small counts are kept in unary, in a bitmap: a one for
+each output, and a zero after the last one of each sample. This takes one bit a sample and one bit an output. From about
+60 outputs a sample on, prefix sums of 64 bits a sample are smaller, and are kept instead.
 
-    counts  2 0 1     bits  1 1 0 | 0 | 1 0     output 2 is bit 4, before which two zeros are: of sample 2
+    counts  2 0 1     bits  1 1 0 | 0 | 1 0     output 2 is bit 4, which two zeros precede: it is of sample 2
 
-A set of samples as a bitmap with two small directories: how many are below i, and which is the k-th.
+`Bits` is a set of samples as a bitmap with two small directories. It answers how many members are below i (rank), and
+which sample is member number k (select).
 
     bits    0 1 1 0 1 0 0 1 ...                rank(4) = 2      two members are below 4
     blocks  of 512 bits: members before it     select(2) = 4    member number 2 is 4
             in its superblock, 16 bits each
     supers  of 65,536 bits: members before it, 64 bits each
 
-1 bit a sample, and 3.2 % more. Source: rank and select directories as in Jacobson, "Space-efficient static trees and
-graphs" (FOCS 1989), with a binary search within a superblock in place of his last table.
+It takes 1 bit a sample and 3.2 % more. Source: rank and select directories as in Jacobson, "Space-efficient static
+trees and graphs" (FOCS 1989), with a binary search within a superblock instead of his last table.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ WORD, BLOCK, SUPER = 64, 512, 1 << 16
 _BLOCK_WORDS = BLOCK // WORD
 _SUPER_BLOCKS = SUPER // BLOCK
 _QUERIES = 1 << 15
-"""Asked together: eight words of each stay in the cache."""
+"""How many queries are answered at a time, so that eight words for each stay in the CPU's cache."""
 
 
 def _swar(words: KeyArray) -> NDArray[np.uint8]:
-    """Ones in each word, by adding ever wider fields (NumPy has it from 2.0 on)."""
+    """The number of ones in each word, by adding ever wider fields (NumPy has a function for it from 2.0 on)."""
     words = words - ((words >> np.uint64(1)) & np.uint64(0x5555555555555555))
     words = (words & np.uint64(0x3333333333333333)) + ((words >> np.uint64(2)) & np.uint64(0x3333333333333333))
     words = (words + (words >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
@@ -47,9 +48,15 @@ _ones: Callable[[KeyArray], NDArray[np.uint8]] = getattr(np, "bitwise_count", _s
 
 
 class Bits:
-    """Which of ``num_bits`` samples are members.
+    """A set of samples: which of ``num_bits`` samples are members.
 
-    Made from booleans, a chunk at a time, in one pass; queries take (n,) int64 and about 0.2 us each in bulk.
+    It is made in one pass from an array of booleans, or from an iterable of such chunks. Queries are (n,) int64 and
+    take about 0.2 us each in bulk.
+
+    Example:
+        >>> bits = headrace.plan.measured.Bits(np.array([False, True, True, False, True]))
+        >>> bits.rank(np.array([4])).tolist(), bits.select(np.array([2])).tolist()
+        ([2], [4])
     """
 
     def __init__(self, chunks: NDArray[np.bool_] | Iterable[NDArray[np.bool_]]) -> None:
@@ -66,28 +73,33 @@ class Bits:
 
     @property
     def num_bytes(self) -> int:
-        """Of the bitmap and its directories."""
+        """The size of the bitmap and its directories in bytes."""
         return self._words.nbytes + self._blocks.nbytes + self._supers.nbytes
 
     def __len__(self) -> int:
         return self.num_bits
 
     def contains(self, indices: IntArray) -> NDArray[np.bool_]:
-        """(n,) bool: whether each of ``indices`` is a member. Raises ConfigError outside 0 to ``num_bits`` - 1."""
+        """Return (n,) bool: whether each of ``indices`` is a member.
+
+        Raises:
+            ConfigError: an index is outside 0 to ``num_bits`` - 1.
+        """
         _check(indices, self.num_bits, "samples")
         words = self._words.reshape(-1)[indices >> 6] >> (indices & 63).astype(np.uint64)
         found: NDArray[np.bool_] = (words & np.uint64(1)).astype(np.bool_)
         return found
 
     def rank(self, indices: IntArray) -> IntArray:
-        """(n,) int64: how many members are below each of ``indices``, which run from 0 to ``num_bits``. O(1)."""
+        """Return (n,) int64: how many members are below each of ``indices``, which run from 0 to ``num_bits``. O(1)."""
         _check(indices, self.num_bits + 1, "bounds")
         return _by_chunk(self._rank, indices)
 
     def select(self, ranks: IntArray, *, member: bool = True) -> IntArray:
-        """(n,) int64: the member, or the non-member, that has so many of its kind below it.
+        """Return (n,) int64: the member with each of these ranks, or with ``member=False`` the non-member.
 
-        A binary search among superblocks, one among 128 blocks, then O(1): the first is of 1,500 for 10^8 bits.
+        This takes a binary search among the superblocks, of which there are 1,500 for 10^8 bits, then one among 128
+        blocks, and the rest is O(1).
         """
         _check(ranks, self.num_ones if member else self.num_bits - self.num_ones, "members" if member else "others")
         return _by_chunk(lambda some: self._select(some, member=member), ranks)
@@ -95,7 +107,7 @@ class Bits:
     def _rank(self, indices: IntArray) -> IntArray:
         blocks = indices >> 9
         within = (indices & (BLOCK - 1))[:, None] - WORD * np.arange(_BLOCK_WORDS, dtype=np.int64)
-        # A shift by 64 is undefined: what lies behind is masked in two steps.
+        # A shift by 64 is undefined, so whole words get their mask separately.
         kept = np.clip(within, 0, WORD)
         masks = (np.uint64(1) << np.minimum(kept, 63).astype(np.uint64)) - np.uint64(1)
         masks[kept == WORD] = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -113,7 +125,7 @@ class Bits:
             before = self._blocks[ahead].astype(np.int64)
             if not member:
                 before = BLOCK * (ahead - chosen * _SUPER_BLOCKS) - before
-            # Past the last block ``ahead`` stands still: it is where the search ends, if its members are not too many.
+            # ``ahead`` stops at the last block, which is where the search ends if not too many members precede it.
             blocks = np.where(before <= left, ahead, blocks)
         before = self._blocks[blocks].astype(np.int64)
         left -= before if member else BLOCK * (blocks - chosen * _SUPER_BLOCKS) - before
@@ -127,7 +139,7 @@ class Bits:
 
 
 def _select_in_word(words: KeyArray, ranks: IntArray) -> IntArray:
-    """(n,) int64: the place of the one in each word that has so many ones below it: halves, quarters, ... of it."""
+    """(n,) int64: the place of the one with the given rank in each word, by bisecting the word."""
     found = np.zeros_like(ranks)
     left = ranks.copy()
     for width in (32, 16, 8, 4, 2, 1):
@@ -140,7 +152,10 @@ def _select_in_word(words: KeyArray, ranks: IntArray) -> IntArray:
 
 
 def _packed(chunks: Iterable[NDArray[np.bool_]]) -> tuple[int, NDArray[np.uint8]]:
-    """The number of bits, and they as bytes, the first bit the lowest; what fills no byte waits for the next chunk."""
+    """The number of bits, and the bits packed into bytes, the first bit lowest.
+
+    Bits that do not fill a byte are kept for the next chunk.
+    """
     parts: list[NDArray[np.uint8]] = []
     left = np.zeros(0, dtype=bool)
     num_bits = 0
@@ -167,24 +182,31 @@ def _by_chunk(apply: Callable[[IntArray], IntArray], values: IntArray) -> IntArr
 
 def _check(values: NDArray[Any], limit: int, what: str) -> None:
     if values.size and (int(values.min()) < 0 or int(values.max()) >= limit):
-        raise ConfigError(f"there are {limit:,} {what}, from 0 on; found {values.min():,} to {values.max():,}")
+        raise ConfigError(f"there are {limit:,} {what}, numbered from 0; found {values.min():,} to {values.max():,}")
 
 
 _CHUNK = 1 << 20
 
 
 class Outputs:
-    """The outputs of samples that have ``counts`` of them: (num_samples,) integers of at least 0.
+    """The outputs of samples; ``counts`` says how many each has, (num_samples,) integers of at least 0.
 
     Raises:
-        ConfigError: counts that are not such integers.
+        ConfigError: the counts are not such integers.
+
+    Example:
+        >>> outputs = headrace.plan.measured.Outputs(np.array([2, 0, 1]))
+        >>> samples, numbers = outputs.locate(np.arange(outputs.num_outputs))
+        >>> samples.tolist(), numbers.tolist()
+        ([0, 0, 2], [0, 1, 0])
     """
 
     def __init__(self, counts: NDArray[np.integer[Any]]) -> None:
         if counts.ndim != 1 or counts.dtype.kind not in "iu" or (counts.size and int(counts.min()) < 0):
             raise ConfigError(
-                f"counts of outputs are {counts.dtype} of shape {counts.shape}"
-                f"{f', from {counts.min()} on' if counts.size else ''}; expected (num_samples,) integers of at least 0"
+                f"the counts of outputs are {counts.dtype} of shape {counts.shape}"
+                f"{f', the smallest is {counts.min()}' if counts.size else ''}; expected (num_samples,) integers of at "
+                "least 0"
             )
         self.num_samples = len(counts)
         self.num_outputs = int(counts.sum(dtype=np.int64))
@@ -198,28 +220,30 @@ class Outputs:
 
     @property
     def num_bytes(self) -> int:
-        """Of what is kept."""
+        """The size in bytes of the bitmap or the prefix sums."""
         if self._bits is not None:
             return self._bits.num_bytes
         return self._begins.nbytes
 
     def begins(self, samples: IntArray) -> IntArray:
-        """(n,) int64: the first output of each sample; of ``num_samples`` the number of all outputs."""
+        """Return (n,) int64: the first output of each sample; for ``num_samples``, the number of all outputs."""
         if samples.size and (int(samples.min()) < 0 or int(samples.max()) > self.num_samples):
-            raise ConfigError(f"samples run from 0 to {self.num_samples:,}; found {samples.min():,}..{samples.max():,}")
+            raise ConfigError(
+                f"samples run from 0 to {self.num_samples:,}; found {samples.min():,} to {samples.max():,}"
+            )
         if self._bits is None:
             return self._begins[samples]
         found = np.zeros_like(samples)
         later = samples > 0
-        # Before the end of sample i - 1 lie i - 1 zeros; all else there are outputs.
+        # The zero at the end of sample i - 1 has i - 1 zeros before it; all other bits before it are outputs.
         found[later] = self._bits.select(samples[later] - 1, member=False) - (samples[later] - 1)
         return found
 
     def locate(self, outputs: IntArray) -> tuple[IntArray, IntArray]:
-        """The sample of each of (n,) int64 outputs, and which of its outputs it is, both (n,) int64."""
+        """Return for (n,) int64 outputs their samples, and their numbers within the samples; both (n,) int64."""
         if outputs.size and (int(outputs.min()) < 0 or int(outputs.max()) >= self.num_outputs):
             raise ConfigError(
-                f"there are {self.num_outputs:,} outputs, from 0 on; found {outputs.min():,} to {outputs.max():,}"
+                f"there are {self.num_outputs:,} outputs, numbered from 0; found {outputs.min():,} to {outputs.max():,}"
             )
         if self._bits is not None:
             samples = self._bits.select(outputs) - outputs

@@ -1,20 +1,15 @@
-"""Megatron's blends: the options that write them, the sizes they ask for, and the greedy rule that assigns samples.
+"""Megatron's blends: how options write them, how many samples they need, and which dataset each sample comes from.
 
-Which dataset of a blend each sample is of, and the how-manieth of it: Megatron's greedy rule, bit for bit.
-
-At step t the dataset is taken that is furthest behind: the greatest ``weight * max(t, 1) - count``, in float64, the
-first of equals.
+The dataset of each sample is chosen by Megatron's greedy rule, bit for bit: at step t, the dataset that is furthest
+behind, which is the one with the greatest ``weight * max(t, 1) - count`` in float64, the first of equals.
 
     weights .5 .25 .25      datasets 0 1 2 0      samples 0 0 0 1
 
-Every choice depends on all before it. With numba (extra ``fast``) it takes about as long as Megatron's compiled helper
-or less; without it NumPy compares the datasets at each step, 2 to 5 us whatever their number.
+Every choice depends on all earlier ones. With numba (extra ``fast``) this takes about as long as Megatron's compiled
+helper, or less. Without it NumPy compares the datasets at each step, in 2 to 5 us for any number of datasets.
 
-Megatron's helper, built by a compiler that fuses products and sums (GCC on ARM), may choose otherwise at a tie.
-
-How many samples a blend takes of each dataset, as Megatron's builder counts them, and whether each has so many.
-
-A blend as Megatron's options write it: ``0.3 A 0.7 B``, or prefixes alone.
+Megatron's helper may choose differently at a tie if it was built by a compiler that fuses products and sums (GCC on
+ARM).
 """
 
 from __future__ import annotations
@@ -31,37 +26,39 @@ from headrace.plan.keys import IntArray
 from headrace.plan.megatron.kernels import blend_kernel, compiled, is_loaded
 
 MAX_DATASETS = 32766
-"""Megatron keeps the dataset of a sample as int16."""
+"""The most datasets in a blend: Megatron stores the dataset of a sample as int16."""
 
 _NO_LIMIT = 1 << 62
 _FEW = 1 << 16
-"""Samples below which importing numba takes longer than to do without."""
+"""Below this many samples, importing numba takes longer than it saves."""
 
 Blend = tuple[NDArray[np.int16], IntArray]
 
 
 def build_blending_indices(weights: Sequence[float] | NDArray[np.float64], size: int) -> Blend:
-    """Two (size,) arrays: the dataset of each sample, int16, and its number within that dataset, int64.
+    """Return the dataset of each sample, (size,) int16, and its number within that dataset, (size,) int64.
 
-    ``weights`` are taken as they are; Megatron normalises them first, see `normalised_weights`. O(size * datasets).
+    ``weights`` are used as they are; Megatron normalises them first (see `normalised_weights`). O(size * datasets).
 
     Raises:
-        ConfigError: a weight is not positive and finite, or there are more than 32,766 datasets.
+        ConfigError: a weight is not positive and finite, the size is below 0, or there are more than 32,766 datasets.
     """
     values = np.array(weights, dtype=np.float64)
     for number, weight in enumerate(values.tolist()):
         if not 0 < weight < np.inf:
             raise ConfigError(
-                f"dataset {number} has weight {weight}; weights are positive and finite: leave a dataset out instead of"
-                " giving it 0"
+                f"dataset {number} has weight {weight}; weights must be positive and finite: leave a dataset out"
+                " instead of giving it 0"
             )
     if size < 0:
-        raise ConfigError(f"size is {size}; at least 0")
+        raise ConfigError(f"size is {size}; it must be at least 0")
     return _blend(values, np.full(len(values), _NO_LIMIT, dtype=np.int64), size)
 
 
 def build_exhaustive_blending_indices(sizes: Sequence[int] | NDArray[np.integer[Any]]) -> Blend:
-    """The same over all samples of all datasets: weights are the sizes, and a dataset that is used up drops out.
+    """Return the same for a blend of all samples of all datasets.
+
+    The weights are the sizes, and a dataset drops out when all its samples are used.
 
     Raises:
         ConfigError: a dataset has no samples, or there are more than 32,766 datasets.
@@ -69,14 +66,14 @@ def build_exhaustive_blending_indices(sizes: Sequence[int] | NDArray[np.integer[
     limits = np.array(sizes, dtype=np.int64)
     for number, size in enumerate(limits.tolist()):
         if size < 1:
-            raise ConfigError(f"dataset {number} has {size} samples; leave it out of the blend")
+            raise ConfigError(f"dataset {number} has {size} samples; it needs at least 1: leave it out of the blend")
     total = sum(limits.tolist())
     return _blend(limits / np.float64(total), limits, total)
 
 
 def _blend(weights: NDArray[np.float64], limits: IntArray, size: int) -> Blend:
     if not 1 <= len(weights) <= MAX_DATASETS:
-        raise ConfigError(f"a Megatron blend has 1 to {MAX_DATASETS:,} datasets, found {len(weights):,}")
+        raise ConfigError(f"a Megatron blend must have 1 to {MAX_DATASETS:,} datasets, found {len(weights):,}")
     dataset_index = np.empty(size, dtype=np.int16)
     dataset_sample_index = np.empty(size, dtype=np.int64)
     kernel = compiled(blend_kernel) if size >= _FEW or is_loaded() else None
@@ -87,7 +84,7 @@ def _blend(weights: NDArray[np.float64], limits: IntArray, size: int) -> Blend:
 def blend_plainly(
     weights: NDArray[np.float64], limits: IntArray, dataset_index: NDArray[np.int16], dataset_sample_index: IntArray
 ) -> None:
-    """What `blend_kernel` does, with NumPy over the datasets."""
+    """Do the same as `blend_kernel`, with NumPy over the datasets."""
     counts = np.zeros(len(weights), dtype=np.float64)
     errors = np.empty(len(weights), dtype=np.float64)
     left = limits.tolist()
@@ -100,7 +97,7 @@ def blend_plainly(
         counts[chosen] += 1.0
         left[chosen] -= 1
         if not left[chosen]:
-            # Used up: never the greatest again.
+            # The dataset is used up; it is never the greatest again.
             counts[chosen] = np.inf
 
 
@@ -109,17 +106,17 @@ SURPLUS = 0.005
 
 
 class BlendSizes(NamedTuple):
-    """``num_samples``: what each dataset is built for; ``size``: samples of the blend."""
+    """``num_samples``: how many samples each dataset is built for; ``size``: the number of samples in the blend."""
 
     num_samples: list[int]
     size: int
 
 
 def normalised_weights(weights: Sequence[float]) -> list[float]:
-    """Weights of sum 1, divided in float64 as Megatron does.
+    """Return the weights with the sum 1, divided in float64 as in Megatron.
 
-    Megatron's builder normalises, and its `BlendedDataset` does so once more: `blend_sizes` takes the result of the
-    first, `build_blending_indices` that of the second. The two may differ in the last bit.
+    Megatron's builder normalises the weights, and its `BlendedDataset` normalises them again: `blend_sizes` needs the
+    result of the first, and `build_blending_indices` that of the second. They may differ in the last bit.
 
     Raises:
         ConfigError: a weight is not positive and finite.
@@ -127,8 +124,8 @@ def normalised_weights(weights: Sequence[float]) -> list[float]:
     for number, weight in enumerate(weights):
         if not 0 < weight < float("inf"):
             raise ConfigError(
-                f"dataset {number} has weight {weight}; weights are positive and finite: leave a dataset out instead of"
-                " giving it 0"
+                f"dataset {number} has weight {weight}; weights must be positive and finite: leave a dataset out"
+                " instead of giving it 0"
             )
     values = np.array(weights, dtype=np.float64)
     shares: list[float] = (values / np.sum(values)).tolist()
@@ -142,11 +139,12 @@ def blend_sizes(
     surplus: float = SURPLUS,
     era: Literal["core", "before_2025_02"] = "core",
 ) -> BlendSizes:
-    """What `BlendedMegatronDatasetBuilder` asks of each dataset for a blend of ``size`` samples.
+    """Return how many samples `BlendedMegatronDatasetBuilder` asks of each dataset, for a blend of ``size`` samples.
 
-    ``weights`` are normalised. ``core``: a dataset is drawn from ceil(size * weight) times and built for 0.5 % more;
-    the blend has the sum of the draws, which is a little above ``size``. ``before_2025_02`` (Megatron-LM before commit
-    85676ca489): both are ceil(size * weight * 1.005). What a dataset is built for decides its order.
+    ``weights`` must be normalised. With ``core``, ceil(size * weight) samples are drawn from a dataset, and it is built
+    for 0.5 % more; the size of the blend is the sum of the draws, a little above ``size``. With ``before_2025_02``
+    (Megatron-LM before commit 85676ca489) both numbers are ceil(size * weight * 1.005). The number that a dataset is
+    built for decides its order.
 
         1,000,000 samples of 10 datasets with weights 1 to 10: the blend has 1,000,005
     """
@@ -162,10 +160,10 @@ def blend_sizes(
 def check_draws(
     dataset_index: NDArray[np.integer[Any]], num_samples: Sequence[int], names: Sequence[str] | None = None
 ) -> None:
-    """See that no dataset is drawn from more often than it has samples; one pass over the blend.
+    """Check that the blend draws no more samples from a dataset than it has. Takes one pass over the blend.
 
     Raises:
-        ConfigError: one is; names it, what it has, and what the blend draws.
+        ConfigError: it draws more; the message names the dataset, its samples and the draws.
     """
     draws = np.bincount(dataset_index, minlength=len(num_samples)).tolist()
     over = [number for number, draw in enumerate(draws) if number >= len(num_samples) or draw > num_samples[number]]
@@ -182,17 +180,17 @@ def check_draws(
 
 
 def parse_blend(blend: str | Sequence[str]) -> tuple[list[str], list[float] | None]:
-    """Prefixes, and their weights or None without.
+    """Return the prefixes of a blend, and their weights or None.
 
         ["0.3", "A", "0.7", "B"] and "[0.3 A 0.7 B]"      (["A", "B"], [0.3, 0.7])
         ["A", "B"]                                        (["A", "B"], None)
 
-    A string is divided at white space, and brackets around it are left out. As in Megatron an odd number of words are
-    prefixes; of an even number, each first of two is a weight if all of them are numbers.
+    A string is divided at white space, and brackets around it are ignored. As in Megatron, an odd number of words are
+    all prefixes; of an even number, the first word of each pair is a weight if all of these are numbers.
 
     Raises:
-        ConfigError: nothing is there; only some of the weights are numbers; a weight is not positive and finite; or a
-            prefix of an odd number is a number, so a weight or a prefix is missing.
+        ConfigError: the blend is empty; only some of the weights are numbers; a weight is not positive and finite; or
+            the number of words is odd and one is a number, so that a weight or a prefix is missing.
     """
     words = blend.strip().removeprefix("[").removesuffix("]").split() if isinstance(blend, str) else list(blend)
     words = [word.strip() for word in words]
@@ -202,8 +200,8 @@ def parse_blend(blend: str | Sequence[str]) -> tuple[list[str], list[float] | No
         for place, word in enumerate(words):
             if len(words) > 1 and _number(word) is not None:
                 raise ConfigError(
-                    f"word {place} of the blend, {word!r}, is a number, but {len(words)} words are no pairs of weight"
-                    " and prefix: one is missing (a prefix that looks like a number is written './0.3')"
+                    f"word {place} of the blend, {word!r}, is a number, but {len(words)} words cannot be pairs of"
+                    " weight and prefix: one is missing (write a prefix that looks like a number as './0.3')"
                 )
         return words, None
     weights = [_number(word) for word in words[::2]]
@@ -213,13 +211,15 @@ def parse_blend(blend: str | Sequence[str]) -> tuple[list[str], list[float] | No
     if len(known) < len(weights):
         place = 2 * weights.index(None)
         raise ConfigError(
-            f"word {place} of the blend, {words[place]!r}, is no weight, but others are: give every prefix a weight, or"
-            " none"
+            f"word {place} of the blend, {words[place]!r}, is not a weight, but others are: give every prefix a weight,"
+            " or none"
         )
     prefixes = words[1::2]
     for prefix, weight in zip(prefixes, known, strict=True):
         if not 0 < weight < float("inf"):
-            raise ConfigError(f"{prefix!r} has weight {weight}; weights are positive and finite: leave it out instead")
+            raise ConfigError(
+                f"{prefix!r} has weight {weight}; weights must be positive and finite: leave it out instead"
+            )
     return prefixes, known
 
 

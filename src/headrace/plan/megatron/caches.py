@@ -1,6 +1,6 @@
 """Megatron's index caches: their names, and whether the arrays in them belong to the data.
 
-The names of Megatron's index caches: a text that describes the dataset, its md5, and what follows it.
+The name of a cache consists of the md5 of a text that describes the dataset, the class, the part and the array:
 
     description.txt                       files
     {                                     <md5 of the text>-GPTDataset-train-description.txt
@@ -8,15 +8,12 @@ The names of Megatron's index caches: a text that describes the dataset, its md5
         "dataset_path": "data/web",                                        -sample_index.npy
         "num_samples": 1000, ...          <md5>-BlendedDataset-train-dataset_index.npy, ...
 
-Of the data the text holds the path alone; neither their content nor the extra token is in it, nor whether a partial
-sample is dropped. Data that changed under their path have the old name, and the old cache.
+The text names the data only by their path. It holds neither their content nor the options of the extra token and of the
+partial sample. So if the data at a path change, they keep the old name and with it the old cache.
 
-Whether index arrays that were stored are an order of the sequences there are now.
-
-The name of a cache says nothing of the data, so the arrays themselves are asked: every sequence of the part is there as
-often as there are epochs, every sample begins where the sizes put it, and every sample comes once.
-
-    about 30 ns an entry of the document index, a few a sample; 4.5 bytes a sequence and one a sample while it runs
+`check_indices` therefore compares the arrays themselves with the data: every sequence of the part must come once for
+each epoch, every sample must begin where the sizes put it, and every sample must come once. It takes about 30 ns for
+each entry of the document index and a few ns for each sample; its memory is 4.5 bytes a sequence and one byte a sample.
 """
 
 from __future__ import annotations
@@ -39,8 +36,11 @@ from headrace.plan.megatron.splits import SPLITS, parse_split
 from headrace.plan.megatron.stream import Integers, SequenceStream, checked_sizes
 
 CacheEra = Literal["core", "core_v0.5", "core_v0.4"]
-"""``core``: megatron-core since 0.7; ``core_v0.5`` and its like 0.6 leave the part out of the names of files, and the
-part of a blend out of its text; ``core_v0.4`` has fewer keys, and another name for the path."""
+"""Versions of megatron-core that name caches differently.
+
+``core`` is 0.7 and later. ``core_v0.5`` is 0.5 and 0.6, which leave the part out of the names of files, and the part of
+a blend out of its text. ``core_v0.4`` has fewer keys, and another name for the path.
+"""
 
 Part = Literal["train", "valid", "test"]
 BLEND: Final = "BlendedDataset"
@@ -52,48 +52,51 @@ _NAME = re.compile(rf"([0-9a-f]{{32}})-(\w+?)(-(?:{'|'.join(SPLITS)}))?-{re.esca
 
 
 class CacheDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What identifies a cache: ``identifiers``, JSON values in Megatron's order, and the ``era`` that names files."""
+    """The description that identifies a cache.
+
+    ``identifiers`` are JSON values in Megatron's order; ``era`` decides how files are named.
+    """
 
     identifiers: dict[str, Any]
     era: CacheEra = "core"
 
     @property
     def text(self) -> str:
-        """The content of ``description.txt``, all of it ASCII."""
+        """The content of ``description.txt``, in ASCII."""
         return json.dumps(self.identifiers, indent=4)
 
     @property
     def md5(self) -> str:
-        """Of the text: 32 digits in hex."""
+        """The md5 of the text, 32 hex digits."""
         return _md5(self.text)
 
     @property
     def class_name(self) -> str:
-        """Megatron's class, ``GPTDataset`` or ``BlendedDataset``."""
+        """The name of Megatron's class, such as ``GPTDataset`` or ``BlendedDataset``."""
         return str(self.identifiers["class"])
 
     @property
     def is_blend(self) -> bool:
-        """Whether it is of a blend."""
+        """Whether this is the cache of a blend."""
         return self.class_name == BLEND
 
     @property
     def part(self) -> str:
-        """``"train"``, ``"valid"`` or ``"test"``; empty where it is not said, in blends before 0.7."""
+        """``"train"``, ``"valid"`` or ``"test"``; empty for blends before 0.7, which do not say it."""
         return str(self.identifiers.get("split" if self.is_blend else "index_split") or "")
 
     @property
     def stem(self) -> str:
-        """What the names of all its files begin with."""
+        """The beginning of the names of all files of the cache."""
         return "-".join([self.md5, self.class_name, *([self.part] if self.era == "core" else [])])
 
     def file_name(self, suffix: str) -> str:
-        """The name of one of its files, ``"description.txt"`` or an ``.npy``."""
+        """Return the name of a file of the cache; ``suffix`` is ``"description.txt"`` or the name of an array."""
         return f"{self.stem}-{suffix}"
 
 
 class GPTFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the description of one dataset says of its order; ``split`` is None for data of one part alone."""
+    """What the description of a dataset says about its order; ``split`` is None if the data have only one part."""
 
     dataset_path: str
     num_samples: int | None
@@ -104,7 +107,7 @@ class GPTFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlendFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the description of a blend says: datasets, weights and size; without a size the weights are lengths."""
+    """What the description of a blend says; if ``size`` is None, the weights are the lengths of the datasets."""
 
     datasets: list[dict[str, Any]]
     weights: list[int | float]
@@ -117,13 +120,13 @@ Facts = TypeVar("Facts", GPTFacts, BlendFacts)
 def describe_gpt(
     facts: GPTFacts, *, tokenizer: Mapping[str, Any] | None, class_name: str = "GPTDataset", era: CacheEra = "core"
 ) -> CacheDescription:
-    """The description that Megatron writes for one dataset.
+    """Return the description that Megatron writes for one dataset.
 
     Args:
-        facts: the path as Megatron is given it, and the options as they are in its configuration.
-        tokenizer: the ``unique_identifiers`` of Megatron's tokenizer, in their order; ``core_v0.4`` has none.
-        class_name: of the dataset.
-        era: whose names.
+        facts: the path as it is passed to Megatron, and the options as they are in its configuration.
+        tokenizer: the ``unique_identifiers`` of Megatron's tokeniser, in their order; ``core_v0.4`` has none.
+        class_name: the name of the dataset's class.
+        era: the version that names the files.
 
     Raises:
         ConfigError: the split cannot be read, or the era is unknown.
@@ -150,7 +153,7 @@ def describe_gpt(
 def describe_blend(
     members: Sequence[CacheDescription], *, part: str, weights: Sequence[float], size: int | None
 ) -> CacheDescription:
-    """The description of a blend of datasets; weights as `BlendFacts` has them, normalised where there is a size."""
+    """Return the description of a blend. With a ``size`` the weights must be normalised; without, they are lengths."""
     era = members[0].era
     identifiers: dict[str, Any] = {"class": BLEND, "datasets": [member.identifiers for member in members]}
     if era == "core":
@@ -159,7 +162,9 @@ def describe_blend(
 
 
 def split_matrix(split: str) -> list[list[float] | None]:
-    """Begin and end of each part's share, None where there is none; the first begins with an integer, as Megatron's.
+    """Return the begin and end of each part's share, or None for an empty part.
+
+    The first begins with an integer 0, as in Megatron.
 
     >>> split_matrix("98,2")
     [[0, 0.98], [0.98, 1.0], None]
@@ -169,36 +174,38 @@ def split_matrix(split: str) -> list[list[float] | None]:
 
 
 def parse_description(text: str, path: str) -> CacheDescription:
-    """What a ``description.txt`` at ``path`` says.
+    """Return the description in the ``text`` of a ``description.txt`` at ``path``.
 
     Raises:
-        StoreError: it is no such name or text, or the text is not the one that the name hashes.
+        StoreError: the name or the text is not that of a description, or the name does not hash the text.
     """
     named = _NAME.fullmatch(path.rpartition("/")[2])
     if named is None:
-        raise StoreError(f"{path}: no description of a cache; these are called <md5>-<class>-<part>-{DESCRIPTION}")
+        raise StoreError(
+            f"{path}: this is not the description of a cache, which is named <md5>-<class>-<part>-{DESCRIPTION}"
+        )
     if _md5(text) != named[1]:
         raise StoreError(
-            f"{path}: incomplete or changed: its name hashes another text, of md5 {named[1]}; remove the cache"
+            f"{path}: incomplete or changed: its name hashes another text, with the md5 {named[1]}; remove the cache"
         )
     try:
         identifiers = json.loads(text)
     except ValueError as error:
-        raise StoreError(f"{path}: no JSON: {error}; remove the cache") from error
+        raise StoreError(f"{path}: not valid JSON: {error}; remove the cache") from error
     if not isinstance(identifiers, dict) or identifiers.get("class") != named[2]:
-        raise StoreError(f"{path}: not of the class {named[2]!r} that its name says; remove the cache")
+        raise StoreError(f"{path}: it does not describe the class {named[2]!r} of its name; remove the cache")
     era: CacheEra = "core" if named[3] else "core_v0.4" if '"path_prefix":' in text else "core_v0.5"
     found = CacheDescription(identifiers=identifiers, era=era)
     if found.file_name(DESCRIPTION) != named[0]:
-        raise StoreError(f"{path}: by what it says its name is {found.file_name(DESCRIPTION)}; remove the cache")
+        raise StoreError(f"{path}: by its content, its name should be {found.file_name(DESCRIPTION)}; remove the cache")
     return found
 
 
 def gpt_facts(description: CacheDescription, path: str) -> GPTFacts:
-    """The facts of the description of one dataset, found at ``path``.
+    """Return the facts in the description of one dataset; ``path`` is for messages.
 
     Raises:
-        StoreError: one is missing, or of another type.
+        StoreError: a fact is missing, or has another type.
     """
     identifiers = description.identifiers
     if "path_prefix" in identifiers:
@@ -207,14 +214,16 @@ def gpt_facts(description: CacheDescription, path: str) -> GPTFacts:
 
 
 def blend_facts(description: CacheDescription, path: str) -> BlendFacts:
-    """The facts of the description of a blend, found at ``path``.
+    """Return the facts in the description of a blend; ``path`` is for messages.
 
     Raises:
-        StoreError: one is missing, of another type, or there is not one weight for each dataset.
+        StoreError: a fact is missing or has another type, or there is not one weight for each dataset.
     """
     facts = _converted(description.identifiers, BlendFacts, path)
     if not facts.datasets or len(facts.datasets) != len(facts.weights):
-        raise StoreError(f"{path}: {len(facts.datasets)} datasets and {len(facts.weights)} weights; remove the cache")
+        raise StoreError(
+            f"{path}: there are {len(facts.datasets)} datasets but {len(facts.weights)} weights; remove the cache"
+        )
     return facts
 
 
@@ -222,8 +231,8 @@ def _converted(identifiers: dict[str, Any], kind: type[Facts], path: str) -> Fac
     try:
         return msgspec.convert(identifiers, kind)
     except msgspec.ValidationError as error:
-        what = f"not what a {identifiers['class']} of Megatron is described by: {error}"
-        raise StoreError(f"{path}: {what}; only GPTDataset, its like, and blends are read") from error
+        what = f"not the description of a {identifiers['class']} of Megatron: {error}"
+        raise StoreError(f"{path}: {what}; only GPTDataset, similar classes, and blends can be read") from error
 
 
 def _md5(text: str) -> str:
@@ -234,7 +243,7 @@ _CHUNK = 1 << 20
 
 
 class CachedIndices(NamedTuple):
-    """The three arrays of a `GPTDataset`'s cache, as they were found."""
+    """The three arrays in the cache of a `GPTDataset`."""
 
     document_index: NDArray[Any]
     sample_index: NDArray[Any]
@@ -242,7 +251,7 @@ class CachedIndices(NamedTuple):
 
 
 class IndexFault(NamedTuple):
-    """Which array is wrong, where in it (``"row 17"``, or empty), and what is there and ought to be."""
+    """A fault of an array: its name, the place in it (``"row 17"``, or empty), and what was found and expected."""
 
     array: str
     place: str
@@ -254,11 +263,11 @@ _FORMS: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
     ("sample_index", (2,), ("int32", "int64")),
     ("shuffle_index", (), ("uint32", "int64")),
 )
-"""Name, shape of a row, and dtypes of each array."""
+"""The name of each array, the shape of a row, and the allowed dtypes."""
 
 
 def fitting_sampling(found: CachedIndices, sizes: Integers, sampling: GPTSampling) -> GPTSampling:
-    """``sampling`` with the rounding of the number of samples, exact or Megatron's, that the cache was built with."""
+    """Return ``sampling`` with the rounding that the cache was built with: ``float32_ceil`` or exact."""
     if sampling.drop_last_partial or found.shuffle_index.ndim != 1:
         return sampling
     rounded = msgspec.structs.replace(sampling, float32_ceil=True)
@@ -270,13 +279,13 @@ def fitting_sampling(found: CachedIndices, sizes: Integers, sampling: GPTSamplin
 def check_indices(
     found: CachedIndices, sizes: Integers, sampling: GPTSampling, *, first_sequence: int = 0
 ) -> Iterator[IndexFault]:
-    """What is wrong with the arrays of a cache, the first fault of each; nothing if they are an order of these data.
+    """Yield the first fault of each array of a cache, or nothing if the arrays are an order of these data.
 
     Args:
-        found: the arrays.
-        sizes: (sequences,) tokens of each sequence of the part.
-        sampling: what the cache ought to be built for; of the dialect ``core``.
-        first_sequence: the number of the first of them.
+        found: the arrays of the cache.
+        sizes: (num_sequences,) integers, the tokens of each sequence of the part.
+        sampling: the options for which the cache should have been built, with the dialect ``core``.
+        first_sequence: the number of the first sequence of the part.
     """
     sizes = checked_sizes(sizes)
     wrong_forms = list(_forms(found))
@@ -293,13 +302,13 @@ def check_indices(
     if fault is not None:
         yield fault
     if len(found.sample_index) != num_samples + 1:
-        rows = f"{len(found.sample_index):,} rows, {num_samples + 1:,} are due: one a sample, and the end"
+        rows = f"{len(found.sample_index):,} rows; expected {num_samples + 1:,}: one for each sample, and the end"
         yield IndexFault("sample_index", "", rows)
     elif fault is None:
         entries = found.document_index - first_sequence if first_sequence else found.document_index
         yield from _sample_fault(found.sample_index, SequenceStream(entries, sizes), num_samples, sampling)
     if len(found.shuffle_index) != num_samples:
-        yield IndexFault("shuffle_index", "", f"{len(found.shuffle_index):,} entries, {num_samples:,} are due")
+        yield IndexFault("shuffle_index", "", f"{len(found.shuffle_index):,} entries; expected {num_samples:,}")
     else:
         yield from _shuffle_fault(found.shuffle_index, epochs)
 
@@ -307,7 +316,10 @@ def check_indices(
 def built_otherwise(
     found: CachedIndices, sizes: Integers, sampling: GPTSampling, *, first_sequence: int = 0
 ) -> GPTSampling | None:
-    """The options that no name hashes with which the arrays are an order of these data; None if there are none."""
+    """Return options with which the arrays are an order of these data, or None if there are none.
+
+    Only the options that the name of a cache does not hash are tried: the extra token and the partial sample.
+    """
     for extra in (True, False):
         for drop in (True, False):
             if (extra, drop) == (sampling.add_extra_token, sampling.drop_last_partial):
@@ -325,89 +337,93 @@ def built_otherwise(
 def check_blend_indices(
     dataset_index: NDArray[Any], dataset_sample_index: NDArray[Any], *, size: int, lengths: Sequence[int]
 ) -> Iterator[IndexFault]:
-    """What is wrong with the arrays of a blend of datasets of these lengths: the first fault.
+    """Yield the first fault in the arrays of a blend of datasets with these lengths, or nothing.
 
-    Every dataset is drawn from in its own order, from its first sample on, and never beyond its last.
+    The samples of every dataset must come in its own order, from the first one on, and not beyond the last.
     """
     for name, array, dtype in (
         ("dataset_index", dataset_index, "int16"),
         ("dataset_sample_index", dataset_sample_index, "int64"),
     ):
         if array.dtype != dtype or array.shape != (size,):
-            yield IndexFault(name, "", f"{array.dtype} of shape {array.shape}, {dtype} of shape {(size,)} is due")
+            yield IndexFault(name, "", f"{array.dtype} of shape {array.shape}; expected {dtype} of shape {(size,)}")
             return
     drawn = np.zeros(len(lengths), dtype=np.int64)
     for first in range(0, size, _CHUNK):
         chosen = dataset_index[first : first + _CHUNK].astype(np.int64)
         bad = np.flatnonzero((chosen < 0) | (chosen >= len(lengths)))
         if len(bad):
-            message = f"dataset {chosen[bad[0]]}, of {len(lengths):,} datasets"
+            message = f"dataset {chosen[bad[0]]}; there are {len(lengths):,} datasets"
             yield IndexFault("dataset_index", f"entry {first + int(bad[0]):,}", message)
             return
         ranks = _ranks(chosen, drawn)
         bad = np.flatnonzero(ranks != dataset_sample_index[first : first + _CHUNK])
         if len(bad):
             at = first + int(bad[0])
-            there = f"sample {dataset_sample_index[at]:,} of dataset {chosen[bad[0]]}"
-            yield IndexFault("dataset_sample_index", f"entry {at:,}", f"{there}, {ranks[bad[0]]:,} is due")
+            actual = f"sample {dataset_sample_index[at]:,} of dataset {chosen[bad[0]]}"
+            yield IndexFault("dataset_sample_index", f"entry {at:,}", f"{actual}; expected sample {ranks[bad[0]]:,}")
             return
         drawn += np.bincount(chosen, minlength=len(lengths))
     for number, (draws, length) in enumerate(zip(drawn.tolist(), lengths, strict=True)):
         if draws > length:
-            yield IndexFault("dataset_index", "", f"{draws:,} samples of dataset {number}, which has {length:,}")
+            message = f"{draws:,} samples are drawn from dataset {number}, which has {length:,}"
+            yield IndexFault("dataset_index", "", message)
             return
 
 
 def _forms(found: CachedIndices) -> Iterator[IndexFault]:
     for (name, row, dtypes), array in zip(_FORMS, found, strict=True):
         if array.ndim != 1 + len(row) or array.shape[1:] != row or array.dtype not in dtypes:
-            due = " or ".join(dtypes) + (f" of {row[0]} columns" if row else " of one dimension")
-            yield IndexFault(name, "", f"{array.dtype} of shape {array.shape}, {due} is due")
+            expected = " or ".join(dtypes) + (f" with {row[0]} columns" if row else " with one dimension")
+            yield IndexFault(name, "", f"{array.dtype} of shape {array.shape}; expected {expected}")
 
 
 def _document_fault(index: NDArray[Any], count: int, epochs: Epochs, first: int) -> IndexFault | None:
-    """Whether each of ``count`` sequences from ``first`` on comes once an epoch, also in a last one that is apart."""
+    """The first fault unless each of ``count`` sequences from ``first`` on comes once for each epoch.
+
+    If the last epoch is separate, its entries are checked separately.
+    """
     name, wanted, size = "document_index", epochs.num_epochs, len(index)
     if size != wanted * count:
-        due = f"{wanted:,} {'epoch' if wanted == 1 else 'epochs'} of {count:,} sequences are due"
-        return IndexFault(name, "", f"{size:,} entries, {due}")
-    apart = [(0, size - count, wanted - 1), (size - count, size, 1)]
-    for begin, end, times in apart if epochs.separate_last_epoch else [(0, size, wanted)]:
+        expected = f"{wanted:,} {'epoch' if wanted == 1 else 'epochs'} of {count:,} sequences"
+        return IndexFault(name, "", f"{size:,} entries; expected {expected}")
+    separate = [(0, size - count, wanted - 1), (size - count, size, 1)]
+    for begin, end, times in separate if epochs.separate_last_epoch else [(0, size, wanted)]:
         counts = np.zeros(count, dtype=np.int32)
         for at in range(begin, end, _CHUNK):
             chunk = index[at : min(at + _CHUNK, end)].astype(np.int64) - first
             outside = np.flatnonzero((chunk < 0) | (chunk >= count))
             if len(outside):
                 message = (
-                    f"sequence {int(chunk[outside[0]]) + first:,}, the part has {first:,} to {first + count - 1:,}"
+                    f"sequence {int(chunk[outside[0]]) + first:,}; the part has {first:,} to {first + count - 1:,}"
                 )
                 return IndexFault(name, f"entry {at + int(outside[0]):,}", message)
             np.add.at(counts, chunk, np.int32(1))
         wrong = np.flatnonzero(counts != times)
         if len(wrong):
-            there = f"sequence {first + int(wrong[0]):,} comes {int(counts[wrong[0]]):,} times, {times:,} are due"
-            return IndexFault(name, f"entries {begin:,} to {end - 1:,}", there)
+            actual = f"sequence {first + int(wrong[0]):,} comes {int(counts[wrong[0]]):,} times; expected {times:,}"
+            return IndexFault(name, f"entries {begin:,} to {end - 1:,}", actual)
     return None
 
 
 def _sample_fault(
     index: NDArray[Any], stream: SequenceStream, num_samples: int, sampling: GPTSampling
 ) -> Iterator[IndexFault]:
-    """The first row that is not where the sizes put it."""
+    """The first row in which a sample does not begin where the sizes put it."""
     extra = int(sampling.add_extra_token)
     for begin, entries, offsets in stream.sample_rows(sampling.sequence_length, num_samples, extra):
         rows = index[begin : begin + len(entries)]
         wrong = np.flatnonzero((rows[:, 0] != entries) | (rows[:, 1] != offsets))
         if len(wrong):
             row = int(wrong[0])
-            there = f"entry {rows[row, 0]:,} at token {rows[row, 1]:,}"
-            due = f"entry {entries[row]:,} at token {offsets[row]:,} is due"
-            yield IndexFault("sample_index", f"row {begin + row:,}", f"{there}, {due}")
+            actual = f"entry {rows[row, 0]:,} at token {rows[row, 1]:,}"
+            expected = f"entry {entries[row]:,} at token {offsets[row]:,}"
+            yield IndexFault("sample_index", f"row {begin + row:,}", f"{actual}; expected {expected}")
             return
 
 
 def _shuffle_fault(index: NDArray[Any], epochs: Epochs) -> Iterator[IndexFault]:
-    """Whether it is a permutation, and those samples first that begin before a last epoch that is apart."""
+    """The first fault unless this is a permutation; the samples before a separate last epoch must come first."""
     size = epochs.num_samples
     seen = np.zeros(size, dtype=np.bool_)
     before = epochs.num_before_last if epochs.separate_last_epoch else size
@@ -416,7 +432,7 @@ def _shuffle_fault(index: NDArray[Any], epochs: Epochs) -> Iterator[IndexFault]:
             chunk = index[at : min(at + _CHUNK, end)].astype(np.int64)
             outside = np.flatnonzero((chunk < begin) | (chunk >= end))
             if len(outside):
-                message = f"sample {int(chunk[outside[0]]):,}, those from {begin:,} to {end - 1:,} are due here"
+                message = f"sample {int(chunk[outside[0]]):,}; expected one from {begin:,} to {end - 1:,} here"
                 yield IndexFault("shuffle_index", f"entry {at + int(outside[0]):,}", message)
                 return
             seen[chunk] = True
@@ -426,7 +442,7 @@ def _shuffle_fault(index: NDArray[Any], epochs: Epochs) -> Iterator[IndexFault]:
 
 
 def _ranks(chosen: IntArray, drawn: IntArray) -> IntArray:
-    """(n,) int64: how often each of ``chosen`` came before, ``drawn`` times before all of them."""
+    """(n,) int64: how often each of ``chosen`` came before it; ``drawn`` counts those before this chunk."""
     order = np.argsort(chosen, kind="stable")
     in_order = chosen[order]
     ranks = np.empty_like(chosen)

@@ -1,8 +1,4 @@
-"""Fill in the middle: its options under Megatron's meaning, its random choices, and the rearranging of one sample.
-
-The random choices of fill in the middle: a function of a key, so that no sample depends on those read before it.
-
-Fill in the middle, done to the tokens of one sample.
+"""Fill in the middle: the options with their meaning in Megatron, the random choices, and the change of one sample.
 
     a sample     a b c d e EOD f g h           cut at the ends of documents
     documents    a b c d e | f g h             each is rearranged with probability ``rate``, at two random cuts
@@ -11,8 +7,10 @@ Fill in the middle, done to the tokens of one sample.
     SPM          PRE SUF e MID a b c d         suffix, prefix and middle ("variant 2")
     the sample   PRE a b SUF e MID c d EOD     cut to its old length, or filled up with the pad
 
+The random choices are a function of a key, so that no sample depends on the samples read before it.
+
 Source: Megatron-LM, ``GPTFIMDataset``; Bavarian et al., "Efficient Training of Language Models to Fill in the Middle",
-2022. What it does to empty documents is kept: an end of document with nothing before it is left out.
+2022. Empty documents are treated as in Megatron: an end of document with nothing before it is left out.
 """
 
 from __future__ import annotations
@@ -33,13 +31,18 @@ from headrace.plan.keys import IntArray, derive
 class FIMTokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The ids of Megatron's ``fim_extra_tokens``, and of ``fim_split_sample``.
 
-    ``prefix``, ``middle``, ``suffix``: the marks that stand before the three parts.
-    ``pad``: fills a sample up that has become shorter. Give it to ``GPTMasks(pad=...)`` too, where no loss is wanted.
-    ``eod``: ends a document; each is treated by itself.
-    ``split``: parts a document into fragments, such as the files of a repository; None for none.
+    ``prefix``, ``middle``, ``suffix``: the marks before the three parts.
+    ``pad``: fills up a sample that has become shorter. If pads should have no loss, pass it to ``GPTMasks(pad=...)``
+        too.
+    ``eod``: the end of a document; each document is treated separately.
+    ``split``: divides a document into fragments, such as the files of a repository; None if there are none.
 
     Raises:
-        ConfigError: an id below 0, or one id in two roles that have to be told apart.
+        ConfigError: an id is below 0, or one id has two roles that must be distinct.
+
+    Example:
+        >>> headrace.plan.megatron.FIMTokens(prefix=1, middle=2, suffix=3, pad=4, eod=0).suffix
+        3
     """
 
     prefix: int
@@ -50,21 +53,27 @@ class FIMTokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     split: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the ids."""
+        """Raise ConfigError for an id below 0, or for one id in two roles."""
         ids = msgspec.to_builtins(self)
         if wrong := {name: number for name, number in ids.items() if number is not None and number < 0}:
-            raise ConfigError(f"ids of tokens are 0 or more, found {wrong}")
-        apart = [self.prefix, self.middle, self.suffix, self.eod]
-        if len({*apart, self.split}) <= len(apart):
-            raise ConfigError(f"prefix, middle, suffix, eod and split are different tokens, found {ids}")
+            raise ConfigError(f"ids of tokens must be at least 0, found {wrong}")
+        distinct = [self.prefix, self.middle, self.suffix, self.eod]
+        if len({*distinct, self.split}) <= len(distinct):
+            raise ConfigError(f"prefix, middle, suffix, eod and split must be different tokens, found {ids}")
 
 
 class TextCodec(msgspec.Struct, frozen=True, kw_only=True):
-    """How ids become text and text ids, for cuts between characters.
+    """A pair of functions that turn ids into text and text into ids, for cuts between characters.
 
-    ``encode`` adds no special tokens. Where the two are not each other's inverse, a rearranged document holds what
-    ``encode`` makes of its text. ``name`` tells one tokeniser from another in the recipe. Worker processes that are
-    spawned need functions that can be pickled.
+    ``encode`` adds no special tokens. If the functions are not inverse to each other, a rearranged document holds the
+    ids that ``encode`` returns for its text. ``name`` identifies the tokeniser in the recipe. The functions must be
+    picklable if worker processes are spawned.
+
+    Example:
+        >>> from tokenizers import Tokenizer
+        >>> codec = headrace.plan.megatron.TextCodec.of(Tokenizer.from_file("tokenizer.json"))
+        >>> codec.decode(list(codec.encode("word1 word2")))
+        'word1 word2'
     """
 
     encode: Callable[[str], Sequence[int]]
@@ -73,11 +82,11 @@ class TextCodec(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, tokenizer: Any, *, skip_special_tokens: bool = False, name: str | None = None) -> TextCodec:
-        """Of a ``tokenizers.Tokenizer`` or a fast tokeniser of Transformers; its truncation and padding are left out.
+        """Return the codec of a ``tokenizers.Tokenizer`` or a fast tokeniser of Transformers.
 
-        ``skip_special_tokens`` takes special tokens out of the documents that are rearranged, as Megatron does with
-        most tokenisers; without, they stay, as far as ``encode`` finds them in the text. The name is by default a hash
-        of all that the tokeniser consists of.
+        Truncation and padding of the tokeniser are not used. ``skip_special_tokens`` removes special tokens from the
+        documents that are rearranged, as Megatron does with most tokenisers; without it they stay, if ``encode`` finds
+        them in the text. By default the name is a hash of the whole tokeniser.
         """
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         own = type(backend).from_str(backend.to_str())
@@ -90,20 +99,29 @@ class TextCodec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FillInTheMiddle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How documents are rearranged so that a model learns to fill a gap: Megatron's options of the same names.
+    """How documents are rearranged so that a model learns to fill a gap; the options have Megatron's names.
 
-    ``tokens``: the ids.
-    ``codec``: cuts fall between characters, as in Megatron, and the parts are encoded again; None: between tokens.
-    ``rate``: the share of documents that are rearranged; 0 leaves every sample as it is.
-    ``spm_rate``: the share of those that have the suffix first.
-    ``fragment_rate``: where ``tokens.split`` is in a document, the share of its fragments that are rearranged, once
-        ``rate`` has chosen the document.
-    ``no_prefix``: documents, or fragments, whose text begins so are left as they are; needs ``codec``.
-    ``seed``: of the draws.
+    ``tokens``: the ids of the marks.
+    ``codec``: with a codec, cuts fall between characters, as in Megatron, and the parts are encoded again; with None,
+        cuts fall between tokens.
+    ``rate``: the share of documents that are rearranged; 0 leaves every sample unchanged.
+    ``spm_rate``: the share of the rearranged documents that have the suffix first.
+    ``fragment_rate``: in documents that ``rate`` has chosen and that contain ``tokens.split``, the share of fragments
+        that are rearranged.
+    ``no_prefix``: documents, or fragments, whose text begins with it stay unchanged; needs ``codec``.
+    ``seed``: the seed of the draws.
 
     Raises:
-        ConfigError: a rate outside of [0, 1], ``split`` and ``fragment_rate`` one without the other, or ``no_prefix``
-            without ``codec``.
+        ConfigError: a rate is outside [0, 1], only one of ``split`` and ``fragment_rate`` is set, or ``no_prefix`` is
+            set without ``codec``.
+
+    Example:
+        >>> megatron = headrace.plan.megatron
+        >>> tokens = megatron.FIMTokens(prefix=901, middle=902, suffix=903, pad=904, eod=0)
+        >>> fim = megatron.FillInTheMiddle(tokens=tokens, rate=1.0, spm_rate=0.0)
+        >>> made = megatron.fill_in_the_middle(np.arange(10, 20), fim, megatron.KeyedDraws(1))
+        >>> len(made), int(made[0])
+        (10, 901)
     """
 
     tokens: FIMTokens
@@ -115,24 +133,24 @@ class FillInTheMiddle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     seed: int = 1234
 
     def __post_init__(self) -> None:
-        """Check what goes together."""
+        """Raise ConfigError for a rate out of range, or for options that do not go together."""
         for name in ("rate", "spm_rate", "fragment_rate"):
             rate = getattr(self, name)
             if rate is not None and not 0 <= rate <= 1:
-                raise ConfigError(f"{name} is a share from 0 to 1, found {rate}")
+                raise ConfigError(f"{name} is {rate}; it must be a share from 0 to 1")
         if (self.tokens.split is None) != (self.fragment_rate is None):
             raise ConfigError(
-                f"tokens.split and fragment_rate go together, found {self.tokens.split} and {self.fragment_rate}"
+                f"tokens.split is {self.tokens.split} and fragment_rate is {self.fragment_rate}; set both or neither"
             )
         if self.no_prefix is not None and (self.codec is None or not self.no_prefix):
             raise ConfigError(
-                f"no_prefix is text, and looked for in the text of a document: found {self.no_prefix!r} and "
-                f"{'no codec' if self.codec is None else 'a codec'}; give a codec and a text that is not empty"
+                f"no_prefix is {self.no_prefix!r}, with {'no codec' if self.codec is None else 'a codec'}: it is "
+                "searched in the text of a document, so pass a codec, and a text that is not empty"
             )
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """JSON-safe: all that decides the bytes."""
+        """Everything that decides the bytes of samples, JSON-safe."""
         options = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("tokens", "codec")}
         codec = None if self.codec is None else self.codec.name
         return {**options, "tokens": msgspec.to_builtins(self.tokens), "codec": codec}
@@ -152,20 +170,25 @@ _BITS = 53
 
 
 class Draws(Protocol):
-    """The choices for one sample, in the order in which they are asked for."""
+    """The random choices for one sample, in the order in which they are asked for."""
 
     def chance(self, rate: float) -> bool:
-        """True with this probability."""
+        """Return True with this probability."""
 
     def cuts(self, length: int) -> tuple[int, int]:
-        """Two independent numbers of [0, length], each equally likely, in any order."""
+        """Return two independent numbers from 0 to ``length``, uniformly distributed, in any order."""
 
 
 class KeyedDraws:
-    """Choice k is a hash of (key, k): the same for whoever asks, in whatever process and after whatever else.
+    """Random choices of which number k is a hash of (key, k): they are the same in every process, at any time.
 
-    Megatron draws from one ``RandomState`` a dataset object: what a sample becomes depends there on how many items
+    Megatron draws from one ``RandomState`` for each dataset object, so that a sample depends there on how many items
     the process has read before.
+
+    Example:
+        >>> draws = headrace.plan.megatron.KeyedDraws(1)
+        >>> draws.chance(0.0), draws.chance(1.0)
+        (False, True)
     """
 
     def __init__(self, key: int) -> None:
@@ -173,12 +196,12 @@ class KeyedDraws:
         self._number = 0
 
     def chance(self, rate: float) -> bool:
-        """True with this probability, exactly never at 0 and always at 1."""
+        """Return True with this probability: never for 0, and always for 1."""
         return self._next() >> (64 - _BITS) < int(rate * (1 << _BITS))
 
     def cuts(self, length: int) -> tuple[int, int]:
-        """Two numbers of [0, length]."""
-        # The high part of a product instead of a remainder: no number is likelier than another by more than 2^-64.
+        """Return two numbers from 0 to ``length``."""
+        # The high part of a product, not a remainder, so that probabilities differ by at most 2^-64.
         return (self._next() * (length + 1)) >> 64, (self._next() * (length + 1)) >> 64
 
     def _next(self) -> int:
@@ -187,21 +210,21 @@ class KeyedDraws:
 
 
 def fill_in_the_middle(sample: NDArray[Any], fim: FillInTheMiddle, draws: Draws) -> IntArray:
-    """(n,) int64 of the (n,) integer tokens of a sample, its documents rearranged.
+    """Return the (n,) integer tokens of a sample as (n,) int64, with its documents rearranged.
 
-    The draws are asked for as Megatron asks, so that draws from its generator give its result. Costs some microseconds
-    a document; with a codec, decoding and encoding the rearranged ones.
+    The draws are asked for in Megatron's order, so that draws from Megatron's generator give its result. Takes a few
+    microseconds a document; with a codec also the time to decode and encode the rearranged documents.
     """
     tokens: IntArray = sample.astype(np.int64, copy=False)
     if fim.rate == 0:
         return tokens
-    parts = _apart(tokens, fim.tokens.eod, lambda document: _document(document, fim, draws))
-    made = np.concatenate(parts)[: len(tokens)]
-    return np.concatenate([made, np.full(len(tokens) - len(made), fim.tokens.pad, dtype=np.int64)])
+    parts = _changed_between(tokens, fim.tokens.eod, lambda document: _document(document, fim, draws))
+    rearranged = np.concatenate(parts)[: len(tokens)]
+    return np.concatenate([rearranged, np.full(len(tokens) - len(rearranged), fim.tokens.pad, dtype=np.int64)])
 
 
-def _apart(tokens: IntArray, border: int, change: Callable[[IntArray], IntArray]) -> list[IntArray]:
-    """What lies between the borders, changed, and the borders; one with nothing before it is left out."""
+def _changed_between(tokens: IntArray, border: int, change: Callable[[IntArray], IntArray]) -> list[IntArray]:
+    """Change what lies between the borders; return these parts and the borders that have something before them."""
     parts = []
     begin = 0
     for at in np.flatnonzero(tokens == border).tolist():
@@ -217,7 +240,7 @@ def _document(tokens: IntArray, fim: FillInTheMiddle, draws: Draws) -> IntArray:
         return _rearranged(tokens, fim, fim.rate, draws)
     if not draws.chance(fim.rate):
         return tokens
-    return np.concatenate(_apart(tokens, split, lambda fragment: _rearranged(fragment, fim, rate, draws)))
+    return np.concatenate(_changed_between(tokens, split, lambda fragment: _rearranged(fragment, fim, rate, draws)))
 
 
 def _rearranged(tokens: IntArray, fim: FillInTheMiddle, rate: float, draws: Draws) -> IntArray:

@@ -1,13 +1,14 @@
-"""The three indices as arrays, and the one ``numpy.random.RandomState`` that shuffles them, in this order of use.
+"""The three indices of Megatron's ``GPTDataset`` as arrays.
+
+One ``numpy.random.RandomState`` shuffles them, in this order; NumPy promises that its stream never changes:
 
     rng = numpy.random.RandomState(seed)
-    document_index(...)     E copies of the documents, shuffled together; the last one apart if it is separate
+    document_index(...)     E copies of the documents, shuffled together; a separate last epoch is shuffled apart
     sample_index(...)       no random numbers
-    shuffle_index(...)      the samples, shuffled together; those of a separate last epoch apart
+    shuffle_index(...)      the samples, shuffled together; those of a separate last epoch are shuffled apart
 
-NumPy promises that the stream of RandomState never changes.
-
-The three builders under the names that they have in Megatron-LM, for lists and for arrays.
+``build_doc_idx``, ``build_sample_idx`` and ``build_shuffle_idx`` are the same under their names in Megatron-LM, for
+lists and for arrays.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from headrace.plan.megatron.stream import SequenceStream, checked_sizes
 _WORDS = 1 << 16
 _PLACES = 256
 LONG_ENOUGH_TO_IMPORT = 1 << 24
-"""Entries from which on the compiled shuffle is worth the import of numba, a third of a second."""
+"""From this many entries on, the compiled shuffle is worth the import of numba, a third of a second."""
 
 Shuffled = NDArray[np.uint32 | np.int64]
 
@@ -37,14 +38,17 @@ def document_index(
     rng: np.random.RandomState,
     separate_last_epoch: bool,
 ) -> NDArray[np.int32]:
-    """(num_epochs * documents,) int32: ``documents`` repeated and shuffled, built in place: 4 bytes an entry.
+    """Return (num_epochs * num_documents,) int32: ``documents`` repeated and shuffled, in place, with 4 bytes an entry.
 
     Raises:
-        ConfigError: a document has a number of 2^31 or more, which Megatron's int32 cannot hold.
+        ConfigError: the number of a document is 2^31 or more, which Megatron's int32 cannot hold.
     """
     size = len(documents)
     if size and int(max(documents[-1], documents[0]) if isinstance(documents, range) else documents.max()) >= 1 << 31:
-        raise ConfigError("Megatron's document index is int32: sequences have numbers below 2^31; split the data")
+        raise ConfigError(
+            "Megatron's document index is int32, so the numbers of sequences must be below 2^31: divide the data into"
+            " several datasets"
+        )
     index = np.empty(num_epochs * size, dtype=np.int32)
     if isinstance(documents, range):
         index[:size] = np.arange(documents.start, documents.stop, documents.step, dtype=np.int32)
@@ -61,7 +65,10 @@ def document_index(
 
 
 def shuffle_index(num_first: int, num_samples: int, rng: np.random.RandomState) -> Shuffled:
-    """(num_samples,) uint32: the first ``num_first`` numbers shuffled, then the others; int64 from 2^32 - 2 on."""
+    """Return (num_samples,) uint32: the first ``num_first`` numbers shuffled, then the others shuffled.
+
+    From 2^32 - 2 samples on, the dtype is int64.
+    """
     index: Shuffled
     if num_samples < (1 << 32) - 2:
         index = np.arange(num_samples, dtype=np.uint32)
@@ -80,10 +87,10 @@ def sample_index(
     num_samples: int,
     add_extra_token: bool,
 ) -> NDArray[np.int32 | np.int64]:
-    """(num_samples + 1, 2): the entry of the document index where each sample begins, and the offset within it.
+    """Return (num_samples + 1, 2): the entry of the document index where each sample begins, and the offset within it.
 
-    ``sizes_of_document_index`` is (entries,): the tokens of each entry. The last row is where the last sample ends.
-    int32 as long as the number of entries fits in. One pass, in closed form.
+    ``sizes_of_document_index`` is (num_entries,): the tokens of each entry. The last row is where the last sample ends.
+    The dtype is int32 if the number of entries fits into it, else int64. Takes one pass, in closed form.
     """
     sizes = np.asarray(sizes_of_document_index)
     stream = SequenceStream(np.arange(len(sizes), dtype=np.int64), sizes)
@@ -91,9 +98,10 @@ def sample_index(
 
 
 def shuffle(array: NDArray[Any], rng: np.random.RandomState) -> None:
-    """``rng.shuffle(array)`` for a (n,) array of integers, with the same result and the same state of ``rng`` after it.
+    """Do ``rng.shuffle(array)`` for an (n,) array of integers, with the same result and the same new state of ``rng``.
 
-    10 to 15 ns an entry with numba, 20 to 40 with NumPy alone, more the less of the array fits into the caches.
+    Takes 10 to 15 ns an entry with numba and 20 to 40 ns with NumPy alone, depending on how much of the array fits into
+    the caches.
     """
     size = len(array)
     if size < (LONG if is_loaded() else LONG_ENOUGH_TO_IMPORT) or size > 1 << 32:
@@ -103,21 +111,21 @@ def shuffle(array: NDArray[Any], rng: np.random.RandomState) -> None:
     if kernel is None:
         rng.shuffle(array)
         return
-    # One type, so that one kernel is compiled: the elements are only moved.
+    # The elements are only moved, so one type is enough, and only one kernel is compiled for 32 bits.
     shuffle_with(kernel, array.view(np.int32) if array.itemsize == 4 else array, rng)
 
 
 def shuffle_with(kernel: Any, array: NDArray[Any], rng: np.random.RandomState) -> None:
-    """The shuffle through `shuffle_kernel`, compiled or not; at most 2^32 entries."""
+    """Shuffle at most 2^32 entries with `shuffle_kernel`, compiled or not."""
     last = len(array) - 1
     places = np.empty(_PLACES, dtype=np.int64)
     while last > 0:
         before = rng.get_state(legacy=False)
-        # A word is kept with a chance of at least one half.
+        # A word is used with a probability of at least one half.
         words = rng.randint(0, 1 << 32, size=min(_WORDS, 2 * last + 64), dtype=np.uint32)
         last, used = kernel(array, last, words, places)
     if len(array) > 1:
-        # The words that were not looked at are given back.
+        # Put the generator back to the state after the last word that was used.
         rng.set_state(before)
         rng.randint(0, 1 << 32, size=used, dtype=np.uint32)
 
@@ -128,20 +136,19 @@ Integers = NDArray[np.integer[Any]] | Sequence[int]
 def build_doc_idx(
     documents: Integers, num_epochs: int, np_rng: np.random.RandomState, separate_last_epoch: bool
 ) -> NDArray[np.int32]:
-    """(num_epochs * documents,) int32: the documents of all epochs, shuffled together.
+    """Return (num_epochs * num_documents,) int32: the documents of all epochs, shuffled together.
 
-    With ``separate_last_epoch`` the last epoch is shuffled apart from those before it, after them: no document of it
-    can come among theirs.
+    With ``separate_last_epoch`` the last epoch is shuffled separately and comes after the others.
 
     Raises:
-        ConfigError: ``num_epochs`` is below 1, or a document has a number of 2^31 or more.
+        ConfigError: ``num_epochs`` is below 1, or the number of a document is 2^31 or more.
 
     >>> import numpy as np
     >>> build_doc_idx([0, 1, 2], 2, np.random.RandomState(1), separate_last_epoch=True).tolist()
     [0, 2, 1, 1, 2, 0]
     """
     if num_epochs < 1:
-        raise ConfigError(f"num_epochs is {num_epochs}; at least 1")
+        raise ConfigError(f"num_epochs is {num_epochs}; it must be at least 1")
     return document_index(_integers(documents), num_epochs, np_rng, separate_last_epoch)
 
 
@@ -156,23 +163,23 @@ def build_sample_idx(
     *,
     float32_ceil: bool = False,
 ) -> NDArray[np.int32 | np.int64]:
-    """(samples + 1, 2): the place in ``doc_idx`` where each sample begins, and the offset in that document.
+    """Return (num_samples + 1, 2): the place in ``doc_idx`` where each sample begins, and the offset in that document.
 
     Args:
-        sizes: tokens of each document.
+        sizes: the tokens of each document.
         doc_idx: the documents of all epochs, in order.
-        seq_length: tokens of a sample, without the extra one.
-        num_epochs: how many times ``tokens_per_epoch`` the documents of ``doc_idx`` have.
-        tokens_per_epoch: tokens of one epoch.
-        drop_last_partial_sequence: whether a last sample too short is left out.
+        seq_length: the tokens of a sample, without the extra one.
+        num_epochs: how many epochs ``doc_idx`` holds.
+        tokens_per_epoch: the tokens of one epoch.
+        drop_last_partial_sequence: whether a last sample that is too short is left out.
         add_extra_token_to_sequence: whether samples have ``seq_length + 1`` tokens, and share one with the next.
         float32_ceil: round the number of samples up in float32, as Megatron's compiled helper does when it keeps the
-            partial sample. The number is then wrong for many tokens.
+            partial sample. With many tokens the number is then wrong.
 
-    int32 as long as the length of ``doc_idx`` fits in, else int64. One pass, no random numbers.
+    The dtype is int32 if the length of ``doc_idx`` fits into it, else int64. Takes one pass and no random numbers.
 
     Raises:
-        ConfigError: a length or number is out of range, or ``doc_idx`` has fewer tokens than all epochs should.
+        ConfigError: a length or number is out of range, or ``doc_idx`` has fewer tokens than all epochs together.
 
     >>> sizes = [20, 50, 60, 30, 100, 5]
     >>> build_sample_idx(sizes, [0, 1, 2, 3, 4, 5], seq_length=30, num_epochs=1, tokens_per_epoch=sum(sizes))
@@ -188,19 +195,20 @@ def build_sample_idx(
     """
     if seq_length < 1 or num_epochs < 1 or tokens_per_epoch < 1:
         raise ConfigError(
-            f"seq_length, num_epochs and tokens_per_epoch are at least 1, found {seq_length}, {num_epochs} and"
+            f"seq_length, num_epochs and tokens_per_epoch must be at least 1, found {seq_length}, {num_epochs} and"
             f" {tokens_per_epoch}"
         )
     lengths, entries = checked_sizes(_integers(sizes)), _integers(doc_idx)
     if len(entries) and not 0 <= int(entries.min()) <= int(entries.max()) < len(lengths):
         raise ConfigError(
-            f"doc_idx names documents {entries.min()} to {entries.max()}, and there are {len(lengths):,} sizes"
+            f"doc_idx holds documents {entries.min()} to {entries.max()}, but there are {len(lengths):,} sizes"
         )
     stream = SequenceStream(entries, lengths)
     if stream.num_tokens < num_epochs * tokens_per_epoch:
         raise ConfigError(
-            f"the documents of doc_idx have {stream.num_tokens:,} tokens, and {num_epochs} epochs of"
-            f" {tokens_per_epoch:,} are {num_epochs * tokens_per_epoch:,}: doc_idx holds the documents of all epochs"
+            f"the documents of doc_idx have {stream.num_tokens:,} tokens, but {num_epochs} epochs of"
+            f" {tokens_per_epoch:,} tokens have {num_epochs * tokens_per_epoch:,}: doc_idx must hold the documents of"
+            " all epochs"
         )
     extra = int(add_extra_token_to_sequence)
     num_samples = samples_in(
@@ -210,22 +218,22 @@ def build_sample_idx(
 
 
 def build_shuffle_idx(num_samples: int, total_size: int, np_rng: np.random.RandomState) -> Shuffled:
-    """(total_size,) uint32: the first ``num_samples`` numbers shuffled, then those after them; int64 from 2^32 - 2 on.
+    """Return (total_size,) uint32: the first ``num_samples`` numbers shuffled, then those after them shuffled.
 
-    With the samples of all epochs but the last as ``num_samples``, those of the last epoch come last, and a run that
-    stops early leaves out some of them only.
+    From 2^32 - 2 numbers on, the dtype is int64. If ``num_samples`` is the number of samples in all epochs but the
+    last, the samples of the last epoch come last, and a run that stops early leaves out only some of these.
 
     >>> import numpy as np
     >>> build_shuffle_idx(8, 12, np.random.RandomState(0)).tolist()
     [6, 2, 1, 7, 3, 0, 5, 4, 11, 8, 10, 9]
     """
     if not 0 <= num_samples <= total_size:
-        raise ConfigError(f"num_samples is {num_samples}; allowed is 0 to total_size, {total_size}")
+        raise ConfigError(f"num_samples is {num_samples}; allowed are 0 to total_size, which is {total_size}")
     return shuffle_index(num_samples, total_size, np_rng)
 
 
 def _integers(values: Integers) -> NDArray[np.integer[Any]]:
     array = np.asarray(values)
     if array.dtype.kind not in "iu" and array.size:
-        raise ConfigError(f"sizes and documents are integers, found {array.dtype}")
+        raise ConfigError(f"sizes and documents must be integers, found {array.dtype}")
     return array if array.size else np.zeros(0, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""The loops that go through their items one by one: plain Python here, compiled by numba where that is installed.
+"""Loops that go through their items one by one, written in plain Python and compiled by numba if it is installed.
 
-Each choice depends on the one before, so NumPy cannot take many at once. The functions are written for numba: arrays
-and integers only, no calls to each other. `compiled` is what callers use.
+Each choice depends on the one before, so NumPy cannot do many at once. The functions are written for numba: they use
+only arrays and integers, and do not call each other. Callers use `compiled`.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ _INITIALIZED = "_already_initialized"
 
 @cache
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The kernel compiled for this machine, or None without numba.
+    """Return the kernel compiled for this machine, or None without numba.
 
-    The machine code is kept beside this file or in the user's cache, so that it is compiled once and then read in some
-    10 ms; where neither can be written it is compiled anew in every process, about half a second.
+    The machine code is cached beside this file or in the user's cache, so that it is compiled once and then read in
+    about 10 ms. If neither place is writable, it is compiled in every process, which takes about half a second.
     """
     try:
         numba = importlib.import_module("numba")
     except ImportError:
         return None
-    # No NaN comes in and -0.0 equals 0.0: with these two promises alone, maxima are found many at a time. Products and
-    # sums keep their order and their roundings.
+    # There are no NaNs, and -0.0 equals 0.0: these two promises let the compiler find maxima with vector instructions.
+    # Products and sums keep their order and their rounding.
     options: dict[str, Any] = {"nogil": True, "fastmath": {"nnan", "nsz"}}
     try:
-        made: Callable[..., Any] = numba.njit(cache=True, **options)(kernel)
+        fast: Callable[..., Any] = numba.njit(cache=True, **options)(kernel)
     except RuntimeError:
-        made = numba.njit(**options)(kernel)
+        fast = numba.njit(**options)(kernel)
     extensions = importlib.import_module("numba.core.entrypoints")
 
     @wraps(kernel)
     def run(*arguments: Any) -> Any:
-        # Before its first kernel numba imports what other packages add to it (awkward and fsspec, where megatron-core
-        # is installed): half of all it takes to start, and of no use to loops over arrays of integers.
+        # Before its first kernel, numba imports the extensions of other packages (awkward and fsspec, if megatron-core
+        # is installed). That is half of its start-up time, and of no use to loops over arrays of integers.
         before = getattr(extensions, _INITIALIZED, None)
         if before is not False:
-            return made(*arguments)
+            return fast(*arguments)
         setattr(extensions, _INITIALIZED, True)
         try:
-            return made(*arguments)
+            return fast(*arguments)
         finally:
             setattr(extensions, _INITIALIZED, before)
 
@@ -57,12 +57,12 @@ def compiled(kernel: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def is_loaded() -> bool:
-    """Whether numba is imported already, which costs a quarter of a second and is worth it for long loops only."""
+    """Return whether numba is already imported. Its import takes a quarter of a second and pays only for long loops."""
     return "numba" in sys.modules
 
 
 LONG = 1 << 17
-"""Entries from which on a compiled loop is faster than NumPy, where numba is imported already."""
+"""From this many entries on, a compiled loop is faster than NumPy if numba is already imported."""
 
 
 def shuffle_kernel(
@@ -70,9 +70,9 @@ def shuffle_kernel(
 ) -> tuple[int, int]:  # pragma: no cover - compiled
     """Swap ``array[i]`` with a random place up to i, for i from ``last`` down, until the ``words`` are used up.
 
-    A place is the low bits of a word, as many as i has; words above i are thrown away. Returns the next i and how many
-    words were looked at. ``places`` is room for some places: their elements are read once before the first of them is
-    swapped, so that the memory answers many requests at once, and no mistaken guess about a word stops it.
+    A place is the low bits of a word, as many bits as i has; places above i are discarded. Returns the next i and how
+    many words were used. ``places`` is a buffer for some places: their elements are read once before the first of them
+    is swapped, so that the memory serves many requests at once and mispredicted branches do not stall it.
     """
     used = 0
     while last > 0 and used < len(words):
@@ -98,14 +98,14 @@ def shuffle_kernel(
             element = array[last - k]
             array[last - k] = array[place]
             array[place] = element
-        # A use of what was read, which the compiler would leave out otherwise.
+        # Use the sum, or else the compiler would leave the reads out.
         places[0] = touched
         last -= count
     return last, used
 
 
 def sums_kernel(entries: NDArray[Any], sizes: NDArray[Any], block: int, sums: IntArray) -> None:
-    """``sums[i]`` becomes the sum of the sizes of the first ``i * block`` entries, the last one that of all."""
+    """Set ``sums[i]`` to the sum of the sizes of the first ``i * block`` entries, and the last sum to that of all."""
     total = np.int64(0)
     for b in range(len(sums) - 1):
         for i in range(b * block, min((b + 1) * block, len(entries))):
@@ -127,20 +127,21 @@ def blend_kernel(
     dataset_index: NDArray[np.int16],
     dataset_sample_index: IntArray,
 ) -> None:
-    """At each step t the dataset with the greatest ``weight * max(t, 1) - count``, the first of equals.
+    """Choose at each step t the dataset with the greatest ``weight * max(t, 1) - count``, the first of equals.
 
-    ``weights`` (k,) and ``limits`` (k,) are read, the others, (size,), written. A dataset leaves when its count comes
-    to its limit; those still there lie in front, in their order.
+    ``weights`` (k,) and ``limits`` (k,) are read; the other arrays, (size,), are written. A dataset is removed when its
+    count reaches its limit; the remaining ones stay in front, in their order.
 
-    Few datasets are compared one after another. Of many, the greatest of each block of 64 is found 16 at a time
-    without branches, and then its place in the best block alone; behind the last dataset lies what is never chosen.
+    A few datasets are compared one after another. For many, the greatest of each block of 64 is found 16 at a time
+    without branches, and then its place in the best block only. The arrays are padded with values that are never
+    chosen.
     """
     live = len(weights)
     room = (live + 63) // 64 * 64
     ids = np.arange(room)
     rates = np.zeros(room, dtype=np.float64)
     rates[:live] = weights
-    # Counts as float64: exact below 2^53, and no conversion at every step.
+    # Counts are float64, which is exact below 2^53 and needs no conversion at every step.
     counts = np.full(room, np.inf, dtype=np.float64)
     counts[:live] = 0.0
     left = np.zeros(room, dtype=np.int64)

@@ -1,17 +1,16 @@
-"""Megatron's orders of samples, by dialect: Megatron's own, and that of Aleph Alpha's scaling.
+"""Megatron's orders of samples, by dialect: `GPTOrder` for Megatron's own, `AlephAlphaOrder` for Aleph Alpha's scaling.
 
-Megatron's order of samples as one object: any sample of the run, from what is computed once.
+Both find the tokens of any sample of a run from arrays that are computed once.
 
-The order of Aleph Alpha's scaling: epochs one after another, each shuffled by its own seed, samples in stream order.
-
-Samples have exactly S + 1 tokens. Each begins at the last token of the one before, but within a sequence only: where
-a sample ends with a sequence, the next begins with the next sequence. Sequences of fewer than two tokens are left out,
-and so is what is left at the end of an epoch.
+In the order of Aleph Alpha's scaling, epochs follow each other, each is shuffled by its own seed, and samples are in
+the order of the token stream. Samples have exactly S + 1 tokens. Each begins at the last token of the one before, but
+only within a sequence: if a sample ends with a sequence, the next one begins with the next sequence. Sequences of fewer
+than two tokens are left out, and so is the rest at the end of an epoch.
 
     sequences of 7 and 5 tokens     S = 4: samples [0, 5) [4, 9), the rest is short     S = 3: [0, 4) [3, 7) [7, 11)
 
-Between two such ends the samples lie S apart. The next one is the next sequence end in the same place modulo S, so
-with the ends sorted by that place it is one bisection away: about one in S ends is hit.
+Between two such ends, samples lie S tokens apart. The next such end is the next end of a sequence at the same place
+modulo S. With the ends sorted by that place it is found by one bisection; about one in S ends is such an end.
 
 Source: Aleph-Alpha/scaling, ``transformer/data/text_dataset.py``, without ``only_full_sequences``.
 """
@@ -39,9 +38,9 @@ from headrace.plan.megatron.stream import SamplePieces, SequenceStream, checked_
 
 
 class _Epoch(NamedTuple):
-    """One epoch: its stream, and its runs of samples that lie S apart.
+    """One epoch: its stream, and its runs of samples that lie S tokens apart.
 
-    ``first_samples`` and ``first_tokens`` (runs,) int64: the first sample of each run, and where it begins.
+    ``first_samples`` and ``first_tokens``, (num_runs,) int64: the first sample of each run, and where it begins.
     """
 
     stream: SequenceStream
@@ -51,18 +50,25 @@ class _Epoch(NamedTuple):
 
 
 class AlephAlphaOrder:
-    """The samples of as many epochs as are wanted; the same interface as `GPTOrder`.
+    """The order of Aleph Alpha's scaling, for as many epochs as are needed; it has the same interface as `GPTOrder`.
 
     Args:
-        sizes: (sequences,) of integers, the tokens of each sequence; kept as it is, not copied.
-        sampling: with the dialect ``aleph_alpha``. Epoch e is shuffled by seed + e.
-        first_sequence: the number that the first of them has in its store.
+        sizes: (num_sequences,) integers, the tokens of each sequence; not copied.
+        sampling: must have the dialect ``aleph_alpha``. Epoch e is shuffled by seed + e.
+        first_sequence: the number of the first sequence in its store.
 
-    Every epoch is built at construction, O(sequences log sequences), and keeps 4.5 bytes a sequence. The order does not
-    depend on the number of samples: a longer run goes on where a shorter one ended.
+    All epochs are built at construction, O(sequences log sequences) each, and take 4.5 bytes a sequence. The order does
+    not depend on the number of samples: a longer run continues where a shorter one ended.
 
     Raises:
         ConfigError: no sample fits into an epoch, or the seed of an epoch is 2^32 or more.
+
+    Example:
+        >>> megatron = headrace.plan.megatron
+        >>> sampling = megatron.GPTSampling(sequence_length=4, num_samples=2, seed=1, dialect="aleph_alpha")
+        >>> order = megatron.AlephAlphaOrder(np.array([7, 5]), sampling)
+        >>> order.locate(np.array([0])).num_tokens.tolist()
+        [5]
     """
 
     def __init__(self, sizes: NDArray[np.integer[Any]], sampling: GPTSampling, *, first_sequence: int = 0) -> None:
@@ -78,8 +84,8 @@ class AlephAlphaOrder:
             epoch = self._epoch(len(self._epochs))
             if wanted and epoch.num_samples == 0:
                 raise ConfigError(
-                    f"an epoch has too few tokens for one sample of {sampling.sequence_length + 1:,}: {wanted:,} are"
-                    " wanted; check data and split, or choose a smaller sequence_length"
+                    f"an epoch has too few tokens for one sample of {sampling.sequence_length + 1:,} tokens, but"
+                    f" {wanted:,} samples are wanted; check the data and the split, or choose a smaller sequence_length"
                 )
             self._epochs.append(epoch)
             found += epoch.num_samples
@@ -93,21 +99,25 @@ class AlephAlphaOrder:
 
     @property
     def num_samples(self) -> int:
-        """Of all epochs built: at least as many as were wanted."""
+        """The number of samples in all epochs, at least as many as were wanted."""
         return int(self._ends[-1])
 
     @property
     def num_epochs(self) -> int:
-        """Epochs built."""
+        """The number of epochs that were built."""
         return len(self._epochs)
 
     @property
     def num_bytes(self) -> int:
-        """Of all arrays that are kept, the sizes not among them."""
+        """The size in bytes of all arrays that are kept, without the sizes of the sequences."""
         return sum(e.stream.num_bytes + e.first_samples.nbytes + e.first_tokens.nbytes for e in self._epochs)
 
     def locate(self, samples: IntArray) -> SamplePieces:
-        """The pieces of (n,) int64 ``samples`` of the run. Raises ConfigError for one that is not of this run."""
+        """Return the pieces of (n,) int64 ``samples`` of the run.
+
+        Raises:
+            ConfigError: a sample is not in this run.
+        """
         if samples.size and (samples.min() < 0 or samples.max() >= self.num_samples):
             raise ConfigError(
                 f"samples of this run are 0 to {self.num_samples - 1:,}, found {samples.min():,} to {samples.max():,}"
@@ -133,20 +143,22 @@ class AlephAlphaOrder:
     def _epoch(self, number: int) -> _Epoch:
         seed, size = self.sampling.seed + number, self.sampling.sequence_length
         if seed >= 1 << 32:
-            raise ConfigError(f"epoch {number} is shuffled by seed {seed}, which is 2^32 or more; begin with a smaller")
-        # They shuffle int64; the order is the same.
+            raise ConfigError(
+                f"epoch {number} is shuffled by seed {seed}, which is 2^32 or more; choose a smaller seed"
+            )
+        # Aleph Alpha's scaling shuffles int64; the order is the same.
         documents = np.arange(len(self._sizes), dtype=np.int32)
         shuffle(documents, np.random.RandomState(seed))
         documents = documents[self._sizes[documents] >= 2]
         stream = SequenceStream(documents, self._sizes)
         ends = np.cumsum(self._sizes[documents], dtype=np.int64)
-        # By place modulo S; the sort is stable, so by position among those of a place.
+        # Sorted by place modulo S. The sort is stable, so ends at the same place are in the order of their positions.
         by_place = np.argsort(ends % size, kind="stable")
         places, positions = (ends % size)[by_place], ends[by_place]
         first_samples, first_tokens = [0], [0]
         sample = token = 0
         while True:
-            # A sample from t on ends at t + i * S + 1; that is a sequence end x if x = t + 1 modulo S.
+            # Samples from t on end at t + i * S + 1, which is the end x of a sequence if x = t + 1 modulo S.
             place = (token + 1) % size
             low, high = np.searchsorted(places, place, side="left"), np.searchsorted(places, place, side="right")
             at = low + int(np.searchsorted(positions[low:high], token + size + 1, side="left"))
@@ -162,7 +174,7 @@ class AlephAlphaOrder:
 
 
 def _woven(parts: list[SamplePieces], places: list[IntArray], count: int) -> SamplePieces:
-    """The pieces of samples that were looked up in several parts, in the order of all samples."""
+    """Combine the pieces of samples that were looked up in several parts, in the order of all samples."""
     counts = np.zeros(count, dtype=np.int64)
     for part, place in zip(parts, places, strict=True):
         counts[place] = np.diff(part.offsets)
@@ -176,21 +188,28 @@ def _woven(parts: list[SamplePieces], places: list[IntArray], count: int) -> Sam
 
 
 class GPTOrder:
-    """The samples of Megatron's ``GPTDataset``, sample by sample and in its order.
+    """The order of the samples of Megatron's ``GPTDataset``.
 
     Args:
-        sizes: (sequences,) of integers, the tokens of each sequence of the split; kept as it is, not copied.
-        sampling: what decides the order; any dialect but ``aleph_alpha`` (`order_samples` takes all).
-        first_sequence: the number that the first of them has in its store.
+        sizes: (num_sequences,) integers, the tokens of each sequence of the split; not copied.
+        sampling: the options that decide the order, with any dialect except ``aleph_alpha`` (`order_samples` accepts
+            all).
+        first_sequence: the number of the first sequence in its store.
 
     Attributes:
         epochs: how many epochs there are, how many samples, and for which numbers of samples the order is the same.
 
-    Construction shuffles epochs times sequences and all samples: 10 to 40 ns each, and 10 ns a sequence and epoch for
-    the sums. Kept are 4.5 bytes a sequence and epoch, and 4 a sample.
+    Construction shuffles epochs times sequences and all samples, in 10 to 40 ns each, and takes 10 ns a sequence and
+    epoch for the sums. The order keeps 4.5 bytes a sequence and epoch, and 4 bytes a sample.
 
     Raises:
-        ConfigError: the sizes are none, or samples are wanted of no tokens.
+        ConfigError: the sizes are not integers of at least 0, or samples are wanted but there are no tokens.
+
+    Example:
+        >>> sampling = headrace.plan.megatron.GPTSampling(sequence_length=30, num_samples=8, seed=1)
+        >>> order = headrace.plan.megatron.GPTOrder(np.array([20, 50, 60, 30, 100, 5]), sampling)
+        >>> order.num_samples, order.locate(np.array([0, 1])).num_tokens.tolist()
+        (8, [31, 31])
     """
 
     def __init__(
@@ -201,10 +220,14 @@ class GPTOrder:
         first_sequence: int = 0,
     ) -> None:
         if sampling.dialect == "aleph_alpha":
-            raise ConfigError("the dialect 'aleph_alpha' has an order of its own: AlephAlphaOrder, or order_samples")
+            raise ConfigError(
+                "the dialect 'aleph_alpha' has an order of its own: use AlephAlphaOrder, or order_samples"
+            )
         sizes = checked_sizes(sizes)
         if not 0 <= first_sequence <= (1 << 31) - len(sizes):
-            raise ConfigError(f"sequences have numbers from 0 to 2^31 - 1, found {first_sequence} for the first")
+            raise ConfigError(
+                f"sequences must have numbers from 0 to 2^31 - 1; found {first_sequence} for the first one"
+            )
         self.sampling = sampling
         self._first_sequence = first_sequence
         self.tokens_per_epoch = int(sizes.sum(dtype=np.int64))
@@ -224,36 +247,38 @@ class GPTOrder:
 
     @property
     def num_samples(self) -> int:
-        """Samples of the run, at least as many as were wanted; NeoX leaves out the last one."""
+        """The number of samples in the run, at least as many as were wanted; NeoX leaves out the last one."""
         if self.sampling.dialect == "neox":
             return max(0, self.epochs.num_samples - 1)
         return self.epochs.num_samples
 
     @property
     def num_epochs(self) -> int:
-        """Epochs that the samples are cut from."""
+        """The number of epochs from which the samples are cut."""
         return self.epochs.num_epochs
 
     @property
     def separate_last_epoch(self) -> bool:
-        """Whether the last epoch is shuffled apart from those before it."""
+        """Whether the last epoch is shuffled separately from those before it."""
         return self.epochs.separate_last_epoch
 
     @property
     def num_entries(self) -> int:
-        """Of the document index: epochs times sequences."""
+        """The number of entries in the document index: epochs times sequences."""
         return len(self._stream.entries)
 
     @property
     def num_bytes(self) -> int:
-        """Of all arrays that are kept, the sizes not among them."""
+        """The size in bytes of all arrays that are kept, without the sizes of the sequences."""
         return self._stream.num_bytes + self._shuffled.nbytes
 
     def locate(self, samples: IntArray) -> SamplePieces:
-        """The pieces of (n,) int64 ``samples`` of the run; about 1 to 2 us a sample in bulk.
+        """Return the pieces of (n,) int64 ``samples`` of the run. About 1 to 2 us a sample in bulk.
+
+        With the dialect ``neox``, numbers of samples beyond the end wrap around, as in GPT-NeoX.
 
         Raises:
-            ConfigError: a sample is not of this run. (NeoX: from its last one on, indices wrap around as there.)
+            ConfigError: a sample is not in this run.
         """
         size, extra = self.sampling.sequence_length, int(self.sampling.add_extra_token)
         rows = self._shuffled[self._checked(samples)].astype(np.int64)
@@ -263,44 +288,44 @@ class GPTOrder:
         return self._stream.cut((entries[:count], offsets[:count]), last, first_sequence=self._first_sequence)
 
     def reorders_when_extended(self, to_samples: int | None) -> bool:
-        """Whether a run of ``to_samples`` goes through the samples of this one in another order."""
+        """Return whether the samples of this run come in another order in a run of ``to_samples``."""
         return reorders_when_extended(self.tokens_per_epoch, self.sampling, self.sampling.num_samples, to_samples)
 
     def warn_if_extended_from(self, from_samples: int | None) -> None:
-        """Warn with `ReorderWarning` if a run of ``from_samples``, which this one goes on, had another order."""
+        """Warn with `ReorderWarning` if a run of ``from_samples``, which this run extends, had another order."""
         warn_when_extended(self.tokens_per_epoch, self.sampling, from_samples, self.sampling.num_samples)
 
     @property
     def document_index(self) -> NDArray[np.int32]:
-        """(num_epochs * sequences,) int32: Megatron's array, made anew."""
+        """Megatron's array, (num_epochs * num_sequences,) int32, made anew on each access."""
         return (self._stream.entries + self._first_sequence).astype(np.int32)
 
     def document_index_chunks(self, num_entries: int) -> Iterator[NDArray[np.int32]]:
-        """The same, so many entries at a time."""
+        """Yield the document index, ``num_entries`` entries at a time."""
         for first in range(0, self.num_entries, num_entries):
             yield (self._stream.entries[first : first + num_entries] + self._first_sequence).astype(np.int32)
 
     @cached_property
     def shuffle_index(self) -> Shuffled:
-        """(samples,) uint32, or int64 from 2^32 - 2 samples on: Megatron's array, read-only."""
+        """Megatron's array, (num_samples,) uint32, or int64 from 2^32 - 2 samples on; read-only."""
         view = self._shuffled.view()
         view.flags.writeable = False
         return view
 
     @property
     def sample_index(self) -> NDArray[np.int32 | np.int64]:
-        """(samples + 1, 2) int32 or int64: Megatron's array, made anew in one pass over the document index."""
+        """Megatron's array, (num_samples + 1, 2) int32 or int64, made anew in one pass over the document index."""
         size, extra = self.sampling.sequence_length, int(self.sampling.add_extra_token)
         index = self._stream.sample_index(size, self.epochs.num_samples, extra)
         if self.sampling.dialect == "neox":
-            # NeoX looks at the number of its elements where the others look at that of the documents.
+            # NeoX chooses the dtype by the number of elements, the others by the number of documents.
             elements = 2 * ((self.num_epochs * self.tokens_per_epoch - 1) / size + 1)
             dtype: type[np.int32 | np.int64] = np.int32 if elements < (1 << 31) - 1 else np.int64
             index = index.astype(dtype, copy=False)
         return index
 
     def sample_index_chunks(self) -> Iterator[IntArray]:
-        """The rows of the same, (k, 2) int64 at a time: those that begin in 65,536 entries of the document index."""
+        """Yield the sample index as (k, 2) int64, the rows of 65,536 entries of the document index at a time."""
         size, extra = self.sampling.sequence_length, int(self.sampling.add_extra_token)
         for _, entries, offsets in self._stream.sample_rows(size, self.epochs.num_samples, extra):
             yield np.stack([entries, offsets], axis=1)
@@ -318,29 +343,29 @@ class GPTOrder:
 
 
 class SampleOrder(Protocol):
-    """What a dataset asks of an order."""
+    """An order of samples, as a dataset uses it."""
 
     sampling: GPTSampling
 
     @property
     def num_samples(self) -> int:
-        """Samples of the run."""
+        """The number of samples in the run."""
 
     @property
     def num_epochs(self) -> int:
-        """Epochs that they are cut from."""
+        """The number of epochs from which the samples are cut."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all arrays that are kept, the sizes not among them."""
+        """The size in bytes of all arrays that are kept, without the sizes of the sequences."""
 
     def locate(self, samples: IntArray) -> SamplePieces:
-        """The pieces of (n,) int64 ``samples`` of the run."""
+        """Return the pieces of (n,) int64 ``samples`` of the run."""
 
 
 def order_samples(
     sizes: NDArray[np.integer[Any]], sampling: GPTSampling, *, first_sequence: int = 0
 ) -> GPTOrder | AlephAlphaOrder:
-    """The order of the samples over sequences of these sizes, of whichever dialect ``sampling`` names."""
-    made = AlephAlphaOrder if sampling.dialect == "aleph_alpha" else GPTOrder
-    return made(sizes, sampling, first_sequence=first_sequence)
+    """Return the order of samples over sequences of these sizes, for the dialect of ``sampling``."""
+    kind = AlephAlphaOrder if sampling.dialect == "aleph_alpha" else GPTOrder
+    return kind(sizes, sampling, first_sequence=first_sequence)

@@ -1,32 +1,26 @@
-"""Megatron's samplers, and the permutation of torch that one of them draws.
-
-Which samples of a dataset a data-parallel rank takes: Megatron's two samplers, as batches of indices.
+"""Megatron's two samplers: which samples of a dataset each data-parallel rank takes.
 
     20 samples, 4 consumed, 2 ranks, micro-batches of 2
     single     rank 0: [4 5] [8 9] [12 13] [16 17]      rank 1: [6 7] [10 11] [14 15] [18 19]
 
 The whole state is the number of samples consumed. The samples of ``single`` come in the same order for any number of
-ranks; the order of ``cyclic`` depends on it, and changing it in the middle of an epoch is mostly refused: `CyclicOrder`
-is the same order for any number of ranks.
+ranks. The order of ``cyclic`` depends on the number of ranks, and changing it in the middle of an epoch is mostly
+refused.
 
-Source: Megatron-LM, ``MegatronPretrainingSampler`` and ``MegatronPretrainingRandomSampler``.
-
-Megatron's cyclic sampler as a function of the position, so that any number of ranks can go on in its order.
-
-Its epochs are made for a micro-batch size and a number of ranks. Positions are numbered as the ranks take them, one
-micro-batch after another: what lies at a position is what that rank would have taken there.
+`CyclicOrder` is the cyclic order as a function of the position, so that a run can continue in it on any number of
+ranks. Its epochs are made for a micro-batch size and a number of ranks. Positions are numbered as these ranks take
+them, one micro-batch after another, so that a position has the sample that its rank would have taken there:
 
     21 samples, 2 ranks, micro-batches of 2      rank 0 takes [4 1] [7 5] ...     rank 1 takes [14 11] [17 15] ...
     positions 0 to 7                             samples 4 1 14 11 7 5 17 15      20 of the 21 are an epoch
 
-Source: Megatron-LM, ``MegatronPretrainingRandomSampler``.
+`torch_randperm` replays torch's permutation on the CPU, which the cyclic sampler uses, without torch. Torch seeds the
+Mersenne twister as NumPy's RandomState does, and swaps element i with another one, for i from 0 on:
 
-``torch.randperm`` on the CPU, replayed without torch: the order of Megatron's cyclic sampler.
+    fewer than 2^32 / 20 elements    one of the elements from i on: i + (a 32-bit word modulo their number)
+    more                             one of the elements up to i: a 64-bit number, its high word first, modulo i + 1
 
-torch seeds the Mersenne twister as NumPy's RandomState does, and swaps element i with another one, for i from 0 on:
-
-    fewer than 2^32 / 20 elements    one of those from i on: i + (a 32-bit word modulo their number)
-    more                             one of those up to i: a 64-bit number, its high word first, modulo i + 1
+Source: Megatron-LM, ``MegatronPretrainingSampler`` and ``MegatronPretrainingRandomSampler``.
 """
 
 from __future__ import annotations
@@ -43,20 +37,20 @@ from headrace.plan.megatron.kernels import compiled, is_loaded, swap_kernel
 from headrace.plan.split import Share
 
 MANY = ((1 << 32) - 1) // 20
-"""Elements from which on torch draws 64 bits for each."""
+"""For permutations of at least this many elements, torch draws 64 bits for each."""
 
 _CHUNK = 1 << 18
 _LONG_ENOUGH_TO_IMPORT = 1 << 20
-"""Elements from which on the compiled loop is worth the import of numba."""
+"""From this many elements on, the compiled loop is worth the import of numba."""
 
 
 def torch_randperm(length: int, seed: int) -> IntArray:
-    """(length,) int64: ``torch.randperm(length, generator=torch.Generator().manual_seed(seed))``.
+    """Return (length,) int64: ``torch.randperm(length, generator=torch.Generator().manual_seed(seed))``.
 
     About 10 ns an element with numba, 40 from 2^32 / 20 elements on, and 150 in plain Python.
 
     Raises:
-        ConfigError: the seed is not in 0 to 2^32 - 1.
+        ConfigError: the seed is not from 0 to 2^32 - 1.
     """
     if not 0 <= seed < 1 << 32:
         raise ConfigError(f"seed is {seed}; allowed is 0 to 2^32 - 1")
@@ -77,7 +71,7 @@ def torch_randperm(length: int, seed: int) -> IntArray:
 
 
 def _places(rng: np.random.RandomState, length: int, first: int, count: int) -> IntArray:
-    """(count,) int64: the place that each of the elements from ``first`` on is swapped with."""
+    """(count,) int64: the place with which each of the elements from ``first`` on is swapped."""
     own = np.arange(first, first + count, dtype=np.uint64)
     if length < MANY:
         words = rng.randint(0, 1 << 32, size=count, dtype=np.uint32).astype(np.uint64)
@@ -90,23 +84,30 @@ _MAX_EPOCHS = 1 << 32
 """The seed of an epoch is its number, and seeds are 32 bits."""
 _MAX_POSITIONS = 1 << 62
 _KEPT = 2
-"""Epochs whose permutations are kept: what is read ahead lies in the next."""
+"""How many permutations of epochs are kept: read-ahead may already be in the next epoch."""
 
 
 class CyclicOrder:
-    """Positions 0, 1, 2, ... of all epochs -> samples 0 .. num_samples - 1.
+    """The order of Megatron's cyclic sampler: positions 0, 1, 2, ... of all epochs -> samples 0 .. num_samples - 1.
 
     Args:
-        num_samples: of the dataset; those that fill no micro-batch of all ranks are left out of each epoch.
-        micro_batch_size, data_parallel_size: of the run whose order this is.
-        data_sharding: each rank shuffles a part of the samples of its own; without, all are shuffled and handed out.
+        num_samples: the number of samples in the dataset; samples that do not fill a micro-batch of all ranks are left
+            out of each epoch.
+        micro_batch_size, data_parallel_size: those of the run whose order this is.
+        data_sharding: if True, each rank shuffles its own part of the samples; if False, all samples are shuffled and
+            distributed in turn.
 
-    The permutation of an epoch is made when it is first asked for, `torch_randperm` of ``num_samples`` or, with
-    ``data_sharding``, of a rank's part of them; the last two are kept, 4 bytes an element. Any other look-up is
+    The permutation of an epoch is made when it is first needed. It is `torch_randperm` of ``num_samples`` elements or,
+    with ``data_sharding``, of a rank's part of them. The last two are kept, with 4 bytes an element. Everything else is
     arithmetic.
 
     Raises:
-        ConfigError: a number is below 1, or the samples are fewer than one micro-batch of all ranks.
+        ConfigError: a number is below 1, or there are fewer samples than one micro-batch of all ranks.
+
+    Example:
+        >>> order = headrace.plan.megatron.CyclicOrder(21, micro_batch_size=2, data_parallel_size=2)
+        >>> order.num_samples_per_epoch, len(set(order.locate(np.arange(20)).tolist()))
+        (20, 20)
     """
 
     def __init__(
@@ -125,22 +126,22 @@ class CyclicOrder:
         self._kept: dict[int, NDArray[np.integer[Any]]] = {}
 
     def __len__(self) -> int:
-        """Positions of all epochs that there are seeds for, 2^32, or below 2^62."""
+        """Return the number of positions: those of 2^32 epochs, since seeds have 32 bits, but at most 2^62."""
         return min(_MAX_EPOCHS, _MAX_POSITIONS // self.num_samples_per_epoch) * self.num_samples_per_epoch
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the permutations: another process makes those that it needs."""
+        """Return the state without the permutations: another process makes those that it needs."""
         return {**self.__dict__, "_kept": {}}
 
     def locate(self, positions: IntArray) -> IntArray:
-        """(n,) int64: the sample at each of (n,) int64 ``positions``, 0 to len - 1."""
+        """Return (n,) int64: the sample at each of (n,) int64 ``positions``, from 0 to ``len(self) - 1``."""
         chunks, within = np.divmod(positions, self._together)
         ranks, rows = np.divmod(within, self.micro_batch_size)
         epochs, chunks = np.divmod(chunks, self.num_samples_per_epoch // self._together)
         if self.data_sharding:
             places = chunks * self.micro_batch_size + rows
         else:
-            # Rank r takes every so manieth, from r on.
+            # Rank r takes the samples r, r + data_parallel_size, r + 2 * data_parallel_size, ... of the permutation.
             places = chunks * self._together + rows * self.data_parallel_size + ranks
         samples = np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
@@ -155,26 +156,27 @@ class CyclicOrder:
         if found is None:
             small = self._num_shuffled < 1 << 31
             found = torch_randperm(self._num_shuffled, epoch).astype(np.int32 if small else np.int64)
-            # A new dict each time: another thread may be reading the old one.
+            # Make a new dict each time, since another thread may be reading the old one.
             self._kept = dict([*self._kept.items(), (epoch, found)][-_KEPT:])
         return found
 
 
 def cyclic_epoch_samples(num_samples: int, micro_batch_size: int, data_parallel_size: int) -> int:
-    """The samples of an epoch: as many as fill micro-batches of all ranks.
+    """Return the number of samples in an epoch: as many as fill micro-batches of all ranks.
 
     Raises:
-        ConfigError: a number is below 1, or there are none.
+        ConfigError: a number is below 1, or there are fewer samples than one micro-batch of all ranks.
     """
     if micro_batch_size < 1 or data_parallel_size < 1:
         raise ConfigError(
-            f"micro_batch_size and data_parallel_size are at least 1, found {micro_batch_size} and {data_parallel_size}"
+            f"micro_batch_size and data_parallel_size must be at least 1, found {micro_batch_size} and "
+            f"{data_parallel_size}"
         )
     active = num_samples - num_samples % (micro_batch_size * data_parallel_size)
     if active < 1:
         raise ConfigError(
-            f"{num_samples:,} samples are fewer than one micro-batch of all ranks, {data_parallel_size} times"
-            f" {micro_batch_size}"
+            f"{num_samples:,} samples are fewer than one micro-batch of all ranks, which has {data_parallel_size} times"
+            f" {micro_batch_size} samples"
         )
     return active
 
@@ -182,18 +184,19 @@ def cyclic_epoch_samples(num_samples: int, micro_batch_size: int, data_parallel_
 def single_batches(
     total_samples: int, consumed_samples: int, share: Share, *, drop_last: bool = True
 ) -> Iterator[IntArray]:
-    """(micro_batch_size,) int64 for each micro-step of a rank: the samples in order, from ``consumed_samples`` on.
+    """Yield (micro_batch_size,) int64 for each micro-step of a rank: the samples in order from ``consumed_samples`` on.
 
-    Each micro-step all ranks together take the next ``world_size * micro_batch_size`` samples, rank r the r-th part.
-    With ``drop_last=False`` what is left at the end is assigned in the same way: the last ranks may get fewer, or none.
+    In each micro-step all ranks together take the next ``world_size * micro_batch_size`` samples, and rank r takes part
+    r of them. With ``drop_last=False`` the rest at the end is assigned in the same way, so that the last ranks may get
+    fewer samples or none.
 
     Raises:
-        ConfigError: at the call; nothing is left to take, or a number is out of range.
+        ConfigError: no samples are left, or a number is out of range; raised by the call, before the first batch.
     """
     _check(total_samples, consumed_samples, share)
     if consumed_samples >= total_samples:
         raise ConfigError(
-            f"{consumed_samples:,} of {total_samples:,} samples are consumed: none is left; ask for more samples"
+            f"{consumed_samples:,} of {total_samples:,} samples are consumed, and none is left: ask for more samples"
         )
     return _single(total_samples, consumed_samples, share, drop_last)
 
@@ -201,19 +204,19 @@ def single_batches(
 def cyclic_batches(
     total_samples: int, consumed_samples: int, share: Share, *, data_sharding: bool = True
 ) -> Iterator[IntArray]:
-    """(micro_batch_size,) int64 for each micro-step of a rank, to the end of the epoch; the next call begins another.
+    """Yield (micro_batch_size,) int64 for each micro-step of a rank, to the end of the epoch.
 
-    The samples that fill no global micro-batch are left out. Epoch e is shuffled by ``torch.randperm`` with seed e,
-    whatever the run's seed. With ``data_sharding`` each rank shuffles a part of the samples of its own; without, all
-    samples are shuffled and handed out in turn.
+    The next call begins another epoch. Samples that do not fill a micro-batch of all ranks are left out. Epoch e is
+    shuffled by ``torch.randperm`` with seed e, whatever the seed of the run. With ``data_sharding`` each rank shuffles
+    its own part of the samples; without it all samples are shuffled and distributed in turn.
 
-    Without ``data_sharding`` some ranks may get one batch more than others, when ``total_samples`` is no multiple of
-    ``world_size * micro_batch_size``: so it is in Megatron, whose ranks then go on from different places. `CyclicOrder`
-    leaves that batch out.
+    Without ``data_sharding``, some ranks may get one batch more than others if ``total_samples`` is not a multiple of
+    ``world_size * micro_batch_size``. This is as in Megatron, whose ranks then continue from different places.
+    `CyclicOrder` leaves that batch out.
 
     Raises:
-        ConfigError: at the call; the samples are fewer than one global micro-batch, ``consumed_samples`` is not at the
-            end of one, or a number is out of range.
+        ConfigError: there are fewer samples than one micro-batch of all ranks, ``consumed_samples`` is not a multiple
+            of its size, or a number is out of range; raised by the call, before the first batch.
     """
     _check(total_samples, consumed_samples, share)
     together = share.world_size * share.micro_batch_size
@@ -222,9 +225,9 @@ def cyclic_batches(
     )
     if within % together:
         raise ConfigError(
-            f"{consumed_samples:,} samples are consumed, {within:,} of epoch {epoch}, which is no multiple of"
-            f" {together:,} ({share.world_size} ranks times {share.micro_batch_size}): the number of ranks or the"
-            " micro-batch size has changed; go back to the old ones, or begin at an epoch"
+            f"{consumed_samples:,} samples are consumed, {within:,} of them in epoch {epoch}, which is not a multiple"
+            f" of {together:,} ({share.world_size} ranks times {share.micro_batch_size}): the number of ranks or the"
+            " micro-batch size has changed; restore the old ones, or begin at the start of an epoch"
         )
     return _cyclic(total_samples, epoch, within, share, data_sharding)
 
@@ -253,10 +256,11 @@ def _cyclic(total: int, epoch: int, within: int, share: Share, data_sharding: bo
 def _check(total_samples: int, consumed_samples: int, share: Share) -> None:
     if total_samples < 1 or consumed_samples < 0:
         raise ConfigError(
-            f"total_samples is at least 1 and consumed_samples at least 0, found {total_samples} and {consumed_samples}"
+            f"total_samples must be at least 1 and consumed_samples at least 0, found {total_samples} and "
+            f"{consumed_samples}"
         )
     if share.micro_batch_size < 1 or not 0 <= share.rank < share.world_size:
         raise ConfigError(
-            f"rank {share.rank} of {share.world_size} with micro-batches of {share.micro_batch_size}: a rank is from 0"
-            " to world_size - 1, a micro-batch at least 1"
+            f"the rank is {share.rank} of {share.world_size} with micro-batches of {share.micro_batch_size}; a rank"
+            " must be from 0 to world_size - 1, and a micro-batch at least 1"
         )

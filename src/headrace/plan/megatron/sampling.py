@@ -1,14 +1,14 @@
-"""The options that decide Megatron's order of samples, and how many epochs they need.
+"""The options that decide Megatron's order of samples, and how many epochs a run needs.
 
-How many epochs a number of samples needs, whether the last is shuffled apart, and how many samples that makes.
+With T tokens in an epoch, samples of S tokens (and e = 1 extra token), and N samples wanted, there are E epochs:
 
-    T tokens an epoch, samples of S tokens (and e = 1 extra token), N wanted:
-    E epochs, the fewest with E * T >= N * S + e      they hold (E * T - e) // S samples, N or more
-    the last is apart if it is needed for less than 80 % of the samples of an epoch
+    E is the least number with E * T >= N * S + e; these epochs hold (E * T - e) // S samples, which is N or more
+    the last epoch is shuffled separately if less than 80 % of the samples of an epoch are needed from it
 
-    T = 265, S = 30, e = 1      N = 8: E = 1      N = 12: E = 2, apart      N = 16: E = 2, together      N = 20: E = 3
+    T = 265, S = 30, e = 1      N = 8: E = 1      N = 12: E = 2, separate   N = 16: E = 2, together      N = 20: E = 3
 
-N decides E and "apart", and so the whole order: a run that is extended past such a border goes on in another order.
+So N decides E and whether the last epoch is separate, and with them the whole order: a run that is extended beyond such
+a border continues in another order.
 """
 
 from __future__ import annotations
@@ -28,24 +28,30 @@ LastEpoch = Literal["auto", "separate", "together"]
 class GPTSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How samples are cut from a stream of shuffled sequences, and in which order they come.
 
-    ``sequence_length``: S, tokens of a sample without the extra one; at least 1.
-    ``num_samples``: how many are wanted at least, or None for one epoch.
-    ``seed``: of the one ``numpy.random.RandomState``, 0 to 2^32 - 1.
+    ``sequence_length``: S, the tokens of a sample without the extra one; at least 1.
+    ``num_samples``: how many samples are wanted at least, or None for one epoch.
+    ``seed``: the seed of the only ``numpy.random.RandomState``, from 0 to 2^32 - 1.
     ``add_extra_token``: samples have S + 1 tokens, and each begins at the last token of the one before.
-    ``drop_last_partial``: what is left at the end and too short for a sample is dropped.
+    ``drop_last_partial``: tokens at the end that are too few for a sample are dropped.
     ``dialect``:
         ``core``         Megatron-Core;
-        ``legacy``       Megatron-LM before it, whose order is the same: always an extra token, never a partial sample;
+        ``legacy``       Megatron-LM before Megatron-Core, with the same order: it always has an extra token and never a
+                         partial sample;
         ``neox``         GPT-NeoX: all epochs are shuffled together, the last sample is left out, indices wrap around;
-        ``aleph_alpha``  Aleph Alpha's scaling: epoch e is shuffled by seed + e, samples are not shuffled.
-    ``last_epoch``: ``auto`` shuffles the last of several epochs apart where the dialect does (``core`` and ``legacy``:
-        if less than 80 % of it is needed); ``separate`` always does, ``together`` never.
-    ``float32_ceil``: compatibility with the compiled helpers of megatron-core, which round the number of samples up in
-        float32 when a partial last sample is kept: from 2^24 tokens on, samples may be missing or repeat the last
-        token. Without it the number is exact.
+        ``aleph_alpha``  Aleph Alpha's scaling: epoch e is shuffled by seed + e, and samples are not shuffled.
+    ``last_epoch``: ``auto`` shuffles the last of several epochs separately if the dialect does (``core`` and
+        ``legacy`` do if less than 80 % of it is needed); ``separate`` always does, and ``together`` never does.
+    ``float32_ceil``: for compatibility with the compiled helpers of megatron-core. If a partial last sample is kept,
+        they round the number of samples up in float32, so that from 2^24 tokens on samples may be missing or repeat
+        the last token. Without this option the number is exact.
 
     Raises:
         ConfigError: a value or a combination is not allowed.
+
+    Example:
+        >>> sampling = headrace.plan.megatron.GPTSampling(sequence_length=2048, num_samples=1000, seed=1234)
+        >>> headrace.plan.megatron.count_epochs(1_500_000, sampling).num_epochs
+        2
     """
 
     sequence_length: int
@@ -58,7 +64,7 @@ class GPTSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     float32_ceil: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what is not allowed."""
+        """Raise ConfigError for a value or a combination that is not allowed."""
         if not 1 <= self.sequence_length < 1 << 31:
             raise ConfigError(f"sequence_length is {self.sequence_length}; allowed is 1 to 2^31 - 1")
         if self.num_samples is not None and self.num_samples < 0:
@@ -77,7 +83,7 @@ class GPTSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.dialect in ("neox", "aleph_alpha") and self.last_epoch == "separate":
             raise ConfigError(f"dialect {self.dialect!r} has no separate last epoch; leave last_epoch at 'auto'")
         if self.float32_ceil and self.drop_last_partial:
-            raise ConfigError("float32_ceil has a meaning only with drop_last_partial=False")
+            raise ConfigError("float32_ceil has an effect only with drop_last_partial=False: leave it out")
 
 
 def _quoted(names: tuple[str, ...]) -> str:
@@ -88,15 +94,19 @@ _MAX_TOKENS = 1 << 62
 
 
 class ReorderWarning(UserWarning):
-    """A run was extended so far that Megatron's order of all its samples is another one."""
+    """A run was extended so far that Megatron's order of all its samples changes."""
 
 
 class Epochs(NamedTuple):
-    """What the numbers of tokens and samples decide.
+    """The epochs of a run, as the numbers of tokens and samples decide them.
 
-    ``num_epochs``; ``separate_last_epoch``: whether it is shuffled apart; ``num_before_last``: samples that begin
-    before the last epoch, which are shuffled apart from those after them if it is; ``num_samples``: of all epochs, the
-    length of the shuffle index; ``same_order``: the numbers of wanted samples for which all this is the same.
+    Attributes:
+        num_epochs: how many epochs there are.
+        separate_last_epoch: whether the last one is shuffled separately.
+        num_before_last: the samples that begin before the last epoch; if that is separate, they are shuffled apart
+            from the others.
+        num_samples: the samples of all epochs, which is the length of the shuffle index.
+        same_order: the range of ``sampling.num_samples`` for which the order is the same.
     """
 
     num_epochs: int
@@ -107,26 +117,28 @@ class Epochs(NamedTuple):
 
 
 def count_epochs(tokens_per_epoch: int, sampling: GPTSampling) -> Epochs:
-    """The epochs that ``sampling.num_samples`` needs. O(1); not for the dialect ``aleph_alpha``, which has no such E.
+    """Return the epochs that ``sampling.num_samples`` needs, for all dialects except ``aleph_alpha``. O(1).
 
     Raises:
-        ConfigError: samples are wanted of a split without tokens, or all epochs have 2^62 tokens or more.
+        ConfigError: samples are wanted from a split without tokens, or all epochs together have 2^62 tokens or more.
     """
     tokens, size, extra = tokens_per_epoch, sampling.sequence_length, int(sampling.add_extra_token)
     wanted = sampling.num_samples
     if tokens == 0:
         if wanted:
-            raise ConfigError(f"{wanted:,} samples are wanted of sequences without a token; check data and split")
+            raise ConfigError(
+                f"{wanted:,} samples are wanted, but the sequences have no tokens; check the data and the split"
+            )
         return Epochs(1, False, 0, 0, range(1))
     num_epochs = 1 if wanted is None else max(1, -(-(wanted * size + extra) // tokens))
     if num_epochs * tokens >= _MAX_TOKENS:
-        raise ConfigError(f"{num_epochs:,} epochs of {tokens:,} tokens are 2^62 or more; want fewer samples")
+        raise ConfigError(f"{num_epochs:,} epochs of {tokens:,} tokens have 2^62 tokens or more; ask for fewer samples")
     num_samples = samples_in(num_epochs * tokens - extra, size, sampling.drop_last_partial, sampling.float32_ceil)
     most = max(0, (num_epochs * tokens - extra) // size)
     if num_epochs == 1:
         return Epochs(1, False, num_samples, num_samples, range(most + 1))
     before = ((num_epochs - 1) * tokens - extra) // size
-    # Apart for N below this. The product is a float in Megatron too.
+    # The last epoch is separate for N below this border. The product is a float in Megatron too.
     border = before + int(0.80 * ((tokens - extra) // size))
     if sampling.last_epoch == "together" or sampling.dialect == "neox":
         border = before
@@ -140,9 +152,10 @@ def count_epochs(tokens_per_epoch: int, sampling: GPTSampling) -> Epochs:
 def reorders_when_extended(
     tokens_per_epoch: int, sampling: GPTSampling, from_samples: int | None, to_samples: int | None
 ) -> bool:
-    """Whether the samples of a run of ``from_samples`` come in another order in a run of ``to_samples``.
+    """Return whether the samples of a run of ``from_samples`` come in another order in a run of ``to_samples``.
 
-    None is one epoch. Always False for the dialect ``aleph_alpha``, whose order does not depend on the number.
+    None means one epoch. The result is always False for the dialect ``aleph_alpha``, whose order does not depend on the
+    number of samples.
     """
     if sampling.dialect == "aleph_alpha":
         return False
@@ -162,17 +175,21 @@ def warn_when_extended(
         count_epochs(tokens_per_epoch, _with_samples(sampling, number)) for number in (from_samples, to_samples)
     )
     warnings.warn(
-        f"Megatron's order depends on the number of samples: with {_said(from_samples)} it is that of"
-        f" {_shape(first)}, with {_said(to_samples)} that of {_shape(then)}, so every sample moves, and a run that goes"
-        f" on repeats some and misses others. The first order holds for {first.same_order.start:,} to"
-        f" {first.same_order.stop - 1:,} samples: stay within, or use Headrace's own order, which has a stable prefix",
+        f"Megatron's order depends on the number of samples: {_in_words(from_samples)} have the order of"
+        f" {_shape(first)}, but {_in_words(to_samples)} that of {_shape(then)}. So every sample moves, and a run that"
+        f" is extended repeats some samples and misses others. The first order holds for {first.same_order.start:,} to"
+        f" {first.same_order.stop - 1:,} samples: stay within these, or use Headrace's own order, which does not"
+        " change when a run is extended",
         ReorderWarning,
         stacklevel=3,
     )
 
 
 def samples_in(num_tokens: int, sequence_length: int, drop_last_partial: bool, float32_ceil: bool) -> int:
-    """Samples in so many tokens, the first of each but the extra ones counted; see `GPTSampling.float32_ceil`."""
+    """Return the number of samples in ``num_tokens`` tokens, extra tokens not counted.
+
+    ``float32_ceil`` is that of `GPTSampling`.
+    """
     if num_tokens <= 0:
         return 0
     if drop_last_partial:
@@ -187,10 +204,10 @@ def _with_samples(sampling: GPTSampling, num_samples: int | None) -> GPTSampling
     return GPTSampling(**{**fields, "num_samples": num_samples})
 
 
-def _said(num_samples: int | None) -> str:
+def _in_words(num_samples: int | None) -> str:
     return "one epoch" if num_samples is None else f"{num_samples:,} samples"
 
 
 def _shape(epochs: Epochs) -> str:
-    apart = ", the last one apart" if epochs.separate_last_epoch else ""
-    return f"{epochs.num_epochs} epoch{'s' if epochs.num_epochs > 1 else ''}{apart}"
+    separate = ", the last one shuffled separately" if epochs.separate_last_epoch else ""
+    return f"{epochs.num_epochs} epoch{'s' if epochs.num_epochs > 1 else ''}{separate}"

@@ -1,4 +1,4 @@
-"""Which sequences belong to training, validation and test: Megatron's splits, with the borders of both eras."""
+"""Megatron's splits: which sequences belong to training, validation and test, with the borders of both eras."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _SEPARATOR = re.compile(r"\s*[,/]\s*|\s+")
 
 
 def parse_split(split: str) -> tuple[float, float, float]:
-    """Shares of training, validation and test, of sum 1: ``"969,30,1"`` is (0.969, 0.03, 0.001).
+    """Return the shares of training, validation and test, with the sum 1: ``"969,30,1"`` is (0.969, 0.03, 0.001).
 
-    Numbers are separated by commas, slashes or spaces; those that are missing are 0. Computed in float64 as Megatron
-    does, so that the borders are the same to the last sequence.
+    Numbers are separated by commas, slashes or spaces; missing ones are 0. The shares are computed in float64 as in
+    Megatron, so that the borders are the same to the last sequence.
 
     Raises:
-        ConfigError: it is anything else, has more than three numbers, or all are 0.
+        ConfigError: the text is not a list of one to three numbers, or all of them are 0.
     """
     parts = _SEPARATOR.split(split.strip().strip("[]").strip())
     if not all(_NUMBER.fullmatch(part) for part in parts) or len(parts) > len(SPLITS):
         raise ConfigError(
-            f"the split is {split!r}; it is one to three numbers of 0 or more for training, validation and test, as in"
-            " '969,30,1'"
+            f"the split is {split!r}; it must be one to three numbers of at least 0 for training, validation and test,"
+            " such as '969,30,1'"
         )
     shares = np.array([float(part) for part in parts] + [0.0] * (len(SPLITS) - len(parts)))
     if not 0 < shares.sum() < np.inf:
@@ -40,16 +40,16 @@ def parse_split(split: str) -> tuple[float, float, float]:
 def split_ranges(
     split: str, num_sequences: int, *, era: Literal["core", "legacy"]
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None, tuple[int, int] | None]:
-    """(first, end) of the sequences of training, validation and test, or None for a share of 0.
+    """Return (first, end) of the sequences of training, validation and test, or None for a share of 0.
 
     ``core`` rounds the borders, half to even. ``legacy`` (Megatron-LM before Megatron-Core, Megatron-DeepSpeed,
-    GPT-NeoX) rounds the size of each share, and takes what is too much or too little off all borders: for 969,30,1
-    the two differ for every fourth number of sequences.
+    GPT-NeoX) rounds the size of each share, and then shifts all borders by the error of the sum. For 969,30,1 the two
+    differ for every fourth number of sequences.
 
         49 sequences, 969,30,1      core: [0, 47) [47, 49) [49, 49)      legacy: [0, 48) [48, 49) [49, 49)
 
     Raises:
-        ConfigError: the split cannot be read; or the legacy borders fall below 0, where Megatron takes wrong sequences.
+        ConfigError: the split cannot be read; or a legacy border is below 0, where Megatron reads wrong sequences.
     """
     shares = parse_split(split)
     if era == "core":

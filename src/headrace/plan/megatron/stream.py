@@ -1,11 +1,12 @@
-"""The token stream of a document index: which token lies in which sequence, without an array of where each begins.
+"""The token stream of a document index: which token lies in which sequence, without prefix sums for every entry.
 
-The entries are kept with the sum of the sizes up to every 16th. A token is found by bisection in the sums, and then by
-adding up the sizes of 16 entries: 4.5 bytes an entry for an int32 index, where prefix sums would be 12.
+The stream keeps the entries, and the sum of the sizes up to every 16th entry. A token is found by bisection in the
+sums, and then by adding up the sizes of 16 entries. This takes 4.5 bytes an entry for an int32 index; full prefix sums
+would take 12.
 
     entries 2 1 5 0 | 4 3     sizes 60 50 5 20 | 100 30     sums every 4: 0 135 265     token 140: block 1, entry 4, 5
 
-Which parts of which sequences make up some samples.
+A *piece* is a run of tokens in one sequence that belongs to a sample.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from headrace.plan.megatron.kernels import LONG, compiled, is_loaded, sums_kerne
 
 
 class SamplePieces(NamedTuple):
-    """The pieces of some samples, in order; sample i has those from ``offsets[i]`` to ``offsets[i + 1]``.
+    """The pieces of some samples, in order; sample i has the pieces from ``offsets[i]`` to ``offsets[i + 1]``.
 
-    ``offsets`` (samples + 1,) int64; the others (pieces,) int64: tokens ``[begin, begin + length)`` of the sequence.
-    They are the parts that Megatron reads, those without a token among them: empty sequences within a sample, and
-    without an extra token the end of the sequence before it.
+    ``offsets`` is (num_samples + 1,) int64, and the others are (num_pieces,) int64. A piece holds the tokens
+    ``[begin, begin + length)`` of its sequence. They are the pieces that Megatron reads, including those without
+    tokens: empty sequences within a sample, and, without an extra token, the end of the sequence before it.
     """
 
     offsets: IntArray
@@ -36,7 +37,7 @@ class SamplePieces(NamedTuple):
 
     @property
     def num_tokens(self) -> IntArray:
-        """(samples,) int64: tokens of each sample: S + e, fewer in a partial last one."""
+        """(num_samples,) int64: the tokens of each sample, S + e, or fewer in a partial last one."""
         ends = np.zeros(len(self.lengths) + 1, dtype=np.int64)
         np.cumsum(self.lengths, out=ends[1:])
         tokens: IntArray = np.diff(ends[self.offsets])
@@ -44,20 +45,20 @@ class SamplePieces(NamedTuple):
 
 
 BLOCK = 16
-"""Entries between two sums."""
+"""The number of entries between two sums."""
 _CHUNK = BLOCK << 12
-"""Entries that a pass takes at a time: they fit into the processor's cache."""
+"""How many entries a pass reads at a time, so that they fit into the processor's cache."""
 _LOOKUPS = 1 << 13
-"""Tokens that are looked up together, 16 entries each."""
+"""How many tokens are looked up at a time, with 16 entries each."""
 
 Integers = NDArray[np.integer[Any]]
 
 
 class SequenceStream:
-    """The sequences ``sizes[entries[0]], sizes[entries[1]], ...`` one after another.
+    """Sequences of ``sizes[entries[0]], sizes[entries[1]], ...`` tokens, one after another.
 
-    ``entries`` (n,) of integers and ``sizes`` (sequences,) of integers are kept as they are given, views of a mapped
-    file too. Construction is one pass over the entries, about 10 ns each.
+    ``entries``, (n,) integers, and ``sizes``, (num_sequences,) integers, are not copied; they may be views of a mapped
+    file. Construction takes one pass over the entries, about 10 ns each.
     """
 
     def __init__(self, entries: Integers, sizes: Integers) -> None:
@@ -73,16 +74,16 @@ class SequenceStream:
 
     @property
     def num_bytes(self) -> int:
-        """Of what is kept besides the sizes."""
+        """The size in bytes of what is kept, without the sizes of the sequences."""
         return self.entries.nbytes + self._sums.nbytes
 
     def _sum(self) -> None:
-        """What `sums_kernel` does, a chunk at a time."""
-        # The arrays of an .idx lie unaligned in it, and taking from those costs several times as much.
+        """Do the same as `sums_kernel`, a chunk at a time."""
+        # The arrays of an .idx file are unaligned, and indexing into unaligned arrays is several times slower.
         aligned = self._sizes if self._sizes.flags.aligned else self._sizes.copy()
         total = 0
         for first in range(0, len(self.entries), _CHUNK):
-            # Every entry is in range; "clip" only spares NumPy the question.
+            # Every entry is in range; "clip" only saves NumPy the check.
             ends = np.cumsum(aligned.take(self.entries[first : first + _CHUNK], mode="clip"), dtype=np.int64)
             ends += total
             total = int(ends[-1])
@@ -92,9 +93,9 @@ class SequenceStream:
         self._sums[-1] = total
 
     def find(self, tokens: IntArray) -> tuple[IntArray, IntArray]:
-        """Two (n,) int64: the entry that each of ``tokens``, 0 to num_tokens - 1, lies in, and its offset there.
+        """Return the entry in which each of (n,) int64 ``tokens`` lies, and its offset there; both (n,) int64.
 
-        O(log entries) each, about 0.5 us in bulk.
+        Tokens run from 0 to ``num_tokens`` - 1. O(log entries), about 0.5 us a token in bulk.
         """
         found = np.empty_like(tokens), np.empty_like(tokens)
         for first in range(0, len(tokens), _LOOKUPS):
@@ -105,7 +106,7 @@ class SequenceStream:
     def _find(self, tokens: IntArray) -> tuple[IntArray, IntArray]:
         blocks = np.searchsorted(self._sums, tokens, side="right") - 1
         entries = blocks[:, None] * BLOCK + np.arange(BLOCK)
-        # Past the end the last entry stands in: no token lies behind it, so its doubles are never counted.
+        # Beyond the end the last entry is repeated. No token lies behind it, so the repeated ones are never counted.
         np.minimum(entries, len(self.entries) - 1, out=entries)
         sizes = self._sizes[self.entries[entries]]
         ends = np.cumsum(sizes, axis=1, dtype=np.int64)
@@ -115,11 +116,11 @@ class SequenceStream:
         return blocks * BLOCK + passed, within - (ends[rows, passed] - sizes[rows, passed])
 
     def rows(self, samples: IntArray, sequence_length: int, extra: int) -> tuple[IntArray, IntArray]:
-        """Rows of the sample index, two (n,) int64: where each sample begins, as Megatron counts.
+        """Return rows of the sample index, two (n,) int64: the entry and the offset where each sample begins.
 
-        Sample k begins in the entry that holds the last token of sample k - 1: with an extra token (``extra`` 1) that
-        is its own first token k * S, without one the token before it, so that the offset may be the size of the entry.
-        Past the end of the stream it is the end.
+        As in Megatron, sample k begins in the entry that holds the last token of sample k - 1. With an extra token
+        (``extra`` 1) this is its own first token k * S. Without one it is the token before, so that the offset may
+        equal the size of the entry. Beyond the end of the stream, the result is the end.
         """
         tokens = samples * sequence_length - (1 - extra)
         last = self.num_tokens - 1
@@ -132,9 +133,9 @@ class SequenceStream:
         return entries, offsets
 
     def sample_index(self, sequence_length: int, num_samples: int, extra: int) -> NDArray[np.int32 | np.int64]:
-        """(num_samples + 1, 2): `rows` of all samples and of the end of the last, in one pass over the entries.
+        """Return (num_samples + 1, 2): the `rows` of all samples and of the end of the last one.
 
-        int32 as long as the number of entries fits in, else int64.
+        Takes one pass over the entries. The dtype is int32 if the number of entries fits into it, else int64.
         """
         dtype: type[np.int32 | np.int64] = np.int32 if len(self.entries) < 1 << 31 else np.int64
         index = np.zeros((num_samples + 1, 2), dtype=dtype)
@@ -146,7 +147,7 @@ class SequenceStream:
     def sample_rows(
         self, sequence_length: int, num_samples: int, extra: int
     ) -> Iterator[tuple[int, IntArray, IntArray]]:
-        """The same in parts: the number of the first row, and (k,) int64 entries and offsets from there on."""
+        """Yield the sample index in parts: the number of the first row, and (k,) int64 entries and offsets."""
         yield 0, np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
         end = 1
         for first in range(0, len(self.entries), _CHUNK):
@@ -167,7 +168,7 @@ class SequenceStream:
     def cut(
         self, first: tuple[IntArray, IntArray], last: tuple[IntArray, IntArray], *, first_sequence: int
     ) -> SamplePieces:
-        """The pieces from (entry, offset) ``first`` up to (entry, end within it) ``last``; all arrays (n,) int64."""
+        """Return the pieces from (entry, offset) ``first`` to (entry, end within it) ``last``; all are (n,) int64."""
         counts = last[0] - first[0] + 1
         offsets = np.zeros(len(counts) + 1, dtype=np.int64)
         np.cumsum(counts, out=offsets[1:])
@@ -183,24 +184,29 @@ class SequenceStream:
         return SamplePieces(offsets, sequences, begins, lengths)
 
     def _past_the_end(self, entries: IntArray, offsets: IntArray, past: NDArray[np.bool_]) -> None:
-        """Without an extra token Megatron ends in the very last entry, also if that is empty."""
+        """Without an extra token, Megatron ends in the very last entry, even if it is empty."""
         if past.any():
             entries[past] = len(self.entries) - 1
             offsets[past] = int(self._sizes[self.entries[-1]])
 
 
 def checked_sizes(sizes: Integers) -> Integers:
-    """The sizes of the sequences, as an array of integers.
+    """Return the sizes of the sequences as an array of integers.
 
     Raises:
-        ConfigError: they are no integers, not one-dimensional, negative, or 2^31 sequences or more.
+        ConfigError: the sizes are not integers or not one-dimensional, one is negative, or there are 2^31 or more.
     """
     sizes = np.asarray(sizes)
     if sizes.ndim != 1 or (sizes.dtype.kind not in "iu" and len(sizes)):
-        raise ConfigError(f"sizes are a (sequences,) array of integers, found {sizes.dtype} of shape {sizes.shape}")
+        raise ConfigError(
+            f"sizes must be a (num_sequences,) array of integers, found {sizes.dtype} of shape {sizes.shape}"
+        )
     if len(sizes) >= 1 << 31:
-        raise ConfigError(f"Megatron's order takes fewer than 2^31 sequences, found {len(sizes):,}; split the data")
+        raise ConfigError(
+            f"Megatron's order allows fewer than 2^31 sequences, found {len(sizes):,}; divide the data into several "
+            "datasets"
+        )
     if len(sizes) and int(sizes.min()) < 0:
-        raise ConfigError(f"sequence {int(sizes.argmin())} has {int(sizes.min())} tokens; check the .idx")
-    # NumPy adds int64 and uint64 as floats, and an empty list is one of floats.
+        raise ConfigError(f"sequence {int(sizes.argmin())} has {int(sizes.min())} tokens; check the .idx file")
+    # NumPy adds int64 and uint64 as floats, and makes an array of floats from an empty list.
     return sizes.astype(np.int64) if sizes.dtype == np.uint64 or not len(sizes) else sizes

@@ -1,19 +1,19 @@
-"""Best-fit decreasing over the histogram of the lengths: exact, and whole groups of documents at once.
+"""Best-fit decreasing over the histogram of the lengths: exact, but for whole groups of documents at once.
 
-Documents go longest first, each into the fullest pack that has room for it; of packs with the same room the one that
-came to it first is taken. Documents of equal length are interchangeable here, and so are packs of equal room, so what
-happens to many of them is one *event*: ``packs`` neighbouring packs take ``each`` documents of the same length.
+Documents are placed longest first, each into the fullest pack that has room for it. Among packs with the same room, the
+one that reached this room first is taken. Documents of equal length are interchangeable here, and so are packs of equal
+room, so many placements are one *event*: ``packs`` neighbouring packs take ``each`` documents of the same length.
 
     room 10, documents 7 7 7 3 3 2     7: packs 0, 1, 2 take 1 each        (room 3 is left)
                                        3: packs 0, 1 take 1 each           (they are full)
                                        2: pack 2 takes 1                   (room 1 is left)
 
-A pack with room s takes floor(s / l) documents of length l in a row: s was the least room that is enough, so what is
-left, if it is enough too, is the least again. The cost lies in the distinct lengths, a few events for each, about half
-a microsecond an event.
+A pack with room s takes floor(s / l) documents of length l in a row: s was the least room that is enough, so if the
+rest is enough too, it is again the least. The cost depends on the number of distinct lengths, with a few events for
+each length and about half a microsecond an event.
 
-Source: best-fit decreasing as in "Fewer Truncations Improve Language Modeling" (arXiv 2404.10830) and TRL's ``bfd``,
-whose packs, and order of packs, these are.
+Source: best-fit decreasing as in "Fewer Truncations Improve Language Modeling" (arXiv 2404.10830) and TRL's ``bfd``;
+the packs and their order are the same as TRL's.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from headrace.plan.keys import IntArray
 
 Queue = deque[tuple[int, int, int]]
 _SPREAD = 1 << 16
-"""Documents that are sent to their places together."""
+"""How many documents are assigned to their places at a time."""
 
 
 class Placement(NamedTuple):
-    """What happened, in order. All arrays are (events,) int64.
+    """The events of a packing, in order. All arrays are (num_events,) int64.
 
-    The documents, longest first and in their own order among equals, are handed out one event after another: event e
-    gives ``each[e]`` documents to every one of the ``packs[e]`` packs from ``first[e]`` on, which hold ``before[e]``
-    documents each by then.
+    The documents, longest first and in the order of the store among equals, are distributed event by event: event e
+    puts ``each[e]`` documents into each of the ``packs[e]`` packs from ``first[e]`` on, each of which already holds
+    ``before[e]`` documents.
     """
 
     num_packs: int
@@ -47,12 +47,12 @@ class Placement(NamedTuple):
     each: IntArray
     before: IntArray
     room_left: int
-    """Sum of the room left in all packs."""
+    """The sum of the room left in all packs."""
     room_left_squares: int
-    """Sum of its squares, for the deviation."""
+    """The sum of the squares of the room left in each pack, for the standard deviation."""
 
     def bounds(self) -> NDArray[np.uint32]:
-        """(num_packs + 1,): prefix sums of the documents in each pack."""
+        """Return (num_packs + 1,) uint32: prefix sums of the number of documents in each pack."""
         steps = np.zeros(self.num_packs + 2, dtype=np.int64)
         np.add.at(steps, self.first + 1, self.each)
         np.add.at(steps, self.first + self.packs + 1, -self.each)
@@ -61,38 +61,38 @@ class Placement(NamedTuple):
         return steps[:-1].astype(np.uint32)
 
     def places(self, bounds: NDArray[np.uint32]) -> Iterator[IntArray]:
-        """For the documents in the order in which they are handed out, some at a time: their places, pack after pack.
+        """Yield the places of the documents, in the order in which they are distributed, some documents at a time.
 
-        Place p belongs to the pack that has ``bounds[pack] <= p < bounds[pack + 1]``.
+        Places count pack after pack: place p belongs to the pack with ``bounds[pack] <= p < bounds[pack + 1]``.
         """
         ends = np.cumsum(self.packs * self.each)
         begins = ends - self.packs * self.each
         total = int(ends[-1]) if len(ends) else 0
         for low in range(0, total, _SPREAD):
             high = min(low + _SPREAD, total)
-            one = int(np.searchsorted(ends, low, side="right"))
-            end = int(np.searchsorted(begins, high, side="left"))
-            counts = np.minimum(ends[one:end], high) - np.maximum(begins[one:end], low)
-            each = np.repeat(self.each[one:end], counts)
-            number = np.arange(low, high, dtype=np.int64) - np.repeat(begins[one:end], counts)
+            first_event = int(np.searchsorted(ends, low, side="right"))
+            end_event = int(np.searchsorted(begins, high, side="left"))
+            counts = np.minimum(ends[first_event:end_event], high) - np.maximum(begins[first_event:end_event], low)
+            each = np.repeat(self.each[first_event:end_event], counts)
+            number = np.arange(low, high, dtype=np.int64) - np.repeat(begins[first_event:end_event], counts)
             shift = number // each
-            # number - shift * each is the how-manieth of its event in its pack.
+            # number - shift * each counts the documents of this event within their pack.
             number -= shift * each
-            shift += np.repeat(self.first[one:end], counts)
+            shift += np.repeat(self.first[first_event:end_event], counts)
             number += bounds[shift]
-            number += np.repeat(self.before[one:end], counts)
+            number += np.repeat(self.before[first_event:end_event], counts)
             yield number
 
 
 class _Rooms:
     """Packs by the room that is left in them, in runs of neighbours that hold the same lengths.
 
-    A run is (first pack, packs, documents in each). Among packs of the same room the first that came is the first out.
+    A run is (first pack, number of packs, documents in each). Packs with the same room are taken first in, first out.
     """
 
     def __init__(self) -> None:
         self.runs: dict[int, Queue] = {}
-        # Bit s is set where some pack has room s: the least room that is enough is one shift away.
+        # Bit s is set if some pack has room s, so that one shift finds the least room that is enough.
         self._bits = 0
 
     def put(self, room: int, run: tuple[int, int, int]) -> None:
@@ -101,20 +101,20 @@ class _Rooms:
             self._bits |= 1 << room
 
     def least(self, length: int) -> int:
-        """The least room of at least ``length``, 0 if there is none."""
+        """The least room in any pack that is at least ``length``, or 0 if there is none."""
         enough = self._bits >> length
         return length + (enough & -enough).bit_length() - 1 if enough else 0
 
     def close(self, room: int) -> None:
-        """Forget a room that no pack has any more."""
+        """Remove a room that no pack has any more."""
         del self.runs[room]
         self._bits &= ~(1 << room)
 
 
 def place(counts: IntArray) -> Placement:
-    """Best-fit decreasing of ``counts[l]`` documents of each length l = 0 .. capacity into packs of that capacity.
+    """Place ``counts[l]`` documents of each length l = 0 .. capacity into packs of that capacity, best-fit decreasing.
 
-    O(events), a few for each distinct length. Documents of length 0 are not placed.
+    O(events), with a few events for each distinct length. Documents of length 0 are not placed.
     """
     capacity = len(counts) - 1
     rooms = _Rooms()
@@ -145,12 +145,12 @@ def place(counts: IntArray) -> Placement:
 
 
 def _fill(rooms: _Rooms, room: int, length: int, left: int, events: array[int]) -> int:
-    """Hand documents of a length to the packs with this room, in turn; returns how many documents are left."""
+    """Put documents of one length into the packs with this room, in turn; return how many documents are left."""
     runs = rooms.runs[room]
     each = room // length
     while runs and left:
         first, packs, before = runs.popleft()
-        # The last documents of a length may be too few for one pack's room: that pack keeps more of it.
+        # The last documents of a length may be too few to fill the room of one pack, which then keeps more room.
         documents, taken = (each, min(packs, left // each)) if left >= each else (left, 1)
         if taken < packs:
             runs.appendleft((first + taken, packs - taken, before))

@@ -1,8 +1,7 @@
-"""First-fit and next-fit, in the order of arrival.
+"""First-fit and next-fit: packing in the order of arrival.
 
-First-fit puts each piece into the first pack that has room for it.
-
-Next-fit: documents in their order, and a new pack where the next one no longer fits.
+First-fit puts each piece into the first pack that has room for it. Next-fit fills one pack at a time and begins a new
+one when the next document does not fit.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from headrace.plan.packing.lengths import CHUNK
 
 
 def first_fit(sizes: NDArray[np.integer[Any]], capacity: int) -> tuple[NDArray[np.uint32], IntArray]:
-    """The pack of each piece, (pieces,) uint32, and the room that is left in each pack, (packs,) int64.
+    """Return the pack of each piece, (num_pieces,) uint32, and the room left in each pack, (num_packs,) int64.
 
-    A tree over the packs holds the most room below each node; the first pack with room is found walking down it:
-    O(log packs) a piece, 1 to 3 us. The tree doubles when it is full.
+    A binary tree over the packs holds the most room below each node. The first pack with room is found by walking down
+    the tree: O(log packs) a piece, 1 to 3 us. The tree doubles when it is full.
     """
     width = 1024
-    # Packs that are not open yet have all their room, so the first of them is found like any other.
+    # Packs that are not open yet have all their room, so the next new pack is found like any other.
     most = array("q", [capacity]) * (2 * width)
     num_packs = 0
     chosen = array("I")
@@ -55,7 +54,7 @@ def first_fit(sizes: NDArray[np.integer[Any]], capacity: int) -> tuple[NDArray[n
 
 
 def _doubled(most: array[int], width: int, capacity: int) -> array[int]:
-    """The tree over twice as many packs: each level twice as wide, the new half with all room."""
+    """The tree over twice as many packs: each level is twice as wide, and its new half has all its room."""
     wider = array("q", [capacity]) * (4 * width)
     level = 1
     while level <= width:
@@ -65,21 +64,23 @@ def _doubled(most: array[int], width: int, capacity: int) -> array[int]:
 
 
 _CHUNK = 16_384
-"""Documents looked at together: their sums stay in the cache, and few of them are looked at twice."""
+"""Documents in a chunk: few enough that their sums stay in the CPU's cache, and that few are processed twice."""
 
 
 def next_fit(lengths: IntArray, seq_len: int) -> IntArray:
-    """(num_packs + 1,) int64: the first document of each pack, and the number of documents at the end.
+    """Return (num_packs + 1,) int64: the first document of each pack, and the number of documents at the end.
 
-    ``lengths`` is (n,) int64, each in [0, seq_len]. A document without tokens joins the pack at hand. No pack is
-    without tokens: where no document has any there are no packs, and the result is ``[n]``.
+    ``lengths`` is (n,) int64, each in [0, seq_len]. A document without tokens joins the current pack. Every pack has
+    tokens: if no document has any there are no packs, and the result is ``[n]``.
 
-    Example: documents of 3, 2, 0, 2 and 2 tokens in packs of 6 are packed as (3, 2, 0) and (2, 2): ``[0, 3, 5]``.
+    For example, documents of 3, 2, 0, 2 and 2 tokens in packs of 6 are packed as (3, 2, 0) and (2, 2), and the result
+    is ``[0, 3, 5]``.
 
     Takes about 30 ns of CPU a document and 30 ns a pack, and the memory of the result and of one chunk of documents.
 
     Raises:
-        ConfigError: ``seq_len`` below 1, a length below 0 or above ``seq_len``; names the document.
+        ConfigError: ``seq_len`` is below 1, or a length is below 0 or above ``seq_len``; the message names the
+            document.
     """
     if seq_len < 1:
         raise ConfigError(f"seq_len is at least 1, found {seq_len}")
@@ -93,23 +94,23 @@ def next_fit(lengths: IntArray, seq_len: int) -> IntArray:
         firsts.append(after + begin)
         if begin + len(chunk) == len(lengths):
             break
-        # The pack that the chunk's end cuts is begun again, and where it is as long as the chunk, in a longer one.
+        # The end of the chunk cuts a pack. The next chunk begins with that pack, and is longer if the pack fills it.
         begin, size = (begin + int(after[-1]), _CHUNK) if len(after) else (begin, 2 * size)
     return np.concatenate([*firsts, np.array([len(lengths)], dtype=np.int64)])
 
 
 def _chain(lengths: IntArray, seq_len: int, begin: int) -> IntArray:
-    """(k,) int64: where in a chunk each pack but the first begins; the documents before it are ``begin``."""
+    """(k,) int64: where in a chunk each pack but the first begins; ``begin`` documents come before the chunk."""
     if lengths.min() < 0 or lengths.max() > seq_len:
         wrong = int(np.flatnonzero((lengths < 0) | (lengths > seq_len))[0])
         raise ConfigError(
-            f"document {begin + wrong} has {lengths[wrong]:,} tokens, allowed are 0 to {seq_len:,}: split, truncate"
-            " or drop the longer ones, or increase seq_len"
+            f"document {begin + wrong} has {lengths[wrong]:,} tokens; allowed are 0 to {seq_len:,}: split, truncate"
+            " or drop longer documents, or increase seq_len"
         )
     sums = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=sums[1:])
-    # For each document, the first that does not fit into a pack beginning with it. To follow these from pack to pack
-    # takes one step of Python a pack; an array of the standard library is the quickest to index so.
+    # For each document, the first one that does not fit into a pack beginning with it. Following these from pack to
+    # pack takes one Python step a pack, and an array of the standard library is the fastest to index one by one.
     after = array("q", (np.searchsorted(sums, sums[:-1] + seq_len, side="right") - 1).tobytes())
     chain = []
     at = after[0]

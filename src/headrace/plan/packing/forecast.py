@@ -1,4 +1,4 @@
-"""What each strategy would make of a source, from one pass over its lengths: the figures of a plan without the plan."""
+"""Forecast of packing: the figures of each strategy's plan for a source, from one pass over its lengths."""
 
 from __future__ import annotations
 
@@ -15,63 +15,64 @@ from headrace.plan.packing.options import OverLong, Packing, Strategy
 
 
 class StrategyForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What one strategy makes of the documents, as the ledger of its plan would have it."""
+    """The figures of one strategy for the documents of a source, as the ledger of its plan would state them."""
 
     strategy: Strategy
     over_long: OverLong
-    """What becomes of documents longer than a pack; those that do not cut would truncate them on the right."""
+    """What happens to over-long documents; strategies that do not split are forecast with ``truncate_right``."""
 
     documents: int
-    """How many were looked at: the first so many."""
+    """How many documents were counted, from the first one on."""
 
     packs: int
     fill: float
-    """Share of the places in packs that hold tokens."""
+    """The share of the places in packs that hold tokens."""
 
     documents_per_pack: float
-    """Documents with tokens."""
+    """The mean number of documents with tokens in a pack; a split document counts once."""
 
     cut_documents: int
-    """Split or truncated."""
+    """Documents that are split or truncated."""
 
     cut_share: float
-    """Of the documents."""
+    """The share of the documents that are split or truncated."""
 
     lost_tokens: int
     lost_share: float
-    """Of the tokens."""
+    """The share of the tokens that is in no pack."""
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What every strategy makes of the documents of a source."""
+    """The figures of every strategy for the documents of a source."""
 
     seq_len: int = msgspec.field(name="max_seq_len")  # the name in reports as JSON
     documents: int
     tokens: int
     over_long_documents: int
-    """Longer than a pack."""
+    """Documents that are longer than a pack."""
 
     longest: int
     strategies: tuple[StrategyForecast, ...]
 
 
 def forecast(lengths: Iterable[IntArray], seq_len: int, *, first_fit_documents: int) -> Forecast:
-    """Figures of all strategies, equal to those of `plan_packs` over the whole set; ``lengths`` come in chunks.
+    """Return the figures of all strategies, equal to those of `plan_packs` over the whole set.
 
-    Documents longer than a pack are cut by ``best_fit_split`` and ``wrapped``, and truncated on the right by the
-    others. One pass and about 100 ns of CPU a document, in bounded memory; ``first_fit``, 1 to 3 us a document, looks
-    at the first ``first_fit_documents`` alone.
+    ``lengths`` yields arrays, one chunk of documents each. Documents longer than a pack are split by
+    ``best_fit_split`` and ``wrapped``, and truncated on the right by the others. Takes one pass and about 100 ns of CPU
+    a document, in bounded memory; ``first_fit`` takes 1 to 3 us a document and so counts only the first
+    ``first_fit_documents``.
 
     Raises:
-        ConfigError: ``seq_len`` is out of range, or a length below 0.
+        ConfigError: ``seq_len`` is out of range, or a length is below 0.
     """
-    Packing(seq_len=seq_len)  # refuses what no plan takes
+    Packing(seq_len=seq_len)  # checks the range of seq_len
     seen, first = _Tally(seq_len), _Tally(seq_len)
     greedy, wrapped = _Greedy(seq_len), _Wrapped(seq_len)
     kept: list[IntArray] = []
     for chunk in lengths:
         if int(chunk.min(initial=0)) < 0:
-            raise ConfigError(f"a document of {int(chunk.min())} tokens: lengths are at least 0")
+            raise ConfigError(f"a document has {int(chunk.min())} tokens; lengths must be at least 0")
         some = chunk.astype(np.int64, copy=False)
         clipped = seen.add(some)
         greedy.add(clipped)
@@ -97,18 +98,18 @@ def forecast(lengths: Iterable[IntArray], seq_len: int, *, first_fit_documents: 
 
 
 class _Tally:
-    """Sums and histogram of the documents so far."""
+    """Sums and a histogram of the documents so far."""
 
     def __init__(self, seq_len: int) -> None:
         self._size = seq_len
         self.counts: IntArray = np.zeros(seq_len + 1, dtype=np.int64)
-        """Documents by length, those longer than a pack at its length."""
+        """(seq_len + 1,) int64: documents by length; documents longer than a pack count at ``seq_len``."""
         self._remainders: IntArray = np.zeros(seq_len, dtype=np.int64)
         self._over_long_pieces = 0
         self.documents = self.tokens = self.over_long = self.over_long_tokens = self.longest = 0
 
     def add(self, lengths: IntArray) -> IntArray:
-        """Count them; returns them as they are truncated."""
+        """Count documents of these lengths; return the lengths after truncation."""
         self.documents += len(lengths)
         self.tokens += int(lengths.sum())
         longest = int(lengths.max(initial=0))
@@ -125,11 +126,11 @@ class _Tally:
 
     @property
     def full_pieces(self) -> int:
-        """Pieces as long as a pack where over-long documents are split, those of documents as long as a pack too."""
+        """Pieces of ``seq_len`` tokens if over-long documents are split, documents of exactly that length included."""
         return self._over_long_pieces + int(self.counts[-1]) - self.over_long
 
     def split_counts(self) -> IntArray:
-        """``counts`` of what is left beside the full pieces."""
+        """``counts`` of the pieces other than the full ones."""
         counts = self.counts.copy()
         counts[-1] = 0
         counts[:-1] += self._remainders
@@ -158,32 +159,32 @@ class _Tally:
 
 
 def _count(counts: IntArray, values: IntArray) -> None:
-    # As long as the longest value and no longer: a pack may have millions of tokens, and few documents have them.
+    # Only as long as the longest value: a pack may have millions of tokens, and few documents are that long.
     found = np.bincount(values)
     counts[: len(found)] += found
 
 
 class _Greedy:
-    """Next-fit over chunks: the pack at hand goes on in the next chunk as one document of its tokens."""
+    """Next-fit over chunks: the open pack enters the next chunk as one document with its number of tokens."""
 
     def __init__(self, seq_len: int) -> None:
         self._size = seq_len
-        self._closed = self._at_hand = 0
+        self._closed = self._open_tokens = 0
 
     def add(self, lengths: IntArray) -> None:
-        lengths = np.concatenate([[self._at_hand], lengths])
+        lengths = np.concatenate([[self._open_tokens], lengths])
         firsts = next_fit(lengths, self._size)
         if len(firsts) > 1:
             self._closed += len(firsts) - 2
-            self._at_hand = int(lengths[firsts[-2] :].sum())
+            self._open_tokens = int(lengths[firsts[-2] :].sum())
 
     @property
     def packs(self) -> int:
-        return self._closed + (self._at_hand > 0)
+        return self._closed + (self._open_tokens > 0)
 
 
 class _Wrapped:
-    """The documents that are cut where all stand one after another and every so many tokens a pack ends."""
+    """Counts the documents that are cut if all are laid one after another and a pack ends every ``seq_len`` tokens."""
 
     def __init__(self, seq_len: int) -> None:
         self._size = seq_len
@@ -194,7 +195,7 @@ class _Wrapped:
         last = np.cumsum(lengths)
         last += self._begin - 1
         num_tokens = int(lengths.sum())
-        # A document is cut where its first token lies before the pack of its last one. An empty one has none, and its
-        # first would be behind its last.
+        # A document is cut if its first token lies before the pack of its last one. For an empty document, the formula
+        # places the first token after the last, so that it never counts.
         self.cut += int(np.count_nonzero(last - lengths + 1 < last // self._size * self._size))
         self._begin += num_tokens

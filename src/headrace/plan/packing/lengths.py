@@ -1,6 +1,6 @@
-"""Lengths of documents, and the first pass over them. A plan never holds all lengths at once.
+"""Lengths of documents, read in chunks, and the first pass over them.
 
-The first pass over the lengths: what is there to pack, in which sizes, and what is not packed.
+A planner never holds all lengths at once. The first pass counts the pieces to pack by size, and what is not packed.
 """
 
 from __future__ import annotations
@@ -18,24 +18,31 @@ from headrace.plan.keys import IntArray
 from headrace.plan.packing.options import MAX_DOCUMENTS, Packing
 
 CHUNK = 1 << 16
-"""Documents looked at together: few enough for the caches, many enough for NumPy."""
+"""Documents in a chunk: few enough for the CPU's caches, many enough for NumPy to be fast."""
 
 
 class Lengths(Protocol):
-    """What a planner asks of a source of documents."""
+    """The lengths of the documents of a source, as a planner needs them."""
 
     def __len__(self) -> int:
-        """Number of documents."""
+        """Return the number of documents."""
 
     def chunks(self) -> Iterator[IntArray]:
-        """The lengths of all documents in order, as arrays of integers; may be called again."""
+        """Yield the lengths of all documents in order, as arrays of integers. May be called more than once."""
 
     def spans(self, documents: IntArray) -> tuple[IntArray, IntArray]:
-        """Two (n,) int64: where some documents begin in the stream of all tokens, and their lengths."""
+        """Return where (n,) documents begin in the stream of all tokens, and their lengths; both (n,) int64."""
 
 
 class ArrayLengths:
-    """Lengths that lie in an array: (num_documents,) of integers."""
+    """Lengths in an array, (num_documents,) integers.
+
+    Example:
+        >>> lengths = headrace.plan.packing.ArrayLengths(np.array([3, 4, 2]))
+        >>> begins, own = lengths.spans(np.array([1, 2]))
+        >>> begins.tolist(), own.tolist()
+        ([3, 7], [4, 2])
+    """
 
     def __init__(self, lengths: IntArray) -> None:
         self._lengths = lengths
@@ -44,12 +51,12 @@ class ArrayLengths:
         return len(self._lengths)
 
     def chunks(self) -> Iterator[IntArray]:
-        """Views, ``CHUNK`` documents each."""
+        """Yield views of the array, ``CHUNK`` documents each."""
         for first in range(0, len(self._lengths), CHUNK):
             yield self._lengths[first : first + CHUNK]
 
     def spans(self, documents: IntArray) -> tuple[IntArray, IntArray]:
-        """Begins and lengths of some documents; the first call makes prefix sums of 8 bytes a document."""
+        """Return begins and lengths of some documents; the first call makes prefix sums of 8 bytes a document."""
         return self._begins[documents], self._lengths[documents].astype(np.int64, copy=False)
 
     @cached_property
@@ -63,18 +70,19 @@ class ArrayLengths:
 class LengthSurvey:
     """Sums over all documents of a source; ``of`` makes one.
 
-    A document has *full pieces* (of ``seq_len`` tokens, where over-long ones are split) and at most one piece
-    of its own, shorter or as long: the rest of a split document, a truncated one, or simply all of it.
+    A document has *full pieces* of ``seq_len`` tokens if over-long documents are split, and at most one *own piece* of
+    at most ``seq_len`` tokens: the rest of a split document, what is left of a truncated one, or the whole document.
     """
 
     num_documents: int = 0
     counts: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """(capacity + 1,): own pieces by their size in units of ``segment_multiple``; at 0 documents without one."""
+    """(capacity + 1,) int64: the number of own pieces of each size in units; at 0, documents without an own piece."""
     num_full: int = 0
+    """The number of full pieces."""
     long_documents: list[IntArray] = field(default_factory=list)
     """Documents with full pieces, chunk by chunk."""
     long_pieces: list[IntArray] = field(default_factory=list)
-    """How many full pieces each of them has."""
+    """How many full pieces each of ``long_documents`` has."""
     empty: int = 0
     over_long: int = 0
     first_over_long: tuple[int, int] = (-1, 0)
@@ -83,11 +91,15 @@ class LengthSurvey:
     over_long_tokens: int = 0
     remainder_tokens: int = 0
     digest: str = ""
-    """xxh3_128 over the lengths as little-endian int64."""
+    """xxh3_128 of the lengths as little-endian int64."""
 
     @classmethod
     def of(cls, lengths: Lengths, packing: Packing) -> LengthSurvey:
-        """One pass. Raises ConfigError for documents too many, or over-long ones where the policy is an error."""
+        """Make a survey in one pass over the lengths.
+
+        Raises:
+            ConfigError: there are too many documents, or over-long ones although ``over_long`` is ``"error"``.
+        """
         self = cls(counts=np.zeros(packing.capacity + 1, dtype=np.int64))
         hasher = xxhash.xxh3_128()
         for chunk in lengths.chunks():
@@ -96,16 +108,17 @@ class LengthSurvey:
         self.digest = hasher.hexdigest()
         if self.num_documents + self.num_full > MAX_DOCUMENTS:
             raise ConfigError(
-                f"{self.num_documents:,} documents and {self.num_full:,} full pieces; one plan of packs holds at most "
-                f"{MAX_DOCUMENTS:,}: open the shards as several sources of a blend"
+                f"the source has {self.num_documents:,} documents and {self.num_full:,} full pieces of split ones; a "
+                f"plan of packs holds at most {MAX_DOCUMENTS:,} of both together: open the shards as several sources "
+                "of a blend"
             )
         if self.over_long and packing.over_long == "error" and not packing.cuts:
             document, length = self.first_over_long
             raise ConfigError(
                 f"{self.over_long:,} of {self.num_documents:,} documents are longer than seq_len="
-                f"{packing.seq_len:,}: the first is document {document:,} of {length:,} tokens, the longest has "
-                f"{self.longest:,}. Say what becomes of them with over_long='split', 'truncate_right', "
-                "'truncate_left' or 'drop', or raise seq_len"
+                f"{packing.seq_len:,}: the first is document {document:,} with {length:,} tokens, and the longest has "
+                f"{self.longest:,}. Choose what happens to them with over_long='split', 'truncate_right', "
+                "'truncate_left' or 'drop', or increase seq_len"
             )
         return self
 
@@ -114,7 +127,7 @@ class LengthSurvey:
         if len(lengths) == 0:
             return
         if int(lengths.min()) < 0:
-            raise ConfigError(f"a document of {int(lengths.min())} tokens: lengths are at least 0")
+            raise ConfigError(f"a document has {int(lengths.min())} tokens; lengths must be at least 0")
         longest = int(lengths.max())
         self.longest = max(self.longest, longest)
         self.raw_tokens += int(lengths.sum())
@@ -136,7 +149,7 @@ class LengthSurvey:
 
 
 def own_lengths(lengths: IntArray, packing: Packing) -> IntArray:
-    """(n,) int64: tokens of each document's own piece, 0 where it has none."""
+    """Return (n,) int64: the number of tokens in each document's own piece, 0 if it has none."""
     size = packing.seq_len
     if packing.splits:
         return lengths % size
@@ -146,14 +159,14 @@ def own_lengths(lengths: IntArray, packing: Packing) -> IntArray:
 
 
 def units(lengths: IntArray, packing: Packing) -> IntArray:
-    """(n,) int64: the room that each document's own piece takes, in units of ``segment_multiple`` tokens."""
+    """Return (n,) int64: the room that each document's own piece needs, in units of ``segment_multiple`` tokens."""
     own = own_lengths(lengths, packing)
     multiple = packing.segment_multiple
     return own if multiple == 1 else -(-own // multiple)
 
 
 def own_begins(lengths: IntArray, packing: Packing) -> IntArray:
-    """(n,) int64: the token of the document at which its own piece begins."""
+    """Return (n,) int64: the token of the document at which its own piece begins."""
     size = packing.seq_len
     if packing.splits:
         return lengths - lengths % size
@@ -163,9 +176,10 @@ def own_begins(lengths: IntArray, packing: Packing) -> IntArray:
 
 
 def pieces_in_order(lengths: Lengths, packing: Packing) -> Iterator[tuple[IntArray, IntArray]]:
-    """All pieces in the order of the documents, as (numbers, units), some at a time.
+    """Yield all pieces in the order of the documents, as arrays of numbers and sizes in units, some at a time.
 
-    A document's own piece has the document's number; the f-th full piece of all has the number of documents plus f.
+    A document's own piece has the number of the document; the f-th full piece of all has the number of documents plus
+    f.
     """
     document, full = 0, len(lengths)
     for chunk in lengths.chunks():

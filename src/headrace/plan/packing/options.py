@@ -1,4 +1,4 @@
-"""How documents are packed, as the user says it."""
+"""The options of packing: `Packing` and its allowed values."""
 
 from __future__ import annotations
 
@@ -12,39 +12,50 @@ Strategy = Literal["greedy", "best_fit", "best_fit_split", "first_fit", "wrapped
 OverLong = Literal["error", "split", "truncate_left", "truncate_right", "drop"]
 
 MAX_DOCUMENTS = (1 << 32) - 2
-"""Documents of one plan: their numbers are stored in 32 bits."""
+"""The most documents in one plan: their numbers are stored in 32 bits."""
 
 MAX_SEQ_LEN = 1 << 22
-"""Longest pack: 4 Mi tokens."""
+"""The longest pack, 4 Mi tokens."""
 
 
 class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How documents become packs of ``seq_len`` tokens.
 
     ``strategy``:
-        ``best_fit``        best-fit decreasing: each document, longest first, into the fullest pack that has room (of
-                            several the one that came to this room first), as TRL's ``bfd``;
-        ``best_fit_split``  the same, over-long documents cut first, as TRL's ``bfd_split``;
-        ``first_fit``       in the order of the store, each document into the first pack that has room;
-        ``greedy``          in the order of the store, a new pack when the next document does not fit, as torchtune;
+        ``best_fit``        best-fit decreasing: each document, longest first, goes into the fullest pack that has room
+                            (among several, the one that reached this room first), as in TRL's ``bfd``;
+        ``best_fit_split``  the same, but over-long documents are split first, as in TRL's ``bfd_split``;
+        ``first_fit``       in the order of the store, each document goes into the first pack that has room;
+        ``greedy``          in the order of the store, a new pack begins when the next document does not fit, as in
+                            torchtune;
         ``wrapped``         all documents one after another, cut every ``seq_len`` tokens.
 
-    ``over_long`` is what a document longer than a pack becomes:
-        ``error``           a ConfigError that counts and names them;
-        ``split``           pieces of ``seq_len`` tokens and a last one, each packed as a document of its own;
-        ``truncate_right``  its first ``seq_len`` tokens;  ``truncate_left``  its last;
-        ``drop``            nothing.
-    ``best_fit_split`` and ``wrapped`` cut by themselves.
+    ``over_long`` says what happens to a document that is longer than a pack:
+        ``error``           a ConfigError counts and names these documents;
+        ``split``           it is split into pieces of ``seq_len`` tokens and a shorter last one, each of which is
+                            packed like a document;
+        ``truncate_right``  it keeps only its first ``seq_len`` tokens;
+        ``truncate_left``   it keeps only its last ``seq_len`` tokens;
+        ``drop``            it is left out.
+    ``best_fit_split`` and ``wrapped`` always split.
 
-    ``window_documents`` packs every so many neighbours for themselves, so that the order of packs stays near that of
-    the store; None packs the whole set at once.
-    ``repack`` exchanges documents of equal length anew in each epoch, so that not the same ones meet each time; for
-    ``best_fit`` and ``best_fit_split`` over the whole set, whose packs depend on the lengths alone.
-    ``segment_multiple`` pads every document to a multiple of so many tokens, for context parallelism over C ranks to
-    one of 2 * C.
+    ``window_documents`` packs each window of this many neighbouring documents separately, so that the order of packs
+    stays close to that of the store; None packs the whole set at once.
+
+    ``repack`` lets documents of equal length change places in every epoch, so that other documents share a pack. It
+    works with ``best_fit`` and ``best_fit_split`` over the whole set, whose packs depend only on the lengths.
+
+    ``segment_multiple`` pads every segment to a multiple of this many tokens; context parallelism over C ranks needs
+    2 * C.
 
     Raises:
-        ConfigError: an unknown value, or values that do not go together.
+        ConfigError: a value is unknown, or values do not go together.
+
+    Example:
+        >>> packing = headrace.Packing(seq_len=512, strategy="best_fit_split")
+        >>> packed = headrace.PackedSequenceDataset(headrace.open("stores/web"), packing)
+        >>> packed[0]["input_ids"].shape
+        (512,)
     """
 
     seq_len: int = msgspec.field(name="max_seq_len")  # the name in recipes and files
@@ -55,7 +66,7 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     segment_multiple: int = 1
 
     def __post_init__(self) -> None:
-        """Check each value, and what does not go together."""
+        """Raise ConfigError for an unknown value, or for values that do not go together."""
         for name in ("seq_len", "segment_multiple", "window_documents"):
             value = getattr(self, name)
             if not isinstance(value, int) and not (value is None and name == "window_documents"):
@@ -70,22 +81,28 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ConfigError(f"window_documents is {self.window_documents}; it is at least 1, or None")
         if self.segment_multiple < 1 or self.seq_len % self.segment_multiple:
             raise ConfigError(
-                f"segment_multiple is {self.segment_multiple}; it is at least 1 and divides seq_len "
-                f"{self.seq_len:,}, so that a pack is filled by whole segments"
+                f"segment_multiple is {self.segment_multiple}; it must be at least 1 and divide seq_len "
+                f"{self.seq_len:,}, so that whole segments fill a pack"
             )
         if self.cuts and self.over_long not in ("error", "split"):
-            raise ConfigError(f"{self.strategy} cuts documents: over_long={self.over_long!r} does not go with it")
+            raise ConfigError(
+                f"the strategy {self.strategy!r} splits documents: over_long={self.over_long!r} does not go with it; "
+                "use 'split' or leave over_long out"
+            )
         if self.repack and (self.strategy not in ("best_fit", "best_fit_split") or self.window_documents is not None):
             raise ConfigError(
-                "repack exchanges documents of equal length, which leaves the packs of best_fit and best_fit_split "
-                "over the whole set as they are, and no others: choose one of these, or leave repack out"
+                "repack lets documents of equal length change places, which works only with the packs of best_fit and "
+                "best_fit_split over the whole set: use one of these without window_documents, or leave repack out"
             )
         if self.strategy == "wrapped" and (self.window_documents is not None or self.segment_multiple > 1):
-            raise ConfigError("wrapped takes no window_documents (it is local) and no segment_multiple")
+            raise ConfigError(
+                "the strategy 'wrapped' allows neither window_documents (its packs follow the order of the store "
+                "anyway) nor segment_multiple: leave them out"
+            )
 
     @property
     def cuts(self) -> bool:
-        """Whether the strategy cuts documents by itself."""
+        """Whether the strategy itself splits documents, whatever ``over_long`` says."""
         return self.strategy in ("best_fit_split", "wrapped")
 
     @property
@@ -95,7 +112,7 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def capacity(self) -> int:
-        """Room of a pack, in units of ``segment_multiple`` tokens."""
+        """The room of a pack, in units of ``segment_multiple`` tokens."""
         return self.seq_len // self.segment_multiple
 
 

@@ -1,8 +1,7 @@
-"""A plan of packs, and the ledger of what was packed.
+"""A plan of packs, and the ledger that accounts for every token.
 
-The plan says which pieces of which documents lie in pack p, for many packs at a time.
-
-Where every document and token of a source went when it was packed.
+The plan says which pieces of which documents lie in pack p, for many packs at a time. The ledger says where every
+document and token of the source went.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from headrace.plan.permutation import permute_each
 
 
 class PackingLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Counts of one source that always balance.
+    """Counts of the documents and tokens of one source, which always balance.
 
     ``raw_documents = empty + whole + split + truncated + dropped`` documents, and
     ``raw_tokens = packed + split_remainder + truncated + dropped`` tokens.
@@ -31,31 +30,31 @@ class PackingLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     raw_documents: int
     empty_documents: int
     whole_documents: int
-    """Packed whole."""
+    """Documents that lie whole in one pack."""
     split_documents: int
-    """Cut into pieces, all of which are packed."""
+    """Documents that were cut into pieces, all of which are packed."""
     truncated_documents: int
-    """Packed without the tokens that ``truncated_tokens`` counts."""
+    """Documents that are packed without the tokens that ``truncated_tokens`` counts."""
     dropped_documents: int
-    """Not packed at all."""
+    """Documents that are not packed at all."""
 
     raw_tokens: int
     packed_tokens: int
-    """In packs, but for the following."""
+    """Tokens in packs, without ``split_remainder_tokens``."""
     split_remainder_tokens: int
-    """In packs: the last pieces of documents that were split."""
+    """Tokens in packs that belong to the last pieces of documents that were split."""
     truncated_tokens: int
-    """Cut off and in no pack."""
+    """Tokens of truncated documents that were cut off and are in no pack."""
     dropped_tokens: int
-    """Of dropped documents."""
+    """Tokens of dropped documents."""
 
     num_packs: int
     pad_tokens: int
-    """What fills the packs up."""
+    """Pads that fill the packs up."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in packs."""
+        """Tokens in packs, without pads."""
         return self.packed_tokens + self.split_remainder_tokens
 
     @property
@@ -65,16 +64,16 @@ class PackingLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def lost_share(self) -> float:
-        """Share of the raw tokens that is in no pack."""
+        """The share of the raw tokens that is in no pack."""
         return self.lost_tokens / self.raw_tokens if self.raw_tokens else 0.0
 
     @property
     def fill(self) -> float:
-        """Share of the places in packs that hold tokens."""
+        """The share of the places in packs that hold tokens and not pads."""
         return self.num_tokens / max(1, self.num_tokens + self.pad_tokens)
 
     def verify(self) -> None:
-        """Raise HeadraceError unless the books balance: a fault of Headrace itself."""
+        """Raise HeadraceError unless the counts balance; an imbalance would be a fault of Headrace itself."""
         documents = (
             self.empty_documents
             + self.whole_documents
@@ -85,37 +84,39 @@ class PackingLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         tokens = self.packed_tokens + self.split_remainder_tokens + self.truncated_tokens + self.dropped_tokens
         if (documents, tokens) != (self.raw_documents, self.raw_tokens):
             raise HeadraceError(
-                f"the plan of packs does not balance: {documents:,} documents and {tokens:,} tokens are accounted for, "
-                f"the source has {self.raw_documents:,} and {self.raw_tokens:,}; please report this"
+                f"the plan of packs does not balance: it accounts for {documents:,} documents and {tokens:,} tokens, "
+                f"but the source has {self.raw_documents:,} and {self.raw_tokens:,}. This is a defect of Headrace: "
+                "please report it"
             )
 
 
 PLAN_VERSION = 1
-"""Raised by a change to what any pack holds."""
+"""Version of the packing algorithms; a change to the contents of any pack raises it."""
 
 
 class PackPlanMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of a plan besides its arrays; JSON-safe."""
+    """Everything about a plan but its arrays; JSON-safe."""
 
     version: int = PLAN_VERSION
     packing: Packing
     num_documents: int
     num_packs: int
     num_full: int
-    """The first so many packs hold one full piece each (``best_fit`` with splitting)."""
+    """How many packs, at the beginning, hold a single full piece each (``best_fit`` with splitting)."""
     lengths_xxh3_128: str
-    """Of the lengths that were planned, as little-endian int64."""
+    """Hash of the lengths that were planned, as little-endian int64."""
     deviation_tokens: float
-    """Standard deviation of the tokens in a pack, the pads within its segments among them."""
+    """Standard deviation of the number of tokens in a pack, counting the pads within its segments."""
     ledger: PackingLedger
 
 
 class PackItems(NamedTuple):
-    """The pieces in some packs, in order; pack i has those from ``offsets[i]`` to ``offsets[i + 1]``.
+    """The pieces in some packs, in order; pack i has the pieces ``offsets[i]`` to ``offsets[i + 1] - 1``.
 
-    ``offsets`` (packs + 1,) int64; all others (pieces,): ``documents``, ``begins`` and ``lengths`` int64, the tokens
-    ``[begin, begin + length)`` of the document; ``starts`` int64, where that is in the stream of all tokens;
-    ``continues`` bool, whether the document goes on in another pack.
+    ``offsets`` is (num_packs + 1,) int64, all others are (num_pieces,). A piece holds the tokens
+    ``[begin, begin + length)`` of a document: ``documents``, ``begins`` and ``lengths`` int64. ``starts`` int64 is
+    where the piece begins in the stream of all tokens. ``continues`` bool says whether the document continues in
+    another pack.
     """
 
     offsets: IntArray
@@ -127,18 +128,27 @@ class PackItems(NamedTuple):
 
 
 class PackPlan:
-    """Packs of pieces of documents.
+    """Which pieces of which documents lie in each pack; `plan_packs` makes one.
 
-    The arrays, some of which a plan may not have:
+    A document's own piece has the number of the document; the f-th full piece of all has the number of documents plus
+    f. A plan has some of these arrays:
 
-    - ``bounds`` (packs + 1,) uint32 and ``pieces`` (pieces,) uint32: pack after pack, the numbers of its pieces, or of
-      their ranks by length where epochs re-pack; without ``pieces`` each piece is in its place;
-    - ``long_documents``, ``long_ends`` (documents with full pieces,) uint32: which, and prefix sums of their numbers;
-    - ``by_length`` (pieces,) uint32: documents by the length of their own piece, longest first, and ``class_begins``
-      (distinct lengths + 1,) uint32: where each length begins among them;
-    - ``ends`` (documents,) int64: where each ends in the token stream, for ``wrapped``.
+    - ``bounds`` (num_packs + 1,) uint32 and ``pieces`` (num_pieces,) uint32: pack after pack, the numbers of its
+      pieces, or with ``repack`` their ranks by length; without ``pieces`` the pieces are in the order of their numbers;
+    - ``long_documents`` and ``long_ends``, (documents with full pieces,) uint32: the numbers of these documents, and
+      prefix sums of how many full pieces they have;
+    - ``by_length`` (num_pieces,) uint32: documents by the length of their own piece, longest first, and
+      ``class_begins`` (distinct lengths + 1,) uint32: where each length begins among them;
+    - ``ends`` (num_documents,) int64: where each document ends in the token stream, for ``wrapped``.
 
-    That is at most 8 bytes a piece, and 4 more with ``repack``.
+    They take at most 8 bytes a piece, and 4 more with ``repack``.
+
+    Example:
+        >>> from headrace.plan.packing import plan_packs
+        >>> plan = plan_packs(np.array([3, 4, 2, 5]), headrace.Packing(seq_len=8))
+        >>> items = plan.items(np.arange(len(plan)))
+        >>> items.offsets.tolist(), items.documents.tolist()
+        ([0, 2, 4], [3, 0, 1, 2])
     """
 
     def __init__(self, meta: PackPlanMeta, arrays: Mapping[str, NDArray[Any]], lengths: Lengths) -> None:
@@ -151,26 +161,30 @@ class PackPlan:
 
     @property
     def packing(self) -> Packing:
-        """How the documents were packed."""
+        """The options with which the documents were packed."""
         return self.meta.packing
 
     @property
     def ledger(self) -> PackingLedger:
-        """Where every token went."""
+        """The counts that say where every document and token went."""
         return self.meta.ledger
 
     @property
     def num_bytes(self) -> int:
-        """Of all arrays."""
+        """The size of all arrays in bytes."""
         return sum(array.nbytes for array in self.arrays.values())
 
     def items(self, packs: IntArray, keys: KeyArray | None = None) -> PackItems:
-        """The pieces of (n,) int64 packs; with ``repack`` and (n,) uint64 ``keys``, one an epoch, exchanged by them."""
+        """Return the pieces of (n,) int64 packs.
+
+        With ``repack``, documents of equal length change places by ``keys``, (n,) uint64, the key of the epoch of each
+        pack; without keys they stay.
+        """
         if "ends" in self.arrays:
             return self._wrapped(packs)
         offsets, pieces = self._pieces(packs, keys)
         num_full = self.meta.num_full
-        # Only here can there be full pieces; where there are none, nothing has to be told apart.
+        # Without full pieces, every piece has the number of its document, and the steps below are skipped.
         is_full = pieces >= self.meta.num_documents if num_full or "long_ends" in self.arrays else None
         documents = pieces
         if is_full is not None:
@@ -184,7 +198,7 @@ class PackPlan:
         continues = np.zeros(len(documents), dtype=bool)
         if is_full is not None:
             size = self.packing.seq_len
-            # Pieces of a document are numbered one after another: its first one is where the document before it ends.
+            # Full pieces are numbered document by document: the first of a document follows the last of the one before.
             firsts = np.where(place > 0, ends[place - 1], 0).astype(np.int64)
             begins[is_full] = (number - firsts) * size
             lengths[is_full] = size
@@ -192,7 +206,7 @@ class PackPlan:
         return PackItems(offsets, documents, begins, lengths, document_begins + begins, continues)
 
     def _pieces(self, packs: IntArray, keys: KeyArray | None) -> tuple[IntArray, IntArray]:
-        """(packs + 1,) offsets and the (pieces,) int64 numbers of the pieces of some packs."""
+        """The (num_packs + 1,) int64 offsets and the (num_pieces,) int64 numbers of the pieces of some packs."""
         num_full = self.meta.num_full
         full = packs < num_full
         some_full = bool(num_full) and bool(full.any())
@@ -205,7 +219,7 @@ class PackPlan:
         counts[full] = 1
         offsets = np.zeros(len(packs) + 1, dtype=np.int64)
         np.cumsum(counts, out=offsets[1:])
-        # A full pack looks at the first piece of all and is corrected at the end, so that the rest needs no cases.
+        # Packs of one full piece look up a wrong piece here, which is replaced at the end: this avoids a second path.
         pieces = np.arange(offsets[-1], dtype=np.int64) + np.repeat(first - offsets[:-1], counts)
         if "pieces" in self.arrays:
             pieces = self.arrays["pieces"][pieces].astype(np.int64)
@@ -218,7 +232,7 @@ class PackPlan:
         return offsets, pieces
 
     def _exchanged(self, ranks: IntArray, keys: KeyArray) -> IntArray:
-        """Ranks by length, permuted by the key of the epoch among the ranks of the same length."""
+        """Permute ranks by length among the ranks of the same length, by the key of their epoch."""
         begins = self.arrays["class_begins"]
         of = np.searchsorted(begins, ranks.astype(begins.dtype), side="right") - 1
         first = begins[of].astype(np.int64)
@@ -226,7 +240,7 @@ class PackPlan:
         return first + permute_each(ranks - first, sizes, derive_array(keys, of))
 
     def _wrapped(self, packs: IntArray) -> PackItems:
-        """Slices of the stream, cut at documents."""
+        """The pieces of packs that are slices of the token stream, for ``wrapped``."""
         ends = self.arrays["ends"]
         size = self.packing.seq_len
         begin = packs * size

@@ -1,7 +1,4 @@
-"""From lengths and a strategy to a plan of packs.
-
-Pieces to packs, within one window of documents or over all of them.
-"""
+"""The planner: from lengths and a strategy to a plan of packs, within windows of documents or over all of them."""
 
 from __future__ import annotations
 
@@ -26,9 +23,9 @@ Sizes = NDArray[np.integer[Any]]
 class Arrangement(NamedTuple):
     """Packs as runs of pieces.
 
-    ``order`` (pieces,): which piece is in each place, pack after pack; None: each in its own. ``bounds`` (packs + 1,)
-    uint32: the first place of each pack. ``filled`` and ``squares``: sums over the packs of the units that are filled,
-    and of their squares.
+    ``order`` is (num_pieces,): the piece in each place, pack after pack, or None if the pieces stay in their order.
+    ``bounds`` is (num_packs + 1,) uint32: the first place of each pack. ``filled`` and ``squares`` are sums over the
+    packs, of the units that are filled and of their squares.
     """
 
     order: IntArray | None
@@ -38,7 +35,7 @@ class Arrangement(NamedTuple):
 
 
 def arrange(sizes: Sizes, packing: Packing) -> Arrangement:
-    """Pack pieces of these sizes, (pieces,) integers from 1 to the capacity, in the order of their arrival."""
+    """Pack pieces of these sizes, (num_pieces,) integers from 1 to the capacity, in the order of arrival."""
     capacity = packing.capacity
     if packing.strategy == "greedy":
         firsts = next_fit(cast("IntArray", sizes), capacity)
@@ -62,12 +59,12 @@ def arrange(sizes: Sizes, packing: Packing) -> Arrangement:
 
 
 def _squares(filled: IntArray) -> float:
-    """As a float, which no number of long packs overflows."""
+    """The sum of squares as a float, which does not overflow for any number of long packs."""
     return float(np.square(filled, dtype=np.float64).sum())
 
 
 def filling(placement: Placement, capacity: int) -> tuple[int, int]:
-    """Sum of the filled units of all packs of a placement, and of their squares."""
+    """Return the sum of the filled units over the packs of a placement, and the sum of their squares."""
     whole = placement.num_packs * capacity
     filled = whole - placement.room_left
     return filled, whole * capacity - 2 * capacity * placement.room_left + placement.room_left_squares
@@ -76,14 +73,14 @@ def filling(placement: Placement, capacity: int) -> tuple[int, int]:
 def by_length(
     lengths: Lengths, survey: LengthSurvey, packing: Packing
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Documents by the units of their own piece, longest first, equal ones in order; and where each size begins.
+    """Sort documents by the size of their own piece, longest first and stable, with a counting sort.
 
-    A counting sort: (documents with a piece,) uint32 and (distinct sizes + 1,) uint32, prefix sums.
+    Returns (documents with an own piece,) uint32, and where each size begins among them, (distinct sizes + 1,) uint32.
     """
     sizes = np.flatnonzero(survey.counts[1:])[::-1] + 1
     begins = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(survey.counts[sizes], out=begins[1:])
-    # NumPy sorts 16-bit keys by radix, and there are rarely more sizes than these hold.
+    # NumPy sorts 16-bit keys by radix, and there are rarely more sizes than fit into 16 bits.
     class_of = np.full(packing.capacity + 1, len(sizes), dtype=np.uint16 if len(sizes) < 1 << 16 else np.uint32)
     class_of[sizes] = np.arange(len(sizes))
     found = np.empty(int(begins[-1]), dtype=np.uint32)
@@ -94,7 +91,7 @@ def by_length(
         counts = np.bincount(classes, minlength=len(sizes) + 1)[: len(sizes)]
         ends = np.cumsum(counts)
         num_pieces = int(ends[-1]) if len(ends) else 0
-        # Documents without a piece are the last class, and left out.
+        # Documents without an own piece are in the last class, which is left out.
         order = np.argsort(classes, kind="stable")[:num_pieces]
         ranks = np.arange(num_pieces, dtype=np.int64)
         ranks += np.repeat(heads - (ends - counts), counts)
@@ -108,15 +105,15 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def plan_packs(lengths: IntArray | Lengths, packing: Packing) -> PackPlan:
-    """Pack documents of these lengths: (num_documents,) integers, or a source of them.
+    """Pack documents of these lengths: (num_documents,) integers, or a `Lengths` source.
 
-    Two passes over the lengths, and 30 to 50 ns of CPU a document for ``best_fit`` and ``greedy``, 15 for ``wrapped``,
-    up to 3 us for ``first_fit``. Takes at most 24 bytes of memory a document, less with a source that
-    gives its lengths in chunks. Deterministic: the same on every machine.
+    Makes two passes over the lengths. Takes 30 to 50 ns of CPU a document for ``best_fit`` and ``greedy``, 15 ns for
+    ``wrapped`` and up to 3 us for ``first_fit``, and at most 24 bytes of memory a document, less with a source that
+    yields its lengths in chunks. The plan is the same on every machine.
 
     Raises:
-        ConfigError: lengths that are not integers of at least 0, over-long documents where the policy is an error, too
-            many documents.
+        ConfigError: the lengths are not integers of at least 0, there are too many documents, or there are over-long
+            documents although ``over_long`` is ``"error"``.
     """
     if isinstance(lengths, np.ndarray) and (lengths.ndim != 1 or lengths.dtype.kind not in "iu"):
         raise ConfigError(f"lengths are {lengths.dtype} of shape {lengths.shape}; expected (num_documents,) integers")
@@ -131,7 +128,7 @@ def plan_packs(lengths: IntArray | Lengths, packing: Packing) -> PackPlan:
     num_full = 0
     squares: float
     if packing.strategy in ("best_fit", "best_fit_split") and packing.window_documents is None:
-        # Full pieces are packs by themselves, the first ones; nothing has to be stored for them.
+        # Each full piece is a pack of its own; these packs come first, and nothing has to be stored for them.
         num_full = survey.num_full
         filled, squares = _best_fit(source, survey, packing, arrays)
     else:
@@ -140,8 +137,8 @@ def plan_packs(lengths: IntArray | Lengths, packing: Packing) -> PackPlan:
     num_pieces = int(survey.counts[1:].sum()) + survey.num_full - num_full
     if (filled, int(arrays["bounds"][-1])) != (units, num_pieces):
         raise HeadraceError(
-            f"the packs hold {int(arrays['bounds'][-1]):,} pieces of {filled:,} units, the documents have "
-            f"{num_pieces:,} of {units:,}: a fault of Headrace, please report it"
+            f"the packs hold {int(arrays['bounds'][-1]):,} pieces of {filled:,} units in all, but the documents have "
+            f"{num_pieces:,} pieces of {units:,}. This is a defect of Headrace: please report it"
         )
     num_packs = num_full + len(arrays["bounds"]) - 1
     deviation = _deviation(num_packs, filled + num_full * packing.capacity, squares + num_full * packing.capacity**2)
@@ -149,7 +146,7 @@ def plan_packs(lengths: IntArray | Lengths, packing: Packing) -> PackPlan:
 
 
 def _best_fit(source: Lengths, survey: LengthSurvey, packing: Packing, arrays: Arrays) -> tuple[int, int]:
-    """Best-fit over all documents; adds the arrays, returns the filled units of all packs and their squares."""
+    """Pack all documents best-fit and add the arrays; return the sums of the filled units and of their squares."""
     placement = place(survey.counts)
     arrays["bounds"] = bounds = placement.bounds()
     order, class_begins = by_length(source, survey, packing)
@@ -166,7 +163,7 @@ def _best_fit(source: Lengths, survey: LengthSurvey, packing: Packing, arrays: A
 
 
 def _by_window(source: Lengths, survey: LengthSurvey, packing: Packing, arrays: Arrays) -> tuple[int, float]:
-    """Each window of documents for itself, or all of them as one; as ``_best_fit``."""
+    """Pack each window of documents separately, or all documents as one window; returns the same as ``_best_fit``."""
     num_pieces = int(survey.counts[1:].sum()) + survey.num_full
     pieces = np.empty(num_pieces, dtype=np.uint32)
     bounds: list[NDArray[np.uint32]] = []
@@ -201,7 +198,7 @@ def _windows(source: Lengths, survey: LengthSurvey, packing: Packing) -> Iterato
 
 
 class _Rechunked:
-    """Lengths in chunks of exactly so many documents, the last one shorter."""
+    """Lengths in chunks of exactly ``size`` documents; the last chunk may be shorter."""
 
     def __init__(self, lengths: Lengths, size: int) -> None:
         self._lengths = lengths
@@ -214,24 +211,24 @@ class _Rechunked:
         return self._lengths.spans(documents)
 
     def chunks(self) -> Iterator[IntArray]:
-        held: list[IntArray] = []
-        num_held = 0
+        pending: list[IntArray] = []
+        num_pending = 0
         for chunk in self._lengths.chunks():
-            held.append(chunk)
-            num_held += len(chunk)
-            if num_held < self._size:
+            pending.append(chunk)
+            num_pending += len(chunk)
+            if num_pending < self._size:
                 continue
-            whole = np.concatenate(held)
-            whole_windows = num_held - num_held % self._size
-            for first in range(0, whole_windows, self._size):
-                yield whole[first : first + self._size]
-            held, num_held = [whole[whole_windows:]], num_held - whole_windows
-        if num_held:
-            yield np.concatenate(held)
+            joined = np.concatenate(pending)
+            in_whole_windows = num_pending - num_pending % self._size
+            for first in range(0, in_whole_windows, self._size):
+                yield joined[first : first + self._size]
+            pending, num_pending = [joined[in_whole_windows:]], num_pending - in_whole_windows
+        if num_pending:
+            yield np.concatenate(pending)
 
 
 def _wrapped(source: Lengths, survey: LengthSurvey, packing: Packing) -> PackPlan:
-    """All documents one after another: where each ends is all there is to know."""
+    """Plan ``wrapped``: the packs follow from where each document ends in the token stream."""
     size = packing.seq_len
     ends = np.empty(len(source), dtype=np.int64)
     at = begin = cut = remainder = 0
@@ -241,7 +238,7 @@ def _wrapped(source: Lengths, survey: LengthSurvey, packing: Packing) -> PackPla
         part += begin
         lengths = chunk.astype(np.int64, copy=False)
         last_pack = (part - 1) // size
-        # An empty document never begins before the pack of its end.
+        # An empty document is never counted as cut, since it begins where it ends.
         is_cut = part - lengths < last_pack * size
         cut += int(np.count_nonzero(is_cut))
         remainder += int((part - last_pack * size)[is_cut].sum())
@@ -255,7 +252,7 @@ def _wrapped(source: Lengths, survey: LengthSurvey, packing: Packing) -> PackPla
 
 
 def _deviation(num_packs: int, total: int, squares: float) -> float:
-    """The standard deviation of numbers with this sum, and this sum of squares."""
+    """The standard deviation of ``num_packs`` numbers with this sum and this sum of squares."""
     return sqrt(max(0.0, num_packs * squares - total * total)) / num_packs if num_packs else 0.0
 
 

@@ -1,12 +1,12 @@
-"""Tokeniser libraries behind one face, and the proof without which only `tokenizers` is used.
+"""Tokeniser libraries with a common interface, and the proof that a fast library needs before it is used.
 
-    tokenizer.json -> layout ........ what the file asks for
-                   -> reference ......... `tokenizers`; long texts are cut where that changes no id (long_texts)
-                   -> gigatoken, fastokens, tiktoken ... refuse at once what they do not have
-                   -> probe ......... texts of all scripts and of the whole vocabulary
-                   -> kept_probes ... what came of it, kept in the cache folder
-                   -> proof ......... which library may be used, and why not the others
-                   -> proved ........ encodes in a worker; a sampled share of the texts twice
+    tokenizer.json -> layout ........ the features that the file asks for
+                   -> reference ..... `tokenizers`; long texts are cut where that changes no id
+                   -> libraries ..... gigatoken, fastokens, tiktoken; each refuses at once what it does not support
+                   -> special ....... texts that hold an added token, which may have to go to `tokenizers`
+                   -> comparison .... the first difference between two libraries
+                   -> proof ......... probes libraries on fixed texts, and chooses the one to use
+                   -> proved ........ encodes in a worker, and compares a sample with `tokenizers`
 
 Optional libraries are imported where they are used, never at the top of a module.
 """

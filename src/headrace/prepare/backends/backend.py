@@ -1,6 +1,6 @@
-"""The face of every tokeniser that `prepare` can run, texts in, ids as arrays out; and a bound for its caches.
+"""The common interface of the tokeniser libraries: texts in, arrays of ids out.
 
-Keeps the caches of the fast libraries, which grow with every new word, within a worker's memory.
+`CacheGuard` limits the memory that their caches take.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 SpecialPolicy = Literal["encode", "literal", "error"]
-"""What the text of a special token inside a document becomes: the token; ordinary text; a bad record."""
+"""What becomes of the text of a special token inside a document: the token (``encode``), ordinary text (``literal``),
+or a bad record (``error``)."""
 
 
 class EncodedTexts(NamedTuple):
-    """Texts as ids."""
+    """The ids of several texts."""
 
     ids: NDArray[np.uint32]
     """(sum of lengths,) the ids of all texts, one text after another."""
 
     lengths: NDArray[np.int64]
-    """(number of texts,) tokens of each."""
+    """(number of texts,) the number of tokens of each text."""
 
 
 class RefusedTextError(Exception):
-    """The tokeniser refuses a text: ``index`` is its number in the list, the message what the library said."""
+    """The tokeniser refuses a text: ``index`` is its index in the list, the message is the library's."""
 
     def __init__(self, message: str, index: int) -> None:
         super().__init__(message)
@@ -36,9 +37,9 @@ class RefusedTextError(Exception):
 
 
 class Backend(Protocol):
-    """One library, loaded with one tokeniser. No padding, no truncation, no tokens added around a text.
+    """One library, loaded with one tokeniser. It does not pad, truncate, or add tokens around a text.
 
-    A backend lives in one process and encodes on the calling thread alone.
+    A backend belongs to one process, and encodes only on the calling thread.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Backend(Protocol):
 
     @property
     def version(self) -> str:
-        """Of the library."""
+        """The version of the library."""
 
     def encode(self, texts: list[str]) -> EncodedTexts:
         """Encode each text by itself.
@@ -57,27 +58,28 @@ class Backend(Protocol):
 
 
 def installed_version(library: str) -> str:
-    """The version of a library, as it is installed."""
-    from importlib.metadata import version  # 10 ms that workers, which never ask, are spared
+    """The installed version of a library."""
+    from importlib.metadata import version  # takes 10 ms, and workers never need it
 
     return version(library)
 
 
 GROWTH_BYTES = 96 << 20
-"""What a library's caches may add to the process before it is loaded anew."""
+"""Bytes by which a library's caches may enlarge the process before the library is loaded again."""
 
 LOOK_EVERY_CHARACTERS = 4 << 20
-"""Characters of text between two looks."""
+"""Characters of text between two checks of the size."""
 
 BLIND_CHARACTERS = 256 << 20
-"""Characters of text after which it is loaded anew where the size of the process cannot be seen."""
+"""Characters of text after which the library is loaded again if the size of the process is not known."""
 
 
 class CacheGuard:
-    """Says when a library should be loaded anew.
+    """Tells when a library should be loaded again, because its caches, which grow with every new word, are too large.
 
-    Words of whole languages fit (1.4 GB of English and code: 40 MB of growth after the first 150 MB); texts in which
-    hardly a word comes twice add 10 bytes a character, and cost a load (0.1 s) every ten million characters.
+    The words of whole languages fit into the limit: for 1.4 GB of English and code, the caches grow by 40 MB after the
+    first 150 MB of text. Texts in which hardly a word occurs twice add 10 bytes for each character, so that the library
+    is loaded again (0.1 s) every ten million characters.
     """
 
     def __init__(self) -> None:
@@ -85,7 +87,7 @@ class CacheGuard:
         self._limit: int | None = None
 
     def is_full(self, num_characters: int) -> bool:
-        """Whether the caches have grown too far, after as many more characters."""
+        """Whether the caches have grown too large, after ``num_characters`` more were encoded."""
         self._unseen += num_characters
         if self._limit is None:
             self._limit = resident_bytes() + GROWTH_BYTES
@@ -98,7 +100,7 @@ class CacheGuard:
         return size > self._limit
 
     def reset(self) -> None:
-        """Begin anew: the library was thrown away."""
+        """Start over, after the library was released."""
         self._unseen = 0
         self._limit = None
         gc.collect()
@@ -106,7 +108,7 @@ class CacheGuard:
 
 
 def resident_bytes() -> int:
-    """What the process holds in memory; 0 where the system does not say."""
+    """Resident memory of the process; 0 if the system does not tell."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -114,7 +116,7 @@ def resident_bytes() -> int:
 
 
 def return_memory() -> None:
-    """Give freed memory back to the system, where the C library has a call for it (glibc)."""
+    """Return freed memory to the system, if the C library has a call for that (glibc)."""
     import ctypes
 
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

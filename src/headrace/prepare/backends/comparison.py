@@ -1,7 +1,4 @@
-"""A fast backend and the reference tokeniser on the same texts: where do they part?
-
-Keeps what a library prints by itself off the terminal.
-"""
+"""Compares a fast library with the reference tokeniser on the same texts, and finds the first difference."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ from headrace.prepare.backends.backend import Backend, EncodedTexts, RefusedText
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Throw away what is written to the standard error stream of the process meanwhile.
+    """Discard what is written to the standard error stream of the process, within the context.
 
-    A panic in Rust prints a message of its own there before it becomes an exception, which says the same. Cost: some
-    microseconds. Other threads are silent as well.
+    A panic in Rust prints a message there before it becomes an exception with the same message. Cost: some
+    microseconds. The output of other threads is discarded as well.
     """
     try:
         kept = os.dup(2)
@@ -46,25 +43,25 @@ SHOWN_CHARACTERS = 60
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Two backends give other ids for a text."""
+    """The first text for which two backends return different ids."""
 
     index: int
-    """Of the text in the list."""
+    """Index of the text in the list."""
 
     message: str
-    """Begin of the text and the ids around the first difference, for people."""
+    """The text and the ids around the first difference, in words."""
 
 
 OnCompared = Callable[[int, int], None]
-"""Called before each batch of texts with the characters that were compared, and those of all texts."""
+"""Called before each batch of texts, with the number of characters that were compared and the number of all."""
 
 
 def compare(
     fast: Backend, reference: Backend, texts: list[str], *, on_compared: OnCompared = lambda done, total: None
 ) -> Difference | None:
-    """The first text that the two encode otherwise, or that one of them alone refuses; none where they agree.
+    """The first text that the two encode differently, or that only one of them refuses; None if they agree.
 
-    Memory: the ids of a mebibyte of text, or of one text that is longer.
+    Memory: the ids of one MiB of text, or of a single longer text.
     """
     begin = done = 0
     total = sum(map(len, texts))
@@ -86,13 +83,13 @@ def _compare_batch(fast: Backend, reference: Backend, texts: list[str]) -> Diffe
         expected = reference.encode(texts)
         return difference(encode_safely(fast, texts), expected, texts)
     except (RefusedTextError, BackendFailedError):
-        pass  # one of them takes not all of the texts: one by one shows which, and whether they agree on it
+        pass  # one of them refuses some of the texts: encoding them one by one shows which, and whether both do
     for index, text in enumerate(texts):
         found = compare_one(fast, reference, text)
         if found is not None:
             return msgspec.structs.replace(found, index=index)
     if len(texts) > 1:
-        # It fails with these texts together, or not each time: nothing to rely on.
+        # It fails on these texts together, or not every time, so it is not reliable.
         try:
             encode_safely(fast, [text for text in texts if not is_refused(reference, text)])
         except (RefusedTextError, BackendFailedError) as error:
@@ -101,7 +98,7 @@ def _compare_batch(fast: Backend, reference: Backend, texts: list[str]) -> Diffe
 
 
 def compare_one(fast: Backend, reference: Backend, text: str) -> Difference | None:
-    """The same for one text, as number 0."""
+    """Compare the two on one text; the index of a difference is 0."""
     refusal = failure = ""
     expected = actual = EncodedTexts(np.empty(0, np.uint32), np.zeros(1, np.int64))
     try:
@@ -131,11 +128,11 @@ def is_refused(reference: Backend, text: str) -> bool:
 
 
 class BackendFailedError(Exception):
-    """A fast library raised, panicked, or returned what cannot be the ids of these texts."""
+    """A fast library raised, panicked, or returned an impossible result."""
 
 
 def encode_safely(fast: Backend, texts: list[str]) -> EncodedTexts:
-    """Encode with a library that is not trusted.
+    """Encode with a library that may fail in any way.
 
     Raises:
         RefusedTextError: it refuses a text.
@@ -146,7 +143,7 @@ def encode_safely(fast: Backend, texts: list[str]) -> EncodedTexts:
             encoded = fast.encode(texts)
     except (RefusedTextError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
-    except BaseException as error:  # a panic in Rust is no Exception
+    except BaseException as error:  # a panic in Rust is not an Exception
         raise BackendFailedError(f"{type(error).__name__}: {error}") from error
     if len(encoded.lengths) != len(texts) or int(encoded.lengths.sum()) != len(encoded.ids):
         raise BackendFailedError(
@@ -157,7 +154,7 @@ def encode_safely(fast: Backend, texts: list[str]) -> EncodedTexts:
 
 
 def difference(actual: EncodedTexts, expected: EncodedTexts, texts: list[str]) -> Difference | None:
-    """Where two encodings of the same texts part; None where they are the same."""
+    """The first difference between two encodings of the same texts; None if they are equal."""
     if np.array_equal(actual.lengths, expected.lengths) and np.array_equal(actual.ids, expected.ids):
         return None
     ends = np.cumsum(actual.lengths), np.cumsum(expected.lengths)
@@ -175,7 +172,7 @@ def _describe(ours: NDArray[np.uint32], theirs: NDArray[np.uint32], text: str) -
     shorter = min(len(ours), len(theirs))
     unequal = np.flatnonzero(ours[:shorter] != theirs[:shorter])
     at = int(unequal[0]) if len(unequal) else shorter
-    # Tokens of a text before the difference tell about where in the text it is.
+    # The share of tokens before the difference tells roughly where in the text it is.
     near = len(text) * at // max(len(theirs), 1)
     begin = max(0, near - SHOWN_CHARACTERS // 2)
     shown = slice(max(0, at - 1), at + SHOWN_TOKENS)
@@ -186,5 +183,5 @@ def _describe(ours: NDArray[np.uint32], theirs: NDArray[np.uint32], text: str) -
 
 
 def excerpt(text: str) -> str:
-    """The begin of a text, for messages."""
+    """The beginning of a text, for messages."""
     return repr(text[:SHOWN_CHARACTERS]) + ("..." if len(text) > SHOWN_CHARACTERS else "")

@@ -1,4 +1,4 @@
-"""What a `tokenizer.json` says, as far as the backends need to know it."""
+"""The parts of a `tokenizer.json` that the backends need to know, and checks of the features that it asks for."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Json = dict[str, Any]
 
 
 class UnsuitableError(Exception):
-    """A library does not have what this tokeniser asks for; the message says what."""
+    """A library lacks a feature that the tokeniser needs; the message says which."""
 
 
 class Added(NamedTuple):
-    """A token that is looked for in the text before anything else."""
+    """An added token, which the tokeniser searches for in the text before anything else."""
 
     content: str
     id: int
@@ -27,12 +27,12 @@ class Added(NamedTuple):
 
     @property
     def takes_more(self) -> bool:
-        """Whether what stands beside it in the text decides on it, or is swallowed by it."""
+        """Whether the text beside it decides whether it is found, or becomes part of it."""
         return self.single_word or self.lstrip or self.rstrip
 
 
 class TokenizerParts(NamedTuple):
-    """The parts of a tokeniser, sequences unrolled."""
+    """The parts of a tokeniser; nested sequences are flattened."""
 
     json: Json
     """The whole file."""
@@ -43,7 +43,10 @@ class TokenizerParts(NamedTuple):
     added: list[Added]
 
     def without(self, *, special_tokens: bool) -> bytes:
-        """The file for another library: no truncation and padding, and without its special tokens where asked."""
+        """The file for another library, without truncation, padding and post-processor.
+
+        It also lacks the special tokens if ``special_tokens`` is True.
+        """
         json = {**self.json, "truncation": None, "padding": None, "post_processor": None}
         if special_tokens:
             json["added_tokens"] = [token for token in json.get("added_tokens") or [] if not token.get("special")]
@@ -51,10 +54,10 @@ class TokenizerParts(NamedTuple):
 
 
 def read_layout(content: bytes) -> TokenizerParts:
-    """Take a `tokenizer.json` apart.
+    """Read the parts of a `tokenizer.json`.
 
     Raises:
-        UnsuitableError: it has not the shape of one.
+        UnsuitableError: the file does not have the expected structure.
     """
     try:
         json = msgspec.json.decode(content, type=Json)
@@ -71,7 +74,7 @@ def read_layout(content: bytes) -> TokenizerParts:
             )
             for token in json.get("added_tokens") or []
         ]
-        # Files of before 2020 do not name their model, and were byte-pair encoding where they hold merges.
+        # Files from before 2020 do not name their model; those with merges are byte-pair encoding.
         if "type" not in model and "merges" in model:
             model["type"] = "BPE"
         return TokenizerParts(
@@ -96,17 +99,17 @@ def _unrolled(step: Any, children: str) -> Iterator[Json]:
 
 
 def byte_characters() -> dict[str, int]:
-    """The printable character that byte-level vocabularies write for each byte."""
+    """The byte of each printable character that byte-level vocabularies write for a byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
 
 def require_bpe(layout: TokenizerParts) -> None:
-    """Refuse what no fast library has.
+    """Refuse tokenisers that no fast library supports.
 
     Raises:
-        UnsuitableError: another model than byte-pair encoding, or one with an option that changes ids.
+        UnsuitableError: the model is not byte-pair encoding, or has an option that changes ids.
     """
     model = layout.model
     if model.get("type") != "BPE":
@@ -119,7 +122,7 @@ def require_bpe(layout: TokenizerParts) -> None:
 
 
 def require_byte_level(layout: TokenizerParts) -> None:
-    """Refuse all but byte-level BPE as of GPT-2, Llama 3, Qwen or DeepSeek.
+    """Refuse all tokenisers except byte-level BPE as in GPT-2, Llama 3, Qwen or DeepSeek.
 
     Raises:
         UnsuitableError: the vocabulary lacks a byte, or the text is normalised or split in another way.
@@ -148,7 +151,7 @@ def require_byte_level(layout: TokenizerParts) -> None:
 
 
 def regexes(layout: TokenizerParts) -> list[str]:
-    """The patterns that split a byte-level text, one after another."""
+    """The patterns that split a text for byte-level BPE, in the order of their application."""
     return [step["pattern"]["Regex"] for step in layout.pre_tokenizers[:-1]] or [GPT2_PATTERN]
 
 
@@ -156,10 +159,10 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 
 
 def is_plain(layout: TokenizerParts, *, literal: bool) -> bool:
-    """Whether added tokens are found in one search for the longest at each place, as the fast libraries do.
+    """Whether a single search for the longest added token at each place finds them all, as the fast libraries search.
 
-    Not so where one asks for a look beside it, where some are looked for in the text as it came and others in the
-    normalised one, or where special ones are passed over (``literal``) and share text with others.
+    It does not if a token depends on the text beside it, if tokens are searched for in the normalised text, or if
+    special tokens are ignored (``literal``) but overlap with other tokens.
     """
     if any(token.takes_more or (token.normalized and layout.normalizers) for token in layout.added):
         return False
@@ -171,7 +174,7 @@ def is_plain(layout: TokenizerParts, *, literal: bool) -> bool:
 
 
 def _overlap(first: list[str], second: list[str]) -> bool:
-    """Whether a text of one class may stand in a text partly where one of the other stands."""
+    """Whether a text of one class may overlap with a text of the other class."""
     for one, other in ((first, second), (second, first)):
         lengths = {len(text) for text in other}
         inner = {text[at : at + length] for text in one for length in lengths for at in range(len(text) - length + 1)}

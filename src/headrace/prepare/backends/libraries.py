@@ -1,8 +1,7 @@
-"""The fast libraries: gigatoken, fastokens and tiktoken, for byte-level BPE and its relatives.
+"""The fast libraries gigatoken, fastokens and tiktoken, as backends.
 
-The library fastokens: byte-level BPE and its relatives.
-
-The library tiktoken: byte-level BPE whose ranks can be told from the merges.
+gigatoken and fastokens encode byte-level BPE and some related models; tiktoken encodes byte-level BPE whose merges
+define ranks.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from headrace.prepare.backends.layout import (
 
 
 class GigatokenBackend:
-    """Encodes whole batches on the calling thread; ids come as arrays.
+    """The library gigatoken, which encodes whole batches on the calling thread and returns arrays.
 
-    Its cache of words has no bound, so the library is loaded anew when it has grown (`CacheGuard`).
+    Its cache of words has no limit, so the library is loaded again when the cache is large (`CacheGuard`).
     """
 
     name = "gigatoken"
@@ -40,7 +39,7 @@ class GigatokenBackend:
         """Load the library with a tokeniser.
 
         Raises:
-            UnsuitableError: the library does not have what this tokeniser asks for.
+            UnsuitableError: the library lacks a feature that this tokeniser needs.
             ImportError: the library is not installed.
         """
         with warnings.catch_warnings():
@@ -49,14 +48,14 @@ class GigatokenBackend:
         layout = read_layout(tokenizer_json)
         _require(layout)
         self._library = gigatoken
-        # Special tokens that are ordinary text are no tokens at all to it: it has no such option.
+        # The library has no option to read special tokens as ordinary text, so they are removed from its tokeniser.
         self._json = layout.without(special_tokens=special == "literal")
         self._guard = CacheGuard()
         self._tokenizer = self._load()
 
     @property
     def version(self) -> str:
-        """Of the library."""
+        """The version of the library."""
         return installed_version(self.name)
 
     def encode(self, texts: list[str]) -> EncodedTexts:
@@ -67,7 +66,7 @@ class GigatokenBackend:
             self._tokenizer = self._load()
         layout = self._tokenizer.encode_batch(texts, parallel=False).layout
         offsets = np.asarray(layout.offsets.data, np.int64)
-        # The library may hand out rows of a larger buffer.
+        # The library may return rows of a larger buffer.
         ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]
         encoded = EncodedTexts(np.array(ids, np.uint32), np.diff(offsets))
         if self._guard.is_full(sum(map(len, texts))):
@@ -96,11 +95,11 @@ def _require(layout: TokenizerParts) -> None:
 
 
 class FastokensBackend:
-    """Encodes whole batches; ids come as arrays.
+    """The library fastokens, which encodes whole batches and returns arrays.
 
-    It works on threads of a pool of its own, of which ``RAYON_NUM_THREADS`` says how many: set it to 1 before the
-    process uses any such library. (Set here where it is not, which comes too late where the pool runs already.)
-    Its caches live in these threads; they end at about 400 MB, and loading it anew empties only a part.
+    It encodes on a thread pool, whose size is ``RAYON_NUM_THREADS``: set it to 1 before the process uses any such
+    library. (It is set here if it is not set, which has no effect if the pool is running already.) Its caches live in
+    these threads. They stop growing at about 400 MB, and loading the library again empties only a part of them.
     """
 
     name = "fastokens"
@@ -109,7 +108,7 @@ class FastokensBackend:
         """Load the library with a tokeniser.
 
         Raises:
-            UnsuitableError: the library does not have what this tokeniser asks for.
+            UnsuitableError: the library lacks a feature that this tokeniser needs.
             ImportError: the library is not installed.
         """
         os.environ.setdefault("RAYON_NUM_THREADS", "1")
@@ -126,7 +125,7 @@ class FastokensBackend:
 
     @property
     def version(self) -> str:
-        """Of the library."""
+        """The version of the library."""
         return installed_version(self.name)
 
     def encode(self, texts: list[str]) -> EncodedTexts:
@@ -153,9 +152,9 @@ class FastokensBackend:
 
 
 class TiktokenBackend:
-    """Encodes text by text; ids come as arrays.
+    """The library tiktoken, which encodes text by text and returns arrays.
 
-    It knows no added tokens here: a text that holds one must go elsewhere (`routed`).
+    It is loaded without added tokens, so a text that holds one must go to the reference tokeniser (`RoutedBackend`).
     """
 
     name = "tiktoken"
@@ -164,7 +163,7 @@ class TiktokenBackend:
         """Load the library with a tokeniser.
 
         Raises:
-            UnsuitableError: the library does not have what this tokeniser asks for.
+            UnsuitableError: the library lacks a feature that this tokeniser needs.
             ImportError: the library is not installed.
         """
         with warnings.catch_warnings():
@@ -185,7 +184,7 @@ class TiktokenBackend:
 
     @property
     def version(self) -> str:
-        """Of the library."""
+        """The version of the library."""
         return installed_version(self.name)
 
     def encode(self, texts: list[str]) -> EncodedTexts:
@@ -205,10 +204,10 @@ def _require_only_pattern(layout: TokenizerParts) -> None:
 
 
 def _ranks(layout: TokenizerParts) -> tuple[dict[bytes, int], NDArray[np.uint32]]:
-    """The library's ranks, which say what merges first and are the ids that it gives; and our id of each rank.
+    """The rank of each token in the library, and the id in the vocabulary for each rank.
 
-    The order of the merges is the order of ranks: the library has no other. All merges that give one token must
-    therefore follow one another.
+    In the library, ranks are the ids that it returns, and also the order of merges. All merges that make the same token
+    must therefore follow one another.
     """
     to_byte = byte_characters()
     vocabulary: dict[str, int] = layout.model["vocab"]
@@ -245,7 +244,7 @@ def _as_bytes(token: str, to_byte: dict[str, int]) -> bytes:
 
 
 def _require_whole_words(layout: TokenizerParts, ranks: dict[bytes, int]) -> None:
-    """A word that is a token becomes that token (``ignore_merges``); in the library, where it has a rank."""
+    """Refuse tokens without a rank: with ``ignore_merges``, a word that is a token becomes that token."""
     to_byte = byte_characters()
     words = layout.model["vocab"].keys() - {token.content for token in layout.added}
     unranked = [word for word in words if _as_bytes(word, to_byte) not in ranks]
@@ -254,7 +253,7 @@ def _require_whole_words(layout: TokenizerParts, ranks: dict[bytes, int]) -> Non
 
 
 def _require_reachable(layout: TokenizerParts, ranks: dict[bytes, int]) -> None:
-    """A word that is a token becomes that token in the library; here only where the merges lead there."""
+    """Refuse tokens that the merges do not make: in the library, a word that is a token always becomes that token."""
     to_byte = byte_characters()
     plain = {"version": "1.0", "added_tokens": [], "model": layout.model}
     encoder = Tokenizer.from_str(msgspec.json.encode(plain).decode())

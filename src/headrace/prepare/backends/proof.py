@@ -1,12 +1,12 @@
-"""Which library may encode a run: the static check and a probe on fixed texts, for one candidate after another.
+"""Chooses the library that encodes a run: each candidate is checked against the tokeniser, and probed on fixed texts.
 
-Fixed texts on which a fast backend must agree with the reference tokeniser before it is used at all.
+A fast library must encode the texts of the probe as the reference tokeniser does before it is used at all. The outcome
+is kept in the cache folder, since the texts are fixed and the same libraries need not be probed again.
 
-What came of a probe, kept in the cache folder: the texts are fixed, so the same libraries need not be asked again.
-
-One small file a library and tokeniser. Its name is a hash of all that decides the outcome: the tokeniser, the policy,
-the versions of both libraries, of Python and of Headrace, and the code of this room. A file that is damaged, or is not
-what its name says, counts for nothing and is made anew; where nothing can be kept, every run makes its probe.
+Each library and tokeniser has a small file there. Its name is a hash of everything that decides the outcome: the
+tokeniser, the policy for special tokens, the versions of both libraries and of Python, and the code of this package. A
+file that is damaged, or whose content does not fit its name, is ignored and written again. If there is no place to
+keep files, every run repeats the probe.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from headrace.prepare.forking import apart
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What came of a probe.
+    """The outcome of a probe, as it is kept.
 
     Attributes:
-        of: what was probed, see `probe_key`.
-        difference: where the two libraries parted; empty: nowhere.
-        xxh3_128: of both.
+        of: the key of the probe, see `probe_key`.
+        difference: the first difference between the two libraries, in words; empty if there is none.
+        xxh3_128: hash of both.
     """
 
     of: str
@@ -48,7 +48,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def probe_key(tokenizer_json: bytes, special: SpecialPolicy, name: str, kind: type | object) -> str:
-    """A hash of all that decides the outcome of the probe of a library; ``kind`` is what runs it here."""
+    """A hash of everything that decides the outcome of a library's probe; ``kind`` is the class that runs it."""
     code = Path(__file__).parent
     parts = (
         hash_bytes(tokenizer_json),
@@ -63,7 +63,7 @@ def probe_key(tokenizer_json: bytes, special: SpecialPolicy, name: str, kind: ty
 
 
 def find_outcome(key: str) -> str | None:
-    """What came of the probe with this key: a difference, "" for none; None where it is not known."""
+    """The outcome of the probe with this key: the difference, "" if there is none, or None if it is not known."""
     folder = cache_folder("probes")
     if folder is None:
         return None
@@ -75,7 +75,7 @@ def find_outcome(key: str) -> str | None:
 
 
 def keep_outcome(key: str, difference: str) -> None:
-    """Keep what came of a probe, where there is a place that can be written."""
+    """Keep the outcome of a probe, if there is a cache folder that can be written."""
     folder = cache_folder("probes")
     if folder is None:
         return
@@ -89,10 +89,10 @@ def _outcome(key: str, difference: str) -> Outcome:
 
 
 LARGE_BLOCKS = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x17000, 0x18CFF), (0x20000, 0x323AF))
-"""Ideographs, Hangul and Tangut: every 61st of them is enough."""
+"""Ideographs, Hangul and Tangut, of which every 61st character is probed."""
 
 MAX_ADDED = 2_000
-"""Added tokens that are probed; a tokeniser with more has the rest of them only in the texts of the run."""
+"""The most added tokens that are probed."""
 
 SPACES = (" ", "  ", "   ", "\t", "\n", "\r\n", "\n\n", " \n", "\n ", "\t ", "\u00a0", "\u2003", "\u3000", "\u2028",
           "\x0b", "\x0c", "\x1c", "\x85", " \n \n ", "\r", "\u200b", "\ufeff")  # fmt: skip
@@ -112,9 +112,10 @@ https://example.org/a/b?c=d&e=%20f#g  me@example.org  2024-01-31T12:00:00Z  1,23
 
 
 def probe_texts(layout: TokenizerParts, *, is_byte_level: bool) -> list[str]:
-    """Texts of every script, of all kinds of spaces, numbers, words and marks; added tokens; the whole vocabulary.
+    """Texts of every script, with all kinds of spaces, numbers, words and marks; added tokens; the whole vocabulary.
 
-    The same for the same tokeniser and version of Python. About 800,000 characters, and as many as the vocabulary has.
+    The texts depend only on the tokeniser and the version of Python. They have about 800,000 characters, and those of
+    the vocabulary.
     """
     return [*_fixed(), *_added(layout), *_vocabulary(layout, is_byte_level=is_byte_level)]
 
@@ -125,7 +126,7 @@ def _fixed() -> tuple[str, ...]:
 
 
 def _scripts() -> list[str]:
-    """Every assigned character, in runs of its neighbours and alone between others of all kinds."""
+    """Every assigned character, in a run of its neighbours, and alone between characters of other kinds."""
     characters = [
         chr(code)
         for code in itertools.chain(
@@ -144,19 +145,20 @@ def _scripts() -> list[str]:
 
 
 def _unassigned() -> list[str]:
-    """Characters that this Python knows nothing of, in some surroundings: libraries carry Unicode of other years.
+    """Characters that this version of Python does not know, in some surroundings.
 
-    To one a new letter is a letter, to the other it is nothing yet, and they split the text beside it otherwise.
+    Libraries contain different versions of Unicode. A new letter is a letter to one of them and unassigned to another,
+    and then they split the text around it differently.
     """
     shapes = ("a{0}b", " {0}{0}", "1{0}", ".{0}a", "{0} {0}", "{0}s", "-{0}", "\n{0}a{0}")
     codes = [code for code in range(0x33480) if unicodedata.category(chr(code)) == "Cn"]
-    # The first shows letters best: behind one "'s" is a word of its own, behind a mark the quote belongs to the mark.
+    # A following "'s" shows letters best: after a letter it is a separate word, after a mark the quote joins the mark.
     shown = [f"{chr(code)}'s {shapes[code % len(shapes)].format(chr(code))}" for code in codes]
     return ["".join(shown[at : at + 64]) for at in range(0, len(shown), 64)]
 
 
 def _sequences() -> list[str]:
-    """Each word and each space beside each other."""
+    """All pairs of the words and spaces."""
     return [
         *("".join(f"{space}{word}" for word in WORDS) for space in SPACES),
         *("".join(first + second for second in WORDS) for first in WORDS),
@@ -173,7 +175,7 @@ def _sequences() -> list[str]:
 
 
 def _long() -> list[str]:
-    """Texts and words beyond the sizes at which libraries change their way, and texts with the same beginning."""
+    """Texts and words above the sizes at which libraries change their algorithm, and texts with the same beginning."""
     prose = "".join(
         f"Line {number}: it's {number * 7919 % 10007} of them, \u00e9t\u00e9 \u4e2d.\n" for number in range(700)
     )
@@ -190,7 +192,7 @@ def _long() -> list[str]:
 
 
 def _added(layout: TokenizerParts) -> list[str]:
-    """Added tokens alone, between words, between spaces, beside themselves and beside one another."""
+    """Added tokens alone, between words, between spaces, repeated, and next to one another."""
     contents = [token.content for token in layout.added[:MAX_ADDED]]
     alone = [f"{one}a{one} b {one} {one}{one}\n{one}\n\n.{one}!{one[:-1]}" for one in contents]
     beside = [f"{one}{other}x {other} {one}" for one, other in itertools.pairwise(contents)]
@@ -198,7 +200,7 @@ def _added(layout: TokenizerParts) -> list[str]:
 
 
 def _vocabulary(layout: TokenizerParts, *, is_byte_level: bool) -> list[str]:
-    """Every token of the model that is text, each on its own line: a changed merge or id shows in one of them."""
+    """Every token of the model that is text, on a line of its own. A changed merge or id shows in one of them."""
     to_byte = byte_characters()
     words = []
     for token in layout.model["vocab"]:
@@ -219,22 +221,23 @@ CANDIDATES: dict[str, Callable[[bytes, SpecialPolicy], Backend]] = {
     "gigatoken": GigatokenBackend,
     "tiktoken": TiktokenBackend,
 }
-"""In the order in which they are tried: the fastest first, and of two as fast the one with the newer Unicode."""
+"""The fast libraries in the order in which they are tried: the fastest first, and among equally fast ones the one with
+the newer Unicode."""
 
 BACKENDS = ("auto", REFERENCE, *CANDIDATES)
-"""What a user may ask for."""
+"""The names that a user may choose."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """The library that encodes a run, and why not another."""
+    """The library that encodes a run, and why other libraries do not."""
 
     name: str
     version: str
     reasons: dict[str, str]
-    """Why each candidate that was tried before it, or asked for, is not used."""
+    """For each candidate that was tried before this one, or asked for, why it is not used."""
 
     routes: str = ""
-    """Why texts that hold an added token go to the reference tokeniser all the same; "" where they do not."""
+    """Why texts with an added token go to the reference tokeniser nevertheless; "" if they do not."""
 
 
 def choose_backend(
@@ -246,13 +249,17 @@ def choose_backend(
 ) -> Choice:
     """Find the library that encodes a run.
 
-    ``wanted`` is ``auto``, or the name of one: it is used where its proof holds, else the reference tokeniser. The
-    probe is about a second of work a candidate, half of it the reference tokeniser's; what it finds is kept, see
-    `kept_probes`.
-    ``on_compared`` is called during a probe.
+    A probe takes about a second for each candidate, half of which is the reference tokeniser's work. Its outcome is
+    kept, see `keep_outcome`.
+
+    Args:
+        tokenizer_json: the tokeniser.
+        wanted: ``auto``, or the name of a library. It is used if it passes its probe, else the reference tokeniser is.
+        special: what becomes of special tokens in a text.
+        on_compared: called during a probe.
 
     Raises:
-        ValueError: no such library is known.
+        ValueError: ``wanted`` is not the name of a library.
         MissingExtraError: the wanted library is not installed.
     """
     if wanted not in BACKENDS:
@@ -280,10 +287,10 @@ def choose_backend(
 
 
 def load_backend(name: str, tokenizer_json: bytes, special: SpecialPolicy) -> Backend:
-    """The library of this name, with the reference tokeniser behind it for texts that it is not proved for.
+    """Load the library of this name. Texts for which it is not proved go to the reference tokeniser.
 
     Raises:
-        UnsuitableError: it does not have what the tokeniser asks for.
+        UnsuitableError: it lacks a feature that the tokeniser needs.
         ImportError: it is not installed.
     """
     reference: list[Backend] = []
@@ -297,7 +304,7 @@ def load_backend(name: str, tokenizer_json: bytes, special: SpecialPolicy) -> Ba
 
 
 def load_with(name: str, tokenizer_json: bytes, special: SpecialPolicy, reference: Callable[[], Backend]) -> Backend:
-    """As `load_backend`, with a reference tokeniser that others use too."""
+    """Load the library of this name as `load_backend` does, with a reference tokeniser that is shared."""
     if name == REFERENCE:
         return reference()
     fast = CANDIDATES[name](tokenizer_json, special)
@@ -309,7 +316,7 @@ def load_with(name: str, tokenizer_json: bytes, special: SpecialPolicy, referenc
 
 
 def routes(name: str, layout: TokenizerParts, special: SpecialPolicy) -> str:
-    """Why texts that hold an added token must not go to this library; "" where they may."""
+    """Why texts with an added token must not go to this library; "" if they may."""
     literal = special == "literal"
     known = [token for token in layout.added if not (literal and token.special)]
     if not is_plain(layout, literal=literal):
@@ -324,7 +331,7 @@ def routes(name: str, layout: TokenizerParts, special: SpecialPolicy) -> str:
 def _try(
     name: str, tokenizer_json: bytes, special: SpecialPolicy, reference: Callable[[], Backend], on_compared: OnCompared
 ) -> Choice | str:
-    """The choice of this library, or why it cannot be."""
+    """The choice of this library, or the reason why it cannot be used."""
     try:
         with silence():
             key = probe_key(tokenizer_json, special, name, CANDIDATES[name])
@@ -333,8 +340,8 @@ def _try(
             if difference is None:
                 expected = reference()
                 difference = apart(
-                    lambda say: _probed(name, tokenizer_json, special, layout, expected, say),
-                    lambda said: on_compared(*said),
+                    lambda report: _probed(name, tokenizer_json, special, layout, expected, report),
+                    lambda progress: on_compared(*progress),
                 )
                 keep_outcome(key, difference)
     except UnsuitableError as error:
@@ -343,7 +350,7 @@ def _try(
         return f"cannot be imported: {error}"
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
-    except BaseException as error:  # a panic in Rust is no Exception
+    except BaseException as error:  # a panic in Rust is not an Exception
         return f"fails: {type(error).__name__}: {error}"
     if difference:
         return f"differs on the probe: {difference}"
@@ -356,10 +363,10 @@ def _probed(
     special: SpecialPolicy,
     layout: TokenizerParts,
     reference: Backend,
-    say: Callable[[tuple[int, int]], None],
+    report: Callable[[tuple[int, int]], None],
 ) -> str:
-    """Where the library differs from the reference tokeniser on the probe; "" nowhere."""
+    """The first difference between the library and the reference tokeniser on the texts of the probe; "" if none."""
     fast = load_with(name, tokenizer_json, special, lambda: reference)
     texts = probe_texts(layout, is_byte_level=not layout.model.get("byte_fallback"))
-    found = compare(fast, reference, texts, on_compared=lambda done, total: say((done, total)))
+    found = compare(fast, reference, texts, on_compared=lambda done, total: report((done, total)))
     return "" if found is None else found.message

@@ -1,4 +1,4 @@
-"""Encoding in a worker: all texts with the chosen library, a sampled share with the reference tokeniser as well."""
+"""Encodes in a worker: all texts with the chosen library, and a sample of them with the reference tokeniser as well."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.prepare.backends.special import RoutedBackend
 
 
 class MismatchError(Exception):
-    """The fast library is not what the reference tokeniser is: ``index`` is the text's number in the list."""
+    """The fast library differs from the reference tokeniser; ``index`` is the index of the text in the list."""
 
     def __init__(self, index: int, message: str) -> None:
         super().__init__(message)
@@ -29,9 +29,9 @@ class MismatchError(Exception):
 
 
 class ProvedEncoder:
-    """One library with one tokeniser, watched by the reference tokeniser.
+    """One library with one tokeniser, compared with the reference tokeniser.
 
-    The reference tokeniser is loaded when it is first needed: it takes longer to start than the fast libraries, and
+    The reference tokeniser is loaded when it is first needed: it starts more slowly than the fast libraries, and needs
     60 to 300 MB.
     """
 
@@ -39,31 +39,31 @@ class ProvedEncoder:
         """Load a library that `choose_backend` named.
 
         Raises:
-            UnsuitableError: it does not have what the tokeniser asks for.
+            UnsuitableError: it lacks a feature that the tokeniser needs.
             ImportError: it is not installed.
         """
         self.num_texts = 0
         """Texts encoded so far."""
         self.num_sampled = 0
-        """Of these, compared with the reference tokeniser."""
+        """Texts among them that were compared with the reference tokeniser."""
         self.json = tokenizer_json
-        """The tokeniser."""
+        """The bytes of ``tokenizer.json``."""
         self._special: SpecialPolicy = special
         self.backend: Backend = load_with(name, tokenizer_json, special, lambda: self.reference)
 
     @property
     def name(self) -> str:
-        """Of the library."""
+        """The name of the library."""
         return self.backend.name
 
     @property
     def num_routed(self) -> int:
-        """Texts that went to the reference tokeniser alone, since they hold an added token."""
+        """Texts that only the reference tokeniser encoded, since they hold an added token."""
         return self.backend.num_routed if isinstance(self.backend, RoutedBackend) else 0
 
     @functools.cached_property
     def reference(self) -> Backend:
-        """`tokenizers` with the same tokeniser."""
+        """The library `tokenizers` with the same tokeniser, loaded on first use."""
         return TokenizersBackend(self.json, self._special)
 
     def encode(self, texts: list[str], sampled: NDArray[np.bool_]) -> EncodedTexts:
@@ -71,7 +71,8 @@ class ProvedEncoder:
 
         Raises:
             RefusedTextError: the reference tokeniser refuses a text.
-            MismatchError: the library gives other ids than the reference tokeniser, or fails where that does not.
+            MismatchError: the library returns other ids than the reference tokeniser, or fails on a text that the
+                reference tokeniser encodes.
         """
         if self.backend.name == REFERENCE:
             encoded = self.backend.encode(texts)
@@ -108,7 +109,7 @@ class ProvedEncoder:
                 raise MismatchError(index, f"{self.name} differs from {REFERENCE}: {found.message}")
 
     def _explain(self, texts: list[str], error: Exception) -> None:
-        """Raise for the first text that alone shows what went wrong."""
+        """Raise an error for the first text that fails by itself, if there is one."""
         for index, text in enumerate(texts):
             try:
                 encode_safely(self.backend, [text])

@@ -1,20 +1,19 @@
-"""The reference tokeniser, the library `tokenizers`: slow, and what every other backend is compared with.
+"""The reference tokeniser, the library `tokenizers`. It is slow, and every other backend is compared with it.
 
-A very long text -> pieces whose ids, one after another, are the ids of the whole.
+`TextCutter` cuts a very long text into pieces whose ids, one after another, are the ids of the whole text. The library
+needs about 350 bytes for each token while it encodes, so a book of 16 MB would take over 2 GB. Most tokenisers split a
+text into words before the model sees it, and no word reaches across a space between two letters, so that the text can
+be cut there. Four conditions must hold, and each is checked:
 
-`tokenizers` needs about 350 bytes a token while it encodes, so a book of 16 MB would take over 2 GB. Most tokenisers
-split a text into words before their model sees it, and no word reaches over a space between two letters: there it can
-be cut. Four things must hold, and each is looked at:
+1. *No added token reaches across the cut*: no added token has such a place in its text.
+2. *The normaliser works locally*: it is one of those known to do so.
+3. *The text is split at this place in any context*: the pre-tokeniser splits at every such place of a sample text that
+   is full of quotes, brackets, code and lists. If nothing splits the text (Llama 2, Gemma), merges cannot reach across
+   the place, since no token of the vocabulary holds a space after another character.
+4. *The pieces have the ids of the whole*: some hundred characters around each cut are encoded whole and as two halves,
+   and the ids are equal. This notices any effect of the begin and end of a text.
 
-1. *No added token reaches over the cut*: none has such a place in its text.
-2. *The normaliser works on the spot*: it is one of those known to.
-3. *The text is split there, wherever it stands*: the pre-tokeniser splits at every such place of a text that is
-   full of quotes, brackets, code and lists; or, where nothing splits the text (Llama 2, Gemma), merges cannot
-   reach over, since no token of the vocabulary holds a space behind another character.
-4. *Both pieces are what the whole was*: at each cut, some hundred characters around it are encoded whole and as its
-   two halves, and the ids are equal. This sees whatever a text's begin and end do.
-
-Where no such place is found, the text stays whole.
+If no such place is found, the text is not cut.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ from headrace.prepare.backends.layout import Added, TokenizerParts, UnsuitableEr
 from headrace.prepare.tokenizer import make_encoder
 
 PIECE_BYTES = 1 << 18
-"""Pieces have about as many bytes of UTF-8 at most, and no text below twice as many is cut."""
+"""A piece has at most about this many bytes of UTF-8, and a text of less than twice as many is not cut."""
 
 SEARCH = 1 << 15
 """Characters before the wanted cut that are searched for a place."""
 
 MAX_TRIES = 8
-"""Places of a kind that are checked for one cut."""
+"""The most places of a kind that are checked for one cut."""
 
 MIN_PLACES = 100
-"""Places of a kind that must be found in the text that shows how the pre-tokeniser splits."""
+"""Places of a kind that must occur in `CALIBRATION`, which shows how the pre-tokeniser splits."""
 
 HALF_WINDOW = 400
 """Characters on each side of a cut that are encoded to check it."""
@@ -56,10 +55,10 @@ LOCAL_NORMALIZERS = frozenset(
     ["NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "Prepend", "BertNormalizer", "Nmt",
      "Precompiled"]
 )  # fmt: skip
-"""Those whose work on a character depends on its neighbours at most, or on where the text begins and ends."""
+"""Normalisers whose effect on a character depends at most on its neighbours, or on where the text begins and ends."""
 
 _META = "\u2581"
-"""What sentencepiece-like vocabularies write for a space."""
+"""The character that vocabularies like those of sentencepiece write for a space."""
 
 _TURNED = (
     "He said \"two quoted words here\" and 'so did she' (with brackets [in brackets {of brackets} too] here) ok "
@@ -82,10 +81,10 @@ class Kind(NamedTuple):
     """Whether the separator at this index of the text is such a place."""
 
     offset: int
-    """Of the cut from the separator."""
+    """Distance of the cut from the separator."""
 
     drop: int
-    """Characters left out behind the cut: the normaliser puts a space before every text."""
+    """Characters left out after the cut, since some normalisers put a space before every text."""
 
 
 def _between_letters(text: str, at: int) -> bool:
@@ -101,11 +100,11 @@ KINDS = (
     Kind(" ", _between_letters, 0, 1),
     Kind("\n", _before_letter, 1, 0),
 )
-"""Before a space between letters; the same without the space; behind a line end before a letter."""
+"""A cut before a space between letters; the same, leaving out the space; a cut after a line end before a letter."""
 
 
 def most_bytes(text: str) -> int:
-    """An upper bound for the bytes of the text in UTF-8, without a look at it; a rough one beyond ASCII."""
+    """An upper bound for the bytes of the text in UTF-8, without encoding it; it is rough unless the text is ASCII."""
     return len(text) if text.isascii() else 3 * len(text)
 
 
@@ -125,16 +124,17 @@ class TextCutter:
         self._half_window = HALF_WINDOW + 2 * longest
 
     def cut(self, text: str) -> list[str]:
-        """The pieces, which are the text where nothing is left out between them; one where it cannot be cut.
+        """Cut a text. A text that cannot be cut is returned as one piece.
 
-        Cost: a pass over the text, and the encoding of 1,600 characters at each cut.
+        Together the pieces are the text, except that a space may be left out between them (see `Kind.drop`). Cost: one
+        pass over the text, and the encoding of 1,600 characters at each cut.
         """
         length = self._piece_bytes if text.isascii() else self._piece_bytes // 3
         pieces = []
         begin = 0
         while len(text) - begin > 2 * length:
             found = self._find(text, begin + length, begin + 1)
-            # A stretch without any place stays in one piece with what follows.
+            # A stretch without a place to cut stays in one piece with what follows.
             target = begin + length
             while found is None and len(text) - target > 2 * length:
                 target += length
@@ -166,7 +166,7 @@ class TextCutter:
             whole, first, second = self._encoder.encode_batch_fast(
                 [left + right, left, right[drop:]], add_special_tokens=False
             )
-        except Exception:  # the library raises bare Exception; the text as a whole will show what is wrong
+        except Exception:  # the library raises bare Exception; encoding the whole text will show what is wrong
             return False
         return bool(whole.ids == first.ids + second.ids)
 
@@ -180,7 +180,7 @@ def _is_safe(kind: Kind, layout: TokenizerParts, encoder: Tokenizer) -> bool:
 
 
 def _reaches_over(kind: Kind, token: Added, layout: TokenizerParts) -> bool:
-    # A normalised token is looked for where spaces are written in the vocabulary's own way already.
+    # A normalised token is searched for in the normalised text, where spaces may be written as `_META` already.
     content = token.content.replace(_META, " ") if token.normalized and layout.normalizers else token.content
     return re.search(r"\S\s+\S", content) is not None or (kind.separator == "\n" and "\n" in content[:-1])
 
@@ -194,7 +194,7 @@ def _is_local(step: dict[str, Any]) -> bool:
 
 
 def _splits(kind: Kind, encoder: Tokenizer) -> bool:
-    """Whether the pre-tokeniser has a border at every such place of `CALIBRATION`."""
+    """Whether the pre-tokeniser splits at every such place of `CALIBRATION`."""
     if encoder.pre_tokenizer is None:
         return False
     text = encoder.normalizer.normalize_str(CALIBRATION) if encoder.normalizer is not None else CALIBRATION
@@ -205,7 +205,7 @@ def _splits(kind: Kind, encoder: Tokenizer) -> bool:
 
 
 def _never_merges(kind: Kind, layout: TokenizerParts) -> bool:
-    """Whether nothing splits the text, and byte-pair encoding cannot merge over a space: no token reaches over one."""
+    """Whether nothing splits the text, and byte-pair encoding cannot merge across a space, since no token does."""
     model = layout.model
     if kind.separator != " " or model.get("type") != "BPE" or model.get("ignore_merges"):
         return False
@@ -222,11 +222,11 @@ def _never_merges(kind: Kind, layout: TokenizerParts) -> bool:
 
 
 class TokenizersBackend:
-    """Encodes with `tokenizers`, a few hundred kilobytes of text at a time.
+    """The library `tokenizers`, which encodes a few hundred kilobytes of text at a time.
 
-    Memory: the library takes about 350 bytes a token until its ids are copied. Texts are therefore encoded in batches
-    of 256 KiB, and a longer one in pieces where that changes no id (`long_texts`); else it is encoded whole.
-    It uses threads of its own unless ``TOKENIZERS_PARALLELISM`` is ``false``.
+    The library needs about 350 bytes of memory for each token until its ids are copied. Texts are therefore encoded in
+    batches of 256 KiB, and a longer text in pieces if that changes no id (`TextCutter`), else whole. The library starts
+    threads unless ``TOKENIZERS_PARALLELISM`` is ``false``.
     """
 
     name = "tokenizers"
@@ -237,11 +237,11 @@ class TokenizersBackend:
         self._json = tokenizer_json
         self._piece_bytes = piece_bytes
         self._cutter: TextCutter | None = None
-        return_memory()  # the library leaves some 100 MB behind when it has read a large file
+        return_memory()  # the library leaves some 100 MB of freed memory when it has read a large file
 
     @property
     def version(self) -> str:
-        """Of the library."""
+        """The version of the library."""
         return installed_version(self.name)
 
     def encode(self, texts: list[str]) -> EncodedTexts:
@@ -255,7 +255,7 @@ class TokenizersBackend:
         for pieces, owners in self._batches(texts):
             try:
                 encodings = self._encoder.encode_batch_fast(pieces, add_special_tokens=False)
-            except Exception as error:  # the library raises bare Exception, and does not say which text it was
+            except Exception as error:  # the library raises bare Exception, and does not say for which text
                 raise self._refused(pieces, owners) from error
             rows = [encoding.ids for encoding in encodings]
             sizes = np.fromiter(map(len, rows), np.int64, len(rows))
@@ -264,7 +264,7 @@ class TokenizersBackend:
         return EncodedTexts(np.concatenate(ids) if ids else np.empty(0, np.uint32), lengths)
 
     def _batches(self, texts: list[str]) -> Iterator[tuple[list[str], list[int]]]:
-        """Pieces of at most ``piece_bytes`` together, or one that is longer, and the number of each one's text."""
+        """Batches of pieces with at most ``piece_bytes`` together, or one longer piece, and the text of each piece."""
         pieces: list[str] = []
         owners: list[int] = []
         total = 0
@@ -291,4 +291,4 @@ class TokenizersBackend:
                 self._encoder.encode_batch_fast([piece], add_special_tokens=False)
             except Exception as error:
                 return RefusedTextError(str(error), owner)
-        return RuntimeError("the library tokenizers refuses texts together that it takes one by one")
+        return RuntimeError("the library tokenizers refuses texts together that it accepts one by one")

@@ -1,6 +1,6 @@
-"""Texts that hold an added token: found quickly, and sent to the reference tokeniser where the fast one is not proved.
+"""Finds texts that hold an added token.
 
-A fast library for most texts, and the reference tokeniser for those that it is not proved for.
+`RoutedBackend` sends such texts to the reference tokeniser, if the fast library is not proved for them.
 """
 
 from __future__ import annotations
@@ -21,39 +21,40 @@ from headrace.prepare.backends.backend import Backend, EncodedTexts, RefusedText
 from headrace.prepare.backends.layout import TokenizerParts, read_layout
 
 COMMON = " etaoinshrdlucmfwygpbvkjxqzETAOINSHRDLUCMFWYGPBVKJXQZ\n.,0123456789-_()'\"=:;/*#>`<[]{}+&!?$\\%@^~|\t\r"
-"""Characters from the most usual to the least; all others are taken for rarer."""
+"""Characters from the most usual to the least usual; all others count as rarer."""
 
 
 WhichAdded = Literal["added", "special", "ordinary"]
-"""All added tokens; those marked as special; the others (of which some are mere runs of spaces)."""
+"""All added tokens; only those marked as special; only the others (such as runs of spaces)."""
 
 
 class TokensByCharacter(NamedTuple):
-    """Tokens that share a character: a text without it holds none of them."""
+    """Tokens that share a character: a text without this character holds none of them."""
 
     character: str
     pattern: re.Pattern[str] | None
-    """Finds any of them; none where there is only one."""
+    """Finds any of the tokens; None if there is only one."""
 
     prefix: str
-    """What all of them begin with."""
+    """The beginning that all of the tokens share."""
 
     def is_in(self, text: str) -> bool:
-        """Whether a text that has the character holds a token."""
+        """Whether a text that contains the character holds one of the tokens."""
         if self.pattern is None:
             return self.prefix in text
-        # A long text is found faster than a regex finds it, a short one is not.
+        # For a long prefix, a plain search is faster than the regex; for a short one it is not.
         return (len(self.prefix) < 4 or self.prefix in text) and self.pattern.search(text) is not None
 
 
 class SpecialFinder:
     """Finds added tokens in texts.
 
-    A text is searched for one rare character a group of tokens ("|" for ``<|endoftext|>`` and its likes) and for the
-    tokens only where that is in it: some tenths of a microsecond for a text without any.
+    A text is first searched for one rare character of each group of tokens (``|`` for ``<|endoftext|>`` and the like),
+    and for the tokens only if it contains that character. A text without any takes some tenths of a microsecond.
 
-    What is found is a token's text, whatever stands beside it: a tokeniser may see none there (``single_word``), but it
-    sees none elsewhere. A token that is looked for in the normalised text is looked for in both texts here.
+    The finder finds the text of a token whatever stands beside it. The tokeniser may ignore it at such a place
+    (``single_word``), but never finds a token that the finder misses. Tokens that the tokeniser searches for in the
+    normalised text are searched for in both texts.
     """
 
     def __init__(self, tokenizer_json: bytes, which: WhichAdded = "special") -> None:
@@ -66,11 +67,11 @@ class SpecialFinder:
         self._groups = _grouped(self._contents)
 
     def find(self, texts: list[str]) -> NDArray[np.bool_]:
-        """Which texts hold one: (number of texts,) bool."""
+        """(number of texts,) bool: which texts hold an added token."""
         found = np.zeros(len(texts), np.bool_)
         for group in self._groups:
             character = group.character
-            # Nearly all texts are done with here.
+            # Nearly all texts fail this first check.
             for number in [number for number, text in enumerate(texts) if character in text]:
                 found[number] |= group.is_in(texts[number])
         if self._normalize is not None:
@@ -80,7 +81,7 @@ class SpecialFinder:
         return found
 
     def which(self, text: str) -> str:
-        """The token that comes first in the text, the longest of these; "" where there is none."""
+        """The token that comes first in the text, and among several at that place the longest; "" if there is none."""
         for candidate in (text, self._normalize.apply(text) if self._normalize is not None else ""):
             if found := self._all.search(candidate):
                 return str(found[0])
@@ -95,10 +96,10 @@ class SpecialFinder:
 
 
 class _Normalizer:
-    """The normaliser of a tokeniser, by itself."""
+    """The normaliser of a tokeniser, without the rest of it."""
 
     def __init__(self, layout: TokenizerParts) -> None:
-        # A tokeniser without a vocabulary: the library has no other way to read a normaliser from JSON.
+        # The library can read a normaliser from JSON only as part of a tokeniser, here one without a vocabulary.
         json = {
             "version": "1.0",
             "added_tokens": [],
@@ -109,24 +110,24 @@ class _Normalizer:
         self._keeps_ascii = all(step["type"] in ("NFC", "NFD", "NFKC", "NFKD") for step in layout.normalizers)
 
     def keeps(self, text: str) -> bool:
-        """Whether the text is surely its own normal form."""
+        """Whether normalising certainly leaves the text as it is."""
         return self._keeps_ascii and text.isascii()
 
     def apply(self, text: str) -> str:
-        """The normal form of the text."""
+        """Normalise the text."""
         return str(self._normalizer.normalize_str(text))
 
 
 def _grouped(contents: set[str]) -> list[TokensByCharacter]:
-    """The fewest groups of rare characters, greedily."""
-    # Where a token holds another, the shorter one is found wherever the longer one is.
+    """Groups of tokens that share a rare character, as few as a greedy search finds."""
+    # If a token contains another, the shorter one is found wherever the longer one is, so only the shorter is kept.
     left = [
         content for content in sorted(contents, key=lambda one: (len(one), one)) if not _holds_other(content, contents)
     ]
     groups = []
     while left:
         counts = Counter(character for content in left for character in set(content))
-        # Characters that are not usual ones come first, then the one that most tokens share.
+        # Rare characters, and those that many tokens share, come first.
         chosen = max(counts, key=lambda one: (_rarity(one) * counts[one], counts[one], one))
         members = [content for content in left if chosen in content]
         left = [content for content in left if chosen not in content]
@@ -137,7 +138,7 @@ def _grouped(contents: set[str]) -> list[TokensByCharacter]:
 
 
 def _holds_other(content: str, contents: set[str]) -> bool:
-    # By the parts of the token, not by the other tokens: there may be as many of them as a vocabulary has.
+    # This goes through the parts of the token, not through the other tokens, which may be as many as a vocabulary has.
     size = len(content)
     return any(
         content[begin:end] in contents
@@ -158,14 +159,15 @@ def _shared_prefix(contents: list[str]) -> str:
 
 
 def _any_of(contents: set[str]) -> re.Pattern[str]:
-    """Finds any of these texts, of those at a place the longest."""
+    """A regex that finds any of these texts, and at each place the longest."""
     return re.compile(_alternatives(sorted(contents)))
 
 
 def _alternatives(contents: list[str]) -> str:
-    """A regex for any of these sorted texts, the longest first, that looks at each of their characters once.
+    """A regex for any of these sorted texts that prefers the longest and shares their beginnings.
 
-    For example ``<(?:/s>|s>|unk>)`` for ``</s>``, ``<s>`` and ``<unk>``: a plain list would be tried one by one.
+    For ``</s>``, ``<s>`` and ``<unk>`` it is ``<(?:/s>|s>|unk>)``; a plain list of alternatives would be tried one by
+    one.
     """
     prefix = _shared_prefix(contents)
     rests = [content[len(prefix) :] for content in contents]
@@ -177,7 +179,7 @@ def _alternatives(contents: list[str]) -> str:
 
 
 class RoutedBackend:
-    """Sends the texts that hold an added token to the reference tokeniser, all others to a fast library."""
+    """Sends texts that hold an added token to the reference tokeniser, and all others to a fast library."""
 
     def __init__(self, fast: Backend, reference: Callable[[], Backend], finder: SpecialFinder) -> None:
         self.name = fast.name
@@ -189,14 +191,14 @@ class RoutedBackend:
 
     @property
     def version(self) -> str:
-        """Of the fast library."""
+        """The version of the fast library."""
         return self._fast.version
 
     def encode(self, texts: list[str]) -> EncodedTexts:
         """Encode each text by itself.
 
         Raises:
-            RefusedTextError: the library that it went to refuses one of them.
+            RefusedTextError: the library that a text was sent to refuses it.
         """
         is_routed = self._finder.find(texts)
         if not is_routed.any():
@@ -224,7 +226,7 @@ def _interleave(parts: list[EncodedTexts], places: list[NDArray[np.int64]], num_
     begins = np.cumsum(lengths) - lengths
     ids = np.empty(int(lengths.sum()), np.uint32)
     for part, numbers in zip(parts, places, strict=True):
-        # Token k of a part's text goes k behind the begin of that text.
+        # Token k of a text goes k places after the begin of that text.
         starts = np.cumsum(part.lengths) - part.lengths
         ids[np.arange(len(part.ids)) + np.repeat(begins[numbers] - starts, part.lengths)] = part.ids
     return EncodedTexts(ids, lengths)

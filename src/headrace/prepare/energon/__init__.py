@@ -1,16 +1,16 @@
-"""Tars -> an Energon dataset, in place: what training needs to find a sample, and what else Energon looks up.
+"""Make a folder of tars an Energon dataset, in place: write the indices and settings that Energon and training need.
 
-    finding      the tars of a folder, in Energon's order
-    state        which of them an earlier run has read, and are as they were
-    worker       the others, in processes          scanning: headers -> one file a shard; media: their facts
-    run          all of these in their order
-      committer  -> index.sqlite
-      finishing  -> split.yaml, dataset.yaml, .info.json        splitting: which shard is train, val, test     pure
-      work       the hidden folder of a run; new files appear at once, or after a kill by the next run
-    media_files  a folder of plain files: facts of its media
-    metadataset  the joins that a metadataset names
-
-`api` has `prepare_energon`.
+options      what the caller may choose, with the defaults
+scanning     finds the tars of a folder, in Energon's order, and reads the headers of each
+state        what earlier runs recorded, to find the shards that have not changed
+media        metadata of images, video and sound, in tars or in plain files
+work         the hidden folder of a run, and the worker processes that read shards
+run          `prepare_energon`, and the steps of a run in their order
+  committer  writes the shards into index.sqlite
+  finishing  writes split.yaml, dataset.yaml and .info.json; all new files appear together, or after a kill by the
+             next run
+report       what a run returns; checks that the field map fits the samples
+metadataset  makes the indices of the joins in a metadataset
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shards, in their order, into the index; and what is known when all are in."""
+"""Write shards into ``index.sqlite`` in their order, and collect what is known of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.stores.energon.sqlite_writer import EarlierShard, SqliteWriter
 
 
 class Indexed:
-    """What is known of the shards, when all are read."""
+    """What is known of the shards once all of them are read."""
 
     def __init__(self, to_read: set[str], before: DatasetState, media: MediaFilter | None) -> None:
         self.to_read = to_read
@@ -29,12 +29,19 @@ class Indexed:
         self.duplicates: list[DuplicateKey] = []
 
     def excluded(self) -> tuple[str, ...]:
-        """The entries of the split file that leave duplicates out."""
+        """Return the entries of the split file that exclude duplicates."""
         return tuple(sorted(f"{found.shard}/{found.key}" for found in self.duplicates))
 
 
 class ShardCommitter:
-    """Takes shards in their order: into the index, and note of each."""
+    """Adds shards to the index in their order, and collects the state of each.
+
+    Args:
+        root: the folder of the dataset.
+        options: what to do about duplicates.
+        before: the state of the dataset before this run.
+        writer: the index; None if only tar indices are written.
+    """
 
     def __init__(self, root: Path, options: EnergonOptions, before: DatasetState, writer: SqliteWriter | None) -> None:
         self._root = root
@@ -49,15 +56,15 @@ class ShardCommitter:
         self.samples = 0
 
     def take(self, scan: ShardScan) -> None:
-        """A shard that was read."""
+        """Add a shard that was read in this run."""
         digest, media = None, scan.media
         if scan.count and self._writer is not None:
             self._names.append(scan.tar.name)
             added = self._writer.add_shard(len(self._names) - 1, scan.scanned(), skip_duplicates=True)
             self._check(added.duplicates)
             if added.duplicates:
-                left = {found.key for found in added.duplicates}
-                media = [row for row in media if row.entry.partition(".")[0] not in left]
+                left_out = {found.key for found in added.duplicates}
+                media = [row for row in media if row.entry.partition(".")[0] not in left_out]
             else:
                 digest = added.digest.hex()
             if media:
@@ -77,7 +84,7 @@ class ShardCommitter:
         )
 
     def keep(self, name: str, state: ShardState) -> None:
-        """A shard that is as it was."""
+        """Add a shard that has not changed, by copying its rows from the existing index."""
         if state.count and self._writer is not None and self._before.index is not None:
             self._names.append(name)
             earlier = EarlierShard(
@@ -116,11 +123,11 @@ def _twice(root: Path, found: DuplicateKey, number: int, *, is_same: bool) -> st
         f"sample {found.first_sample} of {root / found.first_shard} and sample {found.sample} of {root / found.shard}"
     )
     drop = (
-        "--on-duplicate drop cannot help, as an exclude names both samples"
+        "--on-duplicate drop does not help, since an exclude entry would name both samples"
         if is_same
         else "--on-duplicate drop excludes the later one"
     )
     return (
-        f"key {found.key!r} is there twice: {where}{more}. A key names one sample of a dataset: {drop}; with"
-        " --on-duplicate keep both are trained on, and the key leads to the first"
+        f"key {found.key!r} comes twice: {where}{more}. A key must name one sample of a dataset: {drop}; with"
+        " --on-duplicate keep both are trained on, and the key finds the first"
     )

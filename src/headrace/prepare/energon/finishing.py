@@ -1,6 +1,6 @@
-"""The last step of a run: which shard is of which part, and the files of ``.nv-meta``, which appear together.
+"""The last step of a run: assign the shards to parts of the split, and write the files of ``.nv-meta``.
 
-Which shard is of which part: assigned anew, or a split file brought up to date. Pure.
+`assign_parts` and `bring_up_to_date` are pure functions; `Finisher` writes the files, which appear together.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SHUFFLE_SEED = 42
 
 
 def assign_parts(names: Sequence[str], choice: SplitChoice) -> Parts:
-    """The parts of all shards, as Energon assigns them.
+    """Assign all shards to parts as Energon does.
 
-    By a ratio the shards are cut where ``int(number * share so far)`` says: of three shards, 8,1,1 makes two train,
-    none val, one test.
+    A ratio cuts the list of shards at ``int(number * sum of the shares so far)``. With 8,1,1 three shards become two of
+    train, none of val and one of test.
     """
     if choice.parts:
         return _by_patterns(names, choice)
@@ -55,13 +55,14 @@ def assign_parts(names: Sequence[str], choice: SplitChoice) -> Parts:
 def bring_up_to_date(
     parts: Mapping[str, Sequence[str]], names: Sequence[str], new: Sequence[str], choice: SplitChoice
 ) -> Parts:
-    """The parts without the shards that are gone, and with new ones at the end.
+    """Return the parts of a split file without the shards that no longer exist, and with new shards at the end.
 
     Args:
-        parts: of the split file, braces expanded.
+        parts: the parts of the split file, with braces expanded.
         names: all shards of the dataset.
-        new: those of them that it did not have before.
-        choice: new shards go where its patterns say; without any, to ``train``, or to the first part.
+        new: the shards that the dataset did not have before.
+        choice: its patterns assign new shards. Without patterns they go to ``train``, or to the first part if there is
+            no ``train``.
     """
     kept = set(names)
     found = {part: [name for name in listed if name in kept] for part, listed in parts.items()}
@@ -72,8 +73,8 @@ def bring_up_to_date(
         added = {target: list(new)}
     for part, shards in added.items():
         listed = found.setdefault(part, [])
-        there = set(listed)
-        listed += [name for name in shards if name not in there]
+        present = set(listed)
+        listed += [name for name in shards if name not in present]
     return found
 
 
@@ -82,8 +83,8 @@ def _by_patterns(names: Sequence[str], choice: SplitChoice) -> Parts:
     for part, pattern in choice.parts:
         patterns = part_patterns(part, pattern)
         listed = parts.setdefault(part, [])
-        there = set(listed)
-        listed += [name for name in names if name not in there and any(found.match(name) for found in patterns)]
+        present = set(listed)
+        listed += [name for name in names if name not in present and any(found.match(name) for found in patterns)]
     return parts
 
 
@@ -92,12 +93,12 @@ _SHOWN: Final = 3
 
 
 class Finisher:
-    """Stages split file, ``dataset.yaml``, state and info, and lets all new files appear.
+    """Stages split file, ``dataset.yaml``, state and info, and moves all new files into place.
 
     Args:
         root: the folder.
-        options: checked.
-        on_notice: is told what was decided, left out or kept.
+        options: options that `check_options` has accepted.
+        on_notice: called with messages about what was decided, left out or kept.
     """
 
     def __init__(self, root: Path, options: EnergonOptions, on_notice: Callable[[str], None]) -> None:
@@ -107,11 +108,13 @@ class Finisher:
         self._on_notice = on_notice
 
     def finish(self, work: WorkFolder, indexed: Indexed, splits: Splits | None, known: set[str]) -> EnergonReport:
-        """Stage the other files, and let all appear."""
+        """Stage the remaining files, move all into place, and return the report."""
         states = indexed.states
         names = [name for name, state in states.items() if state.count]
         if not names:
-            raise InputError(f"{self._root}: no sample in any of {len(states):,} tars: nothing to prepare")
+            raise InputError(
+                f"{self._root}: none of its {len(states):,} tars holds a sample, so there is nothing to prepare"
+            )
         empty = [name for name, state in states.items() if not state.count]
         if empty:
             self._on_notice(f"{len(empty):,} tars hold no sample and are left out: {_some(empty)}")
@@ -132,7 +135,7 @@ class Finisher:
             if self._options.index_only:
                 remove += [INDEX_NAME, UUID_NAME]
                 if (self._meta / INDEX_NAME).exists():
-                    self._on_notice(f"{INDEX_NAME} of before is removed: it is not of these shards any more")
+                    self._on_notice(f"the old {INDEX_NAME} is removed: it does not match these shards any more")
         read = [name for name in states if name in indexed.to_read]
         if written:
             work.commit(remove=remove, indexed=read, moves=written)
@@ -148,18 +151,18 @@ class Finisher:
         indexed: Indexed,
         excluded: Sequence[str],
     ) -> tuple[Parts, str | None]:
-        """The parts, and the name of the new split file, None where the old one stays."""
+        """Return the parts, and the name of the new split file; None if the old one stays."""
         choice = self._options.split
         if splits is None:
             if not choice.ratio and not choice.parts:
                 return {}, None
             parts, exclude, name = assign_parts(names, choice), list(excluded), SPLIT_NAME
-            self._tell_of_left_out(names, parts)
+            self._notice_unassigned(names, parts)
         else:
             parts = bring_up_to_date(splits.parts, names, new, choice)
             if choice.ratio and assign_parts(names, choice) != parts:
                 self._on_notice(
-                    f"{splits.path.name} is kept, not assigned by the ratio; --overwrite assigns all shards anew"
+                    f"{splits.path.name} is kept as it is; to assign all shards by the ratio, use --overwrite"
                 )
             before = set(read_state(self._root).excluded)
             kept = set(names)
@@ -171,19 +174,19 @@ class Finisher:
             if new and not choice.parts:
                 target = next((part for part, shards in parts.items() if new[-1] in shards), "no part")
                 self._on_notice(
-                    f"{len(new):,} new shards go to {target}: {_some(new)}; --split-parts NAME:REGEX says otherwise"
+                    f"{len(new):,} new shards go to {target}: {_some(new)}; --split-parts NAME:REGEX can change that"
                 )
             elif new:
-                self._tell_of_left_out(new, parts)
+                self._notice_unassigned(new, parts)
             name = splits.path.name
         write_splits(work.staged, parts, exclude=exclude, split_config=name)
         return parts, name
 
-    def _tell_of_left_out(self, names: Sequence[str], parts: Parts) -> None:
+    def _notice_unassigned(self, names: Sequence[str], parts: Parts) -> None:
         assigned = {name for listed in parts.values() for name in listed}
-        left = [name for name in names if name not in assigned]
-        if left:
-            self._on_notice(f"{len(left):,} shards are of no part of the split: {_some(left)}")
+        unassigned = [name for name in names if name not in assigned]
+        if unassigned:
+            self._on_notice(f"{len(unassigned):,} shards are in no part of the split: {_some(unassigned)}")
 
     def _stage_dataset(self, work: WorkFolder) -> list[str]:
         choice = self._options.dataset
@@ -192,18 +195,16 @@ class Finisher:
         place = self._meta / choice.name
         if place.exists() and not (self._options.overwrite and choice.sample_type is not None):
             if choice.sample_type is not None:
-                self._on_notice(f"{choice.name} is kept; --overwrite writes it anew")
+                self._on_notice(f"{choice.name} is kept; to replace it, use --overwrite")
             return []
         if choice.sample_type is None:
-            self._on_notice(
-                f"{choice.name}: crude samples, which a cooker makes into something; --sample-type says otherwise"
-            )
+            self._on_notice(f"{choice.name}: samples are crude and need a cooker; --sample-type chooses a type instead")
         data = yaml.safe_dump(dataset_yaml(self._options), sort_keys=False)
         atomic_write(work.staged / META_FOLDER / choice.name, data.encode())
         return [choice.name]
 
     def _stage_state(self, work: WorkFolder, indexed: Indexed, excluded: Sequence[str]) -> list[str]:
-        """State and info; the info comes last, without it nothing opens."""
+        """Stage state and info. The info is last, because a dataset without it does not open."""
         staged = work.staged / META_FOLDER
         index = None
         if not self._options.index_only:
@@ -221,21 +222,21 @@ class Finisher:
             atomic_write(staged / OLD_INFO_NAME, yaml.safe_dump(content).encode())
             written.append(OLD_INFO_NAME)
         write_info(work.staged, counts, ENERGON_VERSION)
-        vouched = [*([] if self._options.index_only else [INDEX_NAME, UUID_NAME]), *written[1:], INFO_NAME]
-        files = tuple(file_sum(staged / name) for name in vouched)
+        hashed = [*([] if self._options.index_only else [INDEX_NAME, UUID_NAME]), *written[1:], INFO_NAME]
+        files = tuple(file_sum(staged / name) for name in hashed)
         state = DatasetState(shards=indexed.states, index=index, excluded=tuple(excluded), files=files)
         atomic_write(staged / STATE_NAME, encode_state(state))
         return [*written, INFO_NAME]
 
     def _misfit(self, names: Sequence[str]) -> Misfit | None:
-        """What the field map does not fit, of a ``dataset.yaml`` made now or before; said, and no error."""
+        """Check the field map of a new or existing ``dataset.yaml``; if it does not fit, give a notice, no error."""
         name = self._options.dataset.name
         if self._options.index_only or not (self._meta / name).exists():
             return None
         try:
             misfit = find_misfit(self._root, name, names)
         except HeadraceError as error:
-            self._on_notice(f"{name}: whether its field map fits cannot be seen: {error}")
+            self._on_notice(f"{name}: its field map could not be checked: {error}")
             return None
         if misfit is not None:
             self._on_notice(f"{name}: {misfit}")
@@ -283,7 +284,7 @@ class Finisher:
 
 
 def dataset_yaml(options: EnergonOptions) -> dict[str, Any]:
-    """The content of ``dataset.yaml``."""
+    """Return the content of ``dataset.yaml``."""
     choice = options.dataset
     if choice.sample_type in (None, CRUDE, "CrudeSample"):
         content: dict[str, Any] = {"__module__": _MODULE, "__class__": CRUDE}
@@ -297,7 +298,7 @@ def dataset_yaml(options: EnergonOptions) -> dict[str, Any]:
 
 
 def _shard_of(entry: str, names: set[str]) -> bool:
-    """Whether what is excluded is a shard of the dataset, or a sample of one."""
+    """Whether an exclude entry names a shard of the dataset, or a sample in one."""
     if entry in names:
         return True
     return any(entry[:at] in names for at, letter in enumerate(entry) if letter == "/")

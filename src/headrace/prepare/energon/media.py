@@ -1,6 +1,6 @@
-"""Facts of images, videos and sounds, of tars and of plain files, as rows of ``media_metadata``.
+"""Metadata of images, video and sound as rows of the table ``media_metadata`` in ``index.sqlite``.
 
-A folder of plain files: the metadata of its media, as `index.sqlite` of a filesystem dataset holds them.
+The media are parts of samples in tars, or files in a folder of plain files (a filesystem dataset of Energon).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ IMAGE_EXTENSIONS: Final = frozenset(
 )
 AV_EXTENSIONS: Final = frozenset(("aac", "avi", "flac", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "wav", "webm"))
 HEAD_BYTES: Final = 262
-"""By so many bytes Energon tells what a file is."""
+"""Number of first bytes by which Energon recognises the type of a file."""
 
 _MORE_BEGINS: Final = ((b"OggS", "av"), (b"\xff\xf1", "av"), (b"\xff\xf9", "av"), (b"\xff\x4f\xff\x51", "image"))
 _log = logging.getLogger("headrace")
 
 
 class MediaFinder:
-    """Finds media among parts or files, by a filter.
+    """Finds media among parts or files, and reads their metadata.
 
     Args:
-        wanted: the filter.
+        wanted: the filter that chooses them.
     """
 
     def __init__(self, wanted: MediaFilter) -> None:
@@ -46,7 +46,7 @@ class MediaFinder:
         self._patterns = tuple(pattern.lower() for pattern in wanted.patterns)
 
     def may_be(self, name: str) -> bool:
-        """Whether to look at the bytes of this name."""
+        """Whether the part or file of this name may be a medium, as far as its name shows."""
         if self._strategy == "HEADER":
             return True
         if self._strategy == "EXTENSION":
@@ -56,18 +56,18 @@ class MediaFinder:
 
     @property
     def needs_head(self) -> bool:
-        """Whether the first bytes tell more than the name, so that the others need not be read."""
+        """Whether `kind` needs the first bytes; with the strategy ``EXTENSION`` the name is enough."""
         return self._strategy != "EXTENSION"
 
     def kind(self, name: str, head: bytes) -> str | None:
-        """``"image"``, ``"av"``, or None: no medium."""
+        """Return ``"image"`` or ``"av"``; None if this is not a medium."""
         by_name = _by_extension(name)
         if self._strategy == "EXTENSION" or (self._strategy == "GLOB" and by_name):
             return by_name
         return _by_content(head[:HEAD_BYTES]) or by_name
 
     def row(self, name: str, kind: str, data: bytes) -> MediaRow | None:
-        """Its row; None, and a line in the log, where the bytes are not what they should be.
+        """Return the row of a medium; if its bytes cannot be read, log that and return None.
 
         Raises:
             MissingExtraError: Pillow or PyAV is not installed.
@@ -78,7 +78,7 @@ class MediaFinder:
             raise
         except Exception as error:
             reason = error if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
-            _log.info("%s: no facts of this medium: %s", name, reason)
+            _log.info("%s: the metadata of this medium cannot be read: %s", name, reason)
             return None
         return MediaRow(name, kind, json.dumps(facts, separators=(",", ":")))
 
@@ -101,11 +101,11 @@ def _image_facts(data: bytes) -> dict[str, Any]:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingExtraError("facts of images need Pillow: pip install 'headrace[image]'") from error
+        raise MissingExtraError("metadata of images need Pillow: pip install 'headrace[image]'") from error
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of large images: their pixels are not decoded
+        warnings.simplefilter("ignore")  # Warnings about large images do not apply: no pixels are decoded.
         with Image.open(io.BytesIO(data)) as image:
-            if image.format == "ICO":  # of several images in it the one that is decoded counts
+            if image.format == "ICO":  # A file may hold several images; the one that is decoded counts.
                 image.load()
             width, height = image.size
             return {"width": width, "height": height, "format": image.format or "UNKNOWN", "mode": image.mode}
@@ -126,14 +126,14 @@ FILES_A_TASK: Final = 500
 
 
 class MediaTask(msgspec.Struct, frozen=True, tag=True):
-    """Look at these files."""
+    """A task of a worker: read the metadata of these files."""
 
     task_index: int
     names: tuple[str, ...]
 
 
 def find_files(root: Path, wanted: MediaFilter) -> list[str]:
-    """The files that may be media, by the parts of their names; those of ``.nv-meta`` are none.
+    """Find the files that may be media, sorted by the components of their paths; ``.nv-meta`` is left out.
 
     Raises:
         InputError: a folder cannot be read.
@@ -153,7 +153,7 @@ def find_files(root: Path, wanted: MediaFilter) -> list[str]:
 
 
 def media_tasks(names: list[str]) -> list[MediaTask]:
-    """The files, some hundred a task."""
+    """Group the files into tasks of `FILES_A_TASK` files."""
     begins = range(0, len(names), FILES_A_TASK)
     return [
         MediaTask(task_index, tuple(names[begin : begin + FILES_A_TASK])) for task_index, begin in enumerate(begins)
@@ -161,12 +161,12 @@ def media_tasks(names: list[str]) -> list[MediaTask]:
 
 
 def read_media(root: Path, folder: Path, task: MediaTask, wanted: MediaFilter) -> None:
-    """Write the rows of a task.
+    """Read the metadata of the files of a task, and save their rows.
 
     Raises:
         InputError: a file cannot be read.
-        OutputError: the system refuses.
-        MissingExtraError: what reads media is not installed.
+        OutputError: the rows cannot be written.
+        MissingExtraError: the package that reads media is not installed.
     """
     finder = MediaFinder(wanted)
     rows = []
@@ -186,5 +186,5 @@ def read_media(root: Path, folder: Path, task: MediaTask, wanted: MediaFilter) -
 
 
 def load_media(folder: Path, task_index: int) -> Iterator[MediaRow]:
-    """The rows of a task."""
+    """Load the rows that `read_media` saved for a task."""
     yield from load(folder / f"{task_index}.media", list[MediaRow]) or ()

@@ -1,4 +1,4 @@
-"""The joins of a metadataset: each is looked up by an index, which is made here."""
+"""Make the indices with which the joins of a metadataset find their samples."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ _BLENDS = ("blend", "blend_epochized", "concat")
 
 
 def prepare_joins(path: Path) -> dict[str, Join]:
-    """Make the join indices of a metadataset, and of those that it names; place in the file -> its join.
+    """Make the join indices of a metadataset, and of the metadatasets that it names.
 
-    Indices of joins that it has no more are removed.
+    Indices of joins that the metadataset no longer holds are removed.
+
+    Returns:
+        The joins by their place in the file.
 
     Raises:
-        StoreError: malformed, or a dataset that cannot be opened or joined.
-        InputError: a sample has no partner, where it must have one.
-        OutputError: the system refuses.
+        StoreError: the metadataset is malformed, or a dataset cannot be opened or joined.
+        InputError: a sample that must have a partner has none.
+        OutputError: an index cannot be written or removed.
     """
     joins: dict[str, Join] = {}
     _prepare(path, joins, (), None)
@@ -33,7 +36,7 @@ def prepare_joins(path: Path) -> dict[str, Join]:
 
 def _prepare(path: Path, joins: dict[str, Join], above: tuple[Path, ...], only: str | None) -> None:
     if path.resolve() in above:
-        raise StoreError(f"{path}: a metadataset that holds itself")
+        raise StoreError(f"{path}: the metadataset contains itself")
     try:
         found = as_map(read_config(path), str(path))
     except FileNotFoundError:
@@ -58,9 +61,10 @@ def _prepare(path: Path, joins: dict[str, Join], above: tuple[Path, ...], only: 
 
 
 def _leaves(node: Any, where: str, split_part: str) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """The datasets and joins of a split, of blends too, each with its part: its own, else what is said around it.
+    """Yield the datasets and joins of a split, at any depth of blends, each with its place and its part of the split.
 
-    Of the first version as well.
+    The part is that of the dataset or join itself, or else of the nearest blend around it that names one. Version 1 of
+    metadatasets (``datasets``) is read too.
     """
     found = as_map(node, where)
     part = str(found.get("split_part") or split_part)
@@ -75,7 +79,7 @@ def _leaves(node: Any, where: str, split_part: str) -> Iterator[tuple[str, dict[
 
 
 def _place(path: Path, named: str) -> Path:
-    """Where a path in the metadataset ``path`` leads; it may be written as ``file://``."""
+    """Resolve a path that the metadataset ``path`` names; it may begin with ``file://``."""
     protocol, separator, rest = named.partition("://")
     if protocol.lower() != "file":
         check_local(named)
@@ -91,7 +95,7 @@ def _columns(value: Any, path: Path, split: str, where: str) -> list[JoinColumn]
     for name, inner in named:
         found = as_map(inner, where)
         if not isinstance(found.get("path"), str):
-            raise StoreError(f"{where}: each dataset of a join has a path, found {described(found.get('path'))}")
+            raise StoreError(f"{where}: each dataset of a join needs a path; found {described(found.get('path'))}")
         if "split" in found:
             raise StoreError(f"{where}: unknown key 'split'; did you mean 'split_part'?")
         store = EnergonStore(
@@ -104,7 +108,7 @@ def _columns(value: Any, path: Path, split: str, where: str) -> list[JoinColumn]
 
 
 def _remove_others(folder: Path, made: list[Path]) -> None:
-    """Indices of joins that were made for this file before, and are of none that it has now."""
+    """Remove indices that were made for joins which this file no longer holds."""
     if not folder.is_dir():
         return
     kept = {path.name for path in made}

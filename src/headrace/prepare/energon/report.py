@@ -1,6 +1,6 @@
-"""What a run did, how far it is, and whether the samples have what the field map of their dataset names.
+"""The report and the progress of a run, and a check that the field map fits the samples.
 
-Whether samples have what the field map of their dataset names: some are looked at, spread evenly.
+The check looks at some samples, spread evenly over the dataset.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from headrace.stores.energon.dataset_yaml import read_dataset
 from headrace.stores.tar.store import TarStore
 
 LOOKED_AT: Final = 256
-"""Samples at most."""
+"""Maximum number of samples to check."""
 
 
 class Misfit(msgspec.Struct, frozen=True, kw_only=True):
-    """Samples that the field map of their dataset does not fit.
+    """Samples that do not have what the field map of their dataset names.
 
     Attributes:
-        samples: that it does not fit.
-        looked_at: of so many.
-        shard, key: of the first one.
-        reason: why it does not.
+        samples: number of samples that the field map does not fit.
+        looked_at: number of samples that were checked.
+        shard, key: the first sample that it does not fit.
+        reason: why it does not fit that sample.
     """
 
     samples: int
@@ -41,18 +41,18 @@ class Misfit(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return (
-            f"the field map does not fit {self.samples:,} of {self.looked_at:,} samples that were looked at"
+            f"the field map does not fit {self.samples:,} of the {self.looked_at:,} samples that were checked"
             f" ({self.samples / self.looked_at:.1%}), the first {self.key!r} in {self.shard}: {self.reason}"
         )
 
 
 def find_misfit(root: Path, dataset_config: str, shards: Sequence[str]) -> Misfit | None:
-    """What of the first samples and of others throughout a dataset its field map does not fit; None: all fit.
+    """Check samples spread over a dataset against its field map; None if the map fits all of them.
 
-    Parts are read only where the map leads into JSON. What else a part holds shows when it is decoded.
+    Parts are read only if the map leads into JSON. Other contents are not checked: their faults show in decoding.
 
     Raises:
-        StoreError, ConfigError: ``dataset.yaml`` or a shard cannot be read, or the map.
+        StoreError, ConfigError: ``dataset.yaml``, its field map or a shard cannot be read.
     """
     config = read_dataset(root, dataset_config)
     if config is None or config.field_map is None:
@@ -72,18 +72,18 @@ def find_misfit(root: Path, dataset_config: str, shards: Sequence[str]) -> Misfi
 
 
 def _reason(store: TarStore, number: int, fields: FieldMap) -> str | None:
-    """Why a sample does not have all fields; None: it has."""
-    there = store.places(number)
+    """Return why a sample does not have all fields; None if it has them."""
+    places = store.places(number)
 
     def part(name: str) -> Any:
-        if name not in there:
-            raise KeyError(name, tuple(there))
+        if name not in places:
+            raise KeyError(name, tuple(places))
         data = store.read(np.array([number]), [name])[0].parts[name]
         return read_json(data)
 
     try:
         for field, options in fields.items():
-            if any(_is_found(option.part, option.steps, there) for option in options):
+            if any(_is_found(option.part, option.steps, places) for option in options):
                 continue
             first_that_works(options, field, part)
     except FieldAccessError as error:
@@ -93,16 +93,16 @@ def _reason(store: TarStore, number: int, fields: FieldMap) -> str | None:
     return None
 
 
-def _is_found(part: str, steps: tuple[str, ...], there: dict[str, Any]) -> bool:
-    """Whether an option leads somewhere, without reading: to a part, or to what is in one that is not JSON."""
-    return part in META_PARTS or (part in there and (not steps or part.rpartition(".")[2] != "json"))
+def _is_found(part: str, steps: tuple[str, ...], places: dict[str, Any]) -> bool:
+    """Whether an option of the map leads to a part. Steps into JSON must be read, so they are not decided here."""
+    return part in META_PARTS or (part in places and (not steps or part.rpartition(".")[2] != "json"))
 
 
 Kind = Literal["shards", "jsonl", "media", "metadataset"]
 
 
 class DuplicateKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample whose key an earlier one has."""
+    """A sample whose key an earlier sample of the dataset has too."""
 
     key: str
     shard: str
@@ -116,22 +116,23 @@ class EnergonReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: what was prepared.
-        path: of the dataset.
-        shards: of the dataset.
-        samples: in them, or records of a JSONL file, or rows of joins.
-        parts: names of parts, some at most.
-        read: shards that were read, by this run or the unfinished one that it went on with.
-        unchanged: shards that were not, because they are as they were.
-        new: shards that the dataset did not have before.
-        removed: shards that it has no more.
+        path: the path of the dataset.
+        shards: number of shards in the dataset.
+        samples: number of samples in the shards, of files in a folder of media, of records in a JSONL file, or of rows
+            of joins.
+        parts: names of the parts, sorted; at most 50.
+        read: number of shards that this run, or the unfinished run that it continued, has read.
+        unchanged: number of shards that were not read, because they have not changed since an earlier run.
+        new: number of shards that the dataset did not have before.
+        removed: number of shards that the dataset had before and no longer has.
         empty: tars without samples, which are left out.
-        faults: shard -> what is wrong with it: samples from there on are missing.
-        duplicates: samples whose key was there before.
-        split: part -> its shards and samples.
-        media: media whose facts are in the index; None where none were asked for.
-        uuid: of the index; None where there is none.
-        written: files of ``.nv-meta`` that are new, or the files that were written.
-        misfit: samples that the field map of ``dataset.yaml`` does not fit; None where all fit that were looked at.
+        faults: for each malformed shard its faults; its samples from the fault on are missing.
+        duplicates: samples whose key an earlier sample has too.
+        split: for each part of the split its numbers of shards and samples.
+        media: number of media whose metadata are in the index; None if metadata were not asked for.
+        uuid: uuid of the index; None if there is no index.
+        written: new files of ``.nv-meta``, or paths of the files that were written.
+        misfit: samples that the field map of ``dataset.yaml`` does not fit; None if it fits all that were checked.
     """
 
     kind: Kind
@@ -157,11 +158,11 @@ class EnergonProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a run is.
 
     Attributes:
-        done: shards or files that are done.
-        total: of them all.
-        done_bytes: of the tars that are done.
-        total_bytes: of all.
-        samples: in what is done.
+        done: number of shards or files that are done.
+        total: number of all shards or files.
+        done_bytes: size of the tars that are done; 0 for a folder of media.
+        total_bytes: size of all tars; 0 for a folder of media.
+        samples: number of samples in the shards or files that are done.
     """
 
     done: int

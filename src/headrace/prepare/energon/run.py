@@ -1,6 +1,7 @@
-"""`prepare_energon`: one run over the tars of a folder, a JSONL file, a folder of media or a metadataset.
+"""`prepare_energon`, and the run that prepares the tars of a folder.
 
-`prepare_energon`: tars, a JSONL file, a folder of media or a metadataset -> what Energon and `EnergonStore` read.
+A run writes what Energon and `EnergonStore` read, for a folder of tars, a JSONL file, a folder of media or a
+metadataset.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from headrace.stores.energon.splits import Splits, find_splits, read_info
 from headrace.stores.energon.sqlite_writer import SqliteWriter, update_media
 
 WORKER_BYTES: Final = 128 << 20
-"""A process for so many bytes of tars: it takes as long to start as to read the headers of some."""
+"""Bytes of tars that are worth a worker process, since starting one takes as long as reading the headers of some."""
 
 MEDIA_WORKER_BYTES: Final = 8 << 20
-"""The same where media are read."""
+"""The same, if media are read."""
 
 
 class ShardsRun:
@@ -40,9 +41,9 @@ class ShardsRun:
 
     Args:
         root: the folder.
-        options: checked.
-        on_progress: is told how far it is.
-        on_notice: is told what was decided, left out or kept.
+        options: options that `check_options` has accepted.
+        on_progress: called with how far the run is.
+        on_notice: called with messages about what was decided, left out or kept.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class ShardsRun:
         self._on_notice = on_notice
 
     def run(self) -> EnergonReport:
-        """All of it; see `prepare_energon`."""
+        """Do the whole run; see `prepare_energon`."""
         options = self._options
         found = find_shards(self._root, options.exclude, refuse_compressed=not self._skips, on_notice=self._on_notice)
         with WorkFolder(self._root, restart=options.restart) as work:
@@ -69,7 +70,7 @@ class ShardsRun:
             before = DatasetState() if options.overwrite else read_state(self._root)
             media = options.media or (before.index.media if before.index is not None else None)
             if media is not None and options.media is None and not options.index_only:
-                self._on_notice(f"facts of media are gathered as before: {_described(media)}")
+                self._on_notice(f"metadata of media are gathered as before: {_described(media)}")
             known = self._known(splits)
             to_read = self._to_read(found, before, media)
             if to_read is None:
@@ -81,10 +82,10 @@ class ShardsRun:
             return finisher.finish(work, indexed, splits, known)
 
     def _splits(self) -> Splits | None:
-        """The split file that is kept; None where one is to be made.
+        """Return the existing split file; None if a new one has to be made.
 
         Raises:
-            ConfigError: there is none, and nothing says how the shards are assigned.
+            ConfigError: there is none, and the options do not say how the shards are assigned.
         """
         choice = self._options.split
         has_choice = bool(choice.ratio or choice.parts)
@@ -93,13 +94,13 @@ class ShardsRun:
         splits = find_splits(self._root)
         if splits is None and not has_choice and not self._options.index_only:
             raise ConfigError(
-                f"{self._root}: how are the shards assigned? Give --split-ratio 8,1,1 (train, val, test),"
+                f"{self._root}: there is no split file yet: give --split-ratio 8,1,1 (train, val, test),"
                 " --split-parts NAME:REGEX for each part, or --tar-index-only"
             )
         return splits
 
     def _known(self, splits: Splits | None) -> set[str]:
-        """The shards that the dataset had before."""
+        """Return the shards that the dataset had before."""
         known: set[str] = set()
         with contextlib.suppress(StoreError):
             known.update(read_info(self._root, strict=False).shard_counts)
@@ -108,7 +109,7 @@ class ShardsRun:
         return known
 
     def _to_read(self, found: Sequence[FoundTar], before: DatasetState, media: MediaFilter | None) -> set[str] | None:
-        """The shards that are not known as they are; None where all is as it was."""
+        """Return the shards that must be read; None if nothing has changed and nothing is missing."""
         names = {tar.name for tar in found}
         needs_rows = not self._options.index_only
         if needs_rows and (before.index is None or before.index.media != media):
@@ -118,7 +119,7 @@ class ShardsRun:
         is_same = not changed and before.shards.keys() == names and all((self._meta / name).exists() for name in files)
         if not needs_rows:
             return None if is_same else changed
-        # What is missing of these in the index depends on all shards before them.
+        # Which rows of these the index lacks depends on all shards before them.
         incomplete = {
             name for name in names - changed if before.shards[name].count and before.shards[name].digest is None
         }
@@ -167,7 +168,7 @@ class ShardsRun:
         media: MediaFilter | None,
         committer: ShardCommitter,
     ) -> Generator[ShardScan]:
-        """The scans of the shards that are to be read, in order; what an unfinished run has read is not read again."""
+        """Yield the scans of the shards to read, in order. Those that an unfinished run has read are not read again."""
         wanted = [tar for tar in found if tar.name in to_read]
         ready = {tar.name for tar in wanted if load_scan(work.scans, tar, media, skips_faults=self._skips) is not None}
         if ready:
@@ -202,7 +203,7 @@ class ShardsRun:
                     next(done_tasks)
                 scan = load_scan(work.scans, tar, media, skips_faults=self._skips)
                 if scan is None:
-                    raise InputError(f"{self._root / tar.name}: what was read of it is incomplete; run again")
+                    raise InputError(f"{self._root / tar.name}: the saved scan of this shard is incomplete; run again")
                 yield scan
                 done += 1
                 done_bytes += tar.size
@@ -215,13 +216,13 @@ class ShardsRun:
             last = committer.faulty[-1]
             fault = committer.states[last].faults[0]
             raise InputError(
-                f"{len(committer.faulty):,} shards are malformed, --max-errors allows {limit:,}; the last one:"
+                f"{len(committer.faulty):,} shards are malformed and --max-errors allows {limit:,}; the last one:"
                 f" {self._root / last}: byte {fault.byte}: {fault.message}"
             )
 
 
 def _described(media: MediaFilter) -> str:
-    """A filter in words."""
+    """Describe a filter for a message."""
     return "by glob " + ",".join(media.patterns) if media.patterns else f"by {media.strategy.lower()}"
 
 
@@ -232,26 +233,30 @@ def prepare_energon(
     on_progress: Callable[[EnergonProgress], None] = lambda progress: None,
     on_notice: Callable[[str], None] = lambda message: None,
 ) -> EnergonReport:
-    """Prepare what lies at a path, in place.
+    """Prepare the dataset at a path, in place.
 
-    A folder of tars gets a ``.tar.idx`` beside each and a ``.nv-meta``. Shards that an earlier run has read, and that
-    are as they were, are not read again. The result does not depend on the number of workers. What an ended run has
-    read is kept, and nothing that is there is replaced before all that is new is ready.
+    A folder of tars gets a ``.tar.idx`` beside each tar and a folder ``.nv-meta``. Shards that an earlier run has read
+    and that have not changed are not read again. The result does not depend on the number of workers. If a run ends
+    early, the shards that it has read are kept for the next run. Existing files are replaced only when all new ones are
+    ready.
 
     Args:
         path: a folder of tars; a ``.jsonl``, which gets a ``.jsonl.idx``; with ``media_only`` a folder of files; or the
-            ``.yaml`` of a metadataset, of which the join indices are made.
-        options: see there.
-        on_progress: is told how far it is.
-        on_notice: is told what was decided, left out or kept.
+            ``.yaml`` of a metadataset, which gets the indices of its joins.
+        options: all options; None uses their defaults.
+        on_progress: called with how far the run is.
+        on_notice: called with messages about what was decided, left out or kept.
+
+    Returns:
+        What the run did.
 
     Raises:
-        ConfigError: options that contradict each other, or do not say how the shards are assigned.
-        InputError: a malformed or compressed tar, a key that is there twice, nothing to prepare; names the place.
-        StoreError: what is there of an earlier run is malformed; or a join cannot be made.
-        OutputError: the system refuses, or another run is at work there.
-        WorkerError: worker processes ended.
-        MissingExtraError: facts of media are asked for, and what reads them is not installed.
+        ConfigError: options contradict each other, or do not say how the shards are assigned.
+        InputError: a tar is malformed or compressed, a key comes twice, or there is nothing to prepare.
+        StoreError: files of an earlier run are malformed, or a join cannot be made.
+        OutputError: a file cannot be written, or another run is working in this folder.
+        WorkerError: worker processes ended before their work was done.
+        MissingExtraError: metadata of media are asked for, and the package that reads them is not installed.
     """
     check_local(path)
     options = EnergonOptions() if options is None else options
@@ -269,9 +274,9 @@ def prepare_energon(
 
 def _check_plain(path: Path, options: EnergonOptions) -> None:
     if options.media is not None or options.media_only:
-        raise ConfigError(f"{path}: metadata of media is gathered for folders of tars or of files")
+        raise ConfigError(f"{path}: metadata of media can only be gathered for a folder of tars or of files")
     if options.split.ratio or options.split.parts:
-        raise ConfigError(f"{path}: only folders of tars are split; take shares of such a dataset where it is used")
+        raise ConfigError(f"{path}: only a folder of tars can be split; take shares of such a dataset where it is used")
 
 
 def _lines(path: Path) -> EnergonReport:
@@ -282,7 +287,7 @@ def _lines(path: Path) -> EnergonReport:
 def _joins(path: Path, on_notice: Callable[[str], None]) -> EnergonReport:
     joins = prepare_joins(path)
     for place, join in joins.items():
-        without = f", {join.skipped:,} left out without a partner" if join.skipped else ""
+        without = f", {join.skipped:,} without a partner left out" if join.skipped else ""
         on_notice(f"{place}: {join.rows:,} joined samples{without}")
     if not joins:
         on_notice(f"{path}: holds no join, so there is nothing to prepare")
@@ -296,12 +301,14 @@ def _joins(path: Path, on_notice: Callable[[str], None]) -> EnergonReport:
 
 def _media(root: Path, options: EnergonOptions, on_progress: Callable[[EnergonProgress], None]) -> EnergonReport:
     if options.media is None:
-        raise ConfigError("of a folder of media, say which files: by extension, by header or by glob")
+        raise ConfigError("media_only needs a choice of files: by extension, by header or by glob")
     if any(root.glob("*.tar")) and folder_kind(root) is None:
-        raise ConfigError(f"{root}: holds tars; leave out --media-only to prepare them with their media")
+        raise ConfigError(
+            f"{root}: holds tars; leave out --media-only to prepare them with the metadata of their media"
+        )
     names = find_files(root, options.media)
     if not names:
-        raise InputError(f"{root}: no file that may be a medium")
+        raise InputError(f"{root}: no file is chosen as a medium")
     with WorkFolder(root, restart=True) as work:
         tasks = media_tasks(names)
         setup = ReadSetup(

@@ -1,8 +1,8 @@
-"""The tars below a folder, and one pass over each: what the dataset needs to know of it, on disk.
+"""Find the tars of a dataset and read their headers.
 
-The tars below a folder, in Energon's order: by the parts of their names, hidden ones left out.
-
-A look at the first samples of a dataset, before it is prepared.
+`find_shards` lists the tars below a folder in Energon's order: sorted by the components of their paths, without hidden
+ones. `scan_tar` reads the headers of a tar once and saves what the dataset needs as a file. `peek` looks at the first
+samples before a dataset is prepared.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from headrace.stores.tar.scan import ScannedShard, scan_shard
 
 
 class FoundTar(msgspec.Struct, frozen=True):
-    """A tar as it was when the run began."""
+    """A tar, with its size and time of change when the run began."""
 
     name: str
-    """Relative to the folder, with slashes."""
+    """Path relative to the folder, with slashes."""
     size: int
     mtime_ns: int
 
@@ -40,16 +40,16 @@ class FoundTar(msgspec.Struct, frozen=True):
 def find_shards(
     root: Path, exclude: str | None, *, refuse_compressed: bool, on_notice: Callable[[str], None]
 ) -> list[FoundTar]:
-    """The shards of a dataset, in order.
+    """Find the shards of a dataset, in order.
 
     Args:
         root: the folder; links to folders are followed.
-        exclude: names in which this regular expression is found are left out.
-        refuse_compressed: a compressed tar is an error; else it is left out, and said.
-        on_notice: is told what is left out.
+        exclude: a regular expression; tars in whose names it is found are left out.
+        refuse_compressed: whether a compressed tar is an error; otherwise it is left out with a notice.
+        on_notice: called with a message about compressed tars that are left out.
 
     Raises:
-        InputError: a folder cannot be read; a tar is compressed; there is none.
+        InputError: a folder cannot be read; a tar is compressed; there is no tar.
     """
     pattern = exclude_pattern(exclude) if exclude is not None else None
     names, compressed = [], []
@@ -67,7 +67,7 @@ def find_shards(
         on_notice(f"{len(compressed):,} compressed tars are left out, the first is {first}: only plain tars are shards")
     if not names:
         left = " that is not excluded" if pattern is not None else ""
-        raise InputError(f"{root}: no .tar in it or below it{left}: a dataset is made of tars")
+        raise InputError(f"{root}: the folder holds no .tar{left}, at any depth: a dataset is made of tars")
     return [_status(root, name) for name in sorted(names, key=_key)]
 
 
@@ -96,7 +96,7 @@ def _walk(root: Path) -> list[str]:
 
 
 def _leads_up(path: str, seen: set[str]) -> bool:
-    """Whether a link leads to a folder that it lies in, or that another link led to: else the walk would not end."""
+    """Whether a link leads to a folder that contains it, or that was visited: following it would never end."""
     target = os.path.realpath(path)
     if target in seen or f"{os.path.realpath(os.path.dirname(path))}/".startswith(f"{target}/"):  # noqa: PTH120
         return True
@@ -113,11 +113,11 @@ def _status(root: Path, name: str) -> FoundTar:
 
 
 MAX_PARTS: Final = 50
-"""Names of parts that are kept of a shard; data that has more has names without a rule."""
+"""Maximum number of part names that are kept of a shard; data with more parts have arbitrary names."""
 
 
 class ShardScan(msgspec.Struct, frozen=True, array_like=True):
-    """A shard, read. Arrays as little-endian bytes; see `ScannedShard`."""
+    """What was read of a shard. Arrays are little-endian bytes; see `ScannedShard` for the fields."""
 
     tar: FoundTar
     media_filter: MediaFilter | None
@@ -133,21 +133,21 @@ class ShardScan(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def count(self) -> int:
-        """Samples."""
+        """Number of samples."""
         return len(self.keys)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the parts, sorted, `MAX_PARTS` at most."""
+        """Sorted names of the parts, at most `MAX_PARTS`."""
         return tuple(sorted(set(self.part_names))[:MAX_PARTS])
 
     @property
     def tar_index(self) -> str:
-        """Hash of its ``.tar.idx``."""
+        """Hash of the ``.tar.idx`` of the shard."""
         return tar_index_hash(self.offsets)
 
     def scanned(self) -> ScannedShard:
-        """As `scan_shard` gave it."""
+        """Return the scan in the form that `scan_shard` returns."""
         return ScannedShard(
             offsets=np.frombuffer(self.offsets, "<i8"),
             keys=self.keys,
@@ -161,12 +161,12 @@ class ShardScan(msgspec.Struct, frozen=True, array_like=True):
 
 
 def scan_path(scans: Path, name: str) -> Path:
-    """Where the scan of a shard lies."""
+    """Return the path of the saved scan of a shard."""
     return scans / xxhash.xxh3_128_hexdigest(name.encode("utf-8", "surrogateescape"))
 
 
 def load_scan(scans: Path, tar: FoundTar, media: MediaFilter | None, *, skips_faults: bool) -> ShardScan | None:
-    """The scan of a shard as it is now, where an unfinished run left one."""
+    """Load the scan that an unfinished run left of a shard; None if there is none that fits the tar and the options."""
     scan = load(scan_path(scans, tar.name), ShardScan)
     if scan is None or scan.tar != tar or scan.media_filter != media or (scan.faults and not skips_faults):
         return None
@@ -174,14 +174,14 @@ def load_scan(scans: Path, tar: FoundTar, media: MediaFilter | None, *, skips_fa
 
 
 def scan_tar(root: Path, scans: Path, tar: FoundTar, media: MediaFilter | None, *, skips_faults: bool) -> ShardScan:
-    """Read the headers of a shard, and its media; write the scan, and the ``.tar.idx`` where there is none yet.
+    """Read the headers of a shard and its media; save the scan, and write the ``.tar.idx`` if there is none yet.
 
-    An index that is there and differs is replaced at the end of the run, with all else.
+    A ``.tar.idx`` that exists and differs is replaced at the end of the run, together with the other files.
 
     Raises:
-        InputError: the shard is malformed, and faults are not skipped; or it changed.
-        OutputError: the system refuses.
-        MissingExtraError: what reads media is not installed.
+        InputError: the shard is malformed and faults are not skipped, or it changed while it was read.
+        OutputError: a file cannot be written.
+        MissingExtraError: the package that reads media is not installed.
     """
     path = root / tar.name
     scanned = scan_shard(path, on_fault="keep" if skips_faults else "raise")
@@ -194,7 +194,7 @@ def scan_tar(root: Path, scans: Path, tar: FoundTar, media: MediaFilter | None, 
     rows = _media_rows(path, scanned, media) if media is not None else []
     status = path.stat()
     if (status.st_size, status.st_mtime_ns) != (tar.size, tar.mtime_ns):
-        raise InputError(f"{path}: the shard changed during the run; run again when it is written")
+        raise InputError(f"{path}: the shard changed during the run; run again when it is complete")
     arrays = (scanned.offsets, scanned.part_bounds, scanned.part_offsets, scanned.part_sizes)
     offsets, bounds, places, sizes = (np.ascontiguousarray(array, "<i8").tobytes() for array in arrays)
     scan = ShardScan(
@@ -207,17 +207,17 @@ def scan_tar(root: Path, scans: Path, tar: FoundTar, media: MediaFilter | None, 
 
 
 def write_tar_index(root: Path, scan: ShardScan) -> None:
-    """Write the ``.tar.idx`` of a shard; whoever is killed leaves a file that the next one writes over.
+    """Write the ``.tar.idx`` of a shard. If this is killed, it leaves a temporary file that the next run overwrites.
 
     Raises:
-        OutputError: the system refuses.
+        OutputError: the file cannot be written.
     """
     with AtomicFile(index_path(root / scan.tar.name), resumable=True) as file:
         file.write(scan.offsets)
 
 
 def is_tar_index_right(root: Path, scan: ShardScan) -> bool:
-    """Whether the ``.tar.idx`` that is there is that of the scan."""
+    """Whether the existing ``.tar.idx`` is the one that belongs to the scan."""
     try:
         return index_path(root / scan.tar.name).read_bytes() == scan.offsets
     except FileNotFoundError:
@@ -227,7 +227,7 @@ def is_tar_index_right(root: Path, scan: ShardScan) -> bool:
 
 
 def _writable(scanned: ScannedShard) -> tuple[ScannedShard, ShardFault | None]:
-    """The samples before the first name that is not UTF-8, which no index can hold."""
+    """Cut a shard before the first name that is not UTF-8, which no index can hold; return it and the fault, if any."""
     try:
         "\0".join(scanned.keys).encode()
         "\0".join(scanned.part_names).encode()
@@ -288,7 +288,7 @@ def _media_rows(path: Path, scanned: ScannedShard, wanted: MediaFilter) -> list[
 
 
 def _read(descriptor: int, offset: int, size: int) -> bytes:
-    """All bytes of a part: one call gives 2 GB at most."""
+    """Read all bytes of a part; one ``pread`` returns at most 2 GB."""
     data = os.pread(descriptor, size, offset)
     while len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
         data += more
@@ -301,12 +301,13 @@ _MAX_ITEMS: Final = 3
 
 
 class Peek(msgspec.Struct, frozen=True, kw_only=True):
-    """What the first shard with samples holds.
+    """What the first shard that has samples holds.
 
     Attributes:
-        shard: its name.
-        samples: of the first ones: key, names of the parts, and the part ``json``, shortened, or None.
-        parts: names of all parts in the shard, sorted, some at most.
+        shard: name of the shard.
+        samples: for each of the first samples its key, the names of its parts, and its part ``json``, shortened, or
+            None.
+        parts: sorted names of the parts in the shard, at most `MAX_PARTS`.
     """
 
     shard: str
@@ -315,11 +316,11 @@ class Peek(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def peek(root: Path, names: Sequence[str], num_samples: int = 2) -> Peek | None:
-    """Look into the first shard that has samples; None where none has.
+    """Look into the first shard that has samples; None if no shard has any.
 
     Raises:
         InputError: a shard is compressed.
-        StoreError: one cannot be read.
+        StoreError: a shard cannot be read.
     """
     for name in names:
         scanned = scan_shard(root / name, on_fault="keep")
@@ -352,7 +353,7 @@ def _json(path: Path, offset: int, size: int) -> Any:
 
 
 def shortened(value: Any) -> Any:
-    """JSON data as people read it: long texts and lists are cut."""
+    """Shorten JSON data for display: long texts and lists are cut."""
     if isinstance(value, dict):
         return {key: shortened(inner) for key, inner in value.items()}
     if isinstance(value, list):

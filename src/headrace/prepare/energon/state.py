@@ -1,6 +1,6 @@
-"""What is known of a dataset that was prepared here: ``.nv-meta/headrace.json``, which Energon does not look at.
+"""The state of a prepared dataset: ``.nv-meta/headrace.json``, which Energon ignores.
 
-By it a later run tells which shards are as they were, and takes what it knows of them from the index of before.
+With it a later run finds the shards that have not changed, and copies their rows from the index that exists.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger("headrace")
 
 
 class ShardFault(msgspec.Struct, frozen=True):
-    """What is wrong with a shard: the samples before it are taken."""
+    """A fault of a shard: its place and what is wrong. The samples before it are used."""
 
     byte: int
     sample: int
@@ -38,14 +38,14 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     """A shard that was read.
 
     Attributes:
-        size: bytes of the tar.
-        mtime_ns: when it was changed last.
-        count: samples.
-        parts: names of its parts, some at most.
+        size: size of the tar in bytes.
+        mtime_ns: time of its last change.
+        count: number of samples.
+        parts: names of its parts, sorted; at most 50.
         tar_index: hash of its ``.tar.idx``.
-        digest: of its rows in ``index.sqlite``; None where they are not there, or not all of them.
-        media: its media whose facts are in the index.
-        faults: why samples are missing.
+        digest: hash of its rows in ``index.sqlite``; None if not all of them are there.
+        media: number of its media whose metadata are in the index.
+        faults: the faults because of which samples are missing.
     """
 
     size: int
@@ -59,25 +59,25 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndexState(msgspec.Struct, frozen=True, kw_only=True):
-    """The ``index.sqlite`` that these shards are in, numbered in their order, those without samples left out."""
+    """The ``index.sqlite`` of these shards. It numbers the shards that have samples in their order."""
 
     size: int
     mtime_ns: int
     media: MediaFilter | None = None
     duplicates: str = "error"
-    """What became of samples whose key was there before."""
+    """What was done with samples whose key an earlier sample has."""
 
 
 class DatasetState(msgspec.Struct, frozen=True, kw_only=True):
     """The content of the file.
 
     Attributes:
-        version: of this layout.
-        shards: by name, in the order of the info file; those without samples too.
-        index: None where only the tar indexes were asked for.
-        excluded: ``shard/key`` that a run has excluded, because an earlier sample has the key.
-        files: of ``.nv-meta`` that nobody edits: index, its uuid and the info, with their hashes.
-        xxh3_128: of the file with this field empty. Before there was this hash, it and ``files`` were not there.
+        version: version of this layout.
+        shards: the shards by name, in the order of the info file, including those without samples.
+        index: the index; None if only the tar indices were asked for.
+        excluded: ``shard/key`` of samples that a run has excluded, because an earlier sample has the key.
+        files: files of ``.nv-meta`` that users do not edit (index, its uuid and the info), with their hashes.
+        xxh3_128: hash of this file with this field empty. Files of older versions have neither it nor ``files``.
     """
 
     version: int = VERSION
@@ -88,19 +88,19 @@ class DatasetState(msgspec.Struct, frozen=True, kw_only=True):
     xxh3_128: str = ""
 
     def numbers(self) -> dict[str, int]:
-        """Shard -> its number in ``index.sqlite``."""
+        """Return the number of each shard in ``index.sqlite``."""
         return {name: at for at, name in enumerate(name for name, shard in self.shards.items() if shard.count)}
 
 
 def read_state(root: Path) -> DatasetState:
-    """The state of a dataset; an empty one where there is none, or of another version, or it is damaged.
+    """Read the state of a dataset; an empty one if there is none, it has another version, or it is damaged.
 
-    Where ``index.sqlite`` is another than the one that was written then, nothing is said of rows.
+    If ``index.sqlite`` has changed since the state was written, the field ``index`` is None.
     """
     try:
         state = load_state(root)
     except StoreError as error:
-        _log.warning("%s; all shards are read anew", error)
+        _log.warning("%s; all shards are read again", error)
         state = None
     if state is None:
         return DatasetState()
@@ -110,10 +110,10 @@ def read_state(root: Path) -> DatasetState:
 
 
 def load_state(root: Path) -> DatasetState | None:
-    """The state of a dataset; None where there is none, or of another version.
+    """Read the state of a dataset; None if there is none, or it has another version.
 
     Raises:
-        StoreError: a bit of it was changed.
+        StoreError: the file is damaged.
     """
     path = root / META_FOLDER / STATE_NAME
     try:
@@ -127,12 +127,12 @@ def load_state(root: Path) -> DatasetState | None:
     if state.version != VERSION and not state.xxh3_128:
         return None
     if state.xxh3_128 and encode_state(state) != data:
-        raise StoreError(f"{path}: damaged: its own hash is not that of its content")
+        raise StoreError(f"{path}: damaged: its content does not match its own hash")
     return state
 
 
 def state_problems(root: Path) -> Iterator[Problem]:
-    """What differs of a prepared dataset from what was written: state, index, info and tar indexes, by their hashes."""
+    """Yield a problem for each file of a prepared dataset (state, index, info, tar indices) with another hash."""
     try:
         state = load_state(root)
     except StoreError as error:
@@ -149,11 +149,11 @@ def state_problems(root: Path) -> Iterator[Problem]:
 
 
 def tell_of_new_index(root: Path) -> None:
-    """Write down the hash of an ``index.sqlite`` that was changed in its place, where one was written down before.
+    """Record the new hash of an ``index.sqlite`` that was changed in place, if the state holds a hash of it.
 
     Raises:
         StoreError: the state is damaged.
-        OutputError: the system refuses.
+        OutputError: the state cannot be written.
     """
     state = load_state(root)
     meta = root / META_FOLDER
@@ -171,12 +171,12 @@ def _is_as_it_was(root: Path, index: IndexState) -> bool:
 
 
 def tar_index_hash(data: bytes) -> str:
-    """What `ShardState` keeps of a ``.tar.idx``."""
+    """Return the hash of a ``.tar.idx`` that `ShardState` holds."""
     return xxhash.xxh3_64_hexdigest(data)
 
 
 def is_indexed(root: Path, name: str, shard: ShardState) -> bool:
-    """Whether the ``.tar.idx`` of a shard is the one that was written for it; a shard without samples has none."""
+    """Whether the ``.tar.idx`` of a shard is the one that was written for it; True for a shard without samples."""
     if not shard.count:
         return True
     try:
@@ -186,13 +186,12 @@ def is_indexed(root: Path, name: str, shard: ShardState) -> bool:
 
 
 def encode_state(state: DatasetState) -> bytes:
-    """The content of the file, with its hash."""
+    """Encode the state as the content of its file, with its hash."""
     blank = msgspec.structs.replace(state, xxh3_128="")
     return _encoded(msgspec.structs.replace(state, xxh3_128=hash_bytes(_encoded(blank))))
 
 
 def _encoded(state: DatasetState) -> bytes:
-    """A line a shard."""
     data = msgspec.json.format(msgspec.json.encode(state), indent=1)
-    # Numbers and hashes of a shard are not read by people: one line for all of them.
+    # One line per shard: people do not read its numbers and hashes.
     return re.sub(rb"\n   +(?! *\})", b" ", data).replace(b"\n  }", b" }") + b"\n"

@@ -1,11 +1,12 @@
-"""The work of a run: its hidden folder, ``.nv-meta/.headrace``, and who reads shards and files.
+"""The hidden folder of a run, ``.nv-meta/.headrace``, and the worker processes that read shards and files.
 
-lock          held by the run
-scans/        a file a shard that was read: an unfinished run goes on from there
-staged/       the new files
-commit        what is to be moved and removed; from then on the run is complete, and whoever comes next ends it
+    lock          held by the run
+    scans/        one file for each shard that was read; the next run continues from there
+    staged/       the new files
+    commit        what is still to be moved and removed; once it exists the run is complete, and the next run carries it
+                  out if this one is killed
 
-Who reads shards and files: worker processes, or this process where there is one worker.
+With one worker the shards are read in this process.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ WORK_NAME: Final = ".headrace"
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True):
-    """What is left to do when all is ready.
+    """The last steps of a run, once all new files are ready.
 
     Attributes:
-        remove: files of ``.nv-meta`` that go first: without them no reader takes the rest for a dataset.
-        indexed: shards whose ``.tar.idx`` is replaced where it differs.
-        moves: files of ``.nv-meta`` that are staged, in the order in which they appear.
+        remove: files of ``.nv-meta`` that are removed first: without them no reader opens the rest as a dataset.
+        indexed: shards whose ``.tar.idx`` is replaced if it differs.
+        moves: staged files of ``.nv-meta``, in the order in which they are moved into place.
     """
 
     remove: tuple[str, ...]
@@ -57,10 +58,10 @@ class Commit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkFolder:
-    """The hidden folder; as a context manager one run has it for itself. What was read stays when a run fails.
+    """The hidden folder. As a context manager it locks the folder for one run; scans stay if the run fails.
 
     Raises:
-        OutputError: another run has it, or the system refuses.
+        OutputError: another run holds the lock, or the folder cannot be used.
     """
 
     def __init__(self, root: Path, *, restart: bool) -> None:
@@ -79,7 +80,7 @@ class WorkFolder:
             try:
                 self._lock = claim_folder(self.path)
             except BlockingIOError:
-                raise OutputError(f"{self._root}: another headrace prepare is at work in this folder") from None
+                raise OutputError(f"{self._root}: another headrace prepare is working in this folder") from None
             try:
                 commit = load(self.path / "commit", Commit)
                 if commit is not None:
@@ -95,10 +96,10 @@ class WorkFolder:
         return self
 
     def commit(self, *, remove: Sequence[str], indexed: Sequence[str], moves: Sequence[str]) -> None:
-        """Let the new files appear; see `Commit`.
+        """Move the new files into place; see `Commit`.
 
         Raises:
-            OutputError: the system refuses; the next run goes on with it.
+            OutputError: a file cannot be moved or removed; the next run continues with it.
         """
         commit = Commit(tuple(remove), tuple(indexed), tuple(moves))
         save(self.path / "commit", commit, sync=True)
@@ -107,24 +108,26 @@ class WorkFolder:
         self._is_complete = True
 
     def finish(self) -> None:
-        """Nothing was to be done: what was read is needed no more."""
+        """Mark the run as complete, so that its scans are removed at the end."""
         self._is_complete = True
 
     def _execute(self, commit: Commit) -> None:
         for name in commit.remove:
-            if name not in commit.moves or (self.staged / META_FOLDER / name).exists():  # else it is the new one
+            if (
+                name not in commit.moves or (self.staged / META_FOLDER / name).exists()
+            ):  # otherwise it is already the new one
                 (self._meta / name).unlink(missing_ok=True)
         if commit.remove:
             sync_folder(self._meta / "any")
         for name in commit.indexed:
             scan = load(scan_path(self.scans, name), ShardScan)
             if scan is None:
-                raise HeadraceError(f"{self.path}: the scan of {name} is gone: run again with --restart --overwrite")
+                raise HeadraceError(f"{self.path}: the scan of {name} is missing: run again with --restart --overwrite")
             if scan.count and not is_tar_index_right(self._root, scan):
                 write_tar_index(self._root, scan)
         for name in commit.moves:
             staged = self.staged / META_FOLDER / name
-            if staged.exists():  # else an earlier run has moved it
+            if staged.exists():  # otherwise an earlier run has moved it
                 staged.rename(self._meta / name)
         sync_folder(self._meta / "any")
         (self.path / "commit").unlink()
@@ -140,7 +143,7 @@ class WorkFolder:
         if self._lock is not None:
             self._lock.close()
         if kind is not None:
-            # A folder that was made for nothing.
+            # Remove the folder if this run made it and left it empty.
             with contextlib.suppress(OSError):
                 self._meta.rmdir()
 
@@ -150,7 +153,7 @@ REPORT_S: Final = 0.2
 
 
 class ReadSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message: what is the same for every task."""
+    """The first message to a worker: what is the same for all tasks."""
 
     parent: int
     root: str
@@ -160,7 +163,7 @@ class ReadSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanTask(msgspec.Struct, frozen=True, tag=True):
-    """Read a shard."""
+    """A task of a worker: read this shard."""
 
     task_index: int
     tar: FoundTar
@@ -170,7 +173,7 @@ ReadTask = ScanTask | MediaTask
 
 
 def do(setup: ReadSetup, task: ReadTask) -> None:
-    """Do one task; raises as `scan_tar`."""
+    """Do one task; raises what `scan_tar` and `read_media` raise."""
     root, scans = Path(setup.root), Path(setup.scans)
     if isinstance(task, ScanTask):
         scan_tar(root, scans, task.tar, setup.media, skips_faults=setup.skips_faults)
@@ -179,7 +182,7 @@ def do(setup: ReadSetup, task: ReadTask) -> None:
 
 
 def handle(setup: ReadSetup, task: ReadTask) -> Reply:
-    """Do one task; what goes wrong becomes a `TaskFailed`."""
+    """Do one task in a worker; any error becomes a `TaskFailed`."""
     try:
         do(setup, task)
         return PieceDone(task.task_index, 0, True)
@@ -194,17 +197,17 @@ def handle(setup: ReadSetup, task: ReadTask) -> Reply:
 def read_all(
     tasks: Sequence[ReadTask], setup: ReadSetup, num_workers: int, on_wait: Callable[[], None]
 ) -> Generator[int]:
-    """Do the tasks; yields the index of each when it is done, in their order.
+    """Do the tasks, and yield the index of each in order once it is done.
 
     Args:
-        tasks: their indices count from 0.
-        setup: of the workers.
-        num_workers: 1: in this process.
-        on_wait: called now and then.
+        tasks: the tasks, with indices from 0.
+        setup: the first message to the workers.
+        num_workers: number of worker processes; with 1 this process does the tasks.
+        on_wait: called now and then while workers run.
 
     Raises:
-        InputError, OutputError: as the first task that failed, in their order.
-        WorkerError: workers end before their work is done.
+        InputError, OutputError: the error of the first failed task, by index.
+        WorkerError: workers ended before their work was done.
     """
     if min(num_workers, len(tasks)) <= 1:
         for task in tasks:
@@ -235,7 +238,7 @@ def _as_error(failed: TaskFailed) -> HeadraceError:
 
 
 def main(descriptor: int) -> None:
-    """Serve the parent at the other end of this socket."""
+    """Run a worker: do the tasks that the parent sends over this socket."""
     connection = Connection(descriptor)
     try:
         setup = msgspec.msgpack.decode(connection.recv_bytes(), type=ReadSetup)
@@ -244,4 +247,4 @@ def main(descriptor: int) -> None:
             reply = handle(setup, decoder.decode(connection.recv_bytes()))
             connection.send_bytes(msgspec.msgpack.encode(reply))
     except (EOFError, ConnectionError):
-        return  # the parent is done, or gone
+        return  # The parent has finished, or has died.

@@ -1,15 +1,15 @@
-"""Media files and tables -> tar shards with their indices, manifest and table of origins. No torch.
+"""Write media files and tables into tar shards, with their indices, manifest and table of origins. Without torch.
 
-    inputs      what the user named -> tables and folders of files; which columns become which parts
-    survey      rows, or groups of files -> keys, names and sizes of parts, faults            \\
-                (values of columns go to a spool, so that every part is a range of some file)  | in the workers
-    planning    all samples -> numbers, duplicates, order, cuts into shards                    |
-    filling     the ranges of a shard's parts -> its tar and index                            /
-    run         all of it, through any number of interruptions
-    finishing   manifest, ledger, `.nv-meta`
+    inputs      finds tables and folders of files, chooses the parts that columns become, and cuts the work into tasks
+    survey      in workers: reads rows or groups of files; finds keys, names and sizes of parts, and faults. Values of
+                columns go to a spool, so that every part is a range of some file
+    planning    gives all samples their numbers, finds duplicates, and decides the order and the shards
+    filling     in workers: copies the parts of a shard into its tar and index
+    run         `prepare_shards`: all of this, continued after any number of interruptions
+    finishing   manifest, ledger and `.nv-meta`
 
-What is in which shard is decided by sizes alone, before a byte of a shard is written: so shards are written by workers
-whole, in any order, and a shard that is there need not be written again.
+The contents of each shard are decided by sizes alone, before any shard is written. So workers can write whole shards in
+any order, and a shard that is complete need not be written again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run would make, from a sample of its inputs: ``--dry-run``. Nothing is written."""
+"""Estimate what a run would write, from a sample of its inputs (``--dry-run``). Nothing is written."""
 
 from __future__ import annotations
 
@@ -18,30 +18,34 @@ from headrace.prepare.shards.run import check_ready
 from headrace.prepare.shards.survey import Surveyor
 
 MAX_TASKS = 16
-"""Of the survey, spread evenly: some hundred megabytes of a large input."""
+"""Maximum number of survey tasks, spread evenly over the inputs: some hundred megabytes of a large input."""
 
 
 class ShardEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run over these inputs would make: numbers of the whole run, scaled up from the sample."""
+    """What a run over these inputs would write, scaled up from a sample of them."""
 
     inputs: int
+    """Number of tables and folders."""
     input_bytes: int
-    """Of the tables, and of the files of folders."""
+    """Size of the tables, and of the files in folders."""
     sampled: int
-    """Rows, or groups of files, that were looked at."""
+    """Number of rows or groups of files in the sample."""
     is_exact: bool
-    """The sample was all of the input."""
+    """Whether the sample is the whole input."""
     samples: int
+    """Estimated number of samples."""
     content_bytes: int
-    """Of all parts."""
+    """Estimated size of all parts."""
     output_bytes: int
-    """Of all shards."""
+    """Estimated size of all shards."""
     shards: int
+    """Estimated number of shards."""
     parts: dict[str, int]
-    """Of the sample: bytes by part."""
+    """Bytes of each part in the sample, not scaled up."""
     bad: int
-    """Of the sample; they are not scaled up."""
+    """Number of bad samples in the sample, not scaled up."""
     first_error: str
+    """The first bad sample with its place; empty if there is none."""
 
 
 def estimate_shards(
@@ -52,10 +56,15 @@ def estimate_shards(
 ) -> ShardEstimate:
     """Survey up to 16 tasks that are spread over all inputs, in this process, and scale up what they find.
 
+    Args:
+        inputs: as for `prepare_shards`.
+        options: as for `prepare_shards`.
+        on_notice: called with messages that a user should see.
+
     Raises:
-        ConfigError: inputs or options cannot be.
+        ConfigError: inputs or options are invalid.
         InputError: a file cannot be read, or there are no samples. Bad samples are counted.
-        MissingExtraError: as `prepare_shards`.
+        MissingExtraError: an input needs a package that is not installed.
     """
     options = options or ShardOptions()
     notice = on_notice or (lambda message: None)
@@ -86,7 +95,9 @@ def estimate_shards(
                     for part in () if sample.bad else sample.parts:
                         part_bytes[part.name] = part_bytes.get(part.name, 0) + part.size
     if not len(sums.gathered):
-        raise InputError(f"no samples in a sample of {len(found):,} inputs: is this the right data?")
+        raise InputError(
+            f"no samples were found in a part of the {len(found):,} inputs: check that these are the right data"
+        )
     is_good = sums.gathered.fates()[0] == GOOD
     total_bytes = sum(given.total_bytes for given in found)
     scale = 1.0 if count == len(orders) else total_bytes / max(sums.input_bytes, 1)

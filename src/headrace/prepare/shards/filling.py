@@ -1,4 +1,4 @@
-"""One task of the second phase: the list of a shard's samples -> its tar and index."""
+"""One task of the second phase: write the tar and the index of a shard from the list of its samples."""
 
 from __future__ import annotations
 
@@ -28,46 +28,46 @@ _MODULUS: Final = 1 << 128
 
 
 class FileHashes:
-    """One hash of many files, whatever their order: the sum of the xxh3_128 of ``name, NUL, hash of the content``."""
+    """One hash of many files in any order: the sum of the xxh3_128 of ``name, NUL, hash of the content``."""
 
     def __init__(self) -> None:
         self.total = 0
 
     def add(self, name: str, digest: bytes) -> None:
-        """Take a file; one that is used twice counts twice."""
+        """Add a file; a file that is used twice counts twice."""
         self.total = (self.total + xxhash.xxh3_128_intdigest(name.encode() + b"\0" + digest)) % _MODULUS
 
     def add_sum(self, other: str) -> None:
-        """Take the files of another sum."""
+        """Add the files of another sum, in hex."""
         self.total = (self.total + int(other, 16)) % _MODULUS
 
     @property
     def xxh3_128(self) -> str:
-        """In hex."""
+        """The sum, in hex."""
         return f"{self.total:032x}"
 
 
 def list_path(folder: str | Path, shard: int) -> Path:
-    """Where the list of a shard lies."""
+    """Return the path of the list of a shard."""
     return Path(folder) / f"{shard}.list"
 
 
 def done_path(folder: str | Path, shard: int) -> Path:
-    """What says that a shard is whole."""
+    """Return the path of the file that says that a shard is complete."""
     return Path(folder) / f"{shard}.done"
 
 
 def pack_listed(sample: ListedSample) -> bytes:
-    """A sample as it stands in a list."""
+    """Encode a sample as an entry of a list."""
     data = msgspec.msgpack.encode(sample)
     return _LENGTH.pack(len(data)) + data
 
 
 def read_list(path: Path) -> list[ListedSample]:
-    """The samples of a shard in their order.
+    """Read the list of a shard; the samples are returned in their order.
 
     Raises:
-        OutputError: it cannot be read.
+        OutputError: the list cannot be read.
     """
     try:
         data = path.read_bytes()
@@ -83,11 +83,11 @@ def read_list(path: Path) -> list[ListedSample]:
 
 
 class Filler:
-    """Writes shards. What a part holds is copied in pieces: memory is bounded, however large it is.
+    """Writes shards. Parts are copied in pieces of 4 MiB, so memory is bounded for parts of any size.
 
     Args:
-        setup: where everything lies.
-        report: is told how many bytes of contents and samples a shard has so far.
+        setup: the folders and inputs of the run.
+        report: called with the bytes of contents and the number of samples that a shard holds so far.
     """
 
     def __init__(self, setup: ShardSetup, report: Callable[[int, int], None]) -> None:
@@ -96,11 +96,11 @@ class Filler:
         self._spools: dict[int, BinaryIO] = {}
 
     def run(self, order: FillTask) -> None:
-        """Write a shard, and what says that it is whole.
+        """Write a shard, then the file that says that it is complete.
 
         Raises:
-            InputError: a file cannot be read, or is not what it was when it was surveyed.
-            OutputError: the system refuses.
+            InputError: a file cannot be read, or has changed since it was surveyed.
+            OutputError: a file cannot be written.
         """
         samples = read_list(list_path(self._setup.lists, order.shard))
         parts: list[tuple[int, str, int, int]] = []
@@ -155,7 +155,7 @@ class Filler:
             raise InputError(f"{path}: cannot be read: {error.strerror or error}. Nothing was written.") from error
         if changed:
             raise InputError(
-                f"{path}: the file changed during the run: it had {part.size:,} bytes. Wait until it is written, then "
+                f"{path}: the file changed during the run: it had {part.size:,} bytes. Wait until it is complete, then "
                 "run again with --restart."
             )
         sums.add(part.path, hasher.digest())
@@ -176,4 +176,4 @@ class Filler:
         except OSError as error:
             raise OutputError(f"{path}: cannot be read back: {error.strerror or error}") from error
         if left:
-            raise HeadraceError(f"{path}: was cut short: begin the run anew with --restart")
+            raise HeadraceError(f"{path}: the file is too short: start again with --restart")

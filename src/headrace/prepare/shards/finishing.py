@@ -1,6 +1,6 @@
-"""The end of a run: what the shards really hold, compared with the plan; the manifest and the ``.nv-meta``.
+"""The end of a run: compare the shards with the plan, and write the manifest and the ``.nv-meta``.
 
-The ``.nv-meta`` of the shards that were written, so that Energon and `EnergonStore` open the folder at once.
+With the ``.nv-meta`` Energon and `EnergonStore` can open the folder without further steps.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from headrace.stores.energon.sqlite_writer import SqliteWriter
 from headrace.stores.tar.scan import ScannedShard
 
 META_FILES = tuple(f"{META_FOLDER}/{name}" for name in (INDEX_NAME, UUID_NAME, INFO_NAME, SPLIT_NAME, DATASET_NAME))
-"""In the order in which they appear: without the last ones nothing opens."""
+"""Files of ``.nv-meta`` in the order in which they are moved into place. Nothing opens without the last ones."""
 
 VOUCHED_META_FILES = tuple(f"{META_FOLDER}/{name}" for name in (INDEX_NAME, UUID_NAME, INFO_NAME))
-"""Those that nobody edits, whose hashes are in the manifest."""
+"""Files that users do not edit; the manifest holds their hashes."""
 
 ENERGON_VERSION = "7.4.1"
-"""Whose layout this is."""
+"""Version of Energon whose layout is written."""
 
 _MODULE = "megatron.energon"
 
@@ -54,17 +54,17 @@ _MODULE = "megatron.energon"
 def write_nv_meta(
     root: Path, names: Sequence[str], filled: Iterable[FilledShard], plan: ShardPlan, output: ShardOutput
 ) -> None:
-    """Write all files of ``.nv-meta``; the same shards give the same bytes.
+    """Write all files of ``.nv-meta``. The same shards always give the same bytes.
 
     Args:
         root: the folder of the shards.
-        names: of the shards, in order.
-        filled: what each holds.
-        plan: which of them belong to which part of the split.
+        names: names of the shards, in order.
+        filled: contents of the shards, in order.
+        plan: the shards of each part of the split.
         output: sample type and field map.
 
     Raises:
-        OutputError: the system refuses.
+        OutputError: a file cannot be written.
     """
     with output_errors(root, "create .nv-meta in"):
         (root / META_FOLDER).mkdir(exist_ok=True)
@@ -79,7 +79,7 @@ def write_nv_meta(
 
 
 def _as_scanned(shard: FilledShard) -> ScannedShard:
-    """What a scan of the tar would find."""
+    """Return what a scan of the tar would find."""
     samples = [part[0] for part in shard.parts]
     return ScannedShard(
         offsets=np.array(shard.offsets, np.int64),
@@ -94,7 +94,7 @@ def _as_scanned(shard: FilledShard) -> ScannedShard:
 
 
 def dataset_yaml(output: ShardOutput) -> dict[str, Any]:
-    """The content of ``dataset.yaml``: a sample type with its fields, or crude samples."""
+    """Return the content of ``dataset.yaml``: a sample type with its fields, or crude samples."""
     if output.sample_type is None:
         return {"__module__": _MODULE, "__class__": "CrudeWebdataset"}
     return {
@@ -108,12 +108,12 @@ SHARDS_NAME = "shards"
 
 
 def shard_name(number: int) -> str:
-    """``shard-000017.tar``."""
+    """Return the name of a shard, such as ``shard-000017.tar``."""
     return f"shard-{number:06d}.tar"
 
 
 class Totals:
-    """Takes the shards as they are written, in their order, and keeps what the manifest says of them."""
+    """Collects what the manifest records about the shards, in their order."""
 
     def __init__(self) -> None:
         self.outputs: list[OutputShard] = []
@@ -121,7 +121,7 @@ class Totals:
         self._hashes: dict[int, FileHashes] = {}
 
     def add(self, shard: FilledShard) -> None:
-        """Take the next shard."""
+        """Add the next shard."""
         name = shard_name(len(self.outputs))
         sizes = sorted(shard.part_bytes.items())
         self.outputs.append(
@@ -139,7 +139,7 @@ class Totals:
             self._hashes.setdefault(given, FileHashes()).add_sum(total)
 
     def check(self, planned: Planned) -> None:
-        """Raise HeadraceError where the shards do not hold what was to be written."""
+        """Raise HeadraceError if the shards do not hold what the plan says."""
         for what, wanted, found in (
             ("samples kept, and samples in the shards", planned.documents.kept, sum(s.documents for s in self.outputs)),
             ("bytes kept, and bytes in the shards", planned.contents.kept, sum(s.tokens for s in self.outputs)),
@@ -151,7 +151,7 @@ class Totals:
                 )
 
     def files(self, given: int, name: str, kind: str) -> InputFile | None:
-        """All files of the root of an input that are in the shards, as one entry; None where there are none."""
+        """Return one entry for all files below the root of an input that are in the shards; None if there are none."""
         if given not in self._hashes:
             return None
         return InputFile(path=name, format=kind, size=self._file_bytes[given], xxh3_128=self._hashes[given].xxh3_128)
@@ -165,10 +165,10 @@ def build_manifest(
     planned: Planned,
     totals: Totals,
 ) -> Manifest:
-    """Balance the ledger, and write the manifest into the work folder.
+    """Check that the ledger balances, and write the manifest into the work folder.
 
     Raises:
-        HeadraceError: something was lost or made up on the way.
+        HeadraceError: the shards hold more or less than the plan says.
     """
     totals.check(planned)
     seed = options.output.shuffle
@@ -180,7 +180,7 @@ def build_manifest(
         ledger=Ledger(documents=planned.documents, tokens=TokenLedger(made=0, kept=0), contents=planned.contents),
         errors=planned.errors,
         provenance=planned.origins,
-        # Split file and dataset.yaml are people's to edit.
+        # Users may edit the split file and dataset.yaml, so the manifest holds no hashes of them.
         beside=tuple(
             msgspec.structs.replace(file_sum(work / SHARDS_NAME / name), name=name) for name in VOUCHED_META_FILES
         ),
@@ -189,7 +189,7 @@ def build_manifest(
 
 
 def moves(manifest: Manifest) -> dict[str, str]:
-    """From names in the work folder to names in the folder; what makes the folder open comes last."""
+    """Map names in the work folder to names in the output folder; the files that make it open come last."""
     found = {f"{ORIGINS_NAME}/{file.name}": f"{PROVENANCE_NAME}/{file.name}" for file in manifest.provenance}
     for shard in manifest.outputs:
         found |= {f"{SHARDS_NAME}/{file.name}": file.name for file in shard.files}
@@ -200,7 +200,7 @@ def moves(manifest: Manifest) -> dict[str, str]:
 def _inputs(
     inputs: Sequence[MediaInput], hashes: Mapping[int, str], totals: Totals, options: ShardOptions
 ) -> tuple[InputFile, ...]:
-    """First one for each input, by which the table of origins counts; then what these name besides."""
+    """Return one entry for each input, as the table of origins counts them, then one for the files that each names."""
     first, more = [], []
     for number, given in enumerate(inputs):
         if given.table is not None:
@@ -226,7 +226,7 @@ def _options(parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions, plann
 
 
 def _asked(parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions) -> dict[str, Any]:
-    # By way of JSON, so that what is returned equals what is read back.
+    # Through JSON, so that the result equals what is read back from a manifest.
     groups = {
         name: msgspec.json.decode(msgspec.json.encode(getattr(options, name)))
         for name in ("source", "output", "errors")
@@ -237,9 +237,10 @@ def _asked(parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions) -> dict
 def is_made(
     manifest: Manifest, inputs: Sequence[MediaInput], parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions
 ) -> bool:
-    """Whether a run would make what this manifest lists. Cost: the inputs are read, once all else is the same.
+    """Whether a run would write what this manifest lists. If everything else is equal, all inputs are read.
 
-    Not told where samples were left out, nor of tables that name files: which of them are in the shards takes a run.
+    The answer is False if samples were left out, and for tables that name files: only a run finds out which of these
+    are in the shards.
     """
     planned = {name: manifest.options.get(name) for name in ("splits", "meta_files")}
     if manifest.options != {**_asked(parts, options), **planned} or manifest.ledger.documents.dropped:

@@ -1,6 +1,6 @@
-"""What the user named -> tables and folders of files, the parts that columns become, and the tasks of a run.
+"""Find the inputs of a run, choose the parts that columns become, and cut the work into tasks.
 
-The inputs of a run -> its tasks: spans of tables, and runs of groups of files.
+An input is a table or a folder of files. The tasks are spans of tables and groups of files.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class MediaInput(msgspec.Struct, frozen=True, kw_only=True):
     """A table, or a folder of files.
 
     Attributes:
-        name: as the user gave it, or the folder as given joined with the relative path.
-        root: absolute path of the folder that its files lie in.
+        name: the name as the user gave it, or the folder that the user gave joined with the relative path.
+        root: absolute path of the folder of its files.
         table: the table; None for a folder.
         listing: the files of the folder; None for a table.
         captions: the table that describes the files of a folder.
@@ -68,7 +68,7 @@ class MediaInput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_bytes(self) -> int:
-        """Of the table, or of all files."""
+        """Size of the table, or of all files."""
         if self.table is not None:
             return self.table.size_bytes
         return 0 if self.listing is None else self.listing.total_bytes
@@ -77,19 +77,20 @@ class MediaInput(msgspec.Struct, frozen=True, kw_only=True):
 def find_media(
     inputs: Sequence[str | os.PathLike[str]], source: ShardSource, on_notice: Callable[[str], None]
 ) -> list[MediaInput]:
-    """Resolve files, folders, globs and braces; arguments keep their order, inside one it is `natural_key`'s.
+    """Resolve files, folders, globs and braces. Arguments keep their order; within one it is that of `natural_key`.
 
-    A folder that holds tables alone stands for these. Any other is a folder of files, searched at any depth, names that
-    begin with a dot passed over; a ``metadata.csv`` (or ``.jsonl``, ``.parquet``) in it has the captions.
+    A folder that holds only tables stands for these tables. Any other folder is a folder of files: it is searched at
+    any depth, without names that begin with a dot, and a ``metadata.csv`` (or ``.jsonl``, ``.parquet``) in it holds the
+    captions.
 
     Raises:
-        ConfigError: nothing matched, a kind of file that is not read, or the same file twice.
+        ConfigError: nothing matches, a file has an unknown format, or a file is named twice.
         InputError: a file or folder cannot be read.
         MissingExtraError: a package for one of the formats is not installed.
     """
     check_local(inputs)
     if not inputs:
-        raise ConfigError(f"no input: name a folder of files, or tables ({_ENDINGS_IN_WORDS})")
+        raise ConfigError(f"no input is given: name a folder of files, or tables ({_ENDINGS_IN_WORDS})")
     found: list[MediaInput] = []
     seen: set[str] = set()
     for argument in [os.fspath(given) for given in inputs]:
@@ -100,23 +101,25 @@ def find_media(
             seen.add(real)
             found += _folder(name, source, on_notice) if Path(name).is_dir() else [_table(name, source)]
     if source.captions is not None and not any(given.captions for given in found):
-        raise ConfigError("--captions describes the files of a folder, and no input is one")
+        raise ConfigError("--captions describes the files of a folder, but no input is a folder of files")
     if source.captions is not None and sum(given.listing is not None for given in found) > 1:
-        raise ConfigError("--captions describes the files of one folder, and several are given: run once a folder")
+        raise ConfigError(
+            "--captions describes the files of one folder, but several are given: run once for each folder"
+        )
     return found
 
 
 def open_table(name: str) -> SourceFile:
-    """A table that is there.
+    """Open an existing table.
 
     Raises:
-        ConfigError: its name is that of no table.
-        InputError: it cannot be read.
+        ConfigError: its name is not that of a table.
+        InputError: the file cannot be read.
     """
     kind = _csv_kind(name)
     if kind is None:
         if (format_of(name) or "txt").startswith("txt"):
-            raise ConfigError(f"input {name!r}: its name is that of no table: {_ENDINGS_IN_WORDS}")
+            raise ConfigError(f"input {name!r} is not a table by its name; tables are {_ENDINGS_IN_WORDS}")
         return find_inputs([name], spec=SPEC)[0]
     try:
         status = os.stat(name)  # noqa: PTH116
@@ -133,7 +136,7 @@ def open_table(name: str) -> SourceFile:
 
 
 def first_row(file: SourceFile) -> dict[str, Any]:
-    """The first record of a table that can be read; empty where there is none."""
+    """Return the first record of a table that can be read; an empty one if there is none."""
     span = Span(0, 0, file.extent if file.format not in ("parquet", "arrow") or not file.unit_bytes else 1)
     for block in open_span(file, span, SPEC).blocks():
         if block.records:
@@ -142,13 +145,13 @@ def first_row(file: SourceFile) -> dict[str, Any]:
 
 
 def choose_parts(given: MediaInput, source: ShardSource) -> tuple[PartSpec, ...]:
-    """The parts that the columns of a table become: those of the user, or by the names of the columns.
+    """Choose the parts that the columns of a table become: those that the user named, or by the names of the columns.
 
-    An image is a column ``image`` (bytes, a struct with bytes, base64, or a path), or ``image_path``, ``file_name`` and
-    the like; ``caption`` or ``text`` is part ``txt``; all other columns are part ``json``.
+    A column ``image`` (bytes, a struct with bytes, base64 or a path), or a column of paths such as ``image_path`` or
+    ``file_name``, becomes the image. ``caption`` or ``text`` becomes part ``txt``, and all other columns part ``json``.
 
     Raises:
-        ConfigError: no column is known by its name, or the images are behind URLs.
+        ConfigError: no column has a known name, or the images are given as URLs.
     """
     table = given.captions or given.table
     row = {} if table is None else first_row(table)
@@ -161,7 +164,7 @@ def choose_parts(given: MediaInput, source: ShardSource) -> tuple[PartSpec, ...]
             and table is not None
             and table.format in ("csv", "tsv", "parquet")
         ):
-            raise ConfigError(f"{where}: --part {spec}: no column {spec.column!r}; its columns are: {', '.join(row)}")
+            raise ConfigError(f"{where}: --part {spec}: no column {spec.column!r}; the columns are: {', '.join(row)}")
     if source.parts or table is None:
         return source.parts
     specs: list[PartSpec] = []
@@ -174,7 +177,7 @@ def choose_parts(given: MediaInput, source: ShardSource) -> tuple[PartSpec, ...]
         used.add(image)
     elif (url := next((name for name in _URL_COLUMNS if name in row), None)) is not None:
         raise ConfigError(
-            f"{where}: column {url!r} names files on the web, which are not fetched: fetch them first, and add a "
+            f"{where}: column {url!r} holds URLs, which are not downloaded: download the files first, and add a "
             "column with their paths"
         )
     text = next((name for name in _TEXT_COLUMNS if name in row), None)
@@ -184,7 +187,7 @@ def choose_parts(given: MediaInput, source: ShardSource) -> tuple[PartSpec, ...]
     if not specs:
         columns = ", ".join(row) or "none"
         raise ConfigError(
-            f"{where}: no column that is known by its name; its columns are: {columns}. Say what becomes which part: "
+            f"{where}: no column has a known name; the columns are: {columns}. Choose the parts yourself: "
             "--part jpg=path:COLUMN --part txt=column:COLUMN"
         )
     if row.keys() - used:
@@ -193,15 +196,15 @@ def choose_parts(given: MediaInput, source: ShardSource) -> tuple[PartSpec, ...]
 
 
 def captions_column(row: dict[str, Any], where: str) -> str:
-    """The column of captions that names the files.
+    """Return the column of captions that names the files.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such column.
     """
     name = next((name for name in (*_PATH_COLUMNS, "file", "image") if name in row), None)
     if name is None:
         raise ConfigError(
-            f"{where}: no column that names the files: call it file_name; its columns are: {', '.join(row) or 'none'}"
+            f"{where}: no column names the files: call it file_name; the columns are: {', '.join(row) or 'none'}"
         )
     return name
 
@@ -235,7 +238,9 @@ def _folder(name: str, source: ShardSource, on_notice: Callable[[str], None]) ->
     if tables and not others:
         return [_table(os.path.join(name, table), source) for table in tables]  # noqa: PTH118 - keeps "./" as given
     if source.root is not None:
-        raise ConfigError(f"--root is the folder of the files that a table names, and {name!r} is a folder of files")
+        raise ConfigError(
+            f"--root is the folder of the files that a table names, but {name!r} is a folder of files: leave it out"
+        )
     if captions is not None:
         real = os.path.realpath(captions)
         tables = [table for table in tables if os.path.realpath(Path(name, table)) != real]
@@ -244,22 +249,22 @@ def _folder(name: str, source: ShardSource, on_notice: Callable[[str], None]) ->
         on_notice(f"{captions} describes the files of {name}")
     if tables:
         raise ConfigError(
-            f"input {name!r} holds a table ({tables[0]!r}, {len(tables):,} of them) beside other files "
-            f"({others[0]!r}, {len(others):,} of them): name the table as input, or say --captions {tables[0]}"
+            f"input {name!r} holds a table ({tables[0]!r}, {len(tables):,} in all) beside other files "
+            f"({others[0]!r}, {len(others):,} in all): name the table as input, or add --captions {tables[0]}"
         )
     table = None if captions is None else open_table(captions)
     kept = tuple(file for file in listing.files if not is_table(file.name))
     listing = msgspec.structs.replace(listing, files=kept)
     if not listing.files:
-        raise ConfigError(f"input {name!r}: nothing to read in this folder")
+        raise ConfigError(f"input {name!r}: the folder holds no files to read")
     return [MediaInput(name=name, root=str(Path(name).absolute()), listing=listing, captions=table)]
 
 
 def captions_of(given: MediaInput) -> dict[str, tuple[int, dict[str, Any]]] | None:
-    """File name -> number of its row and the row, of the captions of a folder; None where it has none.
+    """Read the captions of a folder as `load_captions` returns them; None if it has none.
 
     Raises:
-        InputError: a row cannot be read, names no file, or one that another row names.
+        InputError: a row cannot be read, names no file, or names a file that another row names too.
     """
     if given.captions is None:
         return None
@@ -269,7 +274,7 @@ def captions_of(given: MediaInput) -> dict[str, tuple[int, dict[str, Any]]] | No
 
 
 def is_table(name: str) -> bool:
-    """Whether a file of this name, met in a folder, is a table."""
+    """Whether a file in a folder is a table by its name."""
     kind = format_of(name)
     return _csv_kind(name) is not None or (kind is not None and not kind.startswith("txt"))
 
@@ -280,7 +285,7 @@ def _csv_kind(name: str) -> str | None:
 
 
 def _image_kind(value: Any, root: str) -> str:
-    """Whether a column of images holds them, or names their files."""
+    """Return ``bytes`` if a column of images holds them, ``path`` if it names their files."""
     if not isinstance(value, str):
         return "bytes"
     if Path(root, value).is_file():
@@ -296,11 +301,12 @@ SurveyOrder = TableTask | FolderTask
 
 
 class SurveyTasks(msgspec.Struct, frozen=True, kw_only=True):
-    """The orders of the first phase.
+    """The tasks of the first phase.
 
     Attributes:
-        orders: in the order of the input.
-        sums: tables that no task hashes; of captions the number is that of the input and ``len(inputs)`` more.
+        orders: the survey tasks, in the order of the input.
+        sums: tasks for tables that no survey task hashes. The number of captions is that of their input plus
+            ``len(inputs)``.
     """
 
     orders: tuple[SurveyOrder, ...]
@@ -310,12 +316,12 @@ class SurveyTasks(msgspec.Struct, frozen=True, kw_only=True):
 def plan_survey(
     inputs: Sequence[MediaInput], options: ShardOptions, listings: Path, on_notice: Callable[[str], None]
 ) -> SurveyTasks:
-    """Cut the inputs into tasks; the groups of a folder are written to files of ``listings``, some thousand each.
+    """Cut the inputs into tasks. The groups of a folder are written to files in ``listings``, some thousand each.
 
     Raises:
-        InputError: captions that cannot be read, or name files that are not there.
+        InputError: captions cannot be read, or name files that do not exist.
         ConfigError: no file of a folder is part of a sample.
-        OutputError: the system refuses.
+        OutputError: a file cannot be written.
     """
     orders: list[SurveyOrder] = []
     sums: list[SumTask] = []
@@ -341,7 +347,7 @@ def plan_survey(
 
 
 def _light(file: SourceFile) -> SourceFile:
-    """Readers need no sizes of units, of which a file may have many thousands."""
+    """Leave out the sizes of units, which readers do not need; a file may have many thousands."""
     return msgspec.structs.replace(file, unit_bytes=())
 
 
@@ -353,17 +359,15 @@ def _group_runs(
     captions = captions_of(given)
     groups, ignored, unmatched = group_files(given.listing, options.source.key_dots, captions)
     if ignored:
-        on_notice(f"{given.name}: {len(ignored):,} files have no extension and are part of no sample: {_some(ignored)}")
+        on_notice(f"{given.name}: {len(ignored):,} files have no extension and belong to no sample: {_some(ignored)}")
     if unmatched and given.captions is not None:
         what = f"{len(unmatched):,} rows name files that are not in {given.name}"
         message = f"{given.captions.name}: {what}: {_some(unmatched)}"
         if options.errors.on_error == "stop":
-            raise InputError(f"{message}. Correct them, or pass over them with --on-error skip.")
+            raise InputError(f"{message}. Correct them, or skip them with --on-error skip.")
         on_notice(message)
     if not groups:
-        raise ConfigError(
-            f"input {given.name!r}: no file has an extension, which names the part that it is of a sample"
-        )
+        raise ConfigError(f"input {given.name!r}: no file has an extension, which would name its part of a sample")
     return [(begin, tuple(groups[begin : begin + GROUPS_A_TASK])) for begin in range(0, len(groups), GROUPS_A_TASK)]
 
 
@@ -373,7 +377,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def described(given: MediaInput) -> dict[str, Any]:
-    """An input, so that a run can be known again."""
+    """Describe an input, so that a later call recognises the run."""
     found: dict[str, Any] = {"name": given.name, "root": given.root}
     for name, file in (("table", given.table), ("captions", given.captions)):
         if file is not None:

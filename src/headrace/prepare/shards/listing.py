@@ -1,6 +1,6 @@
-"""A folder of files -> groups of files that are a sample each: their keys, their parts, and their captions.
+"""Group the files of a folder into samples with keys, parts and captions.
 
-Keys of samples and names of parts: what may be one, and what is made of a name that may not. Pure.
+`checked_key` and `file_sample` are pure functions that turn names of files into keys and names of parts.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ HEAD_BYTES = 16
 
 
 class BadNameError(ValueError):
-    """A name that cannot be a key; says why, and what to do."""
+    """A name that cannot be a key. The message says why, and what to do."""
 
 
 def image_part(head: bytes) -> str | None:
-    """The extension of an image by its first `HEAD_BYTES`; None: no image that is known."""
+    """Return the extension of an image by its first `HEAD_BYTES` bytes; None if its format is unknown."""
     return next((name for at, magic, name in _MAGIC if head[at : at + len(magic)] == magic), None)
 
 
 def numbered(number: int) -> str:
-    """The key of a sample without a name."""
+    """Return the key of a sample that has no name: its number with nine digits."""
     return f"{number:0{NUMBER_DIGITS}d}"
 
 
 def checked_key(key: str, dots: KeyDots) -> str:
-    """The key, or what ``replace`` makes of it.
+    """Check a key and return it; with ``replace``, dots in its last component become ``_``.
 
     Raises:
-        BadNameError: it cannot be a key.
+        BadNameError: the name cannot be a key.
     """
     folder, slash, base = key.rpartition("/")
     if "." in base.lstrip(".") or base.startswith("."):
         if dots != "replace":
             raise BadNameError(
-                f"the key {key!r} has a dot in its last part, where readers would cut it; --key-dots replace writes _"
+                f"the key {key!r} has a dot in its last component, where readers cut it; --key-dots replace writes _"
             )
         key = folder + slash + base.replace(".", "_")
     try:
@@ -74,15 +74,18 @@ def checked_key(key: str, dots: KeyDots) -> str:
     except UnicodeEncodeError:
         raise BadNameError(f"{key!r} cannot be a key: it is not UTF-8") from None
     if sample_part(f"{key}.x") != (key, "x"):
-        raise BadNameError(f"{key!r} cannot be a key: readers pass over names that begin with __...__, or break a line")
+        raise BadNameError(
+            f"{key!r} cannot be a key: readers skip names that begin with __...__ or contain a line break"
+        )
     return key
 
 
 def file_sample(name: str, dots: KeyDots) -> tuple[str, str] | None:
-    """What groups a file with others, and the name of its part; None: the file belongs to no sample.
+    """Return the key of the sample that a file belongs to and the name of its part; None if it belongs to no sample.
 
-    ``cats/01.jpg`` is part ``jpg`` of ``cats/01``. Of ``cats/01.seg.png`` it is ``seg.png`` with ``part``, as
-    webdataset reads it, else ``png`` of ``cats/01.seg``, which `checked_key` then refuses or replaces.
+    ``cats/01.jpg`` is part ``jpg`` of ``cats/01``. With ``part``, ``cats/01.seg.png`` is part ``seg.png`` of
+    ``cats/01``, as webdataset reads it. Otherwise it is part ``png`` of ``cats/01.seg``, whose dot `checked_key` then
+    refuses or replaces.
     """
     found = sample_part(name, hidden=False)
     if found is None or dots == "part" or "." not in found[1]:
@@ -95,7 +98,7 @@ GROUPS_A_TASK = 2048
 
 
 class ListedFile(msgspec.Struct, frozen=True, array_like=True):
-    """A file below a folder, by its relative path with ``/``."""
+    """A file below a folder. Its name is the relative path with slashes."""
 
     name: str
     size: int
@@ -103,28 +106,28 @@ class ListedFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SampleFiles(msgspec.Struct, frozen=True, array_like=True):
-    """The files of one sample, and the row that describes them."""
+    """The files of one sample, and the row of the captions that describes them."""
 
     name: str
     files: tuple[tuple[str, ListedFile], ...]
-    """Name of the part, and file."""
+    """Pairs of the name of a part and its file."""
     row: dict[str, Any] | None = None
     bad: str = ""
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of a folder, in the order of their names."""
+    """The files of a folder, in natural order of their names."""
 
     files: tuple[ListedFile, ...]
 
     @property
     def total_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files."""
         return sum(file.size for file in self.files)
 
     @property
     def xxh3_128(self) -> str:
-        """Tells these names, sizes and times of change from others."""
+        """Hash of the names, sizes and times of change of all files."""
         hasher = xxhash.xxh3_128()
         for file in self.files:
             hasher.update(f"{file.name}\0{file.size}\0{file.mtime_ns}\n".encode("utf-8", "surrogateescape"))
@@ -132,10 +135,12 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_folder(folder: str) -> Listing:
-    """All files below a folder, links followed, names that begin with a dot passed over. About 5 us a file.
+    """List all files below a folder. Links are followed and names that begin with a dot are skipped.
+
+    It takes about 5 us per file.
 
     Raises:
-        InputError: a folder cannot be read, or a link leads nowhere.
+        InputError: a folder cannot be read, or a link is broken.
     """
     try:
         files = sorted(_walk(folder, "", frozenset()), key=lambda file: natural_key(file.name))
@@ -147,7 +152,11 @@ def list_folder(folder: str) -> Listing:
 def group_files(
     listing: Listing, dots: KeyDots, captions: dict[str, tuple[int, dict[str, Any]]] | None
 ) -> tuple[list[SampleFiles], list[str], list[str]]:
-    """The samples of a folder in the order of their names; the files that belong to none; captions without a file."""
+    """Group the files of a folder.
+
+    Returns:
+        The samples in the order of their names, the files that belong to no sample, and the captions without a file.
+    """
     groups: dict[str, list[tuple[str, ListedFile]]] = {}
     ignored: list[str] = []
     for file in listing.files:
@@ -156,25 +165,28 @@ def group_files(
             ignored.append(file.name)
         else:
             groups.setdefault(found[0], []).append((found[1], file))
-    left = None if captions is None else dict(captions)
-    made = []
+    unmatched = None if captions is None else dict(captions)
+    samples = []
     for name, files in groups.items():
         row, bad = None, ""
-        if left is not None:
-            rows = [left.pop(file.name)[1] for _, file in files if file.name in left]
+        if unmatched is not None:
+            rows = [unmatched.pop(file.name)[1] for _, file in files if file.name in unmatched]
             bad = "no row of the captions names it" if not rows else "several rows of the captions name its files"
             row, bad = (rows[0], "") if len(rows) == 1 else (None, bad)
-        made.append(SampleFiles(name, tuple(files), row, bad))
-    return made, ignored, list(left or ())
+        samples.append(SampleFiles(name, tuple(files), row, bad))
+    return samples, ignored, list(unmatched or ())
 
 
 def load_captions(
     file: SourceFile, column_of: Callable[[dict[str, Any]], str]
 ) -> dict[str, tuple[int, dict[str, Any]]]:
-    """File name -> number of its row, and the row without that name. All of them are in memory.
+    """Read a table of captions into memory.
+
+    Returns:
+        For each name of a file the number of its row, and the row without that name.
 
     Raises:
-        InputError: a row cannot be read, names no file, or one that another row names.
+        InputError: a row cannot be read, names no file, or names a file that another row names too.
     """
     found: dict[str, tuple[int, dict[str, Any]]] = {}
     noun = record_noun(file.format, "document")
@@ -191,13 +203,13 @@ def load_captions(
                 raise InputError(f"{place}: column {column!r} must name a file, found {name!r:.80}")
             name = name.removeprefix("./")
             if name in found:
-                raise InputError(f"{place}: file {name!r} was described before, by {noun} {found[name][0]:,}")
+                raise InputError(f"{place}: file {name!r} is already described by {noun} {found[name][0]:,}")
             found[name] = line + counted_from(noun), row
     return found
 
 
 def _walk(folder: str, relative: str, above: frozenset[str]) -> Iterator[ListedFile]:
-    """``above`` are the real folders on the way, against loops."""
+    """``above`` holds the real paths of the folders above, so that loops of links end."""
     real = os.path.realpath(folder)
     if real in above:
         return

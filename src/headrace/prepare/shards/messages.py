@@ -1,4 +1,4 @@
-"""What a run over media says to its workers, and what they leave on disk: msgpack."""
+"""The messages between a run over media and its workers, and the results that workers leave on disk, as msgpack."""
 
 from __future__ import annotations
 
@@ -15,38 +15,40 @@ from headrace.prepare.sources import RecordSpec, SourceFile, Task
 
 T = TypeVar("T")
 SPEC = RecordSpec(fields=(), whole=True, lists=True)
-"""Tables are read as whole records."""
+"""How tables are read: as whole records."""
 
 NO_FILE = -1
 
 
 class ShardProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run is, tasks on their way included."""
+    """How far a run is, including unfinished tasks."""
 
     phase: Literal["survey", "write"]
     done_bytes: int
-    """Of the inputs that are surveyed, or of the contents that are written."""
+    """Bytes of the inputs that are surveyed, or of the contents that are written."""
     total_bytes: int
+    """Bytes of all inputs, or of all contents."""
     samples: int
+    """Number of samples that are surveyed, or written."""
 
 
 class SurveySetup(msgspec.Struct, frozen=True, kw_only=True):
-    """How rows become samples."""
+    """How rows and files become samples."""
 
     parts: tuple[tuple[PartSpec, ...], ...]
-    """For each input."""
+    """The parts for each input."""
     key_field: str | None
     key_dots: Literal["error", "replace", "part"]
     verify: bool
     max_record_bytes: int
     roots: tuple[str, ...]
-    """For each input, the absolute path of the folder that its files lie in."""
+    """For each input the absolute path of the folder of its files."""
     folder: str
-    """Where surveys and spools go."""
+    """Folder of the surveys and spools."""
 
 
 class ShardSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message: all that is the same for every task."""
+    """The first message to a worker: what is the same for all tasks."""
 
     parent: int
     survey: SurveySetup
@@ -56,52 +58,52 @@ class ShardSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableTask(msgspec.Struct, frozen=True, tag=True):
-    """Survey these spans of tables."""
+    """A task: survey these spans of tables."""
 
     task: Task
     files: tuple[SourceFile, ...]
 
     @property
     def task_index(self) -> int:
-        """Place of its result among those of the others."""
+        """Position of the result among all results."""
         return self.task.number
 
 
 class FolderTask(msgspec.Struct, frozen=True, tag=True):
-    """Survey groups of files."""
+    """A task: survey groups of files."""
 
     number: int
     input: int
     listing: str
-    """The file with the groups."""
+    """The file that lists the groups."""
 
     @property
     def task_index(self) -> int:
-        """Place of its result among those of the others."""
+        """Position of the result among all results."""
         return self.number
 
 
 class FillTask(msgspec.Struct, frozen=True, tag=True):
-    """Write a shard."""
+    """A task: write a shard."""
 
     shard: int
     name: str
 
     @property
     def task_index(self) -> int:
-        """Place of its result among those of the others."""
+        """Position of the result among all results."""
         return self.shard
 
 
 class SumTask(msgspec.Struct, frozen=True, tag=True):
-    """Hash a table that no single task reads whole."""
+    """A task: hash a table that no single task reads as a whole."""
 
     number: int
     file: SourceFile
 
     @property
     def task_index(self) -> int:
-        """It has none: the result is taken as it comes."""
+        """Always -1: the result has no position, and is used as soon as it arrives."""
         return -1
 
 
@@ -109,33 +111,33 @@ ShardOrder = TableTask | FolderTask | FillTask | SumTask
 
 
 class FoundPart(msgspec.Struct, frozen=True, array_like=True):
-    """A part: a range of the spool, or a file."""
+    """A part of a sample: a range of the spool, or a file."""
 
     name: str
     size: int
     offset: int = 0
-    """In the spool."""
+    """Position of its content in the spool."""
     path: str = ""
-    """Of a file, relative to the root of its input; empty: it is in the spool."""
+    """Path of the file, relative to the root of its input; empty if the content is in the spool."""
     mtime_ns: int = 0
 
 
 class FoundSample(msgspec.Struct, frozen=True, array_like=True):
-    """A row of a table, or a group of files."""
+    """A sample that was found: a row of a table, or a group of files."""
 
     line: int
-    """Within its span."""
+    """Number of the line within its span."""
     key: str
-    """Empty: its number."""
+    """Key of the sample; empty if the key is its number."""
     parts: tuple[FoundPart, ...]
     bad: str = ""
-    """Why it cannot be used; its parts are then those found before that."""
+    """Why the sample cannot be used; ``parts`` are then those that were found before the fault."""
     name: str = ""
-    """How the input calls it, where the key is not that."""
+    """Name of the sample in the input, if the key differs from it."""
 
 
 class FoundSpan(msgspec.Struct, frozen=True, array_like=True):
-    """What was found in a span of an input: every line is a sample, or blank."""
+    """The samples in a span of an input; every line is a sample or blank."""
 
     input: int
     lines: int
@@ -148,54 +150,59 @@ class FoundSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShardSurvey(msgspec.Struct, frozen=True, array_like=True):
-    """What a task found."""
+    """The result of a survey task."""
 
     spans: tuple[FoundSpan, ...]
     spool_bytes: int = 0
 
 
 class ListedSample(msgspec.Struct, frozen=True, array_like=True):
-    """A sample of a shard that is to be written."""
+    """A sample in the list of a shard that will be written."""
 
     place: int
-    """In the shard."""
+    """Its position in the shard."""
     key: str
     input: int
     spool: int
-    """The task whose spool its parts are in."""
+    """The task whose spool holds its parts."""
     parts: tuple[FoundPart, ...]
 
 
 class FilledShard(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard that is on disk, with all that its row in the index needs."""
+    """A shard that was written, with what the index needs to know of it."""
 
     files: tuple[FileSum, FileSum]
     keys: tuple[str, ...]
     offsets: tuple[int, ...]
     parts: tuple[tuple[int, str, int, int], ...]
-    """Number of the sample, name of the part, offset and size of its content."""
+    """For each part the number of its sample, its name, and offset and size of its content."""
     part_bytes: dict[str, int]
     file_bytes: dict[int, int]
-    """By input: bytes that came from files of its root."""
+    """For each input the number of bytes that came from files below its root."""
     file_hashes: dict[int, str]
-    """By input: sum of the hashes of these files, in hex; see `filling.FileHashes`."""
+    """For each input the sum of the hashes of these files, in hex; see `filling.FileHashes`."""
 
 
 def survey_path(folder: str | Path, task_index: int) -> Path:
-    """Where the survey of a task lies."""
+    """Return the path of the survey of a task."""
     return Path(folder) / f"{task_index}.survey"
 
 
 def spool_path(folder: str | Path, task_index: int) -> Path:
-    """Where the values of columns lie that a task found."""
+    """Return the path of the spool of a task, which holds the values of columns."""
     return Path(folder) / f"{task_index}.spool"
 
 
 def save(path: Path, value: Any, *, sync: bool = False) -> None:
-    """Write a message with its hash behind it, whole or not at all.
+    """Write a message, followed by its hash, atomically.
+
+    Args:
+        path: the file.
+        value: the message.
+        sync: whether to flush it to the disk, so that it survives a loss of power.
 
     Raises:
-        OutputError: the system refuses.
+        OutputError: the file cannot be written.
     """
     from headrace.io import atomic_write
 
@@ -211,10 +218,10 @@ def save(path: Path, value: Any, *, sync: bool = False) -> None:
 
 
 def load(path: Path, kind: type[T]) -> T | None:
-    """A message that `save` wrote; None where there is none, or it was half written when the power went.
+    """Read a message that `save` wrote; None if there is none, or it is incomplete after a loss of power.
 
     Raises:
-        OutputError: it cannot be read.
+        OutputError: the file cannot be read.
     """
     try:
         data = path.read_bytes()

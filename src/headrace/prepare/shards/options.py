@@ -1,4 +1,4 @@
-"""What the caller may choose about preparing shards, and the defaults, in one place."""
+"""Options of `prepare_shards`, with all their defaults."""
 
 from __future__ import annotations
 
@@ -14,19 +14,25 @@ from headrace.stores.tar.names import sample_part
 PartKind = Literal["path", "column", "bytes", "row"]
 
 IMAGE = "image"
-"""A part of this name is called by what it holds: ``jpg``, ``png``, ``webp``, ..."""
+"""A part of this name is renamed by its content: ``jpg``, ``png``, ``webp``, ..."""
 
 FORMS = "part=path:COLUMN, part=column:COLUMN, part=bytes:COLUMN or part=row"
 
 
 class PartSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One part of every sample of a table: its name, and what of a row it holds.
+    """One part of every sample of a table: its name, and where its content comes from.
 
     Attributes:
-        part: its name in the shard (``jpg``, ``txt``); ``image`` is named by its content.
-        kind: ``path``, the file that a column names; ``column``, its text, or JSON of what is no text; ``bytes``, of a
-            binary column, of a Hugging Face image, or in base64; ``row``, JSON of all columns that no other part takes.
-        column: name of the column; none for ``row``.
+        part: name of the part in the shard (``jpg``, ``txt``); ``image`` is renamed by its content.
+        kind: ``path``, the file that a column names; ``column``, the text of a column, or its JSON if it is not text;
+            ``bytes``, the bytes of a binary column, a Hugging Face image or base64; ``row``, JSON of all columns that
+            no other part uses.
+        column: name of the column; empty for ``row``.
+
+    Example:
+        >>> from headrace.prepare.shards import PartSpec
+        >>> str(PartSpec(part="txt", kind="column", column="caption"))
+        'txt=column:caption'
     """
 
     part: str
@@ -35,10 +41,10 @@ class PartSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @classmethod
     def parse(cls, text: str) -> PartSpec:
-        """``jpg=path:image_path`` and the like.
+        """Parse the form of the command line, such as ``jpg=path:image_path``.
 
         Raises:
-            ConfigError: it is of another form.
+            ConfigError: the text has another form.
         """
         part, equals, source = text.partition("=")
         kind, colon, column = source.partition(":")
@@ -52,61 +58,69 @@ class PartSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ShardSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What of the inputs becomes which part of which sample."""
+    """How the inputs become samples with keys and parts."""
 
     parts: tuple[PartSpec, ...] = ()
-    """Of tables, and of captions; none: by the names of the columns, see `inputs.choose_parts`."""
+    """Parts of the samples of tables and captions. If it is empty, they are chosen by the names of the columns; see
+    `inputs.choose_parts`."""
 
     key_field: str | None = None
-    """The column that names a sample; None numbers them through all inputs, with nine digits."""
+    """The column that holds the key of a sample; None numbers the samples through all inputs, with nine digits."""
 
     key_dots: Literal["error", "replace", "part"] = "error"
-    """A dot in a name, besides the one before the extension: an error; ``_`` in its place; or, of files, what follows
-    the first dot is the name of the part (``a.seg.png`` is part ``seg.png`` of ``a``), as webdataset reads it."""
+    """What happens to a dot in a key: ``error``; ``replace`` it by ``_``; or ``part``: the name of a file's part begins
+    after its first dot (``a.seg.png`` is part ``seg.png`` of ``a``), as webdataset reads it."""
 
     root: str | None = None
-    """The folder of the files that a table names; None: the table's own."""
+    """The folder of the files that a table names; None means the folder of the table."""
 
     captions: str | None = None
-    """Of a folder of files: a table whose rows name them, and describe them."""
+    """A table whose rows name and describe the files of a folder."""
 
     verify: bool = False
-    """Look at the headers of images, and at JSON and text as a whole."""
+    """Check the headers of images, and whole texts and JSON."""
 
     duplicates: Literal["error", "drop"] = "error"
-    """A key that was there before: an error, or the later sample is left out and counted."""
+    """What happens to a sample whose key an earlier sample has: it is an error, or it is left out and counted."""
 
     max_record_bytes: int = 256 << 20
-    """A longer line of a table is a bad record."""
+    """Maximum bytes of a line of a table; a longer line is a bad record."""
 
 
 class ShardOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is written, and in which order."""
+    """What is written: size and order of the shards, split and sample type."""
 
     samples_per_shard: int | None = 10_000
-    """The most samples a shard; None: any number."""
+    """Maximum number of samples per shard; None means no limit."""
 
     shard_bytes: int | None = 1 << 30
-    """A shard ends before the sample that would take it over this many bytes; None: any number. A larger sample is a
-    shard of its own."""
+    """Maximum bytes of a shard; None means no limit. A shard ends before the sample that would exceed it; a larger
+    sample gets a shard of its own."""
 
     shuffle: int | None = None
     """Seed of a uniform shuffle of all samples; None keeps the order of the input."""
 
     split_ratio: tuple[float, ...] = ()
-    """Shares of train, val and test, as 8, 1, 1: each has shards of its own. None: all is train."""
+    """Shares of train, val and test, as 8, 1, 1; each part has its own shards. Without shares all samples are train."""
 
     sample_type: str | None = None
-    """The sample type for ``dataset.yaml``, as ``CaptioningSample``; None: crude samples."""
+    """The sample type in ``dataset.yaml``, as ``CaptioningSample``; None makes the samples crude."""
 
     field_map: dict[str, str] = {}
-    """Its fields, and the part that each comes from."""
+    """Fields of the sample type, and the part that each comes from."""
 
 
 class ShardOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `prepare_shards`; the only place that owns their defaults.
+    """Options of `prepare_shards`.
 
-    The first two groups decide the bytes of the output. What follows them changes no byte of a run that succeeds.
+    ``source`` and ``output`` decide the bytes of the output. The other options change no byte of a run that
+    succeeds.
+
+    Example:
+        >>> from headrace.prepare.shards import ShardOptions, ShardOutput
+        >>> options = ShardOptions(output=ShardOutput(samples_per_shard=1000, split_ratio=(8, 1, 1)))
+        >>> options.output.samples_per_shard
+        1000
     """
 
     source: ShardSource = ShardSource()
@@ -114,23 +128,23 @@ class ShardOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     errors: ErrorOptions = ErrorOptions()
 
     workers: int | None = None
-    """Number of worker processes; None takes the number of usable cores."""
+    """Number of worker processes; None means the number of usable cores."""
 
     overwrite: bool = False
-    """Replace what an earlier run wrote to the same folder, once the new output is complete."""
+    """Replace the output of an earlier run in the same folder once the new one is complete."""
 
     restart: bool = False
-    """Discard what an unfinished run left in the folder, and begin anew."""
+    """Discard the work of an unfinished run in the folder, and start from the beginning."""
 
 
 SPLIT_NAMES = ("train", "val", "test")
 
 
 def check_options(options: ShardOptions) -> None:
-    """Refuse options that contradict each other or cannot be.
+    """Refuse options that are invalid or contradict each other.
 
     Raises:
-        ConfigError: with what was found and what is allowed.
+        ConfigError: an option is refused; the message says what was found and what is allowed.
     """
     output, errors = options.output, options.errors
     _check_parts(options.source)
@@ -142,13 +156,17 @@ def check_options(options: ShardOptions) -> None:
         raise ConfigError(f"the seed of --shuffle is {output.shuffle}: allowed are 0 to 2^63 - 1")
     ratio = output.split_ratio
     if ratio and (len(ratio) > len(SPLIT_NAMES) or not all(0 <= share < 1e15 for share in ratio) or not sum(ratio)):
-        raise ConfigError(f"split_ratio is {ratio}: write the shares of train, val and test, as 8,1,1")
+        raise ConfigError(f"split_ratio is {ratio}: give the shares of train, val and test, as 8,1,1")
     if (output.sample_type is None) != (not output.field_map):
-        raise ConfigError("a sample type goes with a field map, which says of which part each field is: give both")
+        raise ConfigError(
+            "a sample type needs a field map, which says which part each field comes from: give both or neither"
+        )
     if output.sample_type is not None:
         check_sample_type(output.sample_type, output.field_map)
     if not 0 <= errors.max_errors < (1 if isinstance(errors.max_errors, float) else math.inf):
-        raise ConfigError(f"max_errors is {errors.max_errors}: a number of records, or a share below 1 such as 0.001")
+        raise ConfigError(
+            f"max_errors is {errors.max_errors}: allowed are a number of records, or a share below 1 such as 0.001"
+        )
     if options.workers is not None and options.workers < 1:
         raise ConfigError(f"workers is {options.workers}: at least 1 is needed")
     if options.source.max_record_bytes < 1 << 20:
@@ -160,14 +178,14 @@ def _check_parts(source: ShardSource) -> None:
     for spec in source.parts:
         if sample_part(f"key.{spec.part}") != ("key", spec.part) or not spec.part or not spec.part.isprintable():
             raise ConfigError(
-                f"--part {spec}: {spec.part!r} cannot name a part: it is what follows a dot, without slash"
+                f"--part {spec}: {spec.part!r} cannot name a part: write a printable name without slash, as seg.png"
             )
         if names.count(spec.part) > 1:
             raise ConfigError(f"--part: the part {spec.part!r} is named twice")
 
 
 def check_sample_type(name: str, field_map: dict[str, str]) -> None:
-    """Raise ConfigError unless there is such a sample type, and the field map has its fields and no others."""
+    """Raise ConfigError unless the sample type exists and the field map has its required fields and no unknown ones."""
     import dataclasses
     import difflib
 
@@ -176,7 +194,7 @@ def check_sample_type(name: str, field_map: dict[str, str]) -> None:
     if name not in SAMPLE_TYPES:
         close = difflib.get_close_matches(name, SAMPLE_TYPES, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"no sample type {name!r}; known are {', '.join(SAMPLE_TYPES)}{hint}")
+        raise ConfigError(f"no sample type {name!r}; known types are {', '.join(SAMPLE_TYPES)}{hint}")
     fields = [field for field in dataclasses.fields(SAMPLE_TYPES[name]) if not field.name.startswith("__")]
     for field in field_map:
         if field not in [known.name for known in fields]:

@@ -1,12 +1,12 @@
-"""Between the phases: all samples that were found -> their keys, their order, and the lists of all shards.
+"""Plan the shards between the two phases: order the samples, cut them into shards, and write the lists of the shards.
 
-survey of task 0, 1, 2, ...          in the order of the input, whatever the workers did
-  -> number, key, bytes in a tar     a sample a row
-  -> duplicates out
-  -> order                           of the input, or a permutation
-  -> cuts                            by counts and bytes; each part of a split begins a shard
+    surveys of task 0, 1, 2, ...     in the order of the input, whatever the order of the workers was
+      number, key, bytes in a tar    one row per sample
+      leave out duplicates
+      order                          that of the input, or a permutation
+      cut into shards                by counts and bytes; each part of a split begins a new shard
 
-Between the phases: surveys -> the lists of all shards, the table of origins, and the sums of the ledger.
+The table of origins and the sums of the ledger are made here too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DUPLICATE: Final = 2
 
 
 class Gathered:
-    """Takes the samples in the order of the input; 41 bytes a sample."""
+    """Collects the samples in the order of the input; 41 bytes per sample."""
 
     def __init__(self) -> None:
         self._low, self._high = array("Q"), array("Q")
@@ -53,7 +53,7 @@ class Gathered:
         return len(self._fates)
 
     def add(self, sample: FoundSample) -> None:
-        """Take the next sample."""
+        """Add the next sample."""
         key = self.key(sample, len(self._fates))
         digest = xxhash.xxh3_128_intdigest(key.encode()) if not sample.bad else 0
         self._low.append(digest & (1 << 64) - 1)
@@ -65,19 +65,24 @@ class Gathered:
 
     @staticmethod
     def key(sample: FoundSample, number: int) -> str:
-        """The key of sample ``number``, bad ones counted."""
+        """Return the key of sample ``number``, counted with bad samples."""
         return sample.key or numbered(number)
 
     def fates(self) -> tuple[IntArray, IntArray]:
-        """(n,) what becomes of each sample: `GOOD`, `BAD` or `DUPLICATE`; (n,) of a duplicate, the first of its key.
+        """Return what becomes of each sample, and the first sample with the same key.
 
-        Keys are told apart by 128 bits of hash: among 10^12 keys two that are not equal are met once in 10^15 times.
+        Keys are compared by a hash of 128 bits: among 10^12 keys two different ones have the same hash with a
+        probability of about 10^-15.
+
+        Returns:
+            (n,) int64, `GOOD`, `BAD` or `DUPLICATE`; and (n,) int64, for a duplicate the number of the first sample
+            with its key, for every other sample its own number.
         """
         fates = np.frombuffer(self._fates, np.uint8).astype(np.int64)
         firsts = np.arange(len(fates))
         good = np.flatnonzero(fates == GOOD)
         low, high = (np.frombuffer(half, np.uint64)[good] for half in (self._low, self._high))
-        order = np.lexsort((low, high))  # stable: of equal ones the first comes first
+        order = np.lexsort((low, high))  # The sort is stable: of equal keys the first sample comes first.
         low, high = low[order], high[order]
         is_new = np.ones(len(order), np.bool_)
         is_new[1:] = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
@@ -88,12 +93,12 @@ class Gathered:
 
     @property
     def tar_bytes(self) -> IntArray:
-        """(n,) int64: what each sample takes in a tar."""
+        """(n,) int64, the bytes of each sample in a tar; 0 for a bad sample."""
         return np.array(self._tar_bytes, np.int64)
 
     @property
     def content_bytes(self) -> IntArray:
-        """(n,) int64: what is in the parts of each sample."""
+        """(n,) int64, the bytes in the parts of each sample."""
         return np.array(self._content_bytes, np.int64)
 
 
@@ -101,8 +106,8 @@ class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Where the shards begin among the samples of the output.
 
     Attributes:
-        bounds: (shards + 1,) shard s holds the samples ``[bounds[s], bounds[s + 1])``.
-        splits: name of the part -> ``[first shard, end)``.
+        bounds: (shards + 1,) numbers; shard s holds the samples ``[bounds[s], bounds[s + 1])``.
+        splits: for each part of the split its shards ``[first, end)``.
     """
 
     bounds: tuple[int, ...]
@@ -110,16 +115,16 @@ class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_shards(self) -> int:
-        """Shards of all parts."""
+        """Number of shards in all parts."""
         return len(self.bounds) - 1
 
 
 def output_order(kept: IntArray, seed: int | None) -> IntArray:
-    """(kept,) int64: the samples that are kept, as they stand in the output.
+    """Return the numbers of the kept samples in the order of the output, as (kept,) int64.
 
     Args:
-        kept: (kept,) int64, their numbers, ascending.
-        seed: of the shuffle; None leaves them as they are.
+        kept: (kept,) int64, their numbers in ascending order.
+        seed: seed of the shuffle; None keeps the order.
     """
     if seed is None:
         return kept
@@ -128,13 +133,14 @@ def output_order(kept: IntArray, seed: int | None) -> IntArray:
 
 
 def plan_shards(sizes: IntArray, output: ShardOutput) -> ShardPlan:
-    """Cut samples into shards, in their order: each shard as full as it may be, each part of the split in its own.
+    """Cut samples into shards in their order. Each shard is as full as the limits allow; parts never share a shard.
 
-    Five samples of 4 bytes, at most 10 bytes a shard, split 4 to 1: ``[0, 2) [2, 4)`` are train, ``[4, 5)`` val.
+    For example, five samples of 4 bytes with at most 10 bytes per shard and a split of 4 to 1 give the shards
+    ``[0, 2)`` and ``[2, 4)`` of train and ``[4, 5)`` of val.
 
     Args:
-        sizes: (samples,) int64, bytes of each in a tar, in the order of the output.
-        output: how large shards are, and the shares of the parts.
+        sizes: (samples,) int64, bytes of each sample in a tar, in the order of the output.
+        output: limits of the shards, and shares of the parts.
     """
     shares = output.split_ratio or (1.0,)
     ends = split_ends(len(sizes), shares)
@@ -149,7 +155,7 @@ def plan_shards(sizes: IntArray, output: ShardOutput) -> ShardPlan:
 
 
 def split_ends(num_samples: int, shares: Sequence[float]) -> list[int]:
-    """Where each part of a split ends: the sums of the shares, rounded down; the last one has what is left.
+    """Return where each part of a split ends: the cumulative sums of the shares, rounded down.
 
     >>> split_ends(10, (8, 1, 1))
     [8, 9, 10]
@@ -162,7 +168,7 @@ def split_ends(num_samples: int, shares: Sequence[float]) -> list[int]:
 
 
 def cut(sizes: IntArray, begin: int, *, max_samples: int | None, max_bytes: int | None) -> list[int]:
-    """Where the shards of a run of samples end; ``begin`` is the number of its first."""
+    """Return where the shards of consecutive samples end; ``begin`` is the number of the first sample."""
     sums = np.concatenate([[0], np.cumsum(sizes)])
     ends, at = [], 0
     while at < len(sizes):
@@ -179,7 +185,7 @@ _REASONS: Final = {BAD: "bad", DUPLICATE: "duplicate"}
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the second phase and the end of a run need of the first."""
+    """The results of the first phase that the second phase and the end of a run need."""
 
     plan: ShardPlan
     documents: DocumentLedger
@@ -187,11 +193,11 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[ErrorEntry, ...]
     origins: tuple[FileSum, ...]
     hashes: dict[int, str]
-    """Of tables, by the number of the input, and of captions ``len(inputs)`` further on."""
+    """Hashes of tables by the number of their input, and of captions by that number plus ``len(inputs)``."""
 
 
 class Sums:
-    """Takes surveys in the order of the input: samples, errors, and where each input was read up to."""
+    """Collects surveys in the order of the input: samples, errors, and how far each input was read."""
 
     def __init__(self, inputs: Sequence[MediaInput]) -> None:
         self._inputs = inputs
@@ -204,10 +210,10 @@ class Sums:
         self._reached = [0] * len(inputs)
 
     def add(self, survey: ShardSurvey) -> None:
-        """Take the next survey.
+        """Add the next survey.
 
         Raises:
-            HeadraceError: what was read of an input does not join what was read before.
+            HeadraceError: a span of an input does not begin where the one before ended.
         """
         for span in survey.spans:
             name = self._inputs[span.input].name
@@ -218,7 +224,7 @@ class Sums:
             self.take(span)
 
     def take(self, span: FoundSpan) -> None:
-        """Take a span, whether it is the next one or not."""
+        """Add a span, whether or not it continues the one before."""
         for sample in span.samples:
             self.gathered.add(sample)
             if sample.bad:
@@ -230,21 +236,21 @@ class Sums:
             self.hashes[span.input] = span.xxh3_128
 
     def entry(self, given: int, line: int, sample: FoundSample) -> ErrorEntry:
-        """What is said of a bad sample; ``line`` from 0."""
+        """Return the error entry of a bad sample; ``line`` counts from 0."""
         table = self._inputs[given].table
         unit = "sample" if table is None else record_noun(table.format, "document")
         message = f"{sample.name or sample.key}: {sample.bad}" if table is None else sample.bad
         return ErrorEntry(file=self._inputs[given].name, unit=unit, line=line + counted_from(unit), message=message)
 
     def check_whole(self) -> None:
-        """Raise HeadraceError where an input was not read to its end."""
+        """Raise HeadraceError if an input was not read to its end."""
         for given, reached in zip(self._inputs, self._reached, strict=True):
             if given.table is not None:
                 _equal(f"{given.name}: its extent, and what was read", given.table.extent, reached)
 
 
 class Planner:
-    """Decides where every sample goes, once all are found, and writes that down."""
+    """Decides the place of every sample once all are found, and writes the lists of the shards."""
 
     def __init__(self, inputs: Sequence[MediaInput], options: ShardOptions, surveys: Path, num_tasks: int) -> None:
         self._inputs = inputs
@@ -256,8 +262,8 @@ class Planner:
         """Write the lists of the shards, and the table of origins.
 
         Raises:
-            InputError: a key is there twice, where that is an error; or no samples are left.
-            OutputError: the system refuses.
+            InputError: a key comes twice and the options do not allow it, or no samples are left.
+            OutputError: a file cannot be written.
         """
         fates, firsts = sums.gathered.fates()
         if (fates == DUPLICATE).any() and self._options.source.duplicates == "error":
@@ -267,7 +273,7 @@ class Planner:
         dropped = {name: int((fates == fate).sum()) for fate, name in _REASONS.items() if (fates == fate).any()}
         if not len(kept):
             why = ", ".join(f"{name} {count:,}" for name, count in dropped.items()) or "the inputs are empty"
-            raise NothingLeftError(f"no samples are left of {len(fates):,}: {why}. Nothing was written.")
+            raise NothingLeftError(f"none of {len(fates):,} samples is left: {why}. Nothing was written.")
         order = output_order(kept, self._options.output.shuffle)
         plan = plan_shards(sums.gathered.tar_bytes[order], self._options.output)
         self._write_lists(lists, plan, order, len(fates))
@@ -287,14 +293,12 @@ class Planner:
         )
 
     def _spans(self) -> Iterator[tuple[int, FoundSpan, int, int]]:
-        """Task, span, number of its first sample, and its first line, through all surveys."""
+        """Yield for each span of all surveys its task, the span, the number of its first sample, and its first line."""
         number, lines = 0, [0] * len(self._inputs)
         for task_index in range(self._num_tasks):
             survey = load(survey_path(self._surveys, task_index), ShardSurvey)
             if survey is None:
-                raise HeadraceError(
-                    f"{survey_path(self._surveys, task_index)}: is gone: begin the run anew with --restart"
-                )
+                raise HeadraceError(f"{survey_path(self._surveys, task_index)}: is missing: start again with --restart")
             for span in survey.spans:
                 yield task_index, span, number, lines[span.input]
                 number += len(span.samples)
@@ -304,7 +308,7 @@ class Planner:
         places = np.full(num_found, -1, np.int64)
         places[order] = np.arange(len(order))
         bounds = np.array(plan.bounds)
-        held: dict[int, bytearray] = {}
+        pending: dict[int, bytearray] = {}
         size = 0
         with output_errors(lists, "create"):
             shutil.rmtree(lists, ignore_errors=True)
@@ -318,13 +322,13 @@ class Planner:
                 key = Gathered.key(sample, number + at)
                 listed = ListedSample(place - plan.bounds[shard], key, span.input, task_index, sample.parts)
                 data = pack_listed(listed)
-                held.setdefault(shard, bytearray()).extend(data)
+                pending.setdefault(shard, bytearray()).extend(data)
                 size += len(data)
             if size >= FLUSH_BYTES:
-                _flush(lists, held)
+                _flush(lists, pending)
                 size = 0
-        _flush(lists, held)
-        for shard in range(plan.num_shards):  # a plan that is saved must find its lists after a loss of power too
+        _flush(lists, pending)
+        for shard in range(plan.num_shards):  # A saved plan must find its lists even after a loss of power.
             with output_errors(lists, "sync"), list_path(lists, shard).open("rb") as file:
                 os.fsync(file.fileno())
 
@@ -377,24 +381,24 @@ class Planner:
         count = int((fates == DUPLICATE).sum())
         first, second = wanted.values()
         raise InputError(
-            f"the key {key!r} is there twice: {first}, and {second} ({count:,} such samples in all). A key names one "
+            f"the key {key!r} comes twice: {first}, and {second} ({count:,} such samples in all). A key must name one "
             "sample: choose another --key-field, or keep the first of each with --duplicates drop. Nothing was written."
         )
 
 
 class NothingLeftError(InputError):
-    """The inputs give no sample, however often they are read."""
+    """No sample is left of the inputs. Reading them again cannot help, so the work is not kept."""
 
 
-def _flush(lists: Path, held: dict[int, bytearray]) -> None:
-    for shard, data in held.items():
+def _flush(lists: Path, pending: dict[int, bytearray]) -> None:
+    for shard, data in pending.items():
         path = list_path(lists, shard)
         with output_errors(path, "write"), path.open("ab", buffering=0) as file:
             view = memoryview(data)
             while len(view):
                 view = view[file.write(view) :]
             view.release()
-    held.clear()
+    pending.clear()
 
 
 def _equal(what: str, left: int, right: int) -> None:

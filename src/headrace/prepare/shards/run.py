@@ -1,8 +1,7 @@
-"""One run of `prepare_shards`: media files and tables -> tar shards, in two phases over worker processes.
+"""`prepare_shards`: write media files and tables into tar shards, in two phases over worker processes.
 
-Media files and tables -> tar shards, with manifest and table of origins: `prepare_shards`.
-
-The worker process of a run over media: does one order after another until its parent hangs up.
+`ShardRun` drives the workers; `ShardWorker` is the code in a worker, which does one task after another until its parent
+closes the connection.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ COMMAND = "import sys; from headrace.prepare.shards.run import main; main(int(sy
 
 
 class ShardWorker:
-    """Does orders, and says on the way how far it is."""
+    """Does tasks in a worker process, and reports progress on the way."""
 
     def __init__(self, connection: Connection, setup: ShardSetup) -> None:
         self._connection = connection
@@ -72,7 +71,7 @@ class ShardWorker:
         self._filler = Filler(setup, lambda size, samples: self._report(size, samples, size))
 
     def handle(self, order: ShardOrder) -> Reply:
-        """Do one order; what goes wrong becomes a `TaskFailed`."""
+        """Do one task; any error becomes a `TaskFailed`."""
         self._task_index = order.task_index
         try:
             if isinstance(order, SumTask):
@@ -86,7 +85,7 @@ class ShardWorker:
             return PieceDone(order.task_index, 0, True)
         except OutputError as error:
             return TaskFailed(order.task_index, "output", str(error))
-        except StoreError as error:  # of `file_sum`
+        except StoreError as error:  # from `file_sum`
             return TaskFailed(order.task_index, "input", str(error))
         except HeadraceError as error:
             return TaskFailed(order.task_index, "input", str(error))
@@ -105,7 +104,7 @@ class ShardWorker:
 
 
 def main(descriptor: int) -> None:
-    """Serve the parent at the other end of this socket."""
+    """Run a worker: do the tasks that the parent sends over this socket."""
     connection = Connection(descriptor)
     try:
         worker = ShardWorker(connection, msgspec.msgpack.decode(connection.recv_bytes(), type=ShardSetup))
@@ -114,20 +113,20 @@ def main(descriptor: int) -> None:
             reply = worker.handle(decoder.decode(connection.recv_bytes()))
             connection.send_bytes(msgspec.msgpack.encode(reply))
     except (EOFError, ConnectionError):
-        return  # the parent is done, or gone
+        return  # The parent has finished, or has died.
 
 
 SURVEYS_NAME, LISTINGS_NAME, LISTS_NAME, DONE_NAME = "surveys", "listings", "lists", "done"
 PLANNED_NAME, HASHES_NAME = "planned", "hashes"
 _ADVICE = (
-    "Nothing was written; correct or remove it and run again with --restart, or leave such out with --on-error skip."
+    "Nothing was written; correct or remove it and run again with --restart, or skip bad samples with --on-error skip."
 )
 
 
 class ShardRun:
-    """Drives the workers, takes what they make, and says what went wrong.
+    """Drives the workers, collects their results, and raises their errors.
 
-    What a worker made is on disk with a hash of its own, and is not made again: that is all there is to go on from.
+    The results of workers are on disk with their hashes, and are not made again. A run continues from these alone.
     """
 
     def __init__(
@@ -153,7 +152,7 @@ class ShardRun:
         self._workers: WorkerProcesses | None = None
 
     def run(self) -> tuple[Manifest, dict[str, str]]:
-        """All of it: the manifest, and what is to be moved where, see `OutputFolder.commit`."""
+        """Do the whole run; returns the manifest, and the files to move into place (see `OutputFolder.commit`)."""
         with output_errors(self._work, "create folders in"):
             for name in (SURVEYS_NAME, SHARDS_NAME, DONE_NAME):
                 (self._work / name).mkdir(exist_ok=True)
@@ -171,7 +170,7 @@ class ShardRun:
             if self._is_worth_keeping(error):
                 self._folder.keep()
                 if not isinstance(error, HeadraceError):
-                    self._on_notice("what is done so far is kept: the same command goes on from there")
+                    self._on_notice("the work so far is kept: the same command continues from there")
             raise
         self._folder.keep()
         return manifest, moves(manifest)
@@ -226,7 +225,7 @@ class ShardRun:
         return planned
 
     def _survey_of(self, task_index: int) -> ShardSurvey | None:
-        """What a task found, where that is whole on disk."""
+        """Load the survey of a task; None unless it and its spool are complete."""
         surveys = self._work / SURVEYS_NAME
         survey = load(survey_path(surveys, task_index), ShardSurvey)
         if survey is not None and survey.spool_bytes:
@@ -267,7 +266,7 @@ class ShardRun:
         filled = self._filled_or_none(shard)
         if filled is None:
             raise OutputError(
-                f"{self._work / SHARDS_NAME / shard_name(shard)}: is not whole; run the same command again"
+                f"{self._work / SHARDS_NAME / shard_name(shard)}: is incomplete; run the same command again"
             )
         return filled
 
@@ -282,7 +281,7 @@ class ShardRun:
         return filled
 
     def _own(self, progress: Progress | None, num_done: int) -> list[Progress]:
-        """What tasks on their way have done."""
+        """Record progress, and return that of all unfinished tasks."""
         if progress is not None:
             self._underway[progress.task_index] = progress
         return [task for task_index, task in self._underway.items() if task_index >= num_done]
@@ -294,7 +293,7 @@ class ShardRun:
         ready: Sequence[PieceDone],
         report: Callable[[Progress | None], None],
     ) -> Iterator[PieceDone | HashDone]:
-        """Results in order, by the workers of the phase before where these are enough."""
+        """Yield the results in order. The workers of the phase before are used again if there are enough of them."""
         if len(orders) == len(ready):
             yield from ready
             return
@@ -353,7 +352,7 @@ class ShardRun:
                 raise InputError(f"{file.name}: the file vanished during the run: {error.strerror}") from error
 
     def _is_worth_keeping(self, error: BaseException) -> bool:
-        """Whether the same command could go on: not after a defect, nor where the inputs are others or hold nothing."""
+        """Whether the same command could continue: not after a defect, or if inputs have changed or hold no samples."""
         if isinstance(error, NothingLeftError) or type(error) is HeadraceError:
             return False
         if not any((self._work / SURVEYS_NAME).glob("*.survey")):
@@ -368,7 +367,7 @@ class ShardRun:
 def deciding(
     inputs: Sequence[dict[str, Any]], parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions
 ) -> dict[str, Any]:
-    """What decides the bytes of a run, as JSON. What an error does is not among it: other samples are as they are."""
+    """Return what decides the bytes of a run, as JSON. The options for errors are left out: they change no sample."""
     return {
         "kind": "shards",
         "format": 1,
@@ -389,7 +388,7 @@ def _error(failed: TaskFailed) -> Exception:
 
 def _too_many(entry: ErrorEntry, found: str, allowed: str) -> InputError:
     return InputError(
-        f"{found}, --max-errors allows {allowed}; the last one: {entry.file}, {entry.unit} {entry.line:,}: "
+        f"{found}, but --max-errors allows {allowed}; the last one: {entry.file}, {entry.unit} {entry.line:,}: "
         f"{_sentence(entry.message)} Nothing was written."
     )
 
@@ -406,23 +405,27 @@ def prepare_shards(
     on_progress: Callable[[ShardProgress], None] | None = None,
     on_notice: Callable[[str], None] | None = None,
 ) -> Manifest:
-    """Write media files, or the rows of tables, into tar shards of a folder that `headrace.open` and Energon open.
+    """Write media files, or the rows of tables, into a folder of tar shards that `headrace.open` and Energon can open.
 
-    The bytes written depend on inputs and options alone, never on the number of workers. Everything appears at the end
-    at once, or nothing does. A run that was ended, by whatever it was, is continued by the same call. Values of columns
-    are written twice on the way, files are read once. Memory: 41 bytes a sample, and the names of a folder's files.
+    The bytes depend only on inputs and options, never on the number of workers. Everything appears at the end at once,
+    or nothing does. If a run ends early for any reason, the same call continues it. Values of columns are written twice
+    on the way; files are read once. Memory is 41 bytes per sample, plus the names of a folder's files.
 
     Args:
         inputs: folders of files, and tables: CSV, TSV, JSON Lines, Parquet, Arrow; see `inputs.find_media`.
         output: a new or empty folder, or one with an unfinished run.
-        options: see `ShardOptions`.
+        options: all options; None uses their defaults.
         on_progress: called a few times a second.
-        on_notice: called with what a user should know: which column became which part, that a run is continued.
+        on_notice: called with messages that a user should see, such as which column became which part, or that a run
+            is continued.
+
+    Returns:
+        The manifest of the output.
 
     Raises:
-        ConfigError: inputs or options cannot be.
-        InputError: a sample or file is bad; names file and row.
-        OutputError: the folder is taken, or the system refuses a write.
+        ConfigError: inputs or options are invalid.
+        InputError: a sample or file is bad; the message names file and row.
+        OutputError: the folder is not empty, or a file cannot be written.
         WorkerError: several worker processes ended in the same task.
         MissingExtraError: an input needs a package that is not installed.
     """
@@ -451,11 +454,11 @@ def prepare_shards(
 
 
 def check_ready(options: ShardOptions) -> None:
-    """Refuse options that cannot be, and those that need a package that is not there.
+    """Refuse invalid options, and those that need a package that is not installed.
 
     Raises:
         ConfigError: see `check_options`.
-        MissingExtraError: Pillow is not installed, and images are to be verified.
+        MissingExtraError: images are to be verified, and Pillow is not installed.
     """
     check_options(options)
     if options.source.verify and importlib.util.find_spec("PIL") is None:

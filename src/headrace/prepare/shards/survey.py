@@ -1,7 +1,9 @@
-"""One task of the first phase: rows, or groups of files -> what each sample will be made of.
+"""One task of the first phase: find out what each sample is made of, from rows or groups of files.
 
-7.survey    every sample of the task: key, and name, size and place of each part; every fault
-7.spool     the values of columns, one after another: a part is a range of this file, or a file of its own
+A task writes two files, named by its number:
+
+    7.survey    all samples of the task: the key, and name, size and place of each part; all faults
+    7.spool     the values of columns, one after another; a part is a range of this file, or a file of the input
 """
 
 from __future__ import annotations
@@ -39,11 +41,12 @@ _BUFFER_BYTES = 1 << 20
 
 
 class Surveyor:
-    """Makes surveys. Nothing is decided here but what a single sample is: order, numbers and shards come later.
+    """Makes surveys. It decides only what each sample is; order, numbers and shards come later.
 
     Args:
-        setup: how rows become samples.
-        report: is told how many bytes of the inputs, samples and bytes of their parts a task has so far.
+        setup: how rows and files become samples.
+        report: called with the bytes of the inputs, the number of samples and the bytes of their parts that a task has
+            so far.
     """
 
     def __init__(self, setup: SurveySetup, report: Callable[[int, int, int], None]) -> None:
@@ -60,8 +63,8 @@ class Surveyor:
         """Write survey and spool of a task.
 
         Raises:
-            InputError: a file cannot be read or has changed. Bad samples are in the survey.
-            OutputError: the system refuses.
+            InputError: a file cannot be read, or has changed. Bad samples are no error; they are in the survey.
+            OutputError: a file cannot be written.
         """
         folder = Path(self._setup.folder)
         path = spool_path(folder, order.task_index)
@@ -76,7 +79,7 @@ class Surveyor:
         save(survey_path(folder, order.task_index), survey, sync=True)
 
     def survey(self, order: TableTask | FolderTask) -> ShardSurvey:
-        """What a task finds; raises as `run`."""
+        """Return what a task finds; raises InputError as `run` does."""
         self._spool.clear()
         self._spooled = 0
         self._found = [0, 0, 0]
@@ -103,7 +106,7 @@ class Surveyor:
 
     def _rows(self, block: Block, given: int) -> list[FoundSample]:
         found = [FoundSample(bad.line, "", (), bad.message) for bad in block.bad]
-        records: list[Any] = list(block.records or [])  # a line of JSON may hold anything
+        records: list[Any] = list(block.records or [])  # A line of JSON may hold any value.
         for line, row in zip(block.lines.tolist(), records, strict=True):
             if isinstance(row, Mapping):
                 found.append(self._sample(line, functools.partial(self._row_key, row), self._row_parts(row, given)))
@@ -134,16 +137,16 @@ class Surveyor:
         value = row.get(field)
         if isinstance(value, bool) or not isinstance(value, str | int):
             columns = ", ".join(list(row)[:12])
-            what = f"is {value!r:.80}" if field in row else f"is not there; its columns are: {columns}"
-            raise BadNameError(f"the key field {field!r} {what}: it must hold a text or an integer")
+            what = f"is {value!r:.80}" if field in row else f"is missing; the columns are: {columns}"
+            raise BadNameError(f"the key field {field!r} {what}: it must hold a string or an integer")
         return str(value)
 
     def _sample(
         self, line: int, name_of: Callable[[], str], parts: Iterator[tuple[str, bytes | NamedFile, Path | None]]
     ) -> FoundSample:
-        """One sample; what was spooled of a bad one is taken back, its sizes are kept."""
+        """Make one sample. The values of a bad sample are not spooled, but their sizes are kept."""
         spooled = self._spooled, len(self._spool)
-        held = bytearray()
+        values = bytearray()
         found: list[FoundPart] = []
         key = name = bad = ""
         try:
@@ -152,34 +155,34 @@ class Surveyor:
             if self._setup.key_field is not None and not name:
                 raise BadNameError("the key is empty")
             for part, content, path in parts:
-                self._add_part(found, held, part, content, path)
+                self._add_part(found, values, part, content, path)
             if not found:
                 raise BadPartError("it has no parts")
         except (BadNameError, BadPartError) as error:
             bad = str(error)
         if not bad:
-            self._write(held)
+            self._write(values)
         begin = sum(spooled)
         placed = tuple(part if part.path else FoundPart(part.name, part.size, part.offset + begin) for part in found)
         return FoundSample(line, key, placed, bad, name if name != key else "")
 
     def _add_part(
-        self, found: list[FoundPart], held: bytearray, part: str, content: bytes | NamedFile, path: Path | None
+        self, found: list[FoundPart], values: bytearray, part: str, content: bytes | NamedFile, path: Path | None
     ) -> None:
         is_spooled = isinstance(content, bytes)
         size = len(content) if isinstance(content, bytes) else content.size
         at = len(found)
         if isinstance(content, bytes):
-            found.append(FoundPart(part, size, len(held)))
-            held += content
+            found.append(FoundPart(part, size, len(values)))
+            values += content
         else:
             found.append(FoundPart(part, size, 0, content.name, content.mtime_ns))
         if not size:
             raise BadPartError(f"part {part!r} is empty")
         if needs_look(part, verify=self._setup.verify):
-            looked: bytes | Path = content if isinstance(content, bytes) else path or Path()
+            source: bytes | Path = content if isinstance(content, bytes) else path or Path()
             try:
-                part = look(part, looked, verify=self._setup.verify)
+                part = look(part, source, verify=self._setup.verify)
             except BadPartError as error:
                 where = "" if is_spooled else f"{content.name}: "  # type: ignore[union-attr]
                 raise BadPartError(f"{where}{error}") from error
@@ -225,11 +228,11 @@ class Surveyor:
 
 
 def _as_listed(file: ListedFile, root: str) -> NamedFile:
-    """The file, which must be as it was when the run began."""
+    """Return a file; it must not have changed since the run began."""
     try:
         status = Path(root, file.name).stat()
     except OSError as error:
         raise InputError(f"{root}/{file.name}: cannot be read: {error.strerror or error}") from error
     if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
-        raise InputError(f"{root}/{file.name}: the file changed during the run; run again when it is written")
+        raise InputError(f"{root}/{file.name}: the file changed during the run; run again when it is complete")
     return NamedFile(file.name, file.size, file.mtime_ns)

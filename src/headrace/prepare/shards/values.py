@@ -1,6 +1,6 @@
-"""What a column holds -> the bytes of a part, or the file that it names; and whether they are what the name says.
+"""Make the content of parts from columns: bytes, or the file that a column names.
 
-Looks whether the beginning of a part is what its name says; images by their headers alone.
+`look` checks that the content of a part is what its name says. Of images it reads only the headers.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _SHOWN = 80
 
 
 class BadPartError(ValueError):
-    """A part that cannot be made; the message says of which column, what was found, and what to do."""
+    """A part that cannot be made. The message says which column, what was found, and what to do."""
 
 
 class NamedFile(NamedTuple):
-    """A file below the root, that is there."""
+    """An existing file below the root."""
 
     name: str
     size: int
@@ -39,21 +39,21 @@ class NamedFile(NamedTuple):
 
 
 def part_content(spec: PartSpec, row: Mapping[str, Any], rest: Collection[str], root: str) -> bytes | NamedFile:
-    """The content of one part of a row.
+    """Make the content of one part of a row.
 
     Args:
-        spec: which part, and of which column.
+        spec: the part and its column.
         row: all columns.
-        rest: the columns that no other part takes.
+        rest: the columns that no other part uses.
         root: folder of the files that rows name.
 
     Raises:
-        BadPartError: the column is not there, is null, or holds what the part cannot be made of.
+        BadPartError: the column is missing or null, or the part cannot be made of its value.
     """
     if spec.kind == "row":
         return _json({name: value for name, value in row.items() if name in rest}, "the rest of the row")
     if spec.column not in row:
-        raise BadPartError(f"no column {spec.column!r}; its columns are: {', '.join(list(row)[:12]) or 'none'}")
+        raise BadPartError(f"no column {spec.column!r}; the columns are: {', '.join(list(row)[:12]) or 'none'}")
     value = row[spec.column]
     if value is None:
         raise BadPartError(f"column {spec.column!r} is null")
@@ -67,10 +67,10 @@ def part_content(spec: PartSpec, row: Mapping[str, Any], rest: Collection[str], 
 
 
 def named_file(value: str, root: str) -> NamedFile:
-    """The file that a row names: relative to the root, or absolute and below it.
+    """Find the file that a row names by a path relative to the root, or an absolute path below it.
 
     Raises:
-        BadPartError: it leaves the root, is not there, or is no file.
+        BadPartError: the path leads out of the root, does not exist, or is not a file.
     """
     name = value
     if name.startswith("/"):
@@ -81,7 +81,7 @@ def named_file(value: str, root: str) -> NamedFile:
         safe_relative(name)
     except StoreError:
         raise BadPartError(
-            f"the file {value[:_SHOWN]!r} is not below {root}: --root DIR says where the files of a table lie"
+            f"the file {value[:_SHOWN]!r} is not below {root}; --root DIR names the folder of the files of a table"
         ) from None
     try:
         path = Path(root, name)
@@ -90,14 +90,16 @@ def named_file(value: str, root: str) -> NamedFile:
         reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
         raise BadPartError(f"the file {value[:_SHOWN]!r} below {root} cannot be read: {reason}") from None
     if not path.is_file():
-        raise BadPartError(f"{value[:_SHOWN]!r} below {root} is no file")
+        raise BadPartError(f"{value[:_SHOWN]!r} below {root} is not a file")
     return NamedFile(name, status.st_size, status.st_mtime_ns)
 
 
 def _binary(value: Any, column: str, root: str) -> bytes | NamedFile:
     if isinstance(value, bytes):
         return value
-    if isinstance(value, Mapping) and ("bytes" in value or "path" in value):  # an image of Hugging Face's ``datasets``
+    if isinstance(value, Mapping) and (
+        "bytes" in value or "path" in value
+    ):  # an image of the Hugging Face library ``datasets``
         if value.get("bytes") is not None:
             return _binary(value["bytes"], column, root)
         if isinstance(value.get("path"), str):
@@ -106,14 +108,14 @@ def _binary(value: Any, column: str, root: str) -> bytes | NamedFile:
         try:
             return base64.b64decode(value, validate=True)
         except (binascii.Error, ValueError):
-            raise BadPartError(f"column {column!r} is no base64; found {value[:_SHOWN]!r}") from None
-    raise BadPartError(f"column {column!r} holds no bytes but {kind_in_words(value)}")
+            raise BadPartError(f"column {column!r} is not base64; found {value[:_SHOWN]!r}") from None
+    raise BadPartError(f"column {column!r} must hold bytes, found {kind_in_words(value)}")
 
 
 def _json(value: Any, what: str) -> bytes:
     if _holds_bytes(value):
         raise BadPartError(
-            f"{what} holds bytes, which are no JSON: give them a part of their own, --part NAME=bytes:COLUMN"
+            f"{what} holds bytes, which JSON cannot hold: give them a part of their own with --part NAME=bytes:COLUMN"
         )
     try:
         return msgspec.json.encode(value)
@@ -135,12 +137,12 @@ _JSON = frozenset(("json", "jsn"))
 
 
 def needs_look(part: str, *, verify: bool) -> bool:
-    """Whether the content of a part of this name must be looked at."""
+    """Whether the content of a part of this name must be read, to rename or to verify it."""
     return part == IMAGE or (verify and _kind(part) in IMAGES | _TEXTS | _JSON)
 
 
 def look(part: str, content: bytes | Path, *, verify: bool) -> str:
-    """The name of the part, with ``image`` named by its content.
+    """Check the content of a part, and return the name of the part; ``image`` is renamed by its content.
 
     Raises:
         BadPartError: the content is not what the name says.
@@ -158,7 +160,7 @@ def _look(part: str, file: BinaryIO, *, verify: bool) -> str:
         head = file.read(HEAD_BYTES)
         found = image_part(head)
         if found is None:
-            raise BadPartError(f"part {part!r} is no image that is known by its first bytes, which are {head!r}")
+            raise BadPartError(f"part {part!r} is not an image of a known format; its first bytes are {head!r}")
         part = found
         file.seek(0)
     if not verify:
@@ -186,13 +188,13 @@ def _check_image(part: str, file: BinaryIO) -> None:
         raise MissingExtraError("--verify needs Pillow for images: pip install 'headrace[image]'") from error
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a picture may be large: nothing is decoded here
+            warnings.simplefilter("ignore")  # Warnings about large images do not apply: nothing is decoded here.
             with image.open(file) as opened:
                 width, height = opened.size
     except image.DecompressionBombError as error:
         raise BadPartError(f"part {part!r}: {error}") from error
     except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise BadPartError(f"part {part!r} is no image that can be read: {error}") from error
+        raise BadPartError(f"part {part!r} is an image that cannot be read: {error}") from error
     if not width or not height:
         raise BadPartError(f"part {part!r} is an image of {width} x {height} pixels")
 

@@ -1,13 +1,13 @@
-"""Inputs of every kind, as spans and blocks of records.
+"""Reads input files of all formats as spans and blocks of records.
 
-    find_inputs   what the user named -> SourceFile        formats, find, spool; columns are checked here
+    find_inputs   arguments of the user -> SourceFile      finds the files, and checks formats and columns
     plan_tasks    SourceFile -> Task, Span                 pure arithmetic: bytes, row groups, record batches
-    open_span     SourceFile, Span -> SpanReader           lines -> jsonl, text; streams (gzip, zstd); parquet, arrow
-    SpanReader    -> Block, Block, ...                     texts, where each stands, and every bad record
+    open_span     SourceFile, Span -> SpanReader           JSON Lines, text, gzip, zstd, CSV, Parquet, Arrow
+    SpanReader    -> Block, Block, ...                     texts, the place of each, and all bad records
 
-A record that cannot be used never raises: it stands in its block, with what was found. What a span covers joins
-without a gap with its neighbours, so that what was read can be counted against the size of the file.
-pyarrow and zstandard are imported when the first file needs them.
+A record that cannot be used raises no error; its block lists it, with a message. Neighbouring spans join without a gap,
+so that the bytes that were read can be compared with the size of the file. pyarrow and zstandard are imported when the
+first file needs them.
 """
 
 from __future__ import annotations

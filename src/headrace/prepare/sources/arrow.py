@@ -1,18 +1,17 @@
-"""Arrow IPC: files by record batches, streams (what the library ``datasets`` saves) as a whole.
+"""Reads Arrow IPC: files by record batches, and streams (which the library ``datasets`` saves) as a whole.
 
-Where the record batches of an Arrow IPC file lie, and how many rows each has, without reading any.
-
-pyarrow does not tell, and to ask it for a batch decompresses it. The footer and the head of each batch are
+`read_batch_places` finds out where the record batches of a file lie and how many rows each has, without reading them.
+pyarrow does not tell, and decompresses a batch that it is asked for. The footer and the head of each batch are
 FlatBuffers (https://flatbuffers.dev/internals): a table begins with the distance back to its vtable, which holds for
-each field the distance from the table's begin, 0 for a field that is absent. The tables read here, from Arrow's
-``File.fbs`` and ``Message.fbs``:
+each field the distance from the begin of the table, or 0 if the field is absent. These tables of Arrow's ``File.fbs``
+and ``Message.fbs`` are read:
 
     Footer        field 3: recordBatches, a vector of Block (offset int64, metaDataLength int32, 4 bytes of
                   padding, bodyLength int64)
     Message       field 2: header, here a RecordBatch
     RecordBatch   field 0: length int64, its rows
 
-At the end of the file stand the footer, its size as int32, and ``ARROW1``.
+The file ends with the footer, its size as int32, and ``ARROW1``.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _CONTINUATION = b"\xff\xff\xff\xff"
 
 
 class BatchPlace(NamedTuple):
-    """One record batch of a file."""
+    """Where a record batch lies in a file, and the number of its rows."""
 
     offset: int
     num_bytes: int
@@ -45,10 +44,10 @@ class BatchPlace(NamedTuple):
 
 
 def read_batch_places(data: bytes | mmap.mmap) -> list[BatchPlace]:
-    """The record batches of the Arrow file that these bytes (a memory map, say) are.
+    """The record batches of an Arrow file, whose bytes are ``data`` (for example a memory map).
 
     Raises:
-        ValueError: the footer makes no sense.
+        ValueError: the footer is not valid.
     """
     view = memoryview(data)
     try:
@@ -69,11 +68,11 @@ def read_batch_places(data: bytes | mmap.mmap) -> list[BatchPlace]:
             )
         ]
     except (struct.error, IndexError, ValueError) as error:
-        raise ValueError(f"its footer makes no sense: {error}") from error
+        raise ValueError(f"its footer is not valid: {error}") from error
 
 
 def _num_rows(metadata: memoryview) -> int:
-    # Before Arrow 0.15 the size came without the marker.
+    # Before Arrow 0.15, the size was written without the marker.
     message = metadata[8 if metadata[:4] == _CONTINUATION else 4 :]
     header = _field(message, _root(message), 2)
     batch = header + _uint32(message, header)
@@ -86,7 +85,7 @@ def _root(data: memoryview) -> int:
 
 
 def _field(data: memoryview, table: int, number: int) -> int:
-    """Where a field of a table is, or 0."""
+    """The byte where a field of a table lies, or 0 if it is absent."""
     vtable = table - int(struct.unpack_from("<i", data, table)[0])
     if vtable < 0:
         raise IndexError(f"a table at byte {table:,} has no vtable")
@@ -100,10 +99,10 @@ def _uint32(data: memoryview, at: int) -> int:
 
 
 def describe_arrow(path: str, spec: RecordSpec, name: str) -> tuple[int, tuple[int, ...]]:
-    """The number of record batches and the bytes of each; for a stream its bytes and nothing.
+    """The number of record batches and the bytes of each; for a stream, the number of its bytes and an empty tuple.
 
     Raises:
-        InputError: neither an Arrow file nor a stream, or a column is missing or no text.
+        InputError: the file is neither an Arrow file nor a stream, or a column is missing or not text.
         MissingExtraError: pyarrow is not installed.
     """
     arrow = _Arrow(path, name)
@@ -115,10 +114,10 @@ def describe_arrow(path: str, spec: RecordSpec, name: str) -> tuple[int, tuple[i
 
 
 class ArrowSpanReader(SpanReader):
-    """Record batches ``[begin, end)`` of a file, or all of a stream.
+    """Reads record batches ``[begin, end)`` of a file, or a whole stream.
 
-    Memory: the file is mapped, and what was read is let go again block by block. Of compressed files (Feather) the
-    needed columns of one batch are decompressed as a whole.
+    Memory: the file is mapped, and its pages are released after each block. In compressed files (Feather), the needed
+    columns of one batch are decompressed at a time.
     """
 
     def __init__(self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int) -> None:
@@ -128,7 +127,7 @@ class ArrowSpanReader(SpanReader):
         self._block_bytes = block_bytes
 
     def blocks(self) -> Iterator[Block]:
-        """See `SpanReader.blocks`. In a file a batch that is damaged costs its own rows; a stream ends there."""
+        """Yield all records of the span. Damage costs a file only the rows of that batch, but ends a stream."""
         file = self._file
         self._check_unchanged()
         arrow = _Arrow(file.path, file.name)
@@ -164,7 +163,7 @@ class ArrowSpanReader(SpanReader):
                 yield from reader.lose(rows[number], message)
                 continue
             yield from reader.add(batch)
-            del batch  # before the next one is decompressed
+            del batch  # free it before the next one is decompressed
         yield from reader.flush()
 
     def _read_stream(self, arrow: _Arrow, reader: ColumnReader, columns: list[int]) -> Iterator[Block]:
@@ -193,7 +192,7 @@ class ArrowSpanReader(SpanReader):
 
 
 class _Arrow:
-    """A mapped file."""
+    """An Arrow file or stream, as a memory map."""
 
     def __init__(self, path: str, name: str) -> None:
         self._pa = load_pyarrow("pyarrow", name)
@@ -210,11 +209,11 @@ class _Arrow:
 
     @property
     def position(self) -> int:
-        """Byte of the file up to which a stream was read."""
+        """The byte of the file up to which a stream was read."""
         return int(self._source.tell())
 
     def open(self, columns: list[int]) -> Any:
-        """A reader of these columns, of all where none are named."""
+        """Open a reader of these columns, or of all columns if the list is empty."""
         self._source = self._pa.BufferReader(self._pa.py_buffer(self.map))
         options = self._ipc.IpcReadOptions(use_threads=False, included_fields=columns)
         try:
@@ -224,7 +223,7 @@ class _Arrow:
         except self.errors as error:
             kind = "file" if self.is_file else "stream"
             raise InputError(
-                f"{self._name}: no whole Arrow {kind}: {_first(error)}. Was it copied or written whole?"
+                f"{self._name}: not a whole Arrow {kind}: {_first(error)}. Was it copied or written whole?"
             ) from error
 
     def places(self) -> list[BatchPlace]:
@@ -232,14 +231,16 @@ class _Arrow:
         try:
             places = read_batch_places(self.map)
         except ValueError as error:
-            raise InputError(f"{self._name}: no whole Arrow file: {error}. Was it copied or written whole?") from error
+            raise InputError(
+                f"{self._name}: not a whole Arrow file: {error}. Was it copied or written whole?"
+            ) from error
         check_rows([place.num_rows for place in places], "record batch", self._name)
         return places
 
     def check(self, batch: Any) -> None:
-        """Raise one of ``errors`` where offsets point outside the data, which Arrow itself takes on trust.
+        """Raise one of ``errors`` if offsets point outside the data, which Arrow itself does not check.
 
-        Text that is not UTF-8 is no damage: its rows are found later.
+        Text that is not UTF-8 is not damage; its rows are found later.
         """
         pa = self._pa
         as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
@@ -254,7 +255,7 @@ class _Arrow:
                     raise
 
     def let_go(self) -> None:
-        """Give back the memory of what was read; it comes again from the file where it is needed."""
+        """Release the memory of what was read; pages that are needed again are read from the file."""
         self.map.madvise(mmap.MADV_DONTNEED)
 
 

@@ -1,4 +1,4 @@
-"""Arrow record batches -> blocks of records. Parquet and Arrow files have this in common."""
+"""Turns Arrow record batches into blocks of records, for both Parquet and Arrow files."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from headrace.prepare.sources.json import bad_utf8
 
 MAX_BATCH_ROWS = 1024
 MAX_UNIT_ROWS = 1 << 31
-"""A row group or record batch that claims more is damaged; believed, it would be a bad record for each of them."""
+"""A row group or record batch that claims to have more rows is damaged. Otherwise each of these rows would become a bad
+record."""
 LOST_ROWS_A_BLOCK = 1 << 16
 ROW_BYTES = 16
-"""Added to the text of each row, so that empty ones fill a block too."""
+"""Bytes that are added for each row, so that empty rows also fill a block."""
 
 
 def load_pyarrow(module: str, name: str) -> ModuleType:
-    """A module of pyarrow: ``pyarrow``, ``pyarrow.parquet``, ``pyarrow.compute``.
+    """Import a module of pyarrow, such as ``pyarrow.parquet``.
 
     Raises:
-        MissingExtraError: it is not installed; names the file that needs it.
+        MissingExtraError: it is not installed. The message names the file ``name``, which needs it.
     """
     try:
         return importlib.import_module(module)
@@ -41,11 +42,11 @@ def needed_columns(schema: Any, spec: RecordSpec, name: str) -> list[int]:
     """Indices of the columns that the spec needs, ascending.
 
     Raises:
-        InputError: one is missing, there twice, or of a type that is no text (an id: neither text nor integer).
+        InputError: a column is missing, exists twice, or is not text (for an id: neither text nor an integer).
     """
     pa = load_pyarrow("pyarrow", name)
     try:
-        schema.names  # noqa: B018 - decodes them all
+        schema.names  # noqa: B018 - this decodes all names
     except UnicodeDecodeError as error:
         raise InputError(f"{name}: the name of a column is not UTF-8: {error}") from error
     found = set()
@@ -73,7 +74,7 @@ def needed_columns(schema: Any, spec: RecordSpec, name: str) -> list[int]:
 
 
 def check_rows(rows: list[int], what: str, name: str) -> None:
-    """Raise InputError where a row group or record batch claims a number of rows that cannot be."""
+    """Raise InputError if a row group or record batch claims an impossible number of rows."""
     for number, num_rows in enumerate(rows):
         if not 0 <= num_rows <= MAX_UNIT_ROWS:
             raise InputError(
@@ -85,7 +86,7 @@ def check_rows(rows: list[int], what: str, name: str) -> None:
 class ColumnReader:
     """Turns the batches of one span into blocks, and counts the rows.
 
-    Memory: texts of ``block_bytes`` (or one that is longer), besides the batch that is given.
+    Memory: the batch that is added, and texts of ``block_bytes`` (or a single longer text).
     """
 
     def __init__(self, spec: RecordSpec, *, first_row: int, block_bytes: int, name: str) -> None:
@@ -95,13 +96,13 @@ class ColumnReader:
         self._pa = load_pyarrow("pyarrow", name)
         self._compute = load_pyarrow("pyarrow.compute", name)
         self.row = first_row
-        """The next row of the file."""
+        """The number of the next row in the file."""
         self._block = bad_block(spec, [])
         self._rows: list[NDArray[np.int64]] = []
         self._held_bytes = 0
 
     def add(self, batch: Any) -> Iterator[Block]:
-        """The blocks that this batch completes."""
+        """Add a batch, and yield the blocks that it completes."""
         cuts = self._cuts(batch)
         for begin, end in itertools.pairwise(cuts):
             self._take(batch.slice(begin, end - begin))
@@ -109,7 +110,7 @@ class ColumnReader:
                 yield from self.flush()
 
     def lose(self, num_rows: int, message: str) -> Iterator[Block]:
-        """These next rows cannot be read."""
+        """Yield the next rows as bad records, as they cannot be read."""
         yield from self.flush()
         while num_rows > 0:
             count = min(num_rows, LOST_ROWS_A_BLOCK)
@@ -119,13 +120,13 @@ class ColumnReader:
             num_rows -= count
 
     def fail(self, message: str) -> Iterator[Block]:
-        """Nothing of the file can be read from the next row on."""
+        """Yield a fatal bad record, as nothing of the file can be read from the next row on."""
         yield from self.flush()
         yield bad_block(self._spec, [BadRecord(self.row - self._first_row, self.row, message, fatal=True)])
         self.row += 1
 
     def flush(self) -> Iterator[Block]:
-        """What is left."""
+        """Yield the last block, if it holds anything."""
         block, rows = self._block, self._rows
         self._block, self._rows, self._held_bytes = bad_block(self._spec, []), [], 0
         if block.num_lines:
@@ -134,12 +135,12 @@ class ColumnReader:
             yield block
 
     def _cuts(self, batch: Any) -> list[int]:
-        """Where to cut a batch so that each slice holds at most a block of text, or one row."""
+        """The rows at which to cut a batch so that each slice holds at most one block of text, or one row."""
         sizes = np.full(batch.num_rows, ROW_BYTES, np.int64)
         for field in self._spec.fields:
             sizes += self._lengths(self._plain(batch.column(field)))
         if not self._spec.fields:
-            sizes += batch.nbytes // max(batch.num_rows, 1)  # nested columns: near enough
+            sizes += batch.nbytes // max(batch.num_rows, 1)  # the average is accurate enough for nested columns
         cuts = [0]
         ends = np.cumsum(sizes)
         while cuts[-1] < batch.num_rows:
@@ -155,7 +156,7 @@ class ColumnReader:
             lengths = pa.array(self._lengths(column.dictionary)).take(column.indices)
         elif column.type in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
             lengths = self._compute.binary_length(column)
-        else:  # the views have no kernel for it
+        else:  # views have no kernel for it
             lengths = self._compute.binary_length(column.cast(pa.large_binary()))
         return np.asarray(lengths.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
 
@@ -175,8 +176,8 @@ class ColumnReader:
             rows = rows[good]
             first = self.row - self._first_row
             self._block.bad += [BadRecord(first + row, self.row + row, bad[row]) for row in sorted(bad)]
-        for held, column in zip(self._block.texts, texts, strict=True):
-            held += column
+        for collected, column in zip(self._block.texts, texts, strict=True):
+            collected += column
         if self._block.ids is not None and ids is not None:
             self._block.ids += ids
         if self._block.records is not None and wholes is not None:
@@ -191,7 +192,7 @@ class ColumnReader:
         return column.storage if isinstance(column.type, self._pa.BaseExtensionType) else column
 
     def _to_texts(self, column: Any, field: str, bad: dict[int, str]) -> list[Any]:
-        """The values of a column; for those that are no text anything, and a message in ``bad`` if it has none yet."""
+        """The values of a column. For rows without valid text, a message is added to ``bad`` unless there is one."""
         pa = self._pa
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
@@ -236,7 +237,7 @@ def _text_checks(pa: ModuleType) -> list[Any]:
 
 
 def _plain_type(pa: ModuleType, kind: Any) -> Any:
-    """The type of the values, without dictionary and extension."""
+    """The type of the values, with dictionary and extension types unwrapped."""
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     return kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -1,9 +1,4 @@
-"""Compressed files, gzip and zstd, as streams of bytes in bounded memory, with what is wrong about them.
-
-What a gzip file holds.
-
-What a zstd file holds.
-"""
+"""Decompresses gzip and zstd files as streams, in bounded memory, and reports damage with its place in the file."""
 
 from __future__ import annotations
 
@@ -22,11 +17,11 @@ CHUNK_BYTES = 1 << 18
 
 
 class DamagedStreamError(Exception):
-    """Nothing can be read of a compressed file from here on; the message says what was found at which byte."""
+    """A compressed file cannot be read from here on; the message says what was found at which byte."""
 
 
 class HashedFile:
-    """A file read from its beginning, with the hash and the number of the bytes that were read."""
+    """A file that is read from its beginning, and whose bytes are hashed and counted while they are read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -34,28 +29,28 @@ class HashedFile:
         self.position = 0
 
     def read(self, size: int, /) -> bytes:
-        """Up to ``size`` bytes."""
+        """Read up to ``size`` bytes."""
         data = self._file.read(size)
         self._hasher.update(data)
         self.position += len(data)
         return data
 
     def seek(self, offset: int, /) -> int:
-        """Not offered: the hash needs every byte in order."""
+        """Always raises OSError: the hash needs every byte in order."""
         raise OSError(f"a file that is being hashed cannot go to byte {offset:,}")
 
     def finish(self) -> str:
-        """Read the rest; the hash of the whole file as 32 hexadecimal digits."""
+        """Read the rest, and return the hash of the whole file as 32 hexadecimal digits."""
         while self.read(CHUNK_BYTES):
             pass
         return self._hasher.hexdigest()
 
 
 class Decompressed(ABC):
-    """What a compressed file holds, every member or frame of it.
+    """The decompressed bytes of a file, with all its members or frames.
 
-    Memory: ``size`` of the reads, some hundred KiB, and the window of the format (gzip 32 KiB; zstd at most 128 MiB,
-    1 to 8 MiB at the usual levels).
+    Memory: the ``size`` of the reads, some hundred KiB, and the window of the format (gzip 32 KiB; zstd at most
+    128 MiB, 1 to 8 MiB at the usual levels).
     """
 
     def __init__(self, file: HashedFile) -> None:
@@ -66,46 +61,46 @@ class Decompressed(ABC):
         self._trailing = ""
 
     def read(self, size: int, /) -> bytes:
-        """``size`` bytes, fewer only at the end.
+        """Read ``size`` bytes, or fewer at the end.
 
         Raises:
-            DamagedStreamError: after everything before the damage was given.
+            DamagedStreamError: the file is damaged. It is raised after everything before the damage was returned.
         """
         pieces: list[bytes] = []
-        held = 0
-        while held < size and self._damage is None:
+        total = 0
+        while total < size and self._damage is None:
             try:
-                piece = self._decompress(size - held)
+                piece = self._decompress(size - total)
             except DamagedStreamError as error:
                 self._damage = error
                 break
             if not piece:
                 break
             pieces.append(piece)
-            held += len(piece)
+            total += len(piece)
         if self._damage is not None and not pieces:
             raise self._damage
         return b"".join(pieces)
 
     def seek(self, offset: int, /) -> int:
-        """Not offered: a compressed file is read from its beginning."""
+        """Always raises OSError: a compressed file is read from its beginning."""
         raise OSError(f"a compressed file cannot go to byte {offset:,}")
 
     def finish(self) -> None:
-        """Call this after the last read.
+        """Check the end of the file. Call this after the last read.
 
         Raises:
-            DamagedStreamError: something else follows the compressed data.
+            DamagedStreamError: other data follows the compressed data.
         """
         if self._trailing:
             raise DamagedStreamError(self._trailing)
 
     @abstractmethod
     def _decompress(self, limit: int) -> bytes:
-        """Some bytes, about ``limit`` at most; none at the end."""
+        """Decompress some bytes, at most about ``limit``; none at the end."""
 
     def _take(self, size: int) -> bytes:
-        """Up to ``size`` bytes of the file, fewer only at its end."""
+        """Take ``size`` bytes of the file, or fewer at its end."""
         while len(self._input) - self._used < size:
             data = self._file.read(max(CHUNK_BYTES, size))
             if not data:
@@ -116,16 +111,16 @@ class Decompressed(ABC):
         return taken
 
     def _take_any(self) -> bytes:
-        """What is at hand of the file, at least one byte but at its end."""
+        """Take the bytes that were read already; at least one byte, except at the end of the file."""
         return self._take(len(self._input) - self._used or CHUNK_BYTES)
 
     def _untake(self, size: int) -> None:
-        """The last ``size`` bytes of what was taken last are still to be used."""
+        """Put back the last ``size`` bytes of what was taken last."""
         self._used -= size
 
     @property
     def reached(self) -> int:
-        """Byte of the file up to which it was used."""
+        """The byte of the file up to which it was decompressed."""
         return self._file.position - len(self._input) + self._used
 
     def _end_in_garbage(self, kind: str, found: bytes) -> None:
@@ -148,11 +143,11 @@ class Decompressed(ABC):
 
 
 SALVAGE_BYTES = 1 << 10
-"""At most a MiB comes out of these, at the best ratio of the format."""
+"""At the best ratio of the format, this many bytes decompress to at most one MiB."""
 
 
 class GzipStream(Decompressed):
-    """A gzip file of any number of members (RFC 1952), zero bytes after them allowed."""
+    """A gzip file with any number of members (RFC 1952), which zero bytes may follow."""
 
     def __init__(self, file: HashedFile) -> None:
         super().__init__(file)
@@ -179,7 +174,7 @@ class GzipStream(Decompressed):
 
     def _begin_member(self) -> zlib._Decompress | None:
         data = self._take_any()
-        while self._members and data:  # zero bytes fill up the last block of a tape
+        while self._members and data:  # zero bytes pad the last block of a tape
             data = data.lstrip(b"\0")
             if data:
                 break
@@ -196,7 +191,8 @@ class GzipStream(Decompressed):
         return zlib.decompressobj(wbits=31)
 
     def _salvage(self, decoder: zlib._Decompress, data: bytes, error: zlib.error) -> bytes:
-        """A failing call gives nothing: all that could be decompressed before it failed, to the byte."""
+        """All bytes that can be decompressed before the damage. A call that fails returns none of them, so this retries
+        with ever smaller parts of the data."""
         pieces = []
         step = SALVAGE_BYTES
         while step and data:
@@ -218,10 +214,10 @@ _RLE_BLOCK = 1
 
 
 class ZstdStream(Decompressed):
-    """A zstd file of any number of frames (RFC 8878), skippable ones passed over.
+    """A zstd file with any number of frames (RFC 8878). Skippable frames are skipped.
 
-    The blocks of a frame are found here and decompressed one at a time: each gives at most 128 KiB, whatever the
-    ratio, and the end of a frame is known to be there.
+    This class finds the blocks of a frame itself, and decompresses them one at a time. A block has at most 128 KiB
+    decompressed, whatever the ratio, and a missing end of a frame is noticed.
     """
 
     def __init__(self, file: HashedFile, name: str) -> None:
@@ -292,10 +288,10 @@ class ZstdStream(Decompressed):
 
 
 def load_zstandard(name: str) -> ModuleType:
-    """The module ``zstandard``.
+    """Import the module ``zstandard``.
 
     Raises:
-        MissingExtraError: it is not installed; names the file that needs it.
+        MissingExtraError: it is not installed. The message names the file ``name``, which needs it.
     """
     try:
         return importlib.import_module("zstandard")

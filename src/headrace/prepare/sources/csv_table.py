@@ -1,4 +1,4 @@
-"""CSV and TSV with a line of names: records of strings, for the runs that take whole records."""
+"""Reads CSV and TSV files whose first line names the columns, for runs that read whole records."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 class CsvReader(SpanReader):
-    """All records of a file; a quoted field may hold line ends, so it is not cut into spans.
+    """Reads all records of a file. The file is not cut into spans, since a quoted field may hold line ends.
 
-    A *line* of its blocks is a record behind the names, counted from 0: one record may take several lines of the file.
-    Every value is a string. Memory: a block, or the longest record.
+    A *line* of its blocks is a record after the line of names, counted from 0; a record may take several lines of the
+    file. Every value is a string. Memory: a block, or the longest record.
     """
 
     def __init__(self, file: SourceFile, spec: RecordSpec, *, block_bytes: int, max_record_bytes: int) -> None:
@@ -34,10 +34,10 @@ class CsvReader(SpanReader):
         self._max_record_bytes = max_record_bytes
 
     def blocks(self) -> Iterator[Block]:
-        """See `SpanReader.blocks`. What is wrong with quotes ends the file: where the next record begins is not known.
+        """Yield all records. Wrong quotes end the file, since it is not known where the next record begins.
 
         Raises:
-            InputError: also where a name stands there twice, or there is none.
+            InputError: the file cannot be read or has changed; a column has no name, or two have the same name.
         """
         file = self._file
         before = csv.field_size_limit(self._max_record_bytes)
@@ -58,7 +58,7 @@ class CsvReader(SpanReader):
         rows = csv.reader(_text_lines(hashed), delimiter=DELIMITERS[self._file.format], strict=True)
         names = self._names(rows)
         counted = line = 0
-        block, held, good = bad_block(self._spec, []), 0, list[int]()
+        block, num_bytes, good = bad_block(self._spec, []), 0, list[int]()
         while True:
             try:
                 row = next(rows, None)
@@ -70,15 +70,15 @@ class CsvReader(SpanReader):
                 row, line = None, line + 1
             else:
                 if row is not None:
-                    held += self._add(block, good, names, row, line)
+                    num_bytes += self._add(block, good, names, row, line)
                     line += 1
-            if held >= self._block_bytes or (row is None and line > 0):
+            if num_bytes >= self._block_bytes or (row is None and line > 0):
                 block.num_lines = len(good) + len(block.bad) + block.num_blank
                 block.lines = block.places = np.array(good, np.int64)
                 block.input_bytes, counted = hashed.position - counted, hashed.position
                 if block.num_lines:
                     yield block
-                block, held, good = bad_block(self._spec, []), 0, []
+                block, num_bytes, good = bad_block(self._spec, []), 0, []
             if row is None:
                 return
 
@@ -90,13 +90,13 @@ class CsvReader(SpanReader):
         if not names or not all(names):
             raise InputError(f"{self._file.name}: its first line must name the columns; found {names!r:.200}")
         if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise InputError(f"{self._file.name}: two columns are called {twice!r}: rename one")
+            repeated = next(name for name in names if names.count(name) > 1)
+            raise InputError(f"{self._file.name}: two columns are called {repeated!r}: rename one")
         return names
 
     @staticmethod
     def _add(block: Block, good: list[int], names: list[str], row: list[str], line: int) -> int:
-        """Put a row where it belongs; the bytes it takes, about."""
+        """Add a row to the records, blank lines or bad records of the block. Returns roughly its bytes."""
         if not row:
             block.num_blank += 1
             block.blank_lines = np.append(block.blank_lines, line)
@@ -117,13 +117,13 @@ class CsvReader(SpanReader):
 
 
 def first_names(path: str, kind: str) -> list[str]:
-    """The names of the columns, none where the file is empty."""
+    """The names of the columns; empty if the file is empty."""
     with Path(path).open("rb") as file:
         return next(csv.reader(_text_lines(file), delimiter=DELIMITERS[kind]), [])
 
 
 def _text_lines(file: Any) -> Iterator[str]:
-    """Lines with their ends. What is not UTF-8 has surrogates, so that its record can be told."""
+    """Lines with their ends. Bytes that are not UTF-8 become surrogates, so that the record is found to be bad."""
     is_first = True
     buffered = io.BufferedReader(_Raw(file), 1 << 18)
     for data in buffered:
@@ -134,17 +134,15 @@ def _text_lines(file: Any) -> Iterator[str]:
 
 
 class _Raw(io.RawIOBase):
-    """A readable thing as a raw stream."""
+    """A raw stream over an object that has only ``read``."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill a buffer."""
         data = self._file.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)

@@ -1,6 +1,6 @@
-"""What the user named -> the ordered list of files to read; standard input becomes a file.
+"""Finds the files to read, in order, from what the user named.
 
-Standard input as a file, so that it can be read again after a kill.
+Standard input is copied into a file, so that it can be read again after a kill.
 """
 
 from __future__ import annotations
@@ -39,23 +39,27 @@ def find_inputs(
     stdin: Path | None = None,
     keep_faulty: bool = False,
 ) -> list[SourceFile]:
-    """Resolve files, folders, globs, braces and ``-``; arguments keep their order, inside one it is `natural_key`'s.
+    """Resolve files, folders, globs, braces and ``-``.
 
-    Folders are searched at any depth for all formats; names that begin with a dot are passed over, and so is what is
-    no data by its name. Data of a kind that is not read, and text files beside other data (a README, or the corpus
-    itself?), are errors. A file that is named itself may also end in ``.json``, and is read as JSON Lines.
+    Arguments keep their order. The files within an argument have the order of `natural_key`.
 
-    Every file is opened, and where the format has a schema the columns are checked.
+    Folders are searched at any depth for files of all formats. Names that begin with a dot are ignored, and so are
+    names that do not look like data. Data of a format that is not read is an error, and so are text files beside other
+    data, since they may be notes or part of the corpus. A file that the user names may also end in ``.json``, and is
+    then read as JSON Lines.
+
+    Every file is opened, and if its format has a schema, the columns are checked.
 
     Args:
         inputs: what the user named.
-        spec: what to take of each record.
-        stdin: the file that `spool_stdin` wrote, where ``-`` is among the inputs.
-        keep_faulty: give a file that cannot be read with its `SourceFile.fault`; its only record is then a bad one.
+        spec: what to read of each record.
+        stdin: the file that `spool_stdin` wrote, if ``-`` is among the inputs.
+        keep_faulty: return a file that cannot be read with its `SourceFile.fault`, instead of raising. Its only record
+            is then a bad one.
 
     Raises:
-        ConfigError: nothing matched, a kind of file that is not read, or the same file twice.
-        InputError: a file or folder cannot be read, is not what its name says, or lacks a column.
+        ConfigError: nothing matches, a file has a format that is not read, or the same file is named twice.
+        InputError: a file or folder cannot be read, or a file has another format than its name says, or lacks a column.
         MissingExtraError: a package for one of the formats is not installed.
     """
     check_local(inputs)
@@ -63,14 +67,14 @@ def find_inputs(
         raise ConfigError(f"no input: name at least one file, folder or glob ({FORMATS_IN_WORDS})")
     files: list[SourceFile] = []
     seen: dict[str, str] = {}
-    for argument in [os.fspath(given) for given in inputs]:
+    for argument in [os.fspath(path) for path in inputs]:
         try:
             names = [STDIN] if argument == STDIN else _expand(argument)
         except OSError as error:
             raise InputError(f"input {argument!r} cannot be read: {error.strerror or error}") from error
         for name in names:
             if not _is_text(name):
-                raise ConfigError(f"input {name!r}: the name of the file is not UTF-8: rename it")
+                raise ConfigError(f"input {name!r}: the name of the file is not UTF-8: rename the file")
             real = STDIN if name == STDIN else os.path.realpath(name)
             if real in seen:
                 raise ConfigError(_twice(name, seen[real], argument))
@@ -101,11 +105,11 @@ def _expand(argument: str) -> list[str]:
 
 
 def _glob(pattern: str, origin: str) -> list[str]:
-    # Hidden names are what a glob passes over by default too.
+    # A glob ignores hidden names by default.
     matches = sorted(glob.glob(pattern, recursive=True), key=natural_key)  # noqa: PTH207 - keeps names as given
     if not matches:
         raise ConfigError(f"input {pattern!r}{origin} matches no file")
-    if "**" in pattern:  # it yields the folders on the way besides the files in them
+    if "**" in pattern:  # it also matches the folders above the files
         matches = [match for match in matches if not Path(match).is_dir()] or matches
     return [name for match in matches for name in _take(match)]
 
@@ -116,7 +120,7 @@ def _take(name: str) -> list[str]:
     if not Path(name).is_file():
         raise ConfigError(f"input {name!r} is neither a regular file nor a folder")
     if _format(name) is None:
-        raise ConfigError(f"input {name!r}: its name says nothing that is read here: {FORMATS_IN_WORDS}")
+        raise ConfigError(f"input {name!r}: its name has no ending that can be read: {FORMATS_IN_WORDS}")
     return [name]
 
 
@@ -133,21 +137,21 @@ def _search(folder: str) -> list[str]:
     if others and not data and not texts and all(other.endswith(".tar") for other in others):
         raise ConfigError(
             f"input {folder!r} is a folder of tar shards, which is indexed in place without --tokenizer; "
-            f"only text is prepared: {FORMATS_IN_WORDS}"
+            f"with it, only text is prepared: {FORMATS_IN_WORDS}"
         )
     if others:
         raise ConfigError(
-            f"input {folder!r} holds what may be data and is not read: {others[0]!r} ({len(others):,} such files). "
-            "Convert it, or name the files to read alone (a glob will do)."
+            f"input {folder!r} holds files that may be data but cannot be read: {others[0]!r} ({len(others):,} such "
+            "files). Convert them, or name only the files to read, with a glob for example."
         )
     if texts and data:
         raise ConfigError(
             f"input {folder!r} holds text files ({texts[0]!r}, {len(texts):,} of them) beside other data "
-            f"({data[0]!r}, {len(data):,} of them): they may be notes or part of the corpus. Name what to read, "
+            f"({data[0]!r}, {len(data):,} of them): they may be notes or part of the corpus. Name the files to read, "
             f"{_all_of(folder, texts[0])!r} and {_all_of(folder, data[0])!r} for both."
         )
     if not texts and not data:
-        raise ConfigError(f"input {folder!r}: nothing to read in this folder: {FORMATS_IN_WORDS}")
+        raise ConfigError(f"input {folder!r}: this folder holds nothing to read: {FORMATS_IN_WORDS}")
     return [os.path.join(folder, relative) for relative in texts or data]  # noqa: PTH118 - keeps "./" as given
 
 
@@ -157,7 +161,7 @@ def _all_of(folder: str, relative: str) -> str:
 
 
 def _walk(folder: str, relative: str, above: frozenset[str]) -> Iterator[str]:
-    """Relative paths of all files, links followed; ``above`` are the real folders on the way, against loops."""
+    """Relative paths of all files. Links are followed; ``above`` are the real folders above, which detects loops."""
     real = os.path.realpath(folder)
     if real in above:
         return
@@ -174,7 +178,7 @@ def _walk(folder: str, relative: str, above: frozenset[str]) -> Iterator[str]:
 
 def _describe(name: str, path: str, spec: RecordSpec) -> SourceFile:
     try:
-        # Opened here already, so that a file without permission stops the run before hours of work.
+        # It is opened already here, so that a missing permission stops the run before hours of work.
         with Path(path).open("rb") as file:
             status = os.fstat(file.fileno())
             head = file.read(HEAD_BYTES)
@@ -230,15 +234,15 @@ def _place(name: str, stdin: Path | None) -> str:
     if name != STDIN:
         return str(Path(name).absolute())
     if stdin is None:
-        raise ConfigError("input '-': standard input is not read here: name a file")
+        raise ConfigError("input '-': standard input cannot be read here: name a file")
     return str(stdin.absolute())
 
 
 def _check_text_spec(name: str, spec: RecordSpec) -> None:
     if len(spec.fields) > 1:
-        raise ConfigError(f"{name}: a text file has no fields, and {len(spec.fields)} are asked for: {spec.fields}")
+        raise ConfigError(f"{name}: a text file has no fields, but {len(spec.fields)} are asked for: {spec.fields}")
     if spec.id_field is not None:
-        raise ConfigError(f"{name}: a text file has no fields, and the id field {spec.id_field!r} is asked for")
+        raise ConfigError(f"{name}: a text file has no fields, but the id field {spec.id_field!r} is asked for")
 
 
 def _is_text(name: str) -> bool:
@@ -261,13 +265,13 @@ PIECE_BYTES = 1 << 20
 
 
 def spool_stdin(stream: BinaryIO, path: Path) -> int:
-    """Copy a stream to a file, which appears whole or not at all; the number of its bytes.
+    """Copy a stream to a file, which appears whole or not at all. Returns the number of its bytes.
 
-    Memory: one MiB. Hand the path to `find_inputs` as ``stdin``.
+    Pass the path to `find_inputs` as ``stdin``. Memory: one MiB.
 
     Raises:
         ConfigError: the stream is a terminal.
-        InputError: it cannot be read, or holds nothing.
+        InputError: it cannot be read, or is empty.
         OutputError: the system refuses to write the file.
     """
     if stream.isatty():

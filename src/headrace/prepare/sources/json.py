@@ -1,8 +1,6 @@
-"""JSON: lines of records, or one array of records, and the texts of one record.
+"""Reads records from JSON Lines, and from a ``.json`` file that holds one array of records.
 
-A ``.json`` that holds one array of records, as many instruction sets are published.
-
-One line of JSON Lines -> the texts of one record.
+Many instruction sets are published as such an array.
 """
 
 from __future__ import annotations
@@ -27,25 +25,25 @@ EXCERPT_BYTES = 60
 _ID = "identity"
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What `RecordReader.decode` raises for a line that `RecordReader.decode_slowly` must look at."""
+"""What `RecordReader.decode` raises for a line that must be passed to `RecordReader.decode_slowly`."""
 
 
 class BadRecordError(Exception):
-    """A line that holds no record; the message says what was found and what to do."""
+    """A line does not hold a valid record; the message says what was found and what to do."""
 
 
 class RecordReader:
     """Reads the fields of a `RecordSpec` from lines; every other field is checked to be JSON and skipped.
 
-    The typed decoder builds no object for the fields it skips (about 1.2 GB/s). What it refuses goes to Python's own
-    ``json``, for the better message and because that accepts the ``NaN`` and ``Infinity`` which it also writes.
+    The typed decoder builds no objects for the fields that it skips (about 1.2 GB/s). Lines that it refuses are decoded
+    by Python's own ``json``, which has better messages, and accepts the ``NaN`` and ``Infinity`` that it also writes.
 
-    A decoded record is opaque: hand lists of them to `texts`, `ids` and `wholes`.
+    A decoded record is opaque: pass lists of them to `texts`, `ids` and `wholes`.
     """
 
     def __init__(self, spec: RecordSpec) -> None:
         self._spec = spec
-        # A field may be asked for twice, as a text and as the id.
+        # A field may be needed twice, as a text and as the id.
         self._attributes = {field: f"field_{number}" for number, field in enumerate(dict.fromkeys(spec.fields))}
         types: list[tuple[str, Any]] = [(attribute, str) for attribute in self._attributes.values()]
         rename = {attribute: field for field, attribute in self._attributes.items()}
@@ -58,17 +56,17 @@ class RecordReader:
         self._with_whole: Callable[..., Any] = msgspec.defstruct("WholeRecord", types + whole)
         self._advice = "choose with --text-field" if len(spec.fields) == 1 else "choose with --field"
         self.decode: Callable[[bytes], Any]
-        """Fast; raises one of `DECODE_ERRORS` for what is bad, and for some of what is not."""
+        """Decode a line, fast. It raises one of `DECODE_ERRORS` for every bad line, and for some good ones."""
         if spec.whole:
             self.decode = self._decode_whole
         else:
             self.decode = msgspec.json.Decoder(self._record).decode
 
     def decode_slowly(self, line: bytes) -> Any:
-        """As `decode`, for whatever that refuses.
+        """Decode a line that `decode` refuses.
 
         Raises:
-            BadRecordError: not UTF-8, not JSON, no object, or a field is missing or of another type.
+            BadRecordError: the line is not UTF-8, not JSON or not an object, or a field is missing or of another type.
         """
         value = _load(line)
         if not isinstance(value, dict):
@@ -80,22 +78,22 @@ class RecordReader:
         return record
 
     def decode_strictly(self, line: bytes) -> Any:
-        """As `decode`, and the fields that are skipped are checked to be UTF-8 too."""
+        """Decode a line as `decode` does, and also check that the skipped fields are UTF-8."""
         line.decode("utf-8")
         return self.decode(line)
 
     def texts(self, records: list[Any]) -> list[list[str]]:
-        """For each field of the `RecordSpec` the texts of the records."""
+        """The texts of the records, for each field of the `RecordSpec`."""
         return [list(map(attrgetter(self._attributes[field]), records)) for field in self._spec.fields]
 
     def ids(self, records: list[Any]) -> list[str] | None:
-        """Their ids, integers in decimal, or None where none are asked for."""
+        """The ids of the records, integers in decimal, or None if the spec names no id field."""
         if self._id_attribute is None:
             return None
         return list(map(str, map(attrgetter(self._id_attribute), records)))
 
     def wholes(self, records: list[Any]) -> list[Any] | None:
-        """The whole records, or None where they are not asked for."""
+        """The whole records, or None if the spec does not ask for them."""
         return [record.whole for record in records] if self._spec.whole else None
 
     def _decode_whole(self, line: bytes) -> Any:
@@ -131,7 +129,7 @@ class RecordReader:
 
 
 def bad_utf8(data: bytes, error: UnicodeDecodeError, of: str) -> str:
-    """What to say of a line (or of what else ``of`` says) that is not UTF-8."""
+    """The message for data that is not UTF-8; ``of`` says what the data is, such as ``line``."""
     hint = ""
     if data.startswith(b"\x1f\x8b"):
         hint = " (it looks compressed with gzip: decompress it first)"
@@ -146,7 +144,7 @@ def bad_utf8(data: bytes, error: UnicodeDecodeError, of: str) -> str:
 
 
 def too_long(head: bytes, size: int, limit_bytes: int, of: str) -> str:
-    """What to say of a record that is above the limit."""
+    """The message for a record above the limit; ``of`` says what the record is, such as ``line``."""
     return f"a {of} of {size:,} bytes; at most {limit_bytes:,} are allowed; it begins with {excerpt(head)}"
 
 
@@ -157,7 +155,7 @@ def excerpt(line: bytes) -> str:
 
 
 def kind(value: object) -> str:
-    """A JSON value's type in words."""
+    """The type of a JSON value in words."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -199,7 +197,7 @@ class JsonlParser:
         self._max_line_bytes = max_line_bytes
 
     def parse(self, blocks: Iterable[Lines]) -> Iterator[Block]:
-        """One block of records for each block of lines."""
+        """Yield one block of records for each block of lines."""
         line = 0
         for lines in blocks:
             block = self._refuse(lines, line) if lines.is_too_long else self._parse(lines, line)
@@ -210,7 +208,7 @@ class JsonlParser:
         split, begins = split_lines(lines)
         reader = self._reader
         decode = reader.decode
-        # The decoder passes over the fields that it skips without a look at their UTF-8; whole records skip none.
+        # The decoder does not check the UTF-8 of the fields that it skips. Whole records skip no fields.
         if not self._spec.whole and not all(line.isascii() or _is_utf8(line) for line in split):
             decode = reader.decode_strictly
         records: list[object] = []
@@ -219,7 +217,7 @@ class JsonlParser:
         iterator = iter(split)
         while len(records) + len(blank) + len(bad) < len(split):
             try:
-                # Runs in C until a line is refused; the list keeps what it took before.
+                # This runs in C until a line is refused; the list keeps the records before that line.
                 records.extend(map(decode, iterator))
             except DECODE_ERRORS:
                 number = len(records) + len(blank) + len(bad)
@@ -266,10 +264,10 @@ _HEAD_BYTES = 4096
 
 
 def is_list(path: str) -> bool:
-    """Whether the first character of a file, white space aside, begins an array.
+    """Whether the first character of a file that is not white space begins an array.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the file cannot be read.
     """
     try:
         with Path(path).open("rb") as file:
@@ -279,7 +277,7 @@ def is_list(path: str) -> bool:
 
 
 class ListReader(SpanReader):
-    """All records of the array. Memory: the whole file, and what its records take as slices of it."""
+    """Reads all records of the array. Memory: the whole file, and an object for each record."""
 
     def __init__(self, file: SourceFile, spec: RecordSpec, *, block_bytes: int, max_record_bytes: int) -> None:
         super().__init__(file)
@@ -288,7 +286,7 @@ class ListReader(SpanReader):
         self._max_record_bytes = max_record_bytes
 
     def blocks(self) -> Iterator[Block]:
-        """See `SpanReader.blocks`. An array that is malformed anywhere is one bad record: nothing of it is sure."""
+        """Yield all records. An array that is malformed anywhere is one bad record, as nothing of it is reliable."""
         self._check_unchanged()
         try:
             data = Path(self._file.path).read_bytes()

@@ -1,4 +1,4 @@
-"""The lines of one span of a file, read in blocks that hold whole lines."""
+"""Reads the lines of one span of a file, in blocks that hold whole lines."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ HEAD_OF_LINE_BYTES = 200
 
 
 class Readable(Protocol):
-    """A file, or what comes out of a decompressor; the latter is only read from 0 on, without a seek."""
+    """A file, or a decompressed stream. A stream is only read from byte 0 on, without a seek."""
 
     def read(self, size: int, /) -> bytes:
-        """Up to ``size`` bytes; none at the end alone."""
+        """Read up to ``size`` bytes; no bytes mean the end."""
 
     def seek(self, offset: int, /) -> int:
         """Go to a byte."""
 
 
 class Lines(NamedTuple):
-    """One or more whole lines. Only the last one of a file may lack its newline, and then it comes alone."""
+    """One or more whole lines. Only the last line of a file may lack its newline, and then it comes alone."""
 
     offset: int
-    """Where they begin in the file."""
+    """The byte of the file where they begin."""
 
     data: bytes
-    """The lines, or the beginning of the one that is too long."""
+    """The lines, or only the beginning of a line that is too long."""
 
     size: int
-    """Bytes that they take in the file."""
+    """Bytes of the lines in the file."""
 
     is_too_long: bool = False
-    """It is one line above the limit, of which only the beginning was kept."""
+    """Whether this is one line above the limit, of which only the beginning was kept."""
 
 
 def find_first_line(file: Readable, begin: int, end: int, *, block_bytes: int) -> int:
-    """Where the first line that begins in ``[begin, end)`` begins, or ``end`` where none does."""
+    """The byte where the first line in ``[begin, end)`` begins, or ``end`` if no line begins there."""
     if begin == 0:
         return 0
-    # A line begins after each newline, so the newlines that count lie in [begin - 1, end - 1).
+    # A line begins after each newline, so the newline must lie in [begin - 1, end - 1).
     position = begin - 1
     file.seek(position)
     while position < end - 1:
@@ -64,8 +64,8 @@ def read_blocks(
 ) -> Iterator[Lines]:
     """Yield all lines that begin in ``[begin, end)``, in blocks of about ``block_bytes``.
 
-    A line of more than ``max_line_bytes`` comes alone, cut to its beginning. The offsets and sizes of the blocks join
-    without a gap. Memory: about twice ``block_bytes``, or four times the longest line that is allowed.
+    A line of more than ``max_line_bytes`` comes alone, cut to its beginning. The blocks join without a gap, by their
+    offsets and sizes. Memory: about twice ``block_bytes``, or four times the longest line that is allowed.
     """
     offset = find_first_line(file, begin, end, block_bytes=block_bytes)
     if offset >= end:
@@ -74,7 +74,7 @@ def read_blocks(
         file.seek(offset)
     carry = b""
     while offset < end:
-        # A line longer than the block doubles the next read, so that joining the pieces stays linear.
+        # While a line is longer than what was read, each read doubles, so that joining the pieces takes linear time.
         piece = file.read(max(block_bytes, len(carry)))
         data = carry + piece if carry else piece
         if len(data) > max_line_bytes and not 0 <= data.find(NEWLINE) < max_line_bytes:
@@ -87,7 +87,7 @@ def read_blocks(
                 yield Lines(offset, data, len(data))
             return
         if offset + len(data) >= end:
-            # The last line owned is the one that holds byte end - 1.
+            # The last line of the span is the one that holds byte end - 1.
             stop = data.find(NEWLINE, max(end - 1 - offset, 0)) + 1
             if stop:
                 yield Lines(offset, data[:stop], stop)
@@ -100,7 +100,7 @@ def read_blocks(
 
 
 def _pass_over(file: Readable, data: bytes, block_bytes: int) -> tuple[int, bytes]:
-    """Read to the end of the line that ``data`` begins with: its size, and what was read behind it."""
+    """Read to the end of the line that ``data`` begins. Returns its size, and the bytes that were read after it."""
     size = 0
     while data:
         found = data.find(NEWLINE) + 1
@@ -112,7 +112,7 @@ def _pass_over(file: Readable, data: bytes, block_bytes: int) -> tuple[int, byte
 
 
 def split_lines(lines: Lines) -> tuple[list[bytes], NDArray[np.int64]]:
-    """The lines without their newlines (and without the byte order mark of the file), and where each begins."""
+    """The lines without newlines and without the byte order mark of the file, and the byte where each begins."""
     split = lines.data.split(NEWLINE)
     if not split[-1]:
         split.pop()

@@ -1,4 +1,4 @@
-"""Parquet files by row groups, in memory that the size of a row group does not touch."""
+"""Reads Parquet files by row groups, in memory that does not depend on the size of a row group."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from headrace.prepare.sources.tasks import Span
 
 READ_BYTES = 1 << 20
 BATCHES_A_BLOCK = 4
-"""Rows of like length lie together in sorted files: small batches keep a run of long ones bounded."""
+"""In sorted files, rows of similar length lie together; small batches limit the memory for a run of long rows."""
 
 
 def describe_parquet(path: str, spec: RecordSpec, name: str) -> tuple[int, tuple[int, ...]]:
     """The number of row groups, and the uncompressed bytes of the needed columns of each.
 
     Raises:
-        InputError: no whole Parquet file, or a column is missing or no text.
+        InputError: the file is not a whole Parquet file, or a column is missing or not text.
         MissingExtraError: pyarrow is not installed.
     """
     with _open(path, name) as file:
@@ -34,9 +34,9 @@ def describe_parquet(path: str, spec: RecordSpec, name: str) -> tuple[int, tuple
 
 
 class ParquetSpanReader(SpanReader):
-    """Row groups ``[begin, end)``. Pages are read as they are needed, in this thread alone.
+    """Reads row groups ``[begin, end)``. Pages are read when they are needed, only in this thread.
 
-    Memory: some batches of rows and one page of each column, see `ColumnReader`.
+    Memory: a few batches of rows and one page of each column, see `ColumnReader`.
     """
 
     def __init__(self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int) -> None:
@@ -46,7 +46,7 @@ class ParquetSpanReader(SpanReader):
         self._block_bytes = block_bytes
 
     def blocks(self) -> Iterator[Block]:
-        """See `SpanReader.blocks`. A row group that is damaged costs its rows from the damage on, no others."""
+        """Yield all records of the span. Damage costs only the rows of that row group that come after it."""
         name = self._file.name
         self._check_unchanged()
         with _open(self._file.path, name) as file:
@@ -96,7 +96,7 @@ def _open(path: str, name: str) -> Any:
     pa = load_pyarrow("pyarrow", name)
     pq = load_pyarrow("pyarrow.parquet", name)
     try:
-        Path(path).open("rb").close()  # for the system's own words where it refuses
+        Path(path).open("rb").close()  # raises the system's own message if it refuses access
         return pq.ParquetFile(
             pa.OSFile(path), pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True
         )
@@ -110,7 +110,7 @@ def _open(path: str, name: str) -> Any:
 
 def _broken(name: str, error: Exception) -> InputError:
     what = str(error).splitlines()[0]
-    return InputError(f"{name}: no whole Parquet file: {what} Was it copied or written whole?")
+    return InputError(f"{name}: not a whole Parquet file: {what} Was it copied or written whole?")
 
 
 def _names(file: Any, spec: RecordSpec, name: str) -> list[str]:
@@ -119,7 +119,7 @@ def _names(file: Any, spec: RecordSpec, name: str) -> list[str]:
 
 
 def _leaves(metadata: Any, names: list[str]) -> list[int]:
-    """Indices of the columns of values that these columns are, or hold where they are nested."""
+    """Indices of the Parquet leaf columns of these columns, several if a column is nested."""
     paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
     return [at for at, path in enumerate(paths) if any(path == name or path.startswith(f"{name}.") for name in names)]
 

@@ -1,4 +1,4 @@
-"""One span of one file -> its records, whatever the format."""
+"""Opens the reader of a span, whatever the format of its file."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def open_span(
     block_bytes: int = BLOCK_BYTES,
     max_record_bytes: int = MAX_LINE_BYTES,
 ) -> SpanReader:
-    """The reader of a span; nothing is opened before its blocks are asked for.
+    """Return the reader of a span. The file is opened when the blocks are iterated.
 
     Args:
         file: the file.
-        span: the part of it, as `plan_tasks` gave it.
-        spec: what to take of each record, the same that `find_inputs` was given.
-        block_bytes: text that a block holds, about.
+        span: the part of it, as `plan_tasks` returned it.
+        spec: what to read of each record; the same spec that `find_inputs` received.
+        block_bytes: bytes of text in a block, roughly.
         max_record_bytes: a longer line (paragraph, document) is a bad record.
     """
     if file.fault:
@@ -52,24 +52,24 @@ def open_span(
 
 
 class FaultReader(SpanReader):
-    """A file of which nothing can be read: one bad record that says why."""
+    """Reads a file of which nothing can be read: its only record is a bad one that says why."""
 
     def __init__(self, file: SourceFile, spec: RecordSpec) -> None:
         super().__init__(file)
         self._spec = spec
 
     def blocks(self) -> Iterator[Block]:
-        """See `SpanReader.blocks`."""
+        """Yield one block with the bad record."""
         block = bad_block(self._spec, [BadRecord(0, 0, self._file.fault, fatal=True)])
         block.input_bytes = self._file.size_bytes
         yield block
 
 
 class LineSpanReader(SpanReader):
-    """Everything that is made of lines: JSON Lines and text, plain or compressed.
+    """Reads files of lines: JSON Lines and text, plain or compressed.
 
-    Memory: twice ``block_bytes`` and the texts of one block; four times the longest line where that is more. A text
-    file read as one document is in memory as a whole.
+    Memory: twice ``block_bytes`` and the texts of one block, or four times the longest line if that is more. A text
+    file that is one document is held in memory as a whole.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class LineSpanReader(SpanReader):
         self._stream: Decompressed | None = None
         self._first_byte = -1
         self._reached = 0
-        """Byte up to which lines were read, after decompression."""
+        """The byte up to which lines were read, after decompression."""
 
     @property
     def compressed_bytes(self) -> int:
-        """Bytes of a compressed file that the blocks so far came from; `Block.input_bytes` counts what was read ahead.
+        """Bytes of a compressed file from which the blocks so far were decompressed; 0 for files without compression.
 
-        0 for files that are not compressed.
+        The sum of `Block.input_bytes` may be larger, as it includes bytes that were read ahead.
         """
         return 0 if self._stream is None else self._stream.reached
 
     def blocks(self) -> Iterator[Block]:
-        """See `SpanReader.blocks`."""
+        """Yield the lines of the span. Damaged compression ends the file with a fatal bad record."""
         is_hashed = is_hashed_while_read(self._file, self._span)
         try:
             with Path(self._file.path).open("rb", buffering=0) as raw:

@@ -1,9 +1,4 @@
-"""An input file: its format, how it was when the run began, and the face of all readers.
-
-Which files hold text, told by their names and by their first bytes.
-
-The one face of all readers.
-"""
+"""An input file: its format, by its name and first bytes; its state when the run began; and the base of all readers."""
 
 from __future__ import annotations
 
@@ -38,7 +33,7 @@ _ENDINGS: dict[str, Format] = {
 }
 FORMATS_IN_WORDS = ".jsonl or .ndjson (plain, .gz or .zst), .json.gz, .json.zst, .parquet, .arrow, .feather, .txt"
 
-# In a folder these are data that would be lost unseen; all other names are passed over.
+# Files with these endings are data that would be lost silently if a folder is searched; other names are ignored.
 _UNREAD_ENDINGS = (
     *(".json", ".csv", ".tsv", ".avro", ".orc", ".tar", ".tgz", ".gz", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".zip"),
     ".7z",
@@ -54,7 +49,7 @@ _DESCRIPTIONS = frozenset(
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 ZSTD_SKIPPABLE = b"\x2a\x4d\x18"
-"""Bytes 1 to 3 of a frame that decoders pass over; byte 0 is 0x50 to 0x5f."""
+"""Bytes 1 to 3 of a frame that decoders skip; byte 0 is 0x50 to 0x5f."""
 PARQUET_MAGIC = b"PAR1"
 ARROW_FILE_MAGIC = b"ARROW1"
 ARROW_STREAM_MAGIC = b"\xff\xff\xff\xff"
@@ -62,19 +57,19 @@ HEAD_BYTES = 8
 
 
 def format_of(name: str) -> Format | None:
-    """The format that a name promises, in any case of letters, or None."""
+    """The format that the ending of a name says, ignoring case, or None."""
     lower = name.lower()
     return next((_ENDINGS[ending] for ending in _ENDINGS if lower.endswith(ending)), None)
 
 
 def is_unread_data(name: str) -> bool:
-    """Whether a file of this name, met in a folder, may be data that no reader here takes."""
+    """Whether a file in a folder may, by its name, be data of a format that cannot be read."""
     base = name.rpartition("/")[2].lower()
     return base not in _DESCRIPTIONS and format_of(base) is None and base.endswith(_UNREAD_ENDINGS)
 
 
 def sniff(head: bytes) -> Format:
-    """The format of a stream without a name, by its first `HEAD_BYTES`; what nothing betrays is JSON Lines."""
+    """The format of a stream without a name, by its first `HEAD_BYTES`. If they are not known, it is JSON Lines."""
     if head.startswith(GZIP_MAGIC):
         return "jsonl.gz"
     if is_zstd(head):
@@ -92,14 +87,14 @@ def is_zstd(head: bytes) -> bool:
 
 
 def check_head(name: str, kind: Format, head: bytes) -> None:
-    """Hold what a file is called against its first `HEAD_BYTES`.
+    """Compare the name of a file with its first `HEAD_BYTES`.
 
     Raises:
-        InputError: an archive without content, or a file that holds something else than its name says.
+        InputError: the file is empty although its format cannot be, or it has another format than its name says.
     """
     if not head:
         if kind not in ("jsonl", "json", "txt"):
-            raise InputError(f"{name}: the file is empty (0 bytes), and so no {kind} file. Was it written whole?")
+            raise InputError(f"{name}: the file is empty (0 bytes), so it cannot be {kind}. Was it written whole?")
         return
     is_gzip, is_compressed_zstd = head.startswith(GZIP_MAGIC), is_zstd(head)
     if kind in ("jsonl", "json", "txt"):
@@ -115,16 +110,16 @@ def check_head(name: str, kind: Format, head: bytes) -> None:
     }
     if not good[kind.rpartition(".")[2]]:
         raise InputError(
-            f"{name}: its name says {kind}, its first bytes do not: {head!r}. Give it the name of what it is, or "
-            "write it again."
+            f"{name}: its name says {kind}, but its first bytes do not: {head!r}. Give it a name that fits its format, "
+            "or write it again."
         )
 
 
 def record_noun(kind: str, sample_by: SampleBy) -> str:
-    """What one place of `Block.lines` is in a file of this `Format`: ``line``, ``row``, ``record``, ``paragraph``
-    or ``document``.
+    """The word for one line of a `Block` in a file of this `Format`: ``line``, ``row``, ``record``, ``paragraph`` or
+    ``document``.
 
-    People count rows of Parquet and Arrow from 0, all others from 1.
+    Rows of Parquet and Arrow are counted from 0, all others from 1, see `counted_from`.
     """
     if kind in ("parquet", "arrow"):
         return "row"
@@ -134,57 +129,59 @@ def record_noun(kind: str, sample_by: SampleBy) -> str:
 
 
 def counted_from(noun: str) -> int:
-    """The number that people give to the first of these."""
+    """The number of the first line, row or record in messages: 0 for rows, else 1."""
     return 0 if noun == "row" else 1
 
 
 COMPRESSION_RATIO = 4
-"""Bytes of text that a compressed byte is taken for where tasks are planned."""
+"""Bytes of text that a byte of a compressed file is assumed to hold when tasks are planned."""
 
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One input file as it was when the run began; it travels to the workers as msgpack."""
+    """One input file as it was when the run began. It is sent to the workers as msgpack."""
 
     name: str
-    """As the user gave it, or the folder as given joined with the relative path; ``-`` for standard input."""
+    """The name that the user gave, or the folder joined with the relative path; ``-`` for standard input."""
 
     path: str
-    """Absolute, for the workers."""
+    """Absolute path, for the workers."""
 
     format: Format
     size_bytes: int
     mtime_ns: int
 
     extent: int
-    """What spans count: row groups (Parquet), record batches (Arrow files), bytes (all others)."""
+    """The size of the file in the unit that spans count: row groups (Parquet), record batches (Arrow files) or bytes
+    (all others)."""
 
     unit_bytes: tuple[int, ...] = ()
-    """For Parquet and Arrow files the bytes of each unit, near enough to plan with: the needed columns, uncompressed
-    (Parquet), or all of a record batch as it is on disk (Arrow). Empty for all others. Readers do not look at it."""
+    """For Parquet and Arrow files the bytes of each unit, accurate enough to plan tasks: the needed columns,
+    uncompressed (Parquet), or a whole record batch as it is on disk (Arrow). Empty for all others. Readers do not use
+    it."""
 
     fault: str = ""
-    """Why nothing of it can be read, where that was found at the start and does not stop the run."""
+    """Why nothing of the file can be read, if that was found at the start and does not stop the run."""
 
     can_split: bool = False
     """Whether a span may begin at any byte."""
 
     @property
     def text_bytes(self) -> int:
-        """What the file holds uncompressed, estimated without reading it, to size tasks with."""
+        """The uncompressed size of the file, estimated without reading it, to choose the size of tasks."""
         if self.unit_bytes or not self.extent:
             return sum(self.unit_bytes)
         return self.size_bytes * (COMPRESSION_RATIO if self.format.endswith((".gz", ".zst")) else 1)
 
     def check_unchanged(self, status: os.stat_result) -> None:
-        """Raise InputError unless size and time of change are those of the start."""
+        """Raise InputError if size or modification time have changed since the run began."""
         if status.st_size != self.size_bytes or status.st_mtime_ns != self.mtime_ns:
             what = (
                 f"its size went from {self.size_bytes:,} to {status.st_size:,} bytes"
                 if status.st_size != self.size_bytes
-                else "its modification time is another"
+                else "its modification time has changed"
             )
             raise InputError(
-                f"{self.name}: the file changed during the run: {what}. Wait until it is written, then run again."
+                f"{self.name}: the file changed during the run: {what}. Wait until it is written, and run again."
             )
 
 
@@ -194,17 +191,17 @@ class SpanReader(ABC):
     def __init__(self, file: SourceFile) -> None:
         self._file = file
         self.begin = 0
-        """What was really covered, in the unit of the file's extent; known when `blocks` is exhausted. It joins
-        without a gap with the spans before and after. Both are 0 where the span owns nothing."""
+        """``[begin, end)`` was covered, in the unit of the file's extent; known when `blocks` is exhausted. It joins
+        without a gap with the spans before and after. Both are 0 if no line begins in the span."""
         self.end = 0
         self.xxh3_128 = ""
         """Hash of the file, known when `blocks` is exhausted, if `is_hashed_while_read`; else empty."""
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
-        """All records of the span, in order. The blocks depend on file and span alone, and are never empty.
+        """Yield all records of the span, in order. The blocks depend only on file and span, and are never empty.
 
-        A record that cannot be used is in `Block.bad`. After a fatal one nothing follows, and the rest of the file
+        A record that cannot be used is in `Block.bad`. Nothing follows after a fatal one, and the rest of the file
         counts as covered.
 
         Raises:
@@ -218,7 +215,7 @@ class SpanReader(ABC):
             raise InputError(f"{self._file.name}: the file cannot be read: {error.strerror or error}") from error
 
     def _with_input_bytes(self, blocks: Iterator[Block], first_row: int, num_rows: int) -> Iterator[Block]:
-        """Deal the bytes of a file to its rows evenly; over all spans the sum is exact."""
+        """Divide the bytes of a file evenly among its rows; the sum over all spans is exact."""
         row = first_row
         for block in blocks:
             end = row + block.num_lines

@@ -1,15 +1,15 @@
-"""The plan of a run: which parts of which files make a task. Pure integer arithmetic, no I/O.
+"""Plans the tasks of a run: which parts of which files make a task. Pure integer arithmetic, no I/O.
 
 A task is a list of *spans*, ranges of input files. What a span counts depends on the file, see `SourceFile.extent`.
 
-Lines of plain text are cut by bytes: a span owns every line whose **first byte** lies in it, so spans may be cut
-anywhere and the plan needs to read nothing. Two lines of 6 bytes cut at byte 4:
+Files of lines are cut by bytes: a span owns every line whose **first byte** lies in it, so spans may be cut anywhere,
+and the plan does not need to read the files. Two lines of 6 bytes, cut at byte 4:
 
-    a a a a | a \\n b b b b b \\n        span [0, 4) owns line a, whole: it reads on to byte 6
+    a a a a | a \\n b b b b b \\n        span [0, 4) owns the whole line a, and reads on to byte 6
     0       4      6                    span [4, 12) owns line b, which begins at byte 6
 
-A line longer than a span leaves the spans in its middle without lines. Row groups of Parquet and record batches of
-Arrow are never cut; neighbours share a span. All other files (compressed ones above all) are one span.
+If a line is longer than a span, the spans in its middle own no lines. Row groups of Parquet and record batches of Arrow
+are never cut, but several of them may share a span. All other files, such as compressed ones, are one span.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Task(msgspec.Struct, frozen=True, array_like=True):
-    """Spans that one worker reads in one go; ``number`` is its place in the output, from 0."""
+    """Spans that one worker reads one after another; ``number`` is the task's place in the output, from 0."""
 
     number: int
     spans: tuple[Span, ...]
 
 
 def choose_task_bytes(total_bytes: int) -> int:
-    """Bytes a task, a power of two from 0.5 to 16 MiB: small inputs still make tasks enough for every core.
+    """The bytes of a task: a power of two from 0.5 to 16 MiB. Even small inputs make enough tasks for all cores.
 
-    It depends on the input alone (the sum of `SourceFile.text_bytes`), never on the number of workers.
+    It depends only on the input (the sum of `SourceFile.text_bytes`), never on the number of workers.
     """
     wanted = max(total_bytes // 256, MIN_TASK_BYTES)
     return min(1 << (wanted - 1).bit_length(), MAX_TASK_BYTES)
 
 
 def plan_tasks(files: Sequence[SourceFile], *, task_bytes: int, max_spans: int) -> list[Task]:
-    """Cut files into tasks of about ``task_bytes`` of text, in order. O(files + units + tasks).
+    """Cut files into tasks of about ``task_bytes`` of text, in order. Cost: O(files + units + tasks).
 
-    A file above ``task_bytes`` is cut into spans, a task each: near-equal ones where any byte will do, else as many
-    units in a row as fit (at least one), or the whole file. Smaller files in a row share a task until it holds
-    ``task_bytes`` or ``max_spans`` files.
+    A file above ``task_bytes`` is cut into spans, and each is a task. If the file can be cut at any byte, the spans are
+    of nearly equal size; if it has units, a span has as many adjacent units as fit, at least one; else the span is the
+    whole file. Adjacent smaller files share a task until it holds ``task_bytes`` or ``max_spans`` files.
     """
     tasks: list[Task] = []
     open_spans: list[Span] = []
@@ -83,21 +83,21 @@ def plan_tasks(files: Sequence[SourceFile], *, task_bytes: int, max_spans: int) 
 
 
 def is_hashed_while_read(file: SourceFile, span: Span) -> bool:
-    """Whether the reader of this span gives the hash of the file, so that no other pass needs to."""
+    """Whether the reader of this span also computes the hash of the file, so that no other pass is needed."""
     return file.format not in ("parquet", "arrow") and (span.begin, span.end) == (0, file.extent)
 
 
 def _cuts(file: SourceFile, task_bytes: int) -> Iterator[int]:
-    """Where the spans of a file begin, and last where the file ends."""
+    """The begins of the spans of a file, and finally the end of the file."""
     if file.can_split:
         pieces = -(-file.extent // task_bytes)
         yield from (file.extent * piece // pieces for piece in range(pieces + 1))
         return
     yield 0
-    held = 0
+    span_bytes = 0
     for unit, unit_bytes in enumerate(file.unit_bytes):
-        if unit and held + unit_bytes > task_bytes:
+        if unit and span_bytes + unit_bytes > task_bytes:
             yield unit
-            held = 0
-        held += unit_bytes
+            span_bytes = 0
+        span_bytes += unit_bytes
     yield file.extent

@@ -1,7 +1,7 @@
-"""Plain text -> blocks of records: a file, its paragraphs or its lines.
+"""Parses plain text into blocks of records. A record is a file, a paragraph or a line.
 
-In all three the byte order mark of the file is left out, ``\\r\\n`` becomes ``\\n`` as in Python's own text files (a
-``\\r`` elsewhere stays), and what holds white space only is no record.
+In all three cases the byte order mark of the file is left out, ``\\r\\n`` becomes ``\\n`` as in Python's own text files
+(a ``\\r`` elsewhere stays), and a text of white space only is blank.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from headrace.prepare.sources.json import bad_utf8, too_long
 from headrace.prepare.sources.lines import BOM, HEAD_OF_LINE_BYTES, Lines, split_lines
 
 FIELD = "text"
-"""What the only field of a text is called, where nobody says so."""
+"""The name of a text's only field, if the spec names none."""
 
 TextParser = Callable[[Iterable[Lines]], Iterator[Block]]
 
 
 def text_parser(spec: RecordSpec, max_record_bytes: int) -> TextParser:
-    """What turns the lines of a file (of one span of it, where records are lines) into blocks of records."""
+    """The function that parses the lines of a file into blocks of records. If records are lines, a span is enough."""
     kinds: dict[SampleBy, type[_Parser]] = {
         "line": _LineParser,
         "paragraph": _ParagraphParser,
@@ -32,13 +32,13 @@ def text_parser(spec: RecordSpec, max_record_bytes: int) -> TextParser:
 
 
 class _Parser(ABC):
-    """What the three have in common: collects the records of a block."""
+    """Collects the records of a block. Subclasses find where a record begins and ends."""
 
     noun = ""
 
     @abstractmethod
     def parse(self, blocks: Iterable[Lines]) -> Iterator[Block]:
-        """The records of these lines."""
+        """Yield the records of these lines in blocks."""
 
     def __init__(self, spec: RecordSpec, max_record_bytes: int) -> None:
         self._spec = spec
@@ -55,7 +55,7 @@ class _Parser(ABC):
         self._bad: list[BadRecord] = []
 
     def _add(self, data: bytes, place: int) -> None:
-        """The next record."""
+        """Add the next record, which may turn out blank or bad."""
         line = self._next_line
         self._next_line += 1
         if not data or data.isspace():
@@ -71,13 +71,13 @@ class _Parser(ABC):
         self._places.append(place)
 
     def _refuse(self, head: bytes, size: int, place: int) -> None:
-        """The next record is above the limit."""
+        """Add the next record as a bad one, because it is too long."""
         message = too_long(head, size, self._max_record_bytes, self.noun)
         self._bad.append(BadRecord(self._next_line, place, message))
         self._next_line += 1
 
     def _block(self) -> Block:
-        """What was collected since the last block."""
+        """The records that were collected since the last block."""
         block = Block(
             texts=[self._texts for _ in self._spec.fields],
             lines=np.array(self._good, np.int64),
@@ -97,7 +97,7 @@ class _LineParser(_Parser):
     noun = "line"
 
     def parse(self, blocks: Iterable[Lines]) -> Iterator[Block]:
-        """One block of records for each block of lines."""
+        """Yield one block of records for each block of lines."""
         for lines in blocks:
             if lines.is_too_long:
                 self._refuse(lines.data, lines.size, lines.offset)
@@ -108,12 +108,12 @@ class _LineParser(_Parser):
 
 
 class _ParagraphParser(_Parser):
-    """Paragraphs stand between lines that are blank; these belong to none and are not counted."""
+    """Parses paragraphs, which blank lines separate. Blank lines belong to no paragraph, and are not counted."""
 
     noun = "paragraph"
 
     def parse(self, blocks: Iterable[Lines]) -> Iterator[Block]:
-        """About one block of records for each block of lines."""
+        """Yield about one block of records for each block of lines."""
         self._open: list[bytes] = []
         self._begin = 0
         self._size = 0
@@ -136,7 +136,7 @@ class _ParagraphParser(_Parser):
         if not self._size:
             self._begin = place
         self._size += size
-        # Above the limit only the beginning is kept, for the message. A line that was cut is above it alone.
+        # Above the limit only the beginning is kept, for the message. A line that was cut is above the limit by itself.
         if self._size <= self._max_record_bytes or not self._open:
             self._open.append(line)
 
@@ -156,7 +156,7 @@ class _DocumentParser(_Parser):
     noun = "document"
 
     def parse(self, blocks: Iterable[Lines]) -> Iterator[Block]:
-        """One block with one record, or none for an empty file."""
+        """Yield one block with one record, or nothing for an empty file."""
         pieces: list[bytes] = []
         size = 0
         for lines in blocks:
@@ -175,6 +175,6 @@ class _DocumentParser(_Parser):
 def _split(lines: Lines) -> Iterator[tuple[bytes, int]]:
     """Each line without its ``\\n`` or ``\\r\\n``, and the byte where it begins."""
     split, begins = split_lines(lines)
-    if b"\r\n" in lines.data:  # and so every line has its newline
+    if b"\r\n" in lines.data:  # then every line has a newline, see `Lines`
         split = [line.removesuffix(b"\r") for line in split]
     return zip(split, begins.tolist(), strict=True)

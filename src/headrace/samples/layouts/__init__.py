@@ -1,11 +1,11 @@
-"""A record, whatever its layout, as one of the samples of `headrace.samples.conversation`.
+"""Layouts convert a record, however it is written, to one of the samples of `headrace.samples.conversation`.
 
     {"conversations": [{"from": "human", "value": "Hi"}, ...]}
-      -> recognise     which layout all of the first records fit, and why
-      -> make_layout   by name, with the user's names of fields and roles
-      -> convert       a Conversation, Completion, Preference, Prompt, Group or Text; or an InputError
+      -> recognise     finds the layout that all of the first records fit, and says why
+      -> make_layout   makes a layout by its name, with the user's names of fields and roles
+      -> convert       returns a Conversation, Completion, Preference, Prompt, Group or Text, or raises an InputError
 
-One file a family of layouts; `LAYOUTS` lists them all.
+Each file holds one family of layouts; `LAYOUTS` lists them all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fields of a record, found by the names that a layout gives them, and what to say when they are not right."""
+"""Read the fields of a record by the names of its layout, and say what is wrong with them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SHOWN_CHARS = 60
 class Fields:
     """Reads the fields of records of one layout.
 
-    ``names`` gives the field of the data for a name of the layout, where they differ: ``{"messages": "dialog"}``, or a
-    path into objects: ``{"messages": "data.turns"}``. A field whose whole name is the path comes first. A field that is
-    null is as if it were not there: Parquet has no other way to leave one out.
+    ``names`` maps a name of the layout to the field of the data where they differ: ``{"messages": "dialog"}``, or to a
+    path into objects: ``{"messages": "data.turns"}``. A field whose whole name is the path comes first. A null field
+    counts as missing, since Parquet has no other way to leave one out.
     """
 
     def __init__(self, layout: str, names: Mapping[str, str]) -> None:
@@ -27,11 +27,11 @@ class Fields:
         self._names = dict(names)
 
     def name(self, field: str) -> str:
-        """What the data calls it."""
+        """Return the data's name of a field."""
         return self._names.get(field, field)
 
     def get(self, record: Mapping[str, Any], field: str) -> Any:
-        """Its value, None where there is none."""
+        """Return the value of a field, or None if the record has none."""
         name = self._names.get(field, field)
         value = record.get(name)
         if value is None and "." in name and name not in record:
@@ -43,14 +43,14 @@ class Fields:
         return value
 
     def has(self, record: Mapping[str, Any], *fields: str) -> bool:
-        """Whether it has them all."""
+        """Return whether the record has all of these fields."""
         return all(self.get(record, field) is not None for field in fields)
 
     def need(self, record: Mapping[str, Any], field: str, wanted: str) -> Any:
-        """Its value.
+        """Return the value of a field.
 
         Raises:
-            InputError: there is none.
+            InputError: If the field is missing or null.
         """
         value = self.get(record, field)
         if value is None:
@@ -61,15 +61,15 @@ class Fields:
             state = "is null" if self.name(field) in record else "is missing"
             raise InputError(
                 f"field {self.name(field)!r} {state}: the layout {self.layout!r} needs {wanted} there; the fields are: "
-                f"{shown}{more}{near} (say which one it is with `fields`, or choose another `layout`)"
+                f"{shown}{more}{near} (name the right one with `fields`, or choose another `layout`)"
             )
         return value
 
     def text(self, record: Mapping[str, Any], field: str) -> str:
-        """A string that must be there.
+        """Return a required field that is a string.
 
         Raises:
-            InputError: it is missing, or something else.
+            InputError: If the field is missing or is not a string.
         """
         value = self.need(record, field, "a string")
         if not isinstance(value, str):
@@ -77,18 +77,18 @@ class Fields:
         return check_text(value, self.name(field))
 
     def optional_text(self, record: Mapping[str, Any], field: str) -> str:
-        """A string, empty where there is none.
+        """Return a field that is a string, or an empty string if the record has none.
 
         Raises:
-            InputError: it is something else.
+            InputError: If the field is not a string.
         """
         return "" if self.get(record, field) is None else self.text(record, field)
 
     def parsed(self, record: Mapping[str, Any], field: str, kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
-        """A list or an object, given as such or as the JSON of one; None where there is none, or an empty string.
+        """Return a field that is a list or an object, or the JSON of one; None if it is missing or an empty string.
 
         Raises:
-            InputError: it is neither.
+            InputError: If the field is neither.
         """
         value = self.get(record, field)
         wanted = "a list, or the JSON of one" if kind is list else "an object, or the JSON of one"
@@ -106,17 +106,17 @@ class Fields:
         raise self.wrong(field, value, wanted)
 
     def wrong(self, field: str, value: object, wanted: str) -> InputError:
-        """The error for a field that is not what the layout needs."""
+        """Return the error for a field whose value is not what the layout needs."""
         return wrong(self.name(field), value, wanted)
 
 
 def wrong(place: str, value: object, wanted: str) -> InputError:
-    """The error for a value at ``place`` that is not what is wanted."""
+    """Return the error for a value at ``place`` that is not the kind that is ``wanted``."""
     return InputError(f"{place} is {describe(value)}; allowed is {wanted}")
 
 
 def is_unicode(text: str) -> bool:
-    """Whether it can be written as UTF-8: JSON may hold half of a surrogate pair."""
+    """Return whether a text can be written as UTF-8; JSON may hold half of a surrogate pair, which cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -125,10 +125,10 @@ def is_unicode(text: str) -> bool:
 
 
 def check_text(text: str, place: str) -> str:
-    """The text, if it can be written as UTF-8.
+    """Return the text if it can be written as UTF-8.
 
     Raises:
-        InputError: it cannot.
+        InputError: If the text holds an unpaired surrogate.
     """
     if text.isascii():
         return text
@@ -143,7 +143,7 @@ def check_text(text: str, place: str) -> str:
 
 
 def describe(value: object) -> str:
-    """A value in a few words: its kind, and the beginning of what it is."""
+    """Describe a value in a few words: its kind and its beginning."""
     if value is None:
         return "null"
     if isinstance(value, bool | int | float):
@@ -160,13 +160,13 @@ def describe(value: object) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` where a name is near, else nothing."""
+    """Return ``; did you mean 'x'?`` if one of the known names is similar, else an empty string."""
     near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def without_nulls(value: Any) -> Any:
-    """The value without the fields that are null, at any depth: what a struct of Parquet had to add."""
+    """Return the value without null fields, at any depth: structs of Parquet hold every field of every record."""
     if isinstance(value, Mapping):
         return {name: without_nulls(part) for name, part in value.items() if part is not None}
     if isinstance(value, list | tuple):

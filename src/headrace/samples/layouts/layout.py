@@ -1,4 +1,4 @@
-"""What all layouts have in common: names of fields, reading of messages, what stands beside a conversation."""
+"""The base class of all layouts, with the names of fields, the reading of messages, and system prompts and tools."""
 
 from __future__ import annotations
 
@@ -14,40 +14,41 @@ from headrace.samples.layouts.fields import Fields, describe
 from headrace.samples.layouts.turns import Arguments, MessageReader, Parts
 
 Sample = Conversation | Completion | Preference | Prompt | Group | Text
-"""What a record may become."""
+"""The samples that a record may become."""
 
 
 _BESIDE = ("system", "tools", "chat_template_kwargs")
-"""Fields of a record that stand beside its conversation."""
+"""Fields of a record that belong to its conversation but are not among its messages."""
 
 
 class LayoutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the caller says about the fields of the records, whatever their layout."""
+    """The caller's options for reading records, whatever their layout."""
 
     fields: dict[str, str] = {}
-    """Fields by the name that the layout gives them: ``{"messages": "dialog.turns"}``; also of messages: ``role``,
-    ``content``, ``train``, ``masked``, ``weight``, ``train_detail``."""
+    """The data's names of fields, by the layout's names: ``{"messages": "dialog.turns"}``. This includes the fields of
+    messages: ``role``, ``content``, ``train``, ``masked``, ``weight``, ``train_detail``.
+    """
 
     roles: dict[str, str] = {}
-    """Roles of the data by the name that templates give them, besides `roles.ALIASES`: ``{"Kunde": "user"}``."""
+    """The role that templates know, by the data's role, in addition to `ALIASES`: ``{"Kunde": "user"}``."""
 
     parts: Parts = "keep"
-    """Content that is a list of parts is handed to the template as it is, or text parts are joined."""
+    """Whether content that is a list of parts reaches the template as it is, or text parts are joined to one string."""
 
     arguments: Arguments = "keep"
-    """The arguments of calls that are strings are handed on as they are, or as the objects whose JSON they are."""
+    """Whether arguments of calls that are strings reach the template as they are, or parsed from JSON."""
 
 
 class Layout(ABC):
-    """One way to write a sample as a record.
+    """One way in which a record writes a sample.
 
     Attributes:
-        name: as the user says it.
-        says: what such a record is, in a line.
-        makes: the sample that `convert` returns.
-        required: the fields without which it is not this layout. A layout whose ``required`` are among those of
-            another that fits too gives way to it.
-        optional: further fields that it reads.
+        name: The name by which the user chooses the layout.
+        says: A description of such a record, in one line.
+        makes: The type of sample that `convert` returns.
+        required: The fields that every record of the layout has. If two layouts fit, the one whose ``required`` fields
+            are a subset of the other's gives way.
+        optional: Further fields that the layout reads.
     """
 
     name: ClassVar[str]
@@ -60,48 +61,49 @@ class Layout(ABC):
         options = options or LayoutOptions()
         self.fields = Fields(self.name, options.fields)
         beside = [self.fields.name(field) for field in _BESIDE]
-        # A path into objects is looked for where it leads.
+        # A path into objects is no top-level field, so the quick test for missing fields does not work for it.
         self._beside = None if any("." in name for name in beside) else frozenset(beside)
         self.reader = MessageReader(options.fields, options.roles, options.parts, options.arguments)
 
     def fits(self, record: Mapping[str, Any]) -> bool:
-        """Whether the record looks like one of this layout: its fields, and the kinds of their values."""
+        """Return whether the record looks like one of this layout, by its fields and the kinds of their values."""
         return self.fields.has(record, *self.required) and self.looks_right(record)
 
     @abstractmethod
     def looks_right(self, record: Mapping[str, Any]) -> bool:
-        """Whether the values of the required fields, which are there, are of the right kinds."""
+        """Return whether the values of the required fields, all of which are present, have the right kinds."""
 
     @abstractmethod
     def convert(self, record: Mapping[str, Any]) -> Sample:
-        """The record as a sample.
+        """Convert the record to a sample.
 
         Raises:
-            InputError: it is not of this layout; the message names the field, what was found and what is allowed.
+            InputError: If the record is not of this layout; the message says which field is wrong, what was found and
+                what is allowed.
         """
 
     def is_text(self, record: Mapping[str, Any], *fields: str) -> bool:
-        """Whether these fields are strings."""
+        """Return whether all of these fields are strings."""
         return all(isinstance(self.fields.get(record, field), str) for field in fields)
 
     def is_messages(self, record: Mapping[str, Any], *fields: str) -> bool:
-        """Whether these fields look like lists of messages."""
+        """Return whether all of these fields look like lists of messages."""
         return all(self.reader.looks_right(self.fields.get(record, field)) for field in fields)
 
     def messages(self, record: Mapping[str, Any], field: str) -> Conversation:
-        """A field that is a list of messages.
+        """Read a field that is a list of messages.
 
         Raises:
-            InputError: it is missing, or none.
+            InputError: If the field is missing or is not a list of messages.
         """
         value = self.fields.need(record, field, "a list of messages")
         return self.reader.read(value, self.fields.name(field))
 
     def text_or_messages(self, record: Mapping[str, Any], field: str) -> Conversation | str:
-        """A field that is a string or a list of messages.
+        """Read a field that is a string or a list of messages.
 
         Raises:
-            InputError: it is missing, or neither.
+            InputError: If the field is missing or is neither.
         """
         value = self.fields.need(record, field, "a string or a list of messages")
         if isinstance(value, str):
@@ -111,10 +113,10 @@ class Layout(ABC):
         raise self.fields.wrong(field, value, "a string or a list of messages")
 
     def complete(self, record: Mapping[str, Any], conversation: Conversation) -> Conversation:
-        """The conversation with the record's ``system``, ``tools`` and ``chat_template_kwargs``.
+        """Return the conversation with the record's ``system``, ``tools`` and ``chat_template_kwargs``.
 
         Raises:
-            InputError: one of them is not what it should be, or the messages begin with another system message.
+            InputError: If one of these fields has the wrong kind, or the messages begin with another system message.
         """
         if self._beside is not None and self._beside.isdisjoint(record):
             return conversation
@@ -133,16 +135,17 @@ class Layout(ABC):
         return msgspec.structs.replace(conversation, tools=tools or None, template_kwargs=kwargs or {})
 
     def refuse_extras(self, record: Mapping[str, Any], field: str) -> None:
-        """Refuse what only a conversation can have, beside a ``field`` that is a string.
+        """Refuse fields that only a conversation can have, because ``field`` is a string.
 
         Raises:
-            InputError: the record has ``system``, ``tools`` or ``chat_template_kwargs``.
+            InputError: If the record has ``system``, ``tools`` or ``chat_template_kwargs``.
         """
         for extra in _BESIDE:
             if self.fields.get(record, extra):
                 raise InputError(
-                    f"field {self.fields.name(extra)!r} is for conversations, and {self.fields.name(field)!r} is a "
-                    "string: make that a list of messages, or leave the other out"
+                    f"field {self.fields.name(extra)!r} is for conversations, but {self.fields.name(field)!r} is a "
+                    f"string: make {self.fields.name(field)!r} a list of messages, or remove "
+                    f"{self.fields.name(extra)!r}"
                 )
 
     def _with_system(self, conversation: Conversation, system: str) -> Conversation:
@@ -151,14 +154,14 @@ class Layout(ABC):
             if first.get("content") == system:
                 return conversation
             raise InputError(
-                f"field {self.fields.name('system')!r} and the first message say different things to the system: "
-                f"{describe(system)} and {describe(first.get('content'))}; leave one of them out"
+                f"field {self.fields.name('system')!r} and the first message are different system prompts: "
+                f"{describe(system)} and {describe(first.get('content'))}; remove one of them"
             )
         return join(Conversation(messages=[{"role": "system", "content": system}]), conversation)
 
 
 def join(first: Conversation, second: Conversation) -> Conversation:
-    """One conversation after the other; the tools and arguments of the first come before those of the second."""
+    """Append the second conversation to the first; tools and arguments of the first take precedence."""
     flags: tuple[bool | None, ...] = ()
     spans: tuple[tuple[TrainSpan, ...], ...] = ()
     if first.train or second.train:
@@ -175,7 +178,7 @@ def join(first: Conversation, second: Conversation) -> Conversation:
 
 
 def cut(conversation: Conversation, begin: int, end: int | None = None) -> Conversation:
-    """Messages ``begin`` to ``end``, with their flags, and the tools and arguments of the whole."""
+    """Return messages ``begin`` to ``end`` with their flags, and the tools and arguments of the whole conversation."""
     return msgspec.structs.replace(
         conversation,
         messages=conversation.messages[begin:end],
@@ -185,12 +188,12 @@ def cut(conversation: Conversation, begin: int, end: int | None = None) -> Conve
 
 
 def user(text: str) -> Conversation:
-    """A conversation of one message of the user."""
+    """Return a conversation of one user message."""
     return Conversation(messages=[_message("user", text)])
 
 
 def assistant(text: str) -> Conversation:
-    """A conversation of one message of the assistant."""
+    """Return a conversation of one assistant message."""
     return Conversation(messages=[_message("assistant", text)])
 
 

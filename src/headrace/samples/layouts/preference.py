@@ -1,9 +1,4 @@
-"""Layouts with a chosen and a rejected answer, to a prompt that stands beside them or inside them.
-
-The prompt that a chosen and a rejected answer share, where the record does not say it.
-
-One answer chosen, one rejected, to a question, to a task, or to a conversation so far.
-"""
+"""Layouts with a chosen and a rejected answer to a prompt, which is a field of its own or the beginning of both."""
 
 from __future__ import annotations
 
@@ -22,10 +17,10 @@ _MARKS = frozenset(("Mn", "Me", "Mc"))
 
 
 def split_messages(chosen: Conversation, rejected: Conversation) -> Preference:
-    """The messages with which both begin are the prompt; each keeps at least one message, as TRL.
+    """Take the messages with which both begin as the prompt; each side keeps at least one message, as in TRL.
 
     Raises:
-        InputError: they share no message, or they are the same.
+        InputError: If the two share no message, or are the same.
     """
     if chosen.messages == rejected.messages:
         raise InputError("chosen and rejected are the same messages: there is nothing to prefer")
@@ -35,23 +30,23 @@ def split_messages(chosen: Conversation, rejected: Conversation) -> Preference:
         shared += 1
     if not shared:
         raise InputError(
-            "chosen and rejected share no first message, so that there is no prompt: begin both with it, or give it as "
-            "the field 'prompt'"
+            "chosen and rejected share no first message, so there is no prompt: begin both with the prompt, or add the "
+            "field 'prompt'"
         )
     return Preference(prompt=cut(chosen, 0, shared), chosen=cut(chosen, shared), rejected=cut(rejected, shared))
 
 
 def split_text(chosen: str, rejected: str) -> Preference:
-    """The characters with which both begin are the prompt, without a space at its end, as TRL.
+    """Take the characters with which both begin as the prompt, without a space at its end, as in TRL.
 
-    The border is moved back where it would part what a reader sees as one character: ``e`` and its accent, the parts
-    of a family or of a flag, a syllable of Hangul, CR and LF.
+    The border moves back if it would separate what a reader sees as one character: ``e`` and its accent, the parts of a
+    family emoji or of a flag, a syllable of Hangul, CR and LF.
 
     >>> split_text("The sky is blue.", "The sky is black.").chosen
     'ue.'
 
     Raises:
-        InputError: one of them is empty, or they are the same.
+        InputError: If one text is empty, or the two are the same.
     """
     if chosen == rejected:
         raise InputError("chosen and rejected are the same text: there is nothing to prefer")
@@ -68,7 +63,7 @@ def split_text(chosen: str, rejected: str) -> Preference:
 
 
 def _num_shared(left: str, right: str) -> int:
-    """How many characters both begin with, in as many comparisons as the number has bits."""
+    """Return how many characters both texts begin with, by binary search."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2
@@ -80,15 +75,15 @@ def _num_shared(left: str, right: str) -> int:
 
 
 def _is_border(text: str, at: int) -> bool:
-    """Whether a text may be cut before character ``at``, which is not the first."""
+    """Return whether a text may be cut before character ``at``, which is not the first."""
     left, right = text[at - 1], text[at]
     if left < "\u0300" and right < "\u0300":
         return not (left == "\r" and right == "\n")
     if _JOINER in (left, right) or unicodedata.category(right) in _MARKS:
         return False
-    if "\U0001f3fb" <= right <= "\U0001f3ff" or "\U000e0020" <= right <= "\U000e007f":  # colours of skin, tags of flags
+    if "\U0001f3fb" <= right <= "\U0001f3ff" or "\U000e0020" <= right <= "\U000e007f":  # skin tones, tags of flags
         return False
-    if _is_flag_letter(left) and _is_flag_letter(right):  # two make a flag: counted from where the row of them begins
+    if _is_flag_letter(left) and _is_flag_letter(right):  # two letters make a flag: count from the first of the row
         begin = at
         while begin and _is_flag_letter(text[begin - 1]):
             begin -= 1
@@ -105,25 +100,25 @@ def _is_hangul(char: str) -> bool:
 
 
 class PreferenceLayout(Layout):
-    """``{"prompt": ..., "chosen": ..., "rejected": ...}``; each a string, or a list of messages, as TRL.
+    """``{"prompt": ..., "chosen": ..., "rejected": ...}``, each a string or a list of messages, as in TRL.
 
-    Without ``prompt``, it is what chosen and rejected begin with. Answers that repeat a prompt of messages at their
-    begin, as in Argilla's data, are cut behind it. A prompt that is a string beside answers of messages is what the
-    user said, and may stand in them again, as in UltraFeedback.
+    If ``prompt`` is missing, it is the common beginning of chosen and rejected. Answers that repeat a prompt of
+    messages, as in Argilla's data, are cut after it. If the prompt is a string and the answers are messages, the prompt
+    is the user's first message; the answers may repeat it, as in UltraFeedback.
     """
 
     name = "preference"
-    says = "chosen, rejected, and mostly prompt: strings, or lists of messages"
+    says = "chosen, rejected, and usually prompt: strings, or lists of messages"
     makes = Preference
     required = ("chosen", "rejected")
     optional = ("prompt", "system", "tools", "chat_template_kwargs")
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
-        """Whether both are strings, or both lists of messages."""
+        """Return whether both answers are strings, or both are lists of messages."""
         return self.is_text(record, *self.required) or self.is_messages(record, *self.required)
 
     def convert(self, record: Mapping[str, Any]) -> Preference:
-        """See `Layout.convert`."""
+        """Convert the record; see `Layout.convert`."""
         chosen, rejected = (self.text_or_messages(record, field) for field in self.required)
         prompt = None if self.fields.get(record, "prompt") is None else self.text_or_messages(record, "prompt")
         if isinstance(chosen, str) and isinstance(rejected, str):
@@ -138,7 +133,7 @@ class PreferenceLayout(Layout):
             preference = self._of_messages(prompt, chosen, rejected)
         else:
             raise InputError(
-                f"field {self.fields.name('chosen')!r} is {describe(self.fields.get(record, 'chosen'))}, "
+                f"field {self.fields.name('chosen')!r} is {describe(self.fields.get(record, 'chosen'))} and "
                 f"{self.fields.name('rejected')!r} is {describe(self.fields.get(record, 'rejected'))}: both must be "
                 "strings, or both lists of messages"
             )
@@ -161,20 +156,20 @@ class PreferenceLayout(Layout):
         if chosen.messages and chosen.messages[0]["role"] == "assistant":
             return Preference(prompt=user(prompt), chosen=chosen, rejected=rejected)
         raise InputError(
-            f"field {self.fields.name('prompt')!r} is {describe(prompt)}, which is not what the user says in "
-            f'{self.fields.name("chosen")!r}: leave it out with `fields: {{prompt: ""}}`, or correct it'
+            f"field {self.fields.name('prompt')!r} is {describe(prompt)}, which is not the first user message of "
+            f'{self.fields.name("chosen")!r}: correct it, or ignore the field with `fields: {{prompt: ""}}`'
         )
 
 
 def check_answers(preference: Preference) -> Preference:
-    """The preference, where both answers are something, and not the same.
+    """Return the preference if both answers have content and they differ.
 
     Raises:
-        InputError: an answer of messages is an empty list; or both answers are the same.
+        InputError: If an answer is an empty list of messages, or both answers are the same.
     """
     for name, side in (("chosen", preference.chosen), ("rejected", preference.rejected)):
         if isinstance(side, Conversation) and not side.messages:
-            raise InputError(f"field {name!r} has no message behind the prompt")
+            raise InputError(f"field {name!r} has no message after the prompt")
     if _plain(preference.chosen) == _plain(preference.rejected):
         raise InputError("chosen and rejected are the same: there is nothing to prefer")
     return preference
@@ -185,33 +180,33 @@ def _plain(side: Conversation | str) -> object:
 
 
 def _begins(conversation: Conversation, prompt: str) -> bool:
-    """Whether the first message of the user in it is this one."""
-    said = [message for message in conversation.messages if message["role"] == "user"]
-    return bool(said) and said[0].get("content") == prompt
+    """Return whether the first user message of the conversation is this prompt."""
+    of_user = [message for message in conversation.messages if message["role"] == "user"]
+    return bool(of_user) and of_user[0].get("content") == prompt
 
 
 class IntelLayout(Layout):
-    """``{"system": "...", "question": "...", "chosen": "...", "rejected": "..."}``, as Intel's orca pairs."""
+    """``{"system": "...", "question": "...", "chosen": "...", "rejected": "..."}``, as in Intel's Orca pairs."""
 
     name = "intel"
-    says = "question, chosen, rejected, and mostly system: strings"
+    says = "question, chosen, rejected, and usually system: strings"
     makes = Preference
     required = ("question", "chosen", "rejected")
     optional = ("system", "tools", "chat_template_kwargs")
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
-        """Whether all are strings."""
+        """Return whether all required fields are strings."""
         return self.is_text(record, *self.required)
 
     def convert(self, record: Mapping[str, Any]) -> Preference:
-        """See `Layout.convert`."""
+        """Convert the record; see `Layout.convert`."""
         question, chosen, rejected = (self.fields.text(record, field) for field in self.required)
         prompt = self.complete(record, user(question))
         return check_answers(Preference(prompt=prompt, chosen=assistant(chosen), rejected=assistant(rejected)))
 
 
 class ArgillaLayout(IntelLayout):
-    """``{"instruction": "...", "chosen_response": "...", "rejected_response": "..."}``; ``system`` may be there."""
+    """``{"instruction": "...", "chosen_response": "...", "rejected_response": "..."}``; ``system`` is optional."""
 
     name = "argilla"
     says = "instruction, chosen_response, rejected_response: strings"
@@ -219,15 +214,15 @@ class ArgillaLayout(IntelLayout):
 
 
 class RankedAlpacaLayout(TaskLayout):
-    """``{"instruction": "...", "input": "...", "chosen": "...", "rejected": "..."}``, as LLaMA-Factory ranks."""
+    """``{"instruction": "...", "input": "...", "chosen": "...", "rejected": "..."}``, as LLaMA-Factory ranks them."""
 
     name = "ranked_alpaca"
-    says = "instruction, chosen, rejected, and mostly input: strings"
+    says = "instruction, chosen, rejected, and usually input: strings"
     makes = Preference
     required = ("instruction", "chosen", "rejected")
 
     def convert(self, record: Mapping[str, Any]) -> Preference:
-        """See `Layout.convert`."""
+        """Convert the record; see `Layout.convert`."""
         return check_answers(
             Preference(
                 prompt=self.complete(record, self.task(record)),
@@ -238,7 +233,7 @@ class RankedAlpacaLayout(TaskLayout):
 
 
 class RankedLayout(Layout):
-    """``{"conversations": [...], "chosen": {...}, "rejected": {...}}``: one message each, as LLaMA-Factory."""
+    """``{"conversations": [...], "chosen": {...}, "rejected": {...}}``, one message in each answer (LLaMA-Factory)."""
 
     name = "ranked"
     says = "conversations, and one message each in chosen and rejected"
@@ -248,23 +243,23 @@ class RankedLayout(Layout):
     turns: ClassVar[str] = "conversations"
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
-        """Whether there are messages, and one in each of the others."""
+        """Return whether there is a list of messages, and one message each in chosen and rejected."""
         chosen, rejected = (self._only(self.fields.get(record, field)) for field in ("chosen", "rejected"))
         looks = self.reader.looks_like_message
         return self.is_messages(record, self.turns) and looks(chosen) and looks(rejected)
 
     def convert(self, record: Mapping[str, Any]) -> Preference:
-        """See `Layout.convert`."""
+        """Convert the record; see `Layout.convert`."""
         prompt = self.complete(record, self.messages(record, self.turns))
         chosen, rejected = (self._answer(record, field) for field in ("chosen", "rejected"))
         return check_answers(Preference(prompt=prompt, chosen=chosen, rejected=rejected))
 
     def _answer(self, record: Mapping[str, Any], field: str) -> Conversation:
         value = self.fields.need(record, field, "a message")
-        only = self._only(value)
-        if not isinstance(only, Mapping):
+        message = self._only(value)
+        if not isinstance(message, Mapping):
             raise self.fields.wrong(field, value, "one message, an object with a role and a content")
-        return self.reader.read([only], self.fields.name(field))
+        return self.reader.read([message], self.fields.name(field))
 
     @staticmethod
     def _only(value: object) -> object:
@@ -272,7 +267,7 @@ class RankedLayout(Layout):
 
 
 class RankedMessagesLayout(RankedLayout):
-    """``{"messages": [...], "chosen": {...}, "rejected": {...}}``: one message each, as Axolotl."""
+    """``{"messages": [...], "chosen": {...}, "rejected": {...}}``, one message in each answer (Axolotl)."""
 
     name = "ranked_messages"
     says = "messages, and one message each in chosen and rejected"

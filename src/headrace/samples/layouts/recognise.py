@@ -1,7 +1,4 @@
-"""All layouts by name, and how the layout of an input is recognised from its first records.
-
-All layouts, by name.
-"""
+"""All layouts by name, and how the layout of an input is recognised from its first records."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ _ALL: tuple[type[Layout], ...] = (
 )
 
 LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in _ALL}
-"""Every layout by its name."""
+"""All layouts by their names."""
 
 
 SAID = {
@@ -65,35 +62,35 @@ SAID = {
     "grpo": "group",
     "pretraining": "text",
 }
-"""What other tools call some of them."""
+"""The names that other tools use for some layouts."""
 
 
 def make_layout(name: str, options: LayoutOptions | None = None) -> Layout:
-    """The layout of this name, or of one that another tool has for it.
+    """Make the layout of this name; names that other tools use are accepted too.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: If no layout has this name.
     """
-    said = SAID.get(name.lower(), name)
-    if said not in LAYOUTS:
+    own_name = SAID.get(name.lower(), name)
+    if own_name not in LAYOUTS:
         near = nearest(name.lower(), [*LAYOUTS, *SAID])
         raise ConfigError(f"layout {name!r} is unknown{near}; allowed are {', '.join(LAYOUTS)}, auto and each")
-    return LAYOUTS[said](options)
+    return LAYOUTS[own_name](options)
 
 
 NUM_RECORDS = 100
-"""Records that are looked at, unless the caller hands on fewer."""
+"""The number of records that `recognise` looks at, unless it gets fewer."""
 
 
 class Recognised(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found."""
+    """The layout that was recognised, and why."""
 
     layout: str
     why: str
-    """In a line: the fields by which it was known, and how many records were looked at."""
+    """One line with the fields that identify the layout and the number of records that were read."""
 
     alternatives: tuple[str, ...] = ()
-    """Layouts that fit as well, and gave way because this one reads more of the record, or makes what is wanted."""
+    """Layouts that fit as well, and gave way because this one reads more of the record or makes a wanted sample."""
 
 
 def recognise(
@@ -102,19 +99,19 @@ def recognise(
     *,
     makes: Collection[type[Sample]] | None = None,
 ) -> Recognised:
-    """The one layout that all these records fit.
+    """Return the one layout that all these records fit.
 
     Args:
-        records: the first ones of an input; `NUM_RECORDS` are looked at.
-        options: names of fields and roles.
-        makes: the kinds of samples that can be used; None takes all.
+        records: The first records of an input; at most `NUM_RECORDS` are read.
+        options: Names of fields and roles.
+        makes: The types of samples that can be used; None allows all.
 
     Raises:
-        ConfigError: none fits, or several do of which none reads all that the others read.
+        ConfigError: If no layout fits, or several fit and none of them reads all fields that the others read.
     """
     records = records[:NUM_RECORDS]
     if not records:
-        raise ConfigError("there is no record to know the layout by: say it with `layout`")
+        raise ConfigError("there is no record from which the layout could be recognised: name it with `layout`")
     layouts = [layout(options) for layout in LAYOUTS.values()]
     fitting = [layout for layout in layouts if all(_fits(layout, record) for record in records)]
     usable = [layout for layout in fitting if makes is None or layout.makes in makes]
@@ -134,11 +131,11 @@ def recognise(
 
 
 class EachLayout:
-    """The layout of every record by itself, for files of mixed layouts.
+    """Recognises the layout of every record separately, for files of mixed layouts.
 
     Args:
-        options: names of fields and roles, for all of them.
-        makes: the kinds of samples that can be used.
+        options: Names of fields and roles, for all layouts.
+        makes: The types of samples that can be used.
     """
 
     def __init__(self, options: LayoutOptions | None, makes: Collection[type[Sample]]) -> None:
@@ -148,10 +145,10 @@ class EachLayout:
         self._options = options
 
     def convert(self, record: Mapping[str, Any]) -> Sample:
-        """See `Layout.convert`.
+        """Convert the record by the layout that it fits; see `Layout.convert`.
 
         Raises:
-            InputError: it fits none, or several, or is not what the one that it fits needs.
+            InputError: If the record fits no layout or several, or the layout that it fits cannot read it.
         """
         fitting = [layout for layout in self._usable if layout.fits(record)]
         if len(fitting) > 1:
@@ -163,7 +160,7 @@ class EachLayout:
                 raise InputError(str(error).replace("record 0", "the record")) from None
         if fitting[0].name == "kto":
             raise InputError(
-                "it is of the layout kto, which stores a label: put such records into a store of their own"
+                "the record is of the layout kto, which stores a label: put such records into a separate store"
             )
         return fitting[0].convert(record)
 
@@ -189,7 +186,7 @@ def _no_layout(
     records: Sequence[Mapping[str, Any]],
     makes: Collection[type[Sample]] | None,
 ) -> str:
-    """What to say where no layout fits all records: those that fit but cannot be used, mixed ones, or the nearest."""
+    """Explain why no layout fits all records: one fits but cannot be used, layouts are mixed, or a near one fails."""
     if fitting:
         usable = [layout.name for layout in layouts if makes is None or layout.makes in makes]
         return (
@@ -204,8 +201,8 @@ def _no_layout(
         other = next(number for number, record in enumerate(records) if not _fits(of_first[0], record))
         return (
             f"the records are not all of one layout: record 0 fits {of_first[0].name}, record {other} does not "
-            f"({_reason(of_first[0], records[other])}). Say `layout: each`, and each record is read by its own; or say "
-            f"the layout, and those records are bad ones: `layout: {of_first[0].name}`"
+            f"({_reason(of_first[0], records[other])}). Use `layout: each` to read each record by its own layout, or "
+            f"`layout: {of_first[0].name}` to count such records as bad"
         )
     wanted = [layout for layout in layouts if makes is None or layout.makes in makes]
     near = max(wanted, key=lambda layout: sum(layout.fields.has(first, field) for field in layout.required))
@@ -218,9 +215,8 @@ def _no_layout(
         (field, close) for field in first for close in difflib.get_close_matches(str(field), known, n=1, cutoff=0.7)
     ]
     shown = f"{{{alike[0][1]}: {alike[0][0]}}}" if alike else f"{{{known[0]}: NAME}}"
-    return (
-        f"{begin} Say which field is which with `fields`, for instance `fields: {shown}`. The layouts are: "
-        + "; ".join(_shown(layout) for layout in wanted)
+    return f"{begin} Name the fields with `fields`, for instance `fields: {shown}`. The layouts are: " + "; ".join(
+        _shown(layout) for layout in wanted
     )
 
 
@@ -230,9 +226,9 @@ def _shown(layout: Layout) -> str:
 
 def _reason(layout: Layout, record: object) -> str:
     if not isinstance(record, Mapping):
-        return "it is no object"
+        return "it is not an object"
     try:
         layout.convert(record)
     except InputError as error:
         return str(error)
-    return "its fields are of other kinds"
+    return "its fields have values of other kinds"

@@ -1,7 +1,4 @@
-"""Layouts for reinforcement learning: a prompt alone, or a prompt with earlier responses and their rewards.
-
-``prompt``, ``responses`` and ``rewards``: rollouts of before.
-"""
+"""Layouts for reinforcement learning: a prompt alone, or a prompt with earlier responses and their rewards."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ ANSWERS = ("completion", "response", "responses", "chosen", "rejected", "output"
 
 
 class PromptLayout(Layout):
-    """``{"prompt": ...}``, a string or a list of messages; all other fields are kept as they are, as verl and TRL do.
+    """``{"prompt": ...}``, a string or a list of messages; all other fields are kept unchanged, as in verl and TRL.
 
     verl's rows have ``data_source``, ``ability``, ``reward_model`` and ``extra_info``.
     """
@@ -30,15 +27,15 @@ class PromptLayout(Layout):
     optional = ("system", "tools", "chat_template_kwargs")
 
     def fits(self, record: Mapping[str, Any]) -> bool:
-        """As `Layout.fits`, and there is no answer in the record."""
+        """Return whether the record fits, as `Layout.fits` does, and holds no answer."""
         return super().fits(record) and not any(self.fields.has(record, field) for field in ANSWERS)
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
-        """Whether it is a string or a list of messages."""
+        """Return whether the prompt is a string or a list of messages."""
         return self.is_text(record, "prompt") or self.is_messages(record, "prompt")
 
     def convert(self, record: Mapping[str, Any]) -> Prompt:
-        """See `Layout.convert`."""
+        """Convert the record; see `Layout.convert`."""
         prompt = self.text_or_messages(record, "prompt")
         if isinstance(prompt, Conversation):
             if not prompt.messages:
@@ -49,10 +46,10 @@ class PromptLayout(Layout):
 
 
 class GroupLayout(Layout):
-    """``{"prompt": ..., "responses": [...], "rewards": [1.0, 0.3]}``; a reward for each response.
+    """``{"prompt": ..., "responses": [...], "rewards": [1.0, 0.3]}``, with one reward for each response.
 
-    The prompt and each response are strings, or messages; a response may be one message. A response that is a string,
-    to a prompt of messages, is the assistant's answer.
+    The prompt and each response are strings or lists of messages; a response may also be a single message. If the
+    prompt is messages and a response is a string, the response is the assistant's answer.
     """
 
     name = "group"
@@ -62,22 +59,24 @@ class GroupLayout(Layout):
     optional = ("system", "tools", "chat_template_kwargs")
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
-        """Whether responses and rewards are lists."""
+        """Return whether responses and rewards are lists, and the prompt is a string or a list of messages."""
         is_prompt = self.is_text(record, "prompt") or self.is_messages(record, "prompt")
         return is_prompt and all(isinstance(self.fields.get(record, field), list) for field in ("responses", "rewards"))
 
     def convert(self, record: Mapping[str, Any]) -> Group:
-        """See `Layout.convert`."""
+        """Convert the record; see `Layout.convert`."""
         prompt = self.text_or_messages(record, "prompt")
         is_chat = isinstance(prompt, Conversation)
         responses = self._listed(record, "responses")
         rewards = self._listed(record, "rewards")
         if len(responses) != len(rewards):
             raise InputError(
-                f"{len(responses)} responses and {len(rewards)} rewards: each response has one, and no other is there"
+                f"there are {len(responses)} responses and {len(rewards)} rewards: each response needs exactly one"
             )
         if not responses:
-            raise InputError(f"field {self.fields.name('responses')!r} is an empty list: at least one is needed")
+            raise InputError(
+                f"field {self.fields.name('responses')!r} is an empty list: at least one response is needed"
+            )
         if isinstance(prompt, Conversation):
             prompt = self.complete(record, prompt)
         else:
@@ -104,8 +103,8 @@ class GroupLayout(Layout):
             raise InputError(f"{place} is an empty list: messages were expected")
         if not is_chat:
             raise InputError(
-                f"{place} is {describe(value)}, and the prompt is a string: where one is messages, the prompt must "
-                "be too"
+                f"{place} is {describe(value)} and the prompt is a string: if a response is messages, the prompt must "
+                "be messages too"
             )
         return read
 

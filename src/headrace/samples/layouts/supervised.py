@@ -1,13 +1,4 @@
-"""Layouts with one text or one conversation a record.
-
-``messages`` and ``conversations``: a conversation, each message an object.
-
-``instruction``, ``input`` and ``output``: one task, as Alpaca writes it, with LLaMA-Factory's additions.
-
-``prompt`` and ``completion`` or ``response``: what is given, and what is to be learnt; and whether it was liked.
-
-``text``: a document of plain text.
-"""
+"""Layouts with one text, one conversation, or one prompt and answer in each record."""
 
 from __future__ import annotations
 
@@ -32,11 +23,11 @@ class MessagesLayout(Layout):
     optional = ("system", "tools", "chat_template_kwargs")
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
-        """Whether it is a list of messages."""
+        """Return whether the field looks like a list of messages."""
         return self.is_messages(record, *self.required)
 
     def convert(self, record: Mapping[str, Any]) -> Conversation:
-        """See `Layout.convert`."""
+        """Convert the record; see `Layout.convert`."""
         [field] = self.required
         conversation = self.messages(record, field)
         if not conversation.messages:
@@ -45,7 +36,7 @@ class MessagesLayout(Layout):
 
 
 class ConversationsLayout(MessagesLayout):
-    """``{"conversations": [{"from": "human", "value": "..."}, ...]}``, as ShareGPT; role and content too."""
+    """``{"conversations": [{"from": "human", "value": "..."}, ...]}``, as in ShareGPT; role and content work too."""
 
     name = "conversations"
     says = "conversations: a conversation of messages with from and value (ShareGPT), or role and content"
@@ -53,36 +44,36 @@ class ConversationsLayout(MessagesLayout):
 
 
 class TaskLayout(Layout):
-    """An ``instruction``, its ``input``, and what is answered.
+    """The base of layouts with an ``instruction``, its ``input`` and an answer.
 
-    Instruction and input are one message of the user, the input on a line of its own, as LLaMA-Factory. ``history`` is
-    a list of pairs, what was said and answered before.
+    Instruction and input make one user message, with the input on a line of its own, as in LLaMA-Factory. ``history``
+    is a list of pairs: what the user said before, and what was answered.
     """
 
     optional = ("input", "system", "history", "tools", "chat_template_kwargs")
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
-        """Whether all are strings."""
+        """Return whether all required fields are strings."""
         return self.is_text(record, *self.required)
 
     def task(self, record: Mapping[str, Any]) -> Conversation:
-        """What comes before the answer: the history, then instruction and input.
+        """Return what comes before the answer: the history, then instruction and input.
 
         Raises:
-            InputError: a field is missing or of another kind.
+            InputError: If a field is missing or of another kind.
         """
         instruction = self.fields.text(record, "instruction")
-        given = self.fields.optional_text(record, "input")
-        return join(
-            self._history(record), user(f"{instruction}\n{given}" if instruction and given else instruction or given)
-        )
+        task_input = self.fields.optional_text(record, "input")
+        is_both = instruction and task_input
+        text = f"{instruction}\n{task_input}" if is_both else instruction or task_input
+        return join(self._history(record), user(text))
 
     def _history(self, record: Mapping[str, Any]) -> Conversation:
         messages: list[Message] = []
         for number, pair in enumerate(self.fields.parsed(record, "history", list) or ()):
             if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(side, str) for side in pair):
                 raise InputError(
-                    f"{self.fields.name('history')}[{number}] is {describe(pair)}; allowed is a list of two strings, "
+                    f"{self.fields.name('history')}[{number}] is {describe(pair)}; allowed is a list of two strings: "
                     "what the user said and what was answered"
                 )
             messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
@@ -90,7 +81,7 @@ class TaskLayout(Layout):
 
 
 class AlpacaLayout(TaskLayout):
-    """``{"instruction": "...", "input": "...", "output": "..."}``; ``system`` and ``history`` may be there."""
+    """``{"instruction": "...", "input": "...", "output": "..."}``; ``system`` and ``history`` are optional."""
 
     name = "alpaca"
     says = "instruction, input, output: one task and its answer"
@@ -98,15 +89,15 @@ class AlpacaLayout(TaskLayout):
     required = ("instruction", "output")
 
     def convert(self, record: Mapping[str, Any]) -> Conversation:
-        """See `Layout.convert`."""
+        """Convert the record; see `Layout.convert`."""
         return self.complete(record, join(self.task(record), assistant(self.fields.text(record, "output"))))
 
 
 class CompletionLayout(Layout):
-    """``{"prompt": ..., "completion": ...}``; each a string, or a list of messages, as TRL.
+    """``{"prompt": ..., "completion": ...}``, each a string or a list of messages, as in TRL.
 
-    Strings stay text, for models without a chat template. Messages are one conversation of which the completion is
-    trained; a completion that is a string is then the assistant's answer.
+    Strings stay text, for models without a chat template. Messages make one conversation in which only the completion
+    is trained; if the completion is then a string, it is the assistant's answer.
     """
 
     name = "completion"
@@ -117,11 +108,11 @@ class CompletionLayout(Layout):
     pair: ClassVar[tuple[str, str]] = ("prompt", "completion")
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
-        """Whether each is a string or a list of messages."""
+        """Return whether each of the two fields is a string or a list of messages."""
         return all(self.is_text(record, field) or self.is_messages(record, field) for field in self.pair)
 
     def convert(self, record: Mapping[str, Any]) -> Completion:
-        """See `Layout.convert`."""
+        """Convert the record; see `Layout.convert`."""
         prompt_field, answer_field = self.pair
         prompt = self.text_or_messages(record, prompt_field)
         answer = self.text_or_messages(record, answer_field)
@@ -129,7 +120,7 @@ class CompletionLayout(Layout):
             if not isinstance(answer, str):
                 raise InputError(
                     f"field {self.fields.name(prompt_field)!r} is a string and {self.fields.name(answer_field)!r} is "
-                    f"{describe(answer.messages)}: where one is messages, the prompt must be too"
+                    f"{describe(answer.messages)}: if the answer is messages, the prompt must be messages too"
                 )
             self.refuse_extras(record, prompt_field)
             return Completion(prompt=prompt, completion=answer)
@@ -142,7 +133,7 @@ class CompletionLayout(Layout):
 
 
 class ResponseLayout(CompletionLayout):
-    """``{"prompt": ..., "response": ...}``; as `CompletionLayout`."""
+    """``{"prompt": ..., "response": ...}``, read as by `CompletionLayout`."""
 
     name = "response"
     says = "prompt, response: strings, or lists of messages"
@@ -151,18 +142,18 @@ class ResponseLayout(CompletionLayout):
 
 
 class KtoLayout(CompletionLayout):
-    """``{"prompt": ..., "completion": ..., "label": true}``, as TRL's KTO: as `CompletionLayout`, and was it wanted."""
+    """``{"prompt": ..., "completion": ..., "label": true}``, as in TRL's KTO; the label is true for a wanted answer."""
 
     name = "kto"
     says = "prompt, completion, label: an answer, and whether it is wanted"
     required = ("prompt", "completion", "label")
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
-        """As `CompletionLayout`, and the label is true or false."""
+        """Return whether the fields look right for `CompletionLayout`, and the label is true or false."""
         return super().looks_right(record) and isinstance(self.fields.get(record, "label"), bool)
 
     def convert(self, record: Mapping[str, Any]) -> Completion:
-        """See `Layout.convert`."""
+        """Convert the record; see `Layout.convert`."""
         label = self.fields.need(record, "label", "true or false")
         if not isinstance(label, bool):
             raise self.fields.wrong("label", label, "true or false")
@@ -170,7 +161,7 @@ class KtoLayout(CompletionLayout):
 
 
 class TextLayout(Layout):
-    """``{"text": "..."}``."""
+    """``{"text": "..."}``, a document of plain text."""
 
     name = "text"
     says = "text: a document of plain text"
@@ -178,9 +169,9 @@ class TextLayout(Layout):
     required = ("text",)
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
-        """Whether it is a string."""
+        """Return whether the text is a string."""
         return self.is_text(record, "text")
 
     def convert(self, record: Mapping[str, Any]) -> Text:
-        """See `Layout.convert`."""
+        """Convert the record; see `Layout.convert`."""
         return Text(text=self.fields.text(record, "text"))

@@ -1,9 +1,4 @@
-"""The messages of a record -> a `Conversation`: one name for each role, and what the record says about training.
-
-What a record says itself about training: flags of messages, spans of characters, flags of parts of a content.
-
-What data calls the speakers, and what templates call them.
-"""
+"""Read the messages of a record as a `Conversation`: names of roles, calls of tools, and flags about training."""
 
 from __future__ import annotations
 
@@ -20,12 +15,12 @@ from headrace.samples.layouts.fields import check_text, describe, is_unicode, wr
 
 
 def read_flag(message: Mapping[str, Any], names: Mapping[str, str], place: str) -> bool | None:
-    """What ``train``, its opposite ``masked`` and ``weight`` (0 or 1) of a message say; None for nothing.
+    """Return what ``train``, its opposite ``masked`` and ``weight`` (0 or 1) of a message say; None if none is set.
 
     Raises:
-        InputError: one of them is something else, or they contradict each other.
+        InputError: If one of them has another value, or they contradict each other.
     """
-    said: dict[str, bool] = {}
+    is_trained: dict[str, bool] = {}
     for flag in ("train", "masked", "weight"):
         name = names[flag]
         value = message.get(name)
@@ -33,24 +28,25 @@ def read_flag(message: Mapping[str, Any], names: Mapping[str, str], place: str) 
             continue
         if value not in (0, 1) or not isinstance(value, bool | int | float):
             raise wrong(f"{name!r} of {place}", value, "true or false" if flag != "weight" else "0 or 1")
-        said[name] = bool(value) != (flag == "masked")
-    if len(set(said.values())) > 1:
-        raise InputError(f"{place} contradicts itself: {', '.join(f'{name} is {message[name]}' for name in said)}")
-    return next(iter(said.values()), None)
+        is_trained[name] = bool(value) != (flag == "masked")
+    if len(set(is_trained.values())) > 1:
+        flags = ", ".join(f"{name} is {message[name]}" for name in is_trained)
+        raise InputError(f"{place} contradicts itself: {flags}")
+    return next(iter(is_trained.values()), None)
 
 
 def read_spans(detail: object, content: object, place: str) -> tuple[TrainSpan, ...]:
-    """Spans of characters of a content, ascending, from ``[{begin_offset, end_offset, train}]``.
+    """Return the spans of a content, ascending, from ``[{begin_offset, end_offset, train}]``.
 
-    ``end_offset`` is the last character of the span, as in Axolotl; a `TrainSpan` ends behind it.
+    ``end_offset`` is the last character of the span, as in Axolotl; a `TrainSpan` ends after it.
 
     Raises:
-        InputError: it is no such list, a span is outside the content, or two overlap.
+        InputError: If ``detail`` is not such a list, a span lies outside the content, or two spans overlap.
     """
     if not isinstance(detail, list | tuple):
         raise wrong(place, detail, "a list of {begin_offset, end_offset, train}")
     if not isinstance(content, str):
-        raise InputError(f"{place} marks characters of a content that is {describe(content)}; it must be a string")
+        raise InputError(f"{place} marks characters, but the content is {describe(content)}; it must be a string")
     spans = []
     for number, entry in enumerate(detail):
         here = f"{place}, entry {number},"
@@ -63,7 +59,7 @@ def read_spans(detail: object, content: object, place: str) -> tuple[TrainSpan, 
             raise wrong(f"'train' of {here}", train, "true or false")
         if not 0 <= begin <= end < len(content):
             raise InputError(
-                f"{here} goes from character {begin} to {end}, which is its last one; the content has {len(content)} "
+                f"{here} goes from character {begin} to {end}, both included; the content has {len(content)} "
                 "characters, counted from 0"
             )
         spans.append(TrainSpan(begin=begin, end=end + 1, train=train))
@@ -75,12 +71,14 @@ def read_spans(detail: object, content: object, place: str) -> tuple[TrainSpan, 
 
 
 def read_parts(parts: Sequence[Any], place: str, *, join: bool) -> tuple[Any, tuple[TrainSpan, ...]]:
-    """A content that is a list of parts: as it is; or one string and the spans of its characters that the parts mark.
+    """Read a content that is a list of parts.
 
-    Parts that say ``train`` or ``weight`` are always joined, since a flag needs characters to stand on.
+    The result is the list itself without spans, or, if the parts are joined, one string with the spans of characters
+    that the parts mark. Parts with ``train`` or ``weight`` are always joined, since a flag needs characters to refer
+    to.
 
     Raises:
-        InputError: a part is no object; or they are to be joined, and one is not text.
+        InputError: If a part is not an object, or the parts are to be joined and one is not text.
     """
     flags = []
     for number, part in enumerate(parts):
@@ -96,8 +94,8 @@ def read_parts(parts: Sequence[Any], place: str, *, join: bool) -> tuple[Any, tu
         text = part.get("text")
         if not isinstance(text, str) or part.get("type", "text") != "text":
             raise InputError(
-                f"part {number} of {place} is {describe(part)} of type {part.get('type', 'text')!r}; only parts of "
-                "type 'text' can be joined to one string, which `parts: join` and flags on parts need"
+                f"part {number} of {place} is {describe(part)} of type {part.get('type', 'text')!r}; `parts: join` and "
+                "flags on parts join all parts to one string, so each must be of type 'text'"
             )
         texts.append(check_text(text, f"part {number} of {place}"))
         if flag is not None and text:
@@ -121,17 +119,20 @@ ALIASES = {
     "function_call": "function_call",
     "tool_call": "function_call",
 }
-"""Every other role is handed to the template as it is. ``function_call`` becomes an assistant's message whose content,
-the JSON of a call or of several, is moved into ``tool_calls``."""
+"""Names of roles in data, and what templates call them.
+
+Every other role reaches the template unchanged. ``function_call`` becomes an assistant's message whose content, the
+JSON of one or several calls, moves to ``tool_calls``.
+"""
 
 CALL = "function_call"
 
 
 def read_calls(content: object, place: str) -> list[dict[str, Any]]:
-    """The ``tool_calls`` that the text of a ``function_call`` turn says.
+    """Return the ``tool_calls`` that the text of a ``function_call`` turn holds.
 
     Raises:
-        InputError: it is not the JSON of an object with ``name`` and ``arguments``, nor of a list of them.
+        InputError: If the text is not the JSON of an object with ``name`` and ``arguments``, or of a list of them.
     """
     value = content
     if isinstance(content, str):
@@ -145,24 +146,24 @@ def read_calls(content: object, place: str) -> list[dict[str, Any]]:
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             raise InputError(
                 f"{place} is {describe(content)}; a call of a function is the JSON of an object with 'name' and "
-                "'arguments', or of a list of such objects (where it is plain text, say `roles: {function_call: "
+                "'arguments', or of a list of such objects (if it is plain text, use `roles: {function_call: "
                 "assistant}`)"
             )
         arguments = call.get("arguments", {})
         if isinstance(arguments, str):
-            with contextlib.suppress(msgspec.DecodeError, RecursionError):  # some tools take one string
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):  # the argument of some tools is one string
                 arguments = msgspec.json.decode(arguments)
         read.append({"type": "function", "function": {"name": call["name"], "arguments": arguments}})
     if not read:
-        raise InputError(f"{place} is an empty list: a call of a function was expected")
+        raise InputError(f"{place} is an empty list: at least one call of a function was expected")
     return read
 
 
 def parse_arguments(calls: object, place: str) -> object:
-    """The ``tool_calls`` with each ``arguments`` that is a string as the object whose JSON the string is.
+    """Return the ``tool_calls`` with each ``arguments`` string replaced by the value whose JSON it is.
 
     Raises:
-        InputError: a string is no JSON.
+        InputError: If a string is not JSON.
     """
     if not isinstance(calls, list | tuple):
         return calls
@@ -176,18 +177,18 @@ def parse_arguments(calls: object, place: str) -> object:
             parsed = {**inner, "arguments": msgspec.json.decode(inner["arguments"] or "{}")}
         except (msgspec.DecodeError, RecursionError) as error:
             raise InputError(
-                f"the arguments of call {number} of {place} are {describe(inner['arguments'])}, which is no JSON "
-                f"({error}); `arguments: keep` hands them on as they are"
+                f"the arguments of call {number} of {place} are {describe(inner['arguments'])}, which is not JSON "
+                f"({error}); `arguments: keep` leaves them as they are"
             ) from None
         read.append({**call, "function": parsed} if "function" in call else parsed)
     return read
 
 
 Parts = Literal["keep", "join"]
-"""Content that is a list of parts is handed on as it is; or parts that are text become one string."""
+"""Whether content that is a list of parts is kept as it is, or its text parts are joined to one string."""
 
 Arguments = Literal["keep", "parse"]
-"""The arguments of a call that are a string are handed on as they are; or as the object whose JSON the string is."""
+"""Whether arguments of a call that are a string are kept as they are, or parsed as JSON."""
 
 _FLAGS = ("train", "masked", "weight", "train_detail")
 
@@ -195,9 +196,9 @@ _FLAGS = ("train", "masked", "weight", "train_detail")
 class MessageReader:
     """Reads lists of messages.
 
-    ``names`` are the fields of a message where they are not ``role`` and ``content`` (or ``from`` and ``value``), and
-    of the flags ``train``, ``masked``, ``weight``, ``train_detail``. ``roles`` are further names of roles, which come
-    before our `ALIASES`.
+    ``names`` are the data's names of the fields of a message, if these are not ``role`` and ``content`` (or ``from``
+    and ``value``), and of the flags ``train``, ``masked``, ``weight``, ``train_detail``. ``roles`` are further names of
+    roles; they take precedence over `ALIASES`.
     """
 
     def __init__(self, names: Mapping[str, str], roles: Mapping[str, str], parts: Parts, arguments: Arguments) -> None:
@@ -211,18 +212,19 @@ class MessageReader:
         self._flags = tuple(self._flag_names.values())
 
     def looks_right(self, value: object) -> bool:
-        """Whether it looks like a list of messages. Looks at the first one only."""
+        """Return whether a value looks like a list of messages. Only the first one is read."""
         return isinstance(value, list | tuple) and bool(value) and self.looks_like_message(value[0])
 
     def looks_like_message(self, value: object) -> bool:
-        """Whether it looks like a message."""
+        """Return whether a value looks like a message: an object with a role that is a string."""
         return isinstance(value, Mapping) and any(isinstance(value.get(name), str) for name in self._role_names)
 
     def read(self, value: object, place: str) -> Conversation:
-        """A list of messages as a conversation.
+        """Read a list of messages as a conversation.
 
         Raises:
-            InputError: it is none, or a message in it is none; says which and why.
+            InputError: If ``value`` is not a list, or one of its entries is not a message; the error says which and
+                why.
         """
         if not isinstance(value, list | tuple):
             raise wrong(place, value, "a list of messages")
@@ -247,7 +249,7 @@ class MessageReader:
         )
 
     def _plain_message(self, message: object) -> Message | None:
-        """What `read_message` makes of a role and a text and nothing else, which most messages are; None: another."""
+        """Read a message of one role and one text, as most are, as `read_message` does; None for any other."""
         if type(message) is not dict or len(message) != 2:
             return None
         for role_name, content_name in self._pairs:
@@ -259,19 +261,19 @@ class MessageReader:
         return None
 
     def read_message(self, message: object, place: str) -> tuple[Message, bool | None, tuple[TrainSpan, ...]]:
-        """A message without our flags; what ``train`` says of it, None for nothing; the spans of its content.
+        """Read one message: the message without our flags, its ``train`` flag (or None), and the spans of its content.
 
         Raises:
-            InputError: it is none.
+            InputError: If ``message`` is not a message.
         """
         if not isinstance(message, Mapping):
             raise wrong(place, message, "a message, an object with 'role' and 'content'")
         role_name, role = self._first(message, self._role_names)
         if not isinstance(role, str) or not role:
-            raise wrong(f"the role {self._said(self._role_names)} of {place}", role, "a string")
+            raise wrong(f"the role {_either(self._role_names)} of {place}", role, "a string")
         read: Message = {"role": self._roles.get(role, role)}
         content_name, content = self._first(message, self._content_names)
-        content_place = f"the content {self._said(self._content_names)} of {place}"
+        content_place = f"the content {_either(self._content_names)} of {place}"
         spans: tuple[TrainSpan, ...] = ()
         if read["role"] == CALL:
             read["role"], read["content"] = "assistant", ""
@@ -285,7 +287,7 @@ class MessageReader:
         elif any(name in message for name in self._content_names):
             read["content"] = None
         elif not any(message.get(name) for name in ("tool_calls", "reasoning_content", "thinking", "function_call")):
-            raise InputError(f"{content_place} is missing: a message has a content, or tool_calls")
+            raise InputError(f"{content_place} is missing: a message needs a content or tool_calls")
         for name, value in message.items():
             if value is not None and name not in read and name not in (role_name, content_name, *self._flags):
                 read[name] = value
@@ -295,19 +297,19 @@ class MessageReader:
         detail = message.get(self._flag_names["train_detail"])
         if detail is not None:
             if spans:
-                raise InputError(f"{place} marks spans by parts of its content and by 'train_detail': choose one")
+                raise InputError(f"{place} marks spans both by parts of its content and by 'train_detail': choose one")
             spans = read_spans(detail, read.get("content"), f"{self._flag_names['train_detail']!r} of {place}")
         return read, flag, spans
 
     @staticmethod
     def _first(message: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, Any]:
-        """The first of these fields that is not null: its name and value."""
+        """Return the name and value of the first of these fields that is not null."""
         for name in names:
             value = message.get(name)
             if value is not None:
                 return name, value
         return names[0], None
 
-    @staticmethod
-    def _said(names: tuple[str, ...]) -> str:
-        return "(" + " or ".join(map(repr, names)) + ")"
+
+def _either(names: tuple[str, ...]) -> str:
+    return "(" + " or ".join(map(repr, names)) + ")"

@@ -1,14 +1,14 @@
-"""Records -> what is stored: `SampleMaker` makes what a recipe asks for, block by block.
+"""Make what is stored from records: `SampleMaker` follows a recipe, block by block.
 
     records (dicts)
       -> layout or sections    a sample
-      -> shape                 the texts that it asks for, each with what is trained
+      -> shape                 the texts of the sample, each with what is trained
                                (single | pair | rollouts | sections)
-      -> sequences             ids and masks: all texts encoded together, ended, judged, cut
-      -> block                 documents; records dropped or bad; sums that balance
-      -> Made                  ragged arrays by key
+      -> sequences             ids and masks: all texts are encoded together, get their end tokens, are checked and cut
+      -> block                 documents, records that are dropped or bad, sums that balance
+      -> MadeDocuments         ragged arrays by key
 
-One file a training type; whoever writes a store takes `MadeDocuments` and needs to know none of them.
+Each training type is one shape. The writers of stores use `MadeDocuments` and know none of them.
 """
 
 from __future__ import annotations

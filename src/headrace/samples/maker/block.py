@@ -1,7 +1,4 @@
-"""What has become of the records of a block so far: taken, dropped or bad, and all tokens accounted for.
-
-What a block of records became: arrays by key, what was left out and why, and sums that must balance.
-"""
+"""A block of records and what became of it: arrays by key, records dropped or bad, and sums that must balance."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ IntArray = NDArray[np.int64]
 
 
 class Ragged(NamedTuple):
-    """One key of all documents."""
+    """The values of one key of all documents."""
 
     values: NDArray[Any]
     """(sum of lengths,) in the dtype of the key."""
@@ -34,7 +31,7 @@ class Ragged(NamedTuple):
 
 
 class TokenSums(msgspec.Struct, kw_only=True):
-    """Tokens of one key of ids. All that were made are kept, or cut off, or dropped by a reason."""
+    """Counts of the tokens of one key of ids: those made are either kept, cut off, or dropped for a reason."""
 
     made: int = 0
     kept: int = 0
@@ -43,30 +40,32 @@ class TokenSums(msgspec.Struct, kw_only=True):
 
 
 class MakerCounts(msgspec.Struct, kw_only=True):
-    """Sums over records. Those of bad records are not among the tokens."""
+    """Counts over records. Tokens of bad records are not included."""
 
     records: int = 0
     kept: int = 0
     dropped: dict[str, int] = {}
     bad: int = 0
     documents: int = 0
-    """More than ``kept`` where an unstable template splits records."""
+    """More than ``kept`` if an unstable template splits records."""
 
     tokens: dict[str, TokenSums] = {}
     """By key of ids."""
 
     supervised: int = 0
-    """Trained tokens of all masks that were kept."""
+    """Trained tokens in all masks that were kept."""
 
     eos: int = 0
     bos: int = 0
-    """Tokens that were added at the ends; they are among those made."""
+    """Tokens that were added at the ends; they count as made."""
 
     notes: dict[str, int] = {}
-    """What was counted only: ``straddling_tokens``, ``split_records``, ``truncated_records``, what a policy allowed."""
+    """Counts that change nothing: ``straddling_tokens``, ``split_records``, ``truncated_records``, what a policy
+    allowed.
+    """
 
     def add(self, more: MakerCounts) -> None:
-        """Add the sums of another block."""
+        """Add the counts of another block."""
         for name in ("records", "kept", "bad", "documents", "supervised", "eos", "bos"):
             setattr(self, name, getattr(self, name) + getattr(more, name))
         for reason, number in more.dropped.items():
@@ -82,10 +81,10 @@ class MakerCounts(msgspec.Struct, kw_only=True):
                 ours.dropped[reason] = ours.dropped.get(reason, 0) + number
 
     def balance(self) -> None:
-        """Compare what was counted on different ways.
+        """Compare counts that were made in different ways.
 
         Raises:
-            HeadraceError: records or tokens are missing, or too many.
+            HeadraceError: If they differ, so that records or tokens are missing or counted twice.
         """
         _equal(
             "records, and those kept, dropped and bad", self.records, self.kept + sum(self.dropped.values()) + self.bad
@@ -100,17 +99,17 @@ class MadeDocuments:
     """The m documents of a block, in the order of its records."""
 
     records: IntArray
-    """(m,) number of each document's record in the block."""
+    """(m,) the number of each document's record in the block."""
 
     arrays: dict[str, Ragged]
-    """By the name that the store gives the key."""
+    """By the store's name of each key."""
 
     domains: list[str] | None
-    """(m,) value of ``domain_key``; None where there is none."""
+    """(m,) the domain of each document; None if the recipe has no ``domain_key``."""
 
     dropped: list[Dropped]
     bad: list[Refused]
-    """Records that gave no document: number in the block, and why."""
+    """Records that made no document: their number in the block, and the reason."""
 
     counts: MakerCounts
 
@@ -119,7 +118,7 @@ class MadeDocuments:
 
 
 def gather(rows: Sequence[Mapping[str, NDArray[Any] | int]], dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Ragged]:
-    """The arrays of each key of all documents in a row. A key that is a number in one document is one in all."""
+    """Concatenate the values of each key over all documents. A key is either a number or an array in all documents."""
     arrays = {}
     for key, dtype in dtypes.items():
         column: list[Any] = [row[key] for row in rows]
@@ -132,7 +131,7 @@ def gather(rows: Sequence[Mapping[str, NDArray[Any] | int]], dtypes: Mapping[str
 
 
 def counted(counts: Counter[str]) -> dict[str, int]:
-    """The counts that are not 0, by name."""
+    """Return the counts that are not 0, sorted by name."""
     return {name: number for name, number in sorted(counts.items()) if number}
 
 
@@ -145,7 +144,7 @@ def _equal(what: str, left: int, right: int) -> None:
 
 
 class SampleBlock:
-    """Takes the records of a block one by one, each whole or not at all."""
+    """Collects the records of a block one by one, each completely or not at all."""
 
     def __init__(self, num_records: int) -> None:
         self._num_records = num_records
@@ -153,8 +152,6 @@ class SampleBlock:
         self._rows: list[Document] = []
         self._owners: list[int] = []
         self._domains: list[str] = []
-        """Of each document."""
-
         self._dropped: list[Dropped] = []
         self._bad: list[Refused] = []
         self._sums: defaultdict[str, TokenSums] = defaultdict(TokenSums)
@@ -162,7 +159,7 @@ class SampleBlock:
         self._added: Counter[str] = Counter()
 
     def drop_record(self, record: int, error: DroppedError | InputError, made: Sequence[MadeSequence] = ()) -> None:
-        """A record that is dropped or bad, and leaves nothing else behind. ``made``: its sequences before any cut."""
+        """Count a record that is dropped or bad. ``made``: its sequences before any cut."""
         if isinstance(error, InputError):
             self._bad.append(Refused(record, str(error)))
             return
@@ -181,9 +178,9 @@ class SampleBlock:
         tally: Tally,
         domain: str,
     ) -> None:
-        """Keep the documents of a record, behind those of the records before it.
+        """Keep the documents of a record, after those of the records before it.
 
-        ``made`` and ``kept``: its sequences before and after any cut.
+        ``made`` and ``kept`` are its sequences before and after any cut.
         """
         self._num_kept += 1
         for document in documents:
@@ -203,10 +200,10 @@ class SampleBlock:
     def result(
         self, keys: Sequence[StoreKey], dtypes: Mapping[str, np.dtype[Any]], *, with_domains: bool
     ) -> MadeDocuments:
-        """All that was kept, in the order of the records.
+        """Return everything that was kept, in the order of the records.
 
         Raises:
-            HeadraceError: the sums do not balance.
+            HeadraceError: If the counts do not balance.
         """
         arrays = gather(self._rows, dtypes)
         counts = MakerCounts(

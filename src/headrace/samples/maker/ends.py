@@ -1,4 +1,4 @@
-"""The tokens that are put at the ends of a sequence: of the tokeniser's own rule, and BOS and EOS."""
+"""The tokens at the ends of a sequence: BOS, EOS, and those that the tokeniser's post-processor adds."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ Ids = NDArray[np.uint32]
 _NONE: Ids = np.zeros(0, np.uint32)
 
 BEGIN_TOKEN = "begin_token"
-"""The name, among special tokens, of the one that the tokeniser's configuration begins every text with."""
+"""The name, among special tokens, of the token with which the tokeniser's configuration begins every text."""
 
 
 class Ends(NamedTuple):
-    """What one sequence gets."""
+    """The tokens that one sequence gets at its ends."""
 
     before: Ids = _NONE
-    """Not trained. Not added where the sequence begins with it."""
+    """Never trained. Not added if the sequence already begins with it."""
 
     after: Ids = _NONE
-    """Not added where the sequence ends in it."""
+    """Not added if the sequence already ends in it."""
 
     is_trained: bool = False
     """Whether ``after`` is trained."""
 
     usual: int | None = None
-    """The token that the tokeniser itself begins a text with, where somebody should be told if it is missing."""
+    """The token with which the tokeniser itself begins a text, if its absence is to be reported."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether it gets nothing."""
+        """Whether the sequence gets no tokens."""
         return not len(self.before) and not len(self.after)
 
 
@@ -45,13 +45,14 @@ class EndTokens:
     """The ids of BOS and EOS of one tokeniser, looked up once.
 
     Args:
-        tokenizer_json: the tokeniser with its post-processor.
-        special_tokens: ``bos_token`` and ``eos_token``, as its configuration and the chat template have them.
-        bos: the token to take in their place; None takes theirs.
-        eos: as ``bos``.
+        tokenizer_json: The tokeniser with its post-processor.
+        special_tokens: ``bos_token`` and ``eos_token``, as the tokeniser's configuration and the chat template name
+            them.
+        bos: The token to use as BOS instead; None uses ``bos_token``.
+        eos: The token to use as EOS instead; None uses ``eos_token``.
 
     Raises:
-        ConfigError: a token that was named is not in the vocabulary.
+        ConfigError: If ``bos`` or ``eos`` is not in the vocabulary.
     """
 
     def __init__(
@@ -66,10 +67,12 @@ class EndTokens:
         self._around: tuple[Ids, Ids] | None = None
 
     def wanted_bos(self, wanted: bool | None) -> Ids:
-        """(1,) the begin-of-sequence token, or (0,) where it is not wanted; None: where it is known.
+        """Return the begin-of-sequence token, (1,), or no token, (0,).
+
+        ``wanted`` True or False asks for it or not; None asks for it if it is known.
 
         Raises:
-            ConfigError: it is wanted, and not known.
+            ConfigError: If the token is wanted and not known.
         """
         if wanted is False or (wanted is None and self._bos is None):
             return _NONE
@@ -80,16 +83,16 @@ class EndTokens:
         """(1,) the end-of-sequence token.
 
         Raises:
-            ConfigError: it is not known.
+            ConfigError: If the token is not known.
         """
         return self._known(self._eos, "eos", "end")
 
     @property
     def around(self) -> tuple[Ids, Ids]:
-        """What the tokeniser itself puts before and behind a text.
+        """The tokens that the tokeniser itself adds before and after a text.
 
         Raises:
-            ConfigError: it does something else to a text than to put tokens around it.
+            ConfigError: If the post-processor does anything other than add tokens around the text.
         """
         if self._around is None:
             text = "a"
@@ -98,8 +101,8 @@ class EndTokens:
             places = [at for at in range(len(full) - len(plain) + 1) if full[at : at + len(plain)] == plain]
             if len(places) != 1:
                 raise ConfigError(
-                    "add_special_tokens: the tokeniser's post-processor does more than to put tokens around a text; "
-                    "say add_special_tokens: false, and ends.prepend_bos or ends.append_eos"
+                    "add_special_tokens: the tokeniser's post-processor does more than add tokens around a text; use "
+                    "add_special_tokens: false, and ends.prepend_bos or ends.append_eos"
                 )
             at = places[0]
             self._around = (np.array(full[:at], np.uint32), np.array(full[at + len(plain) :], np.uint32))
@@ -107,9 +110,9 @@ class EndTokens:
 
     @cached_property
     def usual_bos(self) -> int | None:
-        """The begin-of-sequence token that tokenising a text puts before it, by post-processor or configuration.
+        """The begin-of-sequence token that the post-processor or the configuration puts before a text.
 
-        None where it puts none, or something else.
+        None if they put no token there, or another one.
         """
         try:
             before = self.around[0]
@@ -119,9 +122,9 @@ class EndTokens:
             return int(before[0])
         return self._begin
 
-    def _find(self, wanted: str | None, given: str | None, name: str) -> int | None:
+    def _find(self, wanted: str | None, usual: str | None, name: str) -> int | None:
         if wanted is None:
-            found: int | None = None if given is None else self._tokenizer.token_to_id(given)
+            found: int | None = None if usual is None else self._tokenizer.token_to_id(usual)
             return found
         found = self._tokenizer.token_to_id(wanted)
         if found is None:
@@ -136,15 +139,15 @@ class EndTokens:
     def _known(number: int | None, name: str, end: str) -> Ids:
         if number is None:
             raise ConfigError(
-                f"which token is the {end} of a sequence is not known: neither chat template nor tokenizer_config.json "
-                f"says {name}_token. Name it with `ends: {{{name}: TOKEN}}`"
-                + (", or say `ends: {append_eos: false}`" if name == "eos" else "")
+                f"the token for the {end} of a sequence is not known: neither the chat template nor "
+                f"tokenizer_config.json names {name}_token. Name it with `ends: {{{name}: TOKEN}}`"
+                + (", or use `ends: {append_eos: false}`" if name == "eos" else "")
             )
         return np.array([number], np.uint32)
 
 
 def add_ends(ids: Ids, mask: NDArray[np.uint8], ends: Ends) -> tuple[Ids, NDArray[np.uint8], int, int]:
-    """The sequence with its ends, its mask, and how many tokens were put before and behind it."""
+    """Return the sequence with its end tokens, its mask, and the numbers of tokens added before and after it."""
     before = ends.before if len(ends.before) and not np.array_equal(ids[: len(ends.before)], ends.before) else _NONE
     after = ends.after if len(ends.after) and not np.array_equal(ids[-len(ends.after) :], ends.after) else _NONE
     if len(before) or len(after):

@@ -1,4 +1,4 @@
-"""Records -> arrays by key, as a recipe asks for them: `SampleMaker`."""
+"""`SampleMaker`: makes arrays by key from records, as a recipe describes them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from headrace.samples.recipe.keys import StoreKey, store_keys
 from headrace.samples.recipe.recipe import AUTO, EACH, MAKES, InputSpec, Recipe
 
 DEFAULT_DOMAIN = "__default__"
-"""Where a record without a usable value of ``domain_key`` goes, as in AstrAI."""
+"""The domain of a record without a usable value of ``domain_key``, as in AstrAI."""
 
 MAX_DOMAIN_CHARS = 100
 
@@ -44,18 +44,18 @@ _SHAPES: dict[str, Any] = {
 
 
 class Explained(NamedTuple):
-    """One sequence of a record, for people to look at."""
+    """One sequence of a record, to be shown to people."""
 
     key: str
     text: str
-    """As it was rendered."""
+    """The rendered text."""
 
     sample: Masked
-    """With evidence: ``sample.evidence.tokens(sample)``."""
+    """The tokens with their evidence: ``sample.evidence.tokens(sample)``."""
 
 
 class _Waiting(msgspec.Struct, frozen=True, gc=False):
-    """A record whose sequences are to be encoded."""
+    """A record whose sequences are not encoded yet."""
 
     number: int
     sample: Any
@@ -67,22 +67,34 @@ class _Waiting(msgspec.Struct, frozen=True, gc=False):
 class SampleMaker:
     """Makes the samples of one recipe, one input and one tokeniser.
 
-    Deterministic; a record never changes what another becomes, so records may be cut into blocks anyhow. It holds
-    compiled templates and a tokeniser: hand its arguments, not itself, to another process.
+    It is deterministic, and a record never changes what becomes of another, so records may be divided into blocks in
+    any way. A maker holds compiled templates and a tokeniser: pass its arguments, not the maker itself, to another
+    process.
 
     Args:
-        recipe: with the layout of the input said, see `resolve_layout`.
-        tokenizer_json: the bytes of ``tokenizer.json``.
-        template: the chat template; None where no record is a conversation.
-        encoder: gives the same ids as `tokenizers`, faster; None takes `tokenizers`.
-        special_tokens: ``bos_token`` and ``eos_token`` where there is no template to say them.
-        source: the number of the input in the recipe.
+        recipe: The recipe, with the layout of the input filled in; see `resolve_layout`.
+        tokenizer_json: The bytes of ``tokenizer.json``.
+        template: The chat template; None if no record is a conversation.
+        encoder: A faster encoder that returns the same ids as `tokenizers`; None uses `tokenizers`.
+        special_tokens: ``bos_token`` and ``eos_token``, if there is no template that names them.
+        source: The number of the input in the recipe.
 
     Attributes:
-        keys: what is stored, the main key first.
+        keys: The keys that are stored, the main key first.
 
     Raises:
-        ConfigError: the layout is open, a token is not known, or a dtype is too narrow for the vocabulary.
+        ConfigError: If the layout is not known, a token is not known, or a dtype is too narrow for the vocabulary.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from headrace.samples.maker import SampleMaker
+        >>> from headrace.samples.recipe import make_recipe
+        >>> inputs = {"paths": "pairs.jsonl", "layout": "completion"}
+        >>> recipe = make_recipe({"type": "sft", "inputs": inputs, "ends": {"append_eos": False}})
+        >>> maker = SampleMaker(recipe, Path("tokenizer.json").read_bytes())
+        >>> made = maker.make([{"prompt": "word1 word2", "completion": " word3"}])
+        >>> made.arrays["tokens"].values.tolist(), made.arrays["loss_mask"].values.tolist()
+        ([3, 4, 5], [0, 0, 1])
     """
 
     def __init__(
@@ -102,7 +114,7 @@ class SampleMaker:
         spans = SpanEncoder(tokenizer_json, encoder)
         vocabulary = spans.tokenizer.get_vocab(with_added_tokens=True)
         self._number_keys = [key for key in self.keys if key.kind in ("reward", "value")]
-        # What most recipes do not ask for is not looked at with every record.
+        # Most recipes have no such limits, and then no record pays for the check.
         filters = recipe.filters
         self._limits_chars = filters.min_chars is not None or filters.max_chars is not None
         self._limits_tokens = filters.min_tokens is not None or filters.max_tokens is not None
@@ -126,7 +138,9 @@ class SampleMaker:
             self._shape = SectionsShape(tools, spec)
         else:
             if spec is None or spec.layout == AUTO:
-                raise ConfigError(f"inputs[{source}].layout is not known: resolve_layout finds it by the first records")
+                raise ConfigError(
+                    f"inputs[{source}].layout is not known: resolve_layout recognises it from the first records"
+                )
             is_each = spec.layout == EACH
             self._layout = (
                 EachLayout(spec.options, MAKES[recipe.type]) if is_each else make_layout(spec.layout, spec.options)
@@ -134,10 +148,11 @@ class SampleMaker:
             self._shape = _SHAPES[recipe.type](tools)
 
     def make(self, records: Sequence[Any]) -> MadeDocuments:
-        """The documents of these records. The sums balance, or an error is raised.
+        """Return the documents of these records, after a check that all counts balance.
 
         Raises:
-            RenderLimitError: the template takes more time or memory than it may, with the number of the record.
+            RenderLimitError: If the template exceeds its bounds of time or memory; names the number of the record.
+            HeadraceError: If the counts do not balance.
         """
         block = SampleBlock(len(records))
         waiting: list[_Waiting] = []
@@ -155,32 +170,32 @@ class SampleMaker:
                 raise error.at(number) from None
             except (DroppedError, InputError) as error:
                 block.drop_record(number, error)
-        # All records are encoded together, or one by one where that fails.
+        # All records are encoded together; if that fails, one by one, to find the bad one.
         try:
-            encoded = self._sequencer.encode([asked for one in waiting for asked in one.asked])
+            encoded = self._sequencer.encode([asked for entry in waiting for asked in entry.asked])
         except InputError:
             encoded = []
         place = 0
-        for one in waiting:
-            own = encoded[place : place + len(one.asked)] if encoded else None
-            place += len(one.asked)
-            self._finish(one, own, block)
+        for entry in waiting:
+            own = encoded[place : place + len(entry.asked)] if encoded else None
+            place += len(entry.asked)
+            self._finish(entry, own, block)
         return block.result(self.keys, self.dtypes, with_domains=self.recipe.output.domain_key is not None)
 
     def explain(self, record: Any) -> list[Explained]:
-        """The sequences of one record on their way: rendered text, tokens, mask, and the evidence for each token.
+        """Return the sequences of one record with rendered text, tokens, mask, and the evidence for each token.
 
-        They are whole and without the tokens put at their ends; `make` says what is stored of them.
+        The sequences are not cut and have no added end tokens; `make` returns what is stored.
 
         Raises:
-            InputError: the record is a bad one.
-            DroppedError: a policy drops it.
+            InputError: If the record is bad.
+            DroppedError: If a policy drops the record.
         """
         asked = self._shape.ask(self.sample(record), Tally(with_all=True))
         return [Explained(one.key, one.marked.text, self._sequencer.explain(one)) for one in asked]
 
     def notices(self, records: Sequence[Any]) -> list[str]:
-        """What the template may write otherwise than meant of these first records, and the option that mends it."""
+        """Return notices about what the template may write differently from what was meant, and what helps."""
         template = self._shape.tools.template
         samples = []
         for record in records if template is not None and self._layout is not None else ():
@@ -189,13 +204,13 @@ class SampleMaker:
         return notices(samples, template) if template is not None else []
 
     def sample(self, record: Any) -> Any:
-        """What the layout reads in a record; with sections, the record itself.
+        """Return the sample that the layout reads in a record; with sections, the record itself.
 
         Raises:
-            InputError: it is not of the layout.
+            InputError: If the record is not of the layout.
         """
         if type(record) is not dict and not isinstance(record, Mapping):
-            raise InputError(f"the record is {describe(record)}; a record is an object")
+            raise InputError(f"the record is {describe(record)}; it must be an object")
         if self._spec is not None and self._spec.drop_nulls:
             record = without_nulls(record)
         if self._layout is None:
@@ -213,31 +228,32 @@ class SampleMaker:
             self._filter_chars(asked)
         return _Waiting(number, sample, asked, tally, domain)
 
-    def _finish(self, one: _Waiting, encoded: list[EncodedText] | None, block: SampleBlock) -> None:
-        """What has become of a record whose texts are tokens; None: they are not yet."""
+    def _finish(self, record: _Waiting, encoded: list[EncodedText] | None, block: SampleBlock) -> None:
+        """Finish one record and add it to the block; ``encoded`` None: its texts are not encoded yet."""
         made: list[MadeSequence] = []
         try:
             if encoded is None:
-                encoded = self._sequencer.encode(one.asked)
+                encoded = self._sequencer.encode(record.asked)
             try:
                 made = [
-                    self._sequencer.finish(asked, row, one.tally) for asked, row in zip(one.asked, encoded, strict=True)
+                    self._sequencer.finish(asked, row, record.tally)
+                    for asked, row in zip(record.asked, encoded, strict=True)
                 ]
             except DroppedError:
-                # Its tokens were made, and are dropped with it.
-                made = [whole(asked.key, row) for asked, row in zip(one.asked, encoded, strict=True)]
+                # The ledger counts its tokens as made and dropped.
+                made = [whole(asked.key, row) for asked, row in zip(record.asked, encoded, strict=True)]
                 raise
             if self._limits_tokens:
                 self._filter_tokens(made)
-            if one.tally.notes.get("split_records"):
-                one.tally.notes["split_tokens"] += sum(found.num_made for found in made[:-1])
-            kept = self._cut(one.sample, made, one.tally)
-            documents = self._shape.documents(one.sample, kept)
+            if record.tally.notes.get("split_records"):
+                record.tally.notes["split_tokens"] += sum(sequence.num_made for sequence in made[:-1])
+            kept = self._cut(record.sample, made, record.tally)
+            documents = self._shape.documents(record.sample, kept)
             self._check_numbers(documents)
         except (DroppedError, InputError) as error:
-            block.drop_record(one.number, error, made)
+            block.drop_record(record.number, error, made)
         else:
-            block.take(one.number, made, kept, documents, one.tally, one.domain)
+            block.take(record.number, made, kept, documents, record.tally, record.domain)
 
     def _cut(self, sample: Any, sequences: list[MadeSequence], tally: Tally) -> list[MadeSequence]:
         limit = self.recipe.length.max_tokens
@@ -249,7 +265,7 @@ class SampleMaker:
         return kept
 
     def _shortened(self, sample: Any, sequences: list[MadeSequence], limit: int, tally: Tally) -> list[MadeSequence]:
-        """The most exchanges that fit, rendered anew. A logarithm of their number of renderings."""
+        """Keep the most exchanges that fit and render them again, in a logarithmic number of renderings."""
         dialogue: Conversation | None = self._shape.dialogue(sample)
         fitting: list[MadeSequence] = []
         low, high = 0, 0 if dialogue is None else len(exchanges(dialogue)) - 1
@@ -274,7 +290,7 @@ class SampleMaker:
             longest = max(len(one.ids) for one in sequences)
             raise DroppedError(
                 TOO_LONG,
-                f"it has {longest:,} tokens, length.max_tokens is {limit:,}, and not even one exchange of it fits",
+                f"it has {longest:,} tokens, length.max_tokens is {limit:,}, and not even one of its exchanges fits",
             )
         tally.notes["shortened_records"] += 1
         missing = Counter({one.key: 0 for one in sequences})
@@ -282,7 +298,7 @@ class SampleMaker:
             missing[one.key] += one.num_made
         for one in fitting:
             missing[one.key] -= one.num_made
-        # What a key lost as a whole stands with the first of its sequences.
+        # The tokens that a key lost altogether are counted with the first of its sequences.
         return [msgspec.structs.replace(one, num_truncated=missing.pop(one.key, 0)) for one in fitting]
 
     def _filter_chars(self, asked: Sequence[Asked]) -> None:
@@ -299,7 +315,7 @@ class SampleMaker:
         """Refuse numbers that the dtype of their key would change.
 
         Raises:
-            InputError: there is one.
+            InputError: If there is such a number.
         """
         for key in self._number_keys:
             dtype = self.dtypes[key.name]
@@ -311,8 +327,8 @@ class SampleMaker:
                 if not is_right.all():
                     wrong = values[~is_right][0]
                     raise InputError(
-                        f"{key.stored!r} holds {wrong}, which {dtype} cannot hold: correct it, or choose another dtype "
-                        f"with `output: {{dtypes: {{{key.stored}: float64}}}}`"
+                        f"{key.stored!r} has the value {wrong}, which {dtype} cannot hold: correct it, or choose "
+                        f"another dtype with `output: {{dtypes: {{{key.stored}: float64}}}}`"
                     )
 
     def _domain(self, record: Any) -> str:
@@ -326,13 +342,13 @@ class SampleMaker:
         if not value or not is_plain or len(value) > MAX_DOMAIN_CHARS:
             raise InputError(
                 f"field {key!r} is {describe(value)}, which cannot name a folder: allowed are 1 to {MAX_DOMAIN_CHARS} "
-                'printable characters without / \\ : * ? " < > |, with no point or space at either end'
+                'printable characters without / \\ : * ? " < > |, with no dot or space at either end'
             )
         return value
 
 
 def _check_range(found: int, low: int | None, high: int | None, unit: str, words: str) -> None:
     if low is not None and found < low:
-        raise DroppedError(f"min_{unit}", f"it has {found:,} {words}; at least {low:,} are asked for")
+        raise DroppedError(f"min_{unit}", f"it has {found:,} {words}; at least {low:,} are required")
     if high is not None and found > high:
-        raise DroppedError(f"max_{unit}", f"it has {found:,} {words}; at most {high:,} are asked for")
+        raise DroppedError(f"max_{unit}", f"it has {found:,} {words}; at most {high:,} are allowed")

@@ -1,4 +1,4 @@
-"""What in the first records a template may write otherwise than its author thought, and the option that mends it."""
+"""Notices about the first records: what a template may write differently from what was meant, and what helps."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from headrace.samples.masking.results import DroppedError
 
 
 def notices(samples: Sequence[Sample], template: Template) -> list[str]:
-    """One line for each kind of finding, with the first message that shows it. At most one rendering.
+    """Return one line for each kind of finding, with the first message that shows it.
 
-    The samples are what a layout reads in the first records.
+    ``samples`` are what a layout reads in the first records. Renders at most one conversation.
     """
     found: dict[str, str] = {}
     is_tried = False
@@ -28,24 +28,24 @@ def notices(samples: Sequence[Sample], template: Template) -> list[str]:
                 if "arguments" not in found and any(isinstance(one, str) for one in _arguments(message)):
                     found["arguments"] = (
                         f"{where} has the `arguments` of a call as a JSON string, which most templates write "
-                        "within quotes: `arguments: parse` makes an object of it"
+                        "within quotes: `arguments: parse` turns it into an object"
                     )
                 if "nulls" not in found and any(map(_has_null, message.values())):
                     found["nulls"] = (
-                        f"{where} has fields inside its fields that are null, as Arrow fills structs, and the template "
-                        "sees them: `drop_nulls: true` leaves them out"
+                        f"{where} has null fields inside its fields, as Arrow fills structs, and the template sees "
+                        "them: `drop_nulls: true` removes them"
                     )
             if "tools" not in found and _has_null_property(conversation.tools):
                 found["tools"] = (
                     f"the tools of record {number} have properties that are null, as Arrow fills structs, and the "
-                    "template sees them: `drop_nulls: true` leaves them out"
+                    "template sees them: `drop_nulls: true` removes them"
                 )
             if not is_tried and _printable(conversation):
                 is_tried = True
                 if _prints_parts(conversation, template):
                     found["parts"] = (
-                        f"record {number} has content in parts, and the template prints them as Python writes a list "
-                        "([{'type': 'text', ...): `parts: join` makes one string of them"
+                        f"record {number} has content in parts, and the template prints them as a Python list "
+                        "([{'type': 'text', ...): `parts: join` joins them to one string"
                     )
     return list(found.values())
 
@@ -79,7 +79,7 @@ def _has_null(value: Any, depth: int = 0) -> bool:
 
 
 def _has_null_property(value: Any, depth: int = 0) -> bool:
-    """A property of a schema that is null; elsewhere in a schema, as a default, null may be meant."""
+    """Return whether a property of a schema is null; elsewhere in a schema, such as in a default, null may be meant."""
     if isinstance(value, Mapping) and depth < 50:
         properties = value.get("properties")
         if isinstance(properties, Mapping) and any(one is None for one in properties.values()):
@@ -100,7 +100,7 @@ def _prints_parts(conversation: Conversation, template: Template) -> bool:
             add_generation_prompt=False,
             **conversation.template_kwargs,
         ).text
-    except InputError:  # the record is a bad one, and says so itself
+    except InputError:  # the record is bad, which is reported when it is made
         return False
     return any(str(content) in text or str(content[0]) in text for content in _printable(conversation))
 
@@ -115,16 +115,16 @@ _SHOWN_RECIPES, _SHOWN_TEXTS, _SHOWN_CHARS = 3, 4, 60
 
 
 class Takes(Protocol):
-    """A maker of samples, as `SampleMaker` is one."""
+    """A maker of samples, such as `SampleMaker`."""
 
     def explain(self, record: Any) -> Sequence[Any]:
-        """The sequences of a record, with the evidence for each token."""
+        """Return the sequences of a record, with the evidence for each token."""
 
 
 def recipes_that_take(record: Any, mask: MaskOptions, make: Callable[[MaskOptions], Takes]) -> list[str]:
-    """The two or three options with which a record that was refused is taken, and what each trains of it.
+    """Return up to three options with which a refused record would be accepted, and what each of them trains.
 
-    ``make`` gives a maker with other options. Cost: a maker and a record for each.
+    ``make`` returns a maker with other options. Cost: one maker and one record for each option.
     """
     lines: list[str] = []
     for words, changes in _ALTERNATIVES:
@@ -139,7 +139,7 @@ def recipes_that_take(record: Any, mask: MaskOptions, make: Callable[[MaskOption
         num_trained = sum(one.sample.num_supervised for one in explained)
         if num_trained:
             lines.append(
-                f"`{words}` takes it: {len(explained)} {'sample' if len(explained) == 1 else 'samples'}, "
+                f"`{words}` accepts it: {len(explained)} {'sample' if len(explained) == 1 else 'samples'}, "
                 f"{num_tokens:,} tokens, {num_trained:,} of them trained: {_trained(explained)}"
             )
     return lines

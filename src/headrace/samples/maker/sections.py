@@ -1,4 +1,4 @@
-"""Samples put together field by field, see `recipe.sections`: one key, or a key for each source."""
+"""Samples that a recipe describes field by field (`sections`, `sources`): one key, or one key for each source."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Record = Mapping[str, Any]
 
 
 class SectionsShape(Shape[Record]):
-    """The record itself is the sample.
+    """Makes documents from the fields of a record; the record itself is the sample.
 
-    A field that is missing, null or blank gives nothing; a record of which nothing is left is dropped as ``empty``, one
-    that lacks one of several keys as ``no_KEY``.
+    A field that is missing, null or blank adds no text. A record without any text is dropped as ``empty``; with several
+    keys, a record that lacks one of them is dropped as ``no_KEY``.
     """
 
     def __init__(self, tools: Tools, spec: InputSpec | None) -> None:
@@ -42,7 +42,7 @@ class SectionsShape(Shape[Record]):
         self._sources = tools.recipe.sources or {"tokens": Source(sections=tools.recipe.sections)}
 
     def ask(self, sample: Record, tally: Tally) -> list[Asked]:
-        """See `Shape.ask`."""
+        """Return the sequences of a record; see `Shape.ask`."""
         asked: list[Asked] = []
         for key, source in self._sources.items():
             if source.is_value:
@@ -54,7 +54,7 @@ class SectionsShape(Shape[Record]):
         return asked
 
     def documents(self, sample: Record, found: Sequence[MadeSequence]) -> list[Document]:
-        """See `Shape.documents`."""
+        """Return the document of a record, or several if a template splits it; see `Shape.documents`."""
         recipe = self.tools.recipe
         if recipe.sections:
             return [_single(recipe, one) for one in found]
@@ -78,26 +78,27 @@ class SectionsShape(Shape[Record]):
                 parts.append((section, texts))
         if not parts:
             if self.tools.recipe.sections:
-                raise DroppedError("empty", "none of the fields of its sections holds a text")
-            raise DroppedError(f"no_{key}", f"none of the fields of {key!r} holds a text")
+                raise DroppedError("empty", "none of the fields of its sections holds text")
+            raise DroppedError(f"no_{key}", f"none of the fields of {key!r} holds text")
         ends = self._ends(parts)
         is_checked = any(section.action != "mask" for section in sections) and self.tools.recipe.type != "seq"
         if len(parts) == 1:
             texts = parts[0][1]
             if len(texts) > 1 and self.tools.recipe.sources:
                 raise InputError(
-                    f"{key}: the template writes some turns otherwise when more follow, and only a document of one key "
-                    "can be split: choose `mask: {unstable: drop}` or last_turn"
+                    f"{key}: the template writes some turns differently when more follow, and only a document with one "
+                    "key can be split: choose `mask: {unstable: drop}` or `last_turn`"
                 )
             return [Asked(key, text, ends, is_checked) for text in texts]
         if any(len(texts) > 1 for _, texts in parts):
             raise InputError(
-                f"{key}: a conversation beside other sections cannot be split: choose another mask.unstable"
+                f"{key}: the template writes some turns differently when more follow, and a conversation beside other "
+                "sections cannot be split: choose `mask: {unstable: drop}` or `last_turn`"
             )
         return [Asked(key, joined([texts[0] for _, texts in parts]), ends, is_checked)]
 
     def _texts(self, record: Record, section: Section, tally: Tally) -> list[Marked]:
-        """The texts of one section: none where the field holds nothing; several where a conversation is split."""
+        """Return the texts of one section: none if the field is empty, several if a conversation is split."""
         value = self._fields.get(record, section.field)
         if value is None:
             return []
@@ -106,7 +107,7 @@ class SectionsShape(Shape[Record]):
         if isinstance(value, bool | int | float):
             value = str(value)
         if not isinstance(value, str):
-            raise self._fields.wrong(section.field, value, "a string (or messages, with `template: true`)")
+            raise self._fields.wrong(section.field, value, "a string, or messages with `template: true`")
         if not value.strip():
             return []
         return [plain((check_text(value, self._fields.name(section.field)), section.action == "train"))]
@@ -118,7 +119,7 @@ class SectionsShape(Shape[Record]):
         return self.tools.mark(self._flagged(conversation, section), tally)
 
     def _flagged(self, conversation: Conversation, section: Section) -> Conversation:
-        """The conversation with a flag for each message; what a message says of itself comes first."""
+        """Return the conversation with a flag for each message; a message's own flag takes precedence."""
         own = conversation.train or (None,) * len(conversation.messages)
         flags = []
         for message, flag in zip(conversation.messages, own, strict=True):
@@ -143,12 +144,15 @@ class SectionsShape(Shape[Record]):
             if section.template:
                 texts = self._rendered(entry, section, place, tally)
                 if len(texts) != 1:
-                    raise InputError(f"{place} is {describe(entry)}; it must be messages that make one text")
+                    raise InputError(
+                        f"{place} is {describe(entry)}, which makes {len(texts)} texts; it must be messages that make "
+                        "exactly one"
+                    )
                 asked.append(Asked(key, texts[0], self.tools.chat_ends, section.action != "mask"))
                 continue
             if not isinstance(entry, str | bool | int | float):
                 raise InputError(
-                    f"{place} is {describe(entry)}; allowed is a string (or messages, with template: true)"
+                    f"{place} is {describe(entry)}; allowed is a string, or messages with `template: true`"
                 )
             text = plain((check_text(str(entry), place), section.action == "train"))
             asked.append(Asked(key, text, self._with_eos(Ends(), section), may_be_empty=True))
@@ -165,7 +169,7 @@ class SectionsShape(Shape[Record]):
         return numbers
 
     def _ends(self, parts: Sequence[tuple[Section, list[Marked]]]) -> Ends:
-        """The tokeniser's own tokens around a text where a section asks for them; else BOS before a template's."""
+        """Return the tokeniser's tokens around a text if a section asks for them, else BOS before a template's text."""
         last = parts[-1][0]
         first = parts[0][0]
         asks = [

@@ -1,4 +1,4 @@
-"""Texts with what is trained in them -> sequences of ids and masks: encoded together, ended, judged one by one, cut."""
+"""Make sequences of ids and masks from marked texts: encode them together, add end tokens, check and cut each."""
 
 from __future__ import annotations
 
@@ -34,55 +34,55 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     """One sequence of a record, before it is encoded."""
 
     key: str
-    """Of ids, by our own name."""
+    """The key of ids, by our own name."""
 
     marked: Marked
     ends: Ends = Ends()
     is_checked: bool = False
-    """Whether the policies about masks are for it; prompts have no trained token, and should not."""
+    """Whether the policies about masks apply; prompts have no trained token, and need none."""
 
     begin: int = 0
-    """Only what stands behind this character is stored, and of the text before it only whole tokens are left out."""
+    """Only the text from this character on is stored. `_within` says what happens to a token across this border."""
 
     end: int | None = None
-    """Only what stands before this character is stored."""
+    """Only the text before this character is stored."""
 
     roles: tuple[str, ...] = ()
-    """Of the messages that the pieces of the text name, for the evidence."""
+    """The roles of the messages to which the pieces of the text refer, for the evidence."""
 
     may_be_empty: bool = False
-    """Whether a text without tokens is kept; else the record is dropped as ``empty``."""
+    """Whether a text without tokens is kept; otherwise the record is dropped as ``empty``."""
 
 
 class MadeSequence(msgspec.Struct, frozen=True, gc=False):
-    """A sequence as it is stored, and what became of it on the way."""
+    """A sequence as it is stored, with the numbers of tokens that were made and cut off."""
 
     key: str
     ids: Ids
     mask: Mask
     num_supervised: int
     num_made: int
-    """Tokens before any cut, those at the ends included."""
+    """Tokens before any cut, including those added at the ends."""
 
     num_truncated: int = 0
 
 
 _counts = functools.partial(defaultdict[str, int], int)
-"""A `Counter` at a quarter of the cost, which counts where every record has two."""
+"""A `Counter` at a quarter of the cost, which matters because every record has two."""
 
 
 class Tally(msgspec.Struct):
-    """Counts of one record; they count only if the record is not a bad one."""
+    """The counts of one record, which are dropped if the record is bad."""
 
     with_all: bool = False
-    """Place the turns that are not trained as well, for the evidence."""
+    """Whether turns that are not trained are located too, for the evidence."""
 
     notes: defaultdict[str, int] = msgspec.field(default_factory=_counts)
     added: defaultdict[str, int] = msgspec.field(default_factory=_counts)
 
 
 class Sequencer:
-    """Makes sequences by one tokeniser, one set of options, and one limit."""
+    """Makes sequences with one tokeniser, one set of mask options and one limit of length."""
 
     def __init__(self, spans: SpanEncoder, options: MaskOptions, length: LengthSpec, bos: int | None) -> None:
         self.spans = spans
@@ -91,7 +91,7 @@ class Sequencer:
         self._length = length
         self._truncation = None
         self._limit = length.first_tokens
-        """What is not longer than this is not cut; None: nothing is."""
+        # A sequence that is not longer than this is not cut; None: no sequence is.
         if length.max_tokens is not None and not self.by_turns:
             self._truncation = Truncation(
                 max_tokens=length.max_tokens, over_long=length.truncate, on_supervision_cut=length.on_supervision_cut
@@ -100,14 +100,14 @@ class Sequencer:
 
     @property
     def by_turns(self) -> bool:
-        """Whether over-long conversations lose whole exchanges, which whoever has the conversation does."""
+        """Whether over-long conversations lose whole exchanges; `SampleMaker` then removes these."""
         return self._length.truncate in ("keep_first_turns", "keep_last_turns")
 
     def encode(self, asked: Sequenced[Asked]) -> list[EncodedText]:
-        """Each text as tokens, without its ends; all together.
+        """Encode all texts together, each without its end tokens.
 
         Raises:
-            InputError: the tokeniser refuses one of them.
+            InputError: If the tokeniser refuses one of them.
         """
         if not asked:
             return []
@@ -121,10 +121,10 @@ class Sequencer:
         )
 
     def explain(self, asked: Asked) -> Masked:
-        """A text as tokens, without its ends and whole, with the evidence for each.
+        """Encode one text, whole and without its end tokens, with the evidence for each token.
 
         Raises:
-            InputError: the tokeniser refuses it.
+            InputError: If the tokeniser refuses the text.
         """
         most = max((piece.message for piece in asked.marked.pieces), default=-1)
         roles = asked.roles + ("",) * (most + 1 - len(asked.roles))
@@ -133,11 +133,11 @@ class Sequencer:
         return Masked(record=0, ids=row.ids, loss_mask=row.loss_mask, evidence=row.evidence)
 
     def finish(self, asked: Asked, encoded: EncodedText, tally: Tally) -> MadeSequence:
-        """One sequence with its ends, whole.
+        """Return one sequence with its end tokens, before any cut.
 
         Raises:
-            InputError: a policy refuses it.
-            DroppedError: a policy drops it.
+            InputError: If a policy refuses the sequence.
+            DroppedError: If a policy drops it.
         """
         if asked.begin or asked.end is not None:
             encoded = self._within(asked, encoded, tally)
@@ -149,7 +149,7 @@ class Sequencer:
         if usual is not None and not asked.begin and len(encoded.ids) and encoded.ids[0] != usual:
             message = (
                 f"it does not begin with BOS (id {usual}), with which the tokeniser begins texts: the template "
-                "writes none. `ends: {prepend_bos: true}` adds it, `mask: {on_missing_bos: allow}` goes without"
+                "writes none. `ends: {prepend_bos: true}` adds it, `mask: {on_missing_bos: allow}` accepts it as it is"
             )
             decide(self._options.on_missing_bos, MISSING_BOS, message, tally.notes)
         if asked.is_checked:
@@ -157,11 +157,11 @@ class Sequencer:
         return whole(asked.key, encoded)
 
     def cut(self, found: MadeSequence) -> MadeSequence:
-        """The sequence within the limits.
+        """Return the sequence cut to the limits.
 
         Raises:
-            InputError: it is longer, and must not be.
-            DroppedError: it is longer, and is dropped for it; or no trained token is left.
+            InputError: If the sequence is too long and the recipe says ``truncate: error``.
+            DroppedError: If it is too long and the recipe says ``truncate: drop``, or no trained token is left.
         """
         if self._limit is None or len(found.ids) <= self._limit:
             return found
@@ -184,14 +184,13 @@ class Sequencer:
         )
 
     def _within(self, asked: Asked, encoded: EncodedText, tally: Tally) -> EncodedText:
-        """What stands between two characters of the text.
+        """Return the tokens between two characters of the text.
 
-        A token that lies across the first border cannot be parted: what stands behind the border is then encoded by
-        itself, and counted.
+        If a token crosses the first border, the text after the border is encoded by itself, and counted.
         """
         evidence = encoded.evidence
         if evidence is None:
-            raise InputError("the places of tokens are not known. This is a defect of Headrace: please report it.")
+            raise InputError("the positions of tokens are not known. This is a defect of Headrace: please report it.")
         text = asked.marked.text
         end = len(text) if asked.end is None else asked.end
         places = byte_places(text)
@@ -210,7 +209,7 @@ class Sequencer:
 
 
 def whole(key: str, encoded: EncodedText) -> MadeSequence:
-    """A sequence of which nothing is cut."""
+    """Return a sequence of which nothing is cut."""
     return MadeSequence(key, encoded.ids, encoded.loss_mask, encoded.num_supervised, len(encoded.ids))
 
 
@@ -230,7 +229,7 @@ def _truncated(ids: Ids, mask: Mask, truncation: Truncation) -> tuple[Ids, Mask]
 
 
 def plain(*texts: tuple[str, bool]) -> Marked:
-    """Texts one after another as one, each trained or not."""
+    """Join texts to one, each trained or not."""
     pieces = []
     begin = 0
     for number, (text, is_trained) in enumerate(texts):
@@ -242,7 +241,7 @@ def plain(*texts: tuple[str, bool]) -> Marked:
 
 
 def joined(parts: Sequenced[Marked]) -> Marked:
-    """Marked texts one after another as one."""
+    """Join marked texts to one."""
     pieces: list[TextRange] = []
     ends: list[tuple[int, int]] = []
     begin = 0
@@ -254,7 +253,7 @@ def joined(parts: Sequenced[Marked]) -> Marked:
 
 
 def part(marked: Marked, begin: int, end: int) -> Marked:
-    """The characters ``[begin, end)`` of a marked text."""
+    """Return the characters ``[begin, end)`` of a marked text."""
     pieces = [
         replace(piece, begin=max(piece.begin, begin) - begin, end=min(piece.end, end) - begin)
         for piece in marked.pieces

@@ -1,10 +1,7 @@
-"""The training types: which sequences each makes of a sample, and under which keys they are stored.
+"""The shapes of the training types: which sequences a sample makes, and under which keys they are stored.
 
-Types seq and sft: a record is a document, of text or of a conversation.
-
-Type dpo: a chosen and a rejected answer to one prompt.
-
-Types prompt and grpo: what is to be answered; what was answered before, with its rewards.
+Types seq and sft store a text or a conversation as one document, dpo a chosen and a rejected answer to one prompt,
+prompt a prompt alone, and grpo a prompt with earlier responses and their rewards.
 """
 
 from __future__ import annotations
@@ -33,12 +30,12 @@ from headrace.samples.recipe.recipe import Recipe
 S = TypeVar("S")
 
 Document = dict[str, NDArray[Any] | int]
-"""The values of each key, by our own names; a number where there is one for each document."""
+"""The values of each key, by our own names; a number for keys that hold one value for each document."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tools:
-    """What the making of sequences needs."""
+    """The objects that the shapes share: the recipe, the end tokens, the template and its marker."""
 
     recipe: Recipe
     ends: EndTokens
@@ -46,11 +43,11 @@ class Tools:
     marker: Marker | None
 
     def mark(self, conversation: Conversation, tally: Tally) -> list[Marked]:
-        """The texts of a conversation, see `Marker.mark`.
+        """Return the marked texts of a conversation; see `Marker.mark`.
 
         Raises:
-            InputError: the template refuses it, or a policy does.
-            DroppedError: a policy drops it.
+            InputError: If the template or a policy refuses the conversation.
+            DroppedError: If a policy drops it.
         """
         if self.marker is None:
             raise ConfigError(_NO_TEMPLATE)
@@ -62,27 +59,27 @@ class Tools:
         return [_with_header(marked) for marked in texts] if is_header else texts
 
     def whole_text(self, conversation: Conversation, tally: Tally) -> str:
-        """The text of a conversation, which holds all that it says.
+        """Return the text of a conversation, after a check that it holds every message.
 
         Raises:
-            InputError: the template refuses it, or leaves a message out.
-            DroppedError: a policy drops it.
+            InputError: If the template refuses the conversation or leaves a message out.
+            DroppedError: If a policy drops it.
         """
         self._check_written(conversation, tally)
         return self._rendered(conversation, add_generation_prompt=False)
 
     def prompt_text(self, conversation: Conversation, tally: Tally) -> str:
-        """The text of a conversation, which holds all that it says, and of what comes before the answer to it.
+        """Return the text of a conversation and of the generation prompt, after a check that it holds every message.
 
         Raises:
-            InputError: the template refuses it, or leaves a message out.
-            DroppedError: a policy drops it.
+            InputError: If the template refuses the conversation or leaves a message out.
+            DroppedError: If a policy drops it.
         """
         self._check_written(conversation, tally)
         return self._rendered(conversation, add_generation_prompt=True)
 
     def with_kwargs(self, conversation: Conversation) -> Conversation:
-        """The conversation with the recipe's arguments of the template, under its own."""
+        """Return the conversation with the recipe's template arguments; its own take precedence."""
         kwargs = self.recipe.template.kwargs if self.recipe.template is not None else {}
         if not kwargs:
             return conversation
@@ -108,52 +105,52 @@ class Tools:
 
     @functools.cached_property
     def answer_ends(self) -> Ends:
-        """The ends of a sequence that is text, and ends in what is trained."""
+        """The end tokens of a text whose last part is trained."""
         return self.text_ends(is_trained=True)
 
     def text_ends(self, *, is_trained: bool) -> Ends:
-        """The ends of a sequence that is text."""
+        """Return the end tokens of a text that no template wrote."""
         before = self.ends.wanted_bos(self.recipe.ends.prepend_bos)
         after = self.ends.eos if self.recipe.appends_eos else np.zeros(0, np.uint32)
         return Ends(before, after, is_trained)
 
     @functools.cached_property
     def chat_ends(self) -> Ends:
-        """The ends of a sequence that a template wrote."""
+        """The end tokens of a text that a template wrote."""
         return Ends(before=self.ends.wanted_bos(self.recipe.ends.prepend_bos), usual=self.ends.usual_bos)
 
 
 _NO_TEMPLATE = (
-    "the records are conversations, and there is no chat template: say `template` with a tokeniser's folder that has "
+    "the records are conversations, but there is no chat template: set `template` to a tokeniser's folder that has "
     "one, a .jinja file, or the name of one of ours, such as chatml"
 )
 
 
 class Shape(ABC, Generic[S]):
-    """One training type."""
+    """The base class: how one training type makes sequences and documents from a sample."""
 
     def __init__(self, tools: Tools) -> None:
         self.tools = tools
 
     @abstractmethod
     def ask(self, sample: S, tally: Tally) -> list[Asked]:
-        """The sequences of a sample.
+        """Return the sequences of a sample.
 
         Raises:
-            InputError: it cannot be used.
-            DroppedError: a policy drops it.
+            InputError: If the sample cannot be used.
+            DroppedError: If a policy drops it.
         """
 
     @abstractmethod
     def documents(self, sample: S, found: Sequence[MadeSequence]) -> list[Document]:
-        """The documents of a sample, from its sequences, in the order in which they were asked for.
+        """Return the documents of a sample, made from its sequences in the order in which `ask` returned them.
 
         Raises:
-            InputError: a value cannot be stored.
+            InputError: If a value cannot be stored.
         """
 
     def render_ahead(self, samples: Iterable[S]) -> None:
-        """Have the template render the conversations of many samples together, where that costs less."""
+        """Let the template render the conversations of many samples together, if that costs less."""
         template: object = self.tools.template
         if not isinstance(template, RendersAhead):
             return
@@ -161,29 +158,29 @@ class Shape(ABC, Generic[S]):
         template.render_ahead(conversations, prompts=self.tools.recipe.type != "seq")
 
     def conversations(self, sample: S) -> list[Conversation]:
-        """The conversations that `ask` has rendered, as far as they are known before."""
+        """Return the conversations that `ask` will render, as far as they are known in advance."""
         return []
 
     def dialogue(self, sample: S) -> Conversation | None:
-        """The conversation of which exchanges may be taken away where the sample is too long; None: there is none."""
+        """Return the conversation from which exchanges may be removed if the sample is too long, or None."""
         return None
 
     def with_dialogue(self, sample: S, conversation: Conversation) -> S:
-        """The sample with another such conversation."""
-        raise InputError("it has no exchanges that could be taken away")
+        """Return the sample with another conversation in place of its `dialogue`."""
+        raise InputError("the sample has no exchanges that could be removed")
 
 
 def _with_header(marked: Marked) -> Marked:
-    """The text with the headers of trained turns trained.
+    """Return the text with the headers of trained turns trained too.
 
     Raises:
-        InputError: one of them cannot be found.
+        InputError: If the header of a trained turn is not found.
     """
     trained = {piece.message for piece in marked.pieces if piece.is_trained and piece.message >= 0}
     headers = {piece.message for piece in marked.pieces if piece.region == Region.HEADER}
     if not trained <= headers:
         raise InputError(
-            f"the header of message {min(trained - headers)} cannot be found in the text, and `header: train` needs it"
+            f"the header of message {min(trained - headers)} cannot be found in the text, but `header: train` needs it"
         )
     pieces = [
         msgspec.structs.replace(piece, is_trained=True, why=Why.ROLE)
@@ -195,17 +192,17 @@ def _with_header(marked: Marked) -> Marked:
 
 
 def unflagged(conversation: Conversation) -> Conversation:
-    """The conversation, none of whose messages is trained."""
+    """Return the conversation with every message flagged as not trained."""
     return msgspec.structs.replace(conversation, train=(False,) * len(conversation.messages), train_spans=())
 
 
 def with_answer(prompt: Conversation, answer: Conversation) -> Conversation:
-    """Both as one conversation, of which the answer may be trained."""
+    """Join prompt and answer to one conversation in which only the answer may be trained."""
     return join(unflagged(prompt), answer)
 
 
 def as_chat(sample: Sample) -> Sample:
-    """The sample with messages in place of strings."""
+    """Return the sample with messages in place of strings."""
     if isinstance(sample, Completion):
         return msgspec.structs.replace(sample, prompt=_asked(sample.prompt), completion=_answered(sample.completion))
     if isinstance(sample, Preference):
@@ -228,36 +225,36 @@ def _answered(answer: Conversation | str) -> Conversation:
 
 
 def pair_text(tools: Tools, key: str, prompt: str, answer: str, *, is_checked: bool = True) -> Asked:
-    """A prompt and its answer, both text, as one sequence; the answer is trained, and the token that ends it."""
+    """Join a prompt and its answer, both text, to one sequence in which the answer and its end token are trained."""
     text = plain((prompt, False), (answer, True))
     return Asked(key, text, tools.answer_ends, is_checked, roles=("prompt", "answer"))
 
 
 def roles_of(*conversations: Conversation) -> tuple[str, ...]:
-    """The roles of all messages of some conversations."""
+    """Return the roles of all messages of these conversations."""
     return tuple(str(message["role"]) for conversation in conversations for message in conversation.messages)
 
 
 def columns_bytes(columns: Mapping[str, Any]) -> NDArray[np.uint8]:
-    """Columns as the bytes of a JSON object.
+    """Return the columns as the bytes of a JSON object.
 
     Raises:
-        InputError: one of them cannot be written as JSON.
+        InputError: If a column cannot be written as JSON.
     """
     try:
         return np.frombuffer(msgspec.json.encode(columns), np.uint8)
     except (TypeError, ValueError, UnicodeEncodeError, OverflowError, RecursionError) as error:
-        raise InputError(f"the columns beside the prompt cannot be kept as JSON: {error}") from None
+        raise InputError(f"the columns beside the prompt cannot be stored as JSON: {error}") from None
 
 
 Single = Text | Conversation | Completion
 
 
 class SingleShape(Shape[Single]):
-    """``tokens``; for sft also ``loss_mask`` and ``num_supervised``, for KTO ``label``."""
+    """Stores ``tokens``; for sft also ``loss_mask`` and ``num_supervised``, for KTO ``label``."""
 
     def ask(self, sample: Single, tally: Tally) -> list[Asked]:
-        """See `Shape.ask`. A conversation that an unstable template splits is several documents."""
+        """Return the sequence of the sample, or several if an unstable template splits the conversation."""
         is_checked = self.tools.recipe.type == "sft"
         if isinstance(sample, Text):
             return [Asked("tokens", plain((sample.text, True)), self.tools.answer_ends, is_checked)]
@@ -265,8 +262,8 @@ class SingleShape(Shape[Single]):
             return [pair_text(self.tools, "tokens", sample.prompt, sample.completion, is_checked=is_checked)]
         conversation = self.dialogue(sample)
         if conversation is None:
-            raise TypeError(f"{type(sample).__name__} is no sample of type {self.tools.recipe.type}")
-        if not is_checked:  # nobody asks for a mask, so none has to be proved
+            raise TypeError(f"{type(sample).__name__} is not a sample of type {self.tools.recipe.type}")
+        if not is_checked:  # type seq stores no mask, so none has to be proved
             text = self.tools.whole_text(conversation, tally)
             return [Asked("tokens", plain((text, True)), self.tools.chat_ends)]
         roles = roles_of(conversation) if tally.with_all else ()
@@ -276,7 +273,7 @@ class SingleShape(Shape[Single]):
         ]
 
     def documents(self, sample: Single, found: Sequence[MadeSequence]) -> list[Document]:
-        """See `Shape.documents`."""
+        """Return one document for each sequence."""
         documents = []
         for one in found:
             document: Document = {"tokens": one.ids}
@@ -291,7 +288,7 @@ class SingleShape(Shape[Single]):
         return documents
 
     def dialogue(self, sample: Single) -> Conversation | None:
-        """See `Shape.dialogue`."""
+        """Return the conversation, or prompt and completion as one conversation; None for text."""
         if isinstance(sample, Completion):
             if isinstance(sample.prompt, str) or isinstance(sample.completion, str):
                 return None
@@ -299,12 +296,12 @@ class SingleShape(Shape[Single]):
         return sample if isinstance(sample, Conversation) else None
 
     def conversations(self, sample: Single) -> list[Conversation]:
-        """See `Shape.conversations`."""
+        """Return the conversation, if the sample is one."""
         dialogue = self.dialogue(sample)
         return [] if dialogue is None else [dialogue]
 
     def with_dialogue(self, sample: Single, conversation: Conversation) -> Single:
-        """See `Shape.with_dialogue`."""
+        """Return the sample with another conversation; for a completion, all of it becomes the completion."""
         if isinstance(sample, Completion):
             empty = msgspec.structs.replace(conversation, messages=[], train=(), train_spans=())
             return Completion(prompt=empty, completion=conversation, label=sample.label)
@@ -312,10 +309,13 @@ class SingleShape(Shape[Single]):
 
 
 class PairShape(Shape[Preference]):
-    """``chosen``, ``chosen_mask``, ``rejected``, ``rejected_mask``: each the prompt and an answer, which is trained."""
+    """Stores ``chosen``, ``chosen_mask``, ``rejected``, ``rejected_mask``: the prompt with each answer.
+
+    The answers are trained, the prompt is not.
+    """
 
     def ask(self, sample: Preference, tally: Tally) -> list[Asked]:
-        """See `Shape.ask`."""
+        """Return two sequences: the prompt with the chosen answer, and with the rejected one."""
         asked = []
         for key, answer in (("chosen", sample.chosen), ("rejected", sample.rejected)):
             prompt = sample.prompt or ""
@@ -327,26 +327,26 @@ class PairShape(Shape[Preference]):
             texts = self.tools.mark(with_answer(prompt, answer), tally)
             if len(texts) > 1:
                 raise InputError(
-                    f"{key} has several turns that the template writes otherwise when more follow: a pair cannot be "
-                    "split; leave all but the last in the prompt, or choose `mask: {unstable: drop}`"
+                    f"{key} has several turns that the template writes differently when more follow, and a pair cannot "
+                    "be split: move all but the last one to the prompt, or choose `mask: {unstable: drop}`"
                 )
             roles = roles_of(prompt, answer)
             asked.append(Asked(key, texts[0], self.tools.chat_ends, is_checked=True, roles=roles))
         return asked
 
     def documents(self, sample: Preference, found: Sequence[MadeSequence]) -> list[Document]:
-        """See `Shape.documents`."""
+        """Return one document with both sequences and their masks."""
         document: Document = {}
         for one in found:
             document |= {one.key: one.ids, f"{one.key}_mask": one.mask}
         return [document]
 
     def dialogue(self, sample: Preference) -> Conversation | None:
-        """See `Shape.dialogue`. Both answers keep the same prompt."""
+        """Return the prompt, since both answers keep the same one."""
         return sample.prompt if isinstance(sample.prompt, Conversation) else None
 
     def conversations(self, sample: Preference) -> list[Conversation]:
-        """See `Shape.conversations`."""
+        """Return the prompt with each answer, if they are messages."""
         prompt = sample.prompt or ""
         if isinstance(prompt, str):
             return []
@@ -354,42 +354,42 @@ class PairShape(Shape[Preference]):
         return [with_answer(prompt, answer) for answer in answers if isinstance(answer, Conversation)]
 
     def with_dialogue(self, sample: Preference, conversation: Conversation) -> Preference:
-        """See `Shape.with_dialogue`."""
+        """Return the sample with another prompt."""
         return Preference(prompt=conversation, chosen=sample.chosen, rejected=sample.rejected)
 
 
 class PromptShape(Shape[Prompt]):
-    """``prompts``, up to where the answer begins, and ``columns``, the record's other fields as the bytes of JSON."""
+    """Stores ``prompts``, up to where the answer begins, and ``columns``, the other fields as the bytes of JSON."""
 
     def ask(self, sample: Prompt, tally: Tally) -> list[Asked]:
-        """See `Shape.ask`."""
+        """Return the prompt as one sequence."""
         return [prompt_asked(self.tools, sample.prompt, tally)]
 
     def documents(self, sample: Prompt, found: Sequence[MadeSequence]) -> list[Document]:
-        """See `Shape.documents`."""
+        """Return one document with the prompt and the columns."""
         return [{"prompts": found[0].ids, "columns": columns_bytes(sample.columns)}]
 
 
 class GroupShape(Shape[Group]):
-    """``prompts``; ``responses``, one after another, their ``masks`` and ``response_lengths``; ``rewards``.
+    """Stores ``prompts``, ``responses`` one after another, their ``masks`` and ``response_lengths``, and ``rewards``.
 
-    Prompt and response are encoded as one text, and parted where the response begins.
+    Prompt and response are encoded as one text and separated where the response begins.
     """
 
     def ask(self, sample: Group, tally: Tally) -> list[Asked]:
-        """See `Shape.ask`."""
-        prompt = prompt_asked(self.tools, sample.prompt, Tally())  # counted with each response
+        """Return the prompt and then each response as a sequence."""
+        prompt = prompt_asked(self.tools, sample.prompt, Tally())  # each response counts the prompt's notes again
         return [prompt, *(self._response(sample.prompt, prompt.marked.text, one, tally) for one in sample.responses)]
 
     def conversations(self, sample: Group) -> list[Conversation]:
-        """See `Shape.conversations`."""
+        """Return the prompt with each response, if they are messages."""
         prompt = sample.prompt
         if isinstance(prompt, str):
             return []
         return [with_answer(prompt, one) for one in sample.responses if isinstance(one, Conversation)]
 
     def documents(self, sample: Group, found: Sequence[MadeSequence]) -> list[Document]:
-        """See `Shape.documents`."""
+        """Return one document with the prompt, all responses and their rewards."""
         prompt, *responses = found
         return [
             {
@@ -410,15 +410,18 @@ class GroupShape(Shape[Group]):
             raise InputError("prompt and responses must all be strings, or all messages")
         texts = self.tools.mark(with_answer(prompt, response), tally)
         if len(texts) > 1:
-            raise InputError("a response has several turns that the template writes otherwise when more follow")
+            raise InputError(
+                "a response has several turns that the template writes differently when more follow, and a response "
+                "cannot be split: choose `mask: {unstable: drop}`"
+            )
         marked = texts[0]
         if not marked.text.startswith(before):
             decide(
                 "drop" if self.tools.recipe.mask.on_prompt_mismatch == "drop" else "error",
                 PROMPT_MISMATCH,
                 "the text of prompt and response does not begin with that of the prompt and the template's generation "
-                "prompt, so that it cannot be said where the response begins; choose `mask: {on_prompt_mismatch: "
-                "drop}`, or give the template the arguments that belong together",
+                "prompt, so it is not known where the response begins; choose `mask: {on_prompt_mismatch: drop}`, or "
+                "set template arguments that suit the responses",
                 tally.notes,
             )
         end = None
@@ -429,7 +432,7 @@ class GroupShape(Shape[Group]):
 
 
 def prompt_asked(tools: Tools, prompt: Conversation | str, tally: Tally) -> Asked:
-    """The sequence of a prompt; that of a conversation ends where the assistant's answer begins."""
+    """Return the sequence of a prompt; for a conversation it ends where the assistant's answer begins."""
     if isinstance(prompt, str):
         text, ends = prompt, tools.text_ends(is_trained=False)
     else:
@@ -438,6 +441,6 @@ def prompt_asked(tools: Tools, prompt: Conversation | str, tally: Tally) -> Aske
 
 
 def _end_of_turn(marked: Marked, message: int) -> int | None:
-    """Behind the token that ends the turn of a message; None where there is none."""
+    """Return the position after the token that ends the turn of a message, or None."""
     ends = [piece.end for piece in marked.pieces if piece.region == Region.END_OF_TURN and piece.message == message]
     return ends[-1] if ends else None

@@ -1,13 +1,13 @@
-"""A conversation -> ids and a loss mask that is proved: header out, end of turn in, every assistant's turn.
+"""Encode conversations with loss masks that are proved for each record: without headers, with the ends of turns.
 
 Conversation
-  -> renders       the whole text, once; its beginnings; with a stand-in for a content
-  -> turns         where each turn is: the template's own order, generation tags, or prefixes compared with the whole
-  -> pieces        header, reasoning, content, end of turn, after: trained or not, and why
-  -> marking       policies: unstable templates, missing ends                       -> texts with trained characters
-  -> token_spans   text -> ids, whole, and the bytes of each token
-  -> token_masks   trained characters and spans of tokens -> one byte a token, a batch at once
-  -> masker        checks, truncation, counts                                       -> MaskedBatch
+  -> renders       renders the whole text once; its beginnings; and with a stand-in for a content
+  -> turns         finds each turn: by the template's own order, generation tags, or prefixes compared with the whole
+  -> pieces        divides a turn into reasoning, content, end of turn and the rest: trained or not, and why
+  -> marking       applies policies for unstable templates and missing ends  -> texts with trained characters
+  -> token_spans   encodes whole texts                                       -> ids, and the bytes of each token
+  -> encoding      maps trained characters to tokens, a batch at once        -> one byte for each token
+  -> masker        checks, truncates and counts                              -> MaskedBatch
 
 masker = Masker(ChatTemplate.load("chatml"), tokenizer_json)
 [sample] = masker.mask(Conversation(messages=[...]))

@@ -1,7 +1,4 @@
-"""Which messages of a conversation are trained, and a second check, by other means, that nothing else is.
-
-No trained text is anybody else's: looked at in every record, by other means than those that placed its turns.
-"""
+"""Decide which messages of a conversation are trained, and check in another way that no other text is."""
 
 from __future__ import annotations
 
@@ -17,24 +14,24 @@ from headrace.samples.masking.turns import Comparison, Turn
 
 
 class Decision(NamedTuple):
-    """Of one message."""
+    """Whether one message is trained, and why."""
 
     is_trained: bool
     why: Why
     spans: tuple[TrainSpan, ...]
-    """Of its content, laid over ``is_trained``."""
+    """Spans of its content that override ``is_trained``."""
 
     @property
     def has_trained(self) -> bool:
-        """Whether anything of the message is trained."""
+        """Whether any part of the message is trained."""
         return self.is_trained or any(span.train for span in self.spans)
 
 
 def decisions(conversation: Conversation, options: MaskOptions) -> list[Decision]:
-    """One a message. A flag comes before the options.
+    """Return one decision for each message. A message's flag overrides the options.
 
-    Where spans of a message say what to train and nothing else does, the rest of it is not trained; where they say
-    what to leave out, the rest is as its role.
+    If spans of a message say only what to train, the rest of the message is not trained; if they say what to leave out,
+    the rest is decided by its role.
     """
     found = []
     is_last = True
@@ -65,28 +62,29 @@ def check_own(
     pieces: Sequence[TextRange],
     found: Sequence[Decision],
 ) -> None:
-    """Whatever the options say: turns follow one another, none holds what the message before or behind it says, and
-    behind the content of none begins the header of the next.
+    """Check, whatever the options say, that no trained turn holds text of another message.
 
-    Turns whose characters are content and end, and blocks that are taken as they are, need no look.
+    Turns must follow one another; none may hold the content of the message before or after it, and the header of the
+    next turn must not begin after the content. Turns that consist of content and end, and blocks that are used as they
+    are, need no check.
 
     Raises:
-        InputError: a turn does.
+        InputError: If a turn fails the check.
     """
     text = renders.text(count)
-    behind = 0
+    previous_stop = 0
     for turn in turns:
-        if turn.start < behind:
-            raise _error(renders, turn, text[turn.start : behind])
-        behind = turn.stop
+        if turn.start < previous_stop:
+            raise _error(renders, turn, text[turn.start : previous_stop])
+        previous_stop = turn.stop
         if turn.exact or turn.content_end >= 0:
             continue
         trained = [piece for piece in pieces if piece.message == turn.message and piece.is_trained]
         if not trained:
             continue
         begin, end = trained[0].begin, trained[-1].end
-        said = renders.conversation.messages[turn.message]
-        own = "\n".join(_strings(said))
+        message = renders.conversation.messages[turn.message]
+        own = "\n".join(_strings(message))
         region = text[begin:end]
         for other, around in ((turn.message - 1, text[:begin]), (turn.message + 1, text[end:])):
             if not 0 <= other < count or found[other].has_trained:
@@ -94,15 +92,15 @@ def check_own(
             content = (content_text(renders.conversation.messages[other]) or "").strip()
             if content and content in region and content not in own and content not in around:
                 raise _error(renders, turn, content)
-        content = (content_text(said) or "").strip()
-        place = region.rfind(content) if content and not said.get("tool_calls") else -1
+        content = (content_text(message) or "").strip()
+        place = region.rfind(content) if content and not message.get("tool_calls") else -1
         header = (how.ending.opening or renders.usual(None).prompt).strip()
         if header and place >= 0 and header in region[place + len(content) :]:
             raise _error(renders, turn, header)
 
 
 def _strings(value: Message | Any) -> list[str]:
-    """All text in a message."""
+    """Return all strings in a message."""
     if isinstance(value, str):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -113,6 +111,6 @@ def _error(renders: Renders, turn: Turn, text: str) -> InputError:
     role = renders.conversation.messages[turn.message].get("role")
     return InputError(
         f"message {turn.message} ({role}) would be trained together with text that is not its own ({text[:60]!r}), so "
-        "that the record is not taken: the template does something that Headrace does not know. Please report it, "
-        "with the template"
+        "the record is refused: the template does something that Headrace does not know. Please report it, with the "
+        "template"
     )

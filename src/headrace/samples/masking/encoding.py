@@ -1,7 +1,4 @@
-"""Marked texts -> ids, masks, what is odd about them, and the evidence on request.
-
-Pieces of texts in characters, spans of tokens in bytes -> one mask bit a token. Whole batches at once, in NumPy.
-"""
+"""Encode marked texts to ids and masks, whole batches at once in NumPy, with findings and, on request, the evidence."""
 
 from __future__ import annotations
 
@@ -20,20 +17,20 @@ from headrace.samples.masking.token_spans import IntArray, SpanEncoder, Spanned,
 
 
 class Borders(NamedTuple):
-    """Of a batch of texts, in bytes of the UTF-8 of all texts in a row."""
+    """The borders of a batch of texts, in bytes of the UTF-8 of all texts in a row."""
 
     trained: IntArray
-    """(k, 2) stretches that are trained, ascending, none touching the next."""
+    """(k, 2) stretches that are trained, ascending and not adjacent."""
     ends: IntArray
     """(e, 2) ends of turns that must be trained."""
     end_texts: IntArray
-    """(e,) number of each one's text."""
+    """(e,) the number of the text of each end."""
     sizes: IntArray
-    """(number of texts,) bytes."""
+    """(number of texts,) bytes of each text."""
 
 
 def borders(batch: Sequence[Marked]) -> Borders:
-    """The borders of a batch. A Python loop a turn, not a character or token."""
+    """Return the borders of a batch. This is a Python loop over turns, not over characters or tokens."""
     trained: list[int] = []
     ends: list[int] = []
     end_texts: list[int] = []
@@ -68,10 +65,11 @@ def borders(batch: Sequence[Marked]) -> Borders:
 
 
 def loss_mask(spanned: Spanned, trained: IntArray, *, straddling: bool) -> tuple[NDArray[np.uint8], IntArray]:
-    """(n,) mask, and the numbers of the tokens that have trained and untrained bytes; those get ``straddling``.
+    """Return the (n,) mask, and the numbers of tokens with trained and untrained bytes, whose mask is ``straddling``.
 
     Example: trained bytes [5, 9), tokens [3, 6), [6, 8), [8, 9): the first straddles, the others are trained. A token
-    without bytes is never trained. O(n + k log n) for k stretches: a look-up a border, and one pass over the tokens.
+    without bytes is never trained. O(n + k log n) for k stretches: one look-up for each border, and one pass over the
+    tokens.
     """
     begins, ends = spanned.begins, spanned.ends
     if not spanned.in_order and (np.any(begins[1:] < begins[:-1]) or np.any(ends[1:] < ends[:-1])):
@@ -79,7 +77,7 @@ def loss_mask(spanned: Spanned, trained: IntArray, *, straddling: bool) -> tuple
     first = np.searchsorted(begins, trained[:, 0], "left")
     last = np.maximum(first, np.searchsorted(ends, trained[:, 1], "right"))
     edges = np.concatenate(([0], np.stack((first, last), 1).reshape(-1), [len(begins)]))
-    # Where two stretches lie in one token, the first of the second is before the last of the first by none.
+    # The running maximum keeps lengths from being negative if two stretches lie in one token.
     lengths = np.diff(np.maximum.accumulate(edges))
     mask = np.repeat(np.arange(len(lengths), dtype=np.uint8) & np.uint8(1), lengths)
     places = trained.reshape(-1)
@@ -97,7 +95,7 @@ def loss_mask(spanned: Spanned, trained: IntArray, *, straddling: bool) -> tuple
 def _loss_mask_of_any_order(
     spanned: Spanned, trained: IntArray, *, straddling: bool
 ) -> tuple[NDArray[np.uint8], IntArray]:
-    """The same for tokens that do not stand in order, by the number of trained bytes in each. O(n log k)."""
+    """Do the same for tokens that are not in order, by the number of trained bytes in each. O(n log k)."""
     found = _bytes_before(spanned.ends, trained) - _bytes_before(spanned.begins, trained)
     sizes = spanned.ends - spanned.begins
     mask = found > 0 if straddling else (found == sizes) & (sizes > 0)
@@ -105,7 +103,7 @@ def _loss_mask_of_any_order(
 
 
 def untrained_ends(spanned: Spanned, mask: NDArray[np.uint8], ends: IntArray) -> NDArray[np.bool_]:
-    """(e,) which stretches ``ends`` have a token that begins in them and is not trained, or none."""
+    """Return which of the stretches ``ends`` have an untrained token that begins in them, or no token: (e,)."""
     first = np.searchsorted(spanned.begins, ends[:, 0], "left")
     last = np.searchsorted(spanned.begins, ends[:, 1], "left")
     untrained: NDArray[np.bool_]
@@ -118,7 +116,7 @@ def untrained_ends(spanned: Spanned, mask: NDArray[np.uint8], ends: IntArray) ->
 
 
 def _bytes_before(places: IntArray, trained: IntArray) -> IntArray:
-    """(n,) trained bytes before each place."""
+    """Return the number of trained bytes before each place: (n,)."""
     if not len(trained):
         return np.zeros(len(places), np.int64)
     begins, ends = trained[:, 0], trained[:, 1]
@@ -129,7 +127,7 @@ def _bytes_before(places: IntArray, trained: IntArray) -> IntArray:
 
 
 class EncodedText(msgspec.Struct, frozen=True, gc=False):
-    """One text as tokens."""
+    """One text as tokens, with its mask and what was found in it."""
 
     ids: NDArray[np.uint32]
     loss_mask: NDArray[np.uint8]
@@ -137,11 +135,11 @@ class EncodedText(msgspec.Struct, frozen=True, gc=False):
     num_straddling: int
     """Tokens with trained and untrained bytes."""
     has_untrained_end: bool
-    """The end of a turn that must be trained is not."""
+    """Whether the end of a turn should be trained and is not."""
     has_doubled_bos: bool
-    """It begins with two BOS."""
+    """Whether the text begins with two BOS."""
     is_partly_trained: bool
-    """Some of its messages must not be trained."""
+    """Whether some of its messages must not be trained."""
     evidence: Evidence | None = None
 
 
@@ -153,10 +151,10 @@ def encode(
     bos: int | None,
     roles: Sequence[tuple[str, ...]] | None,
 ) -> list[EncodedText]:
-    """Encode texts together. ``roles``: of the messages of each, where evidence is wanted.
+    """Encode texts together. ``roles`` are the roles of the messages of each text, if evidence is wanted.
 
     Raises:
-        InputError: the tokeniser refuses a text, or contradicts itself.
+        InputError: If the tokeniser refuses a text, or two ways of encoding disagree.
     """
     spanned = spans.encode([marked.text for marked in batch])
     found = borders(batch)
@@ -194,7 +192,7 @@ def encode(
 
 
 def _evidence(marked: Marked, spanned: Spanned, base: int, straddles: IntArray, roles: tuple[str, ...]) -> Evidence:
-    """A token has the region of the piece that its first byte is in."""
+    """Return the evidence for a text. A token has the region of the piece that holds its first byte."""
     places = byte_places(marked.text)
     begins = places[np.array([piece.begin for piece in marked.pieces], np.int64)]
     piece = np.maximum(np.searchsorted(begins, spanned.begins - base, "right") - 1, 0)
@@ -212,7 +210,7 @@ def _evidence(marked: Marked, spanned: Spanned, base: int, straddles: IntArray, 
 
 
 def _doubled_bos(spanned: Spanned, begins: IntArray, bos: int | None) -> NDArray[np.bool_]:
-    """(number of texts,) whether a text begins with two BOS."""
+    """Return whether each text begins with two BOS: (number of texts,)."""
     found = np.zeros(len(begins), np.bool_)
     if bos is not None:
         long = np.flatnonzero(spanned.lengths > 1)

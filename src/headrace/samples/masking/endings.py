@@ -4,17 +4,15 @@ r"""How turns end: what may stand there, and how a template's own ending is prov
                                                                         token     after, of which `opening` is
                                                                                   the next header, if there is one
 
-Not every special token behind an answer ends it: some templates write the header of the next message there, always. A
-token is the end of a turn only if
+Not every special token after an answer ends it: some templates always write the header of the next message there. A
+token ends the turn only if all of this holds:
 
-* it stands behind the answer where nothing follows, and, if the template writes it there at all, where more follows;
-* it opens no message: it is neither among the tokens that the text begins with, nor in the generation prompt;
-* something says that it belongs to the answer: it is declared (``eos_token``), or stands nowhere before the first
-  content, or a token that opens messages stands behind it, so that the next header begins there and not before.
+* it follows the answer when no message follows, and, if the template writes it there at all, also when more follow;
+* it opens no message: it is neither among the tokens with which the text begins, nor in the generation prompt;
+* something shows that it belongs to the answer: it is declared (``eos_token``), or never occurs before the first
+  content, or is followed by a token that opens messages, so that the next header begins there and not before.
 
-Where none is such a token, none is known, and whoever masks has to say so.
-
-What may stand at the end of a turn: white space and the special tokens of tokeniser and template.
+If no token is proved, none is known, and the options of masking decide what happens.
 """
 
 from __future__ import annotations
@@ -35,16 +33,16 @@ class Closer(NamedTuple):
 
 
 class Closers:
-    """Finds special tokens at the end of a text, and where two texts part."""
+    """Finds the white space and special tokens of tokeniser and template that may stand at the end of a turn."""
 
     def __init__(self, special: Iterable[str]) -> None:
         self._special = frozenset(token for token in special if token.strip())
-        # The longest first, so that one that ends in another is found whole.
+        # The longest first, so that a token whose end is another token is found as a whole.
         self._lengths = sorted({len(token) for token in self._special}, reverse=True)
         self._last_characters = frozenset(token[-1] for token in self._special)
 
     def trailing(self, text: str, floor: int, end: int) -> list[Closer]:
-        """The white space and special tokens that ``text[floor:end]`` ends in, from left to right."""
+        """Return the white space and special tokens at the end of ``text[floor:end]``, from left to right."""
         closers: list[Closer] = []
         while end > floor:
             begin = end
@@ -66,12 +64,12 @@ class Closers:
         return closers
 
     def at(self, text: str, place: int) -> Closer | None:
-        """The special token that begins at ``place``, the longest of several."""
+        """Return the special token that begins at ``place``, the longest if there are several."""
         length = next((n for n in self._lengths if text[place : place + n] in self._special), 0)
         return Closer(place, place + length, True) if length else None
 
     def inside(self, text: str) -> list[Closer]:
-        """The special tokens that stand anywhere in a text."""
+        """Return all special tokens in a text."""
         found = []
         at = 0
         while at < len(text):
@@ -81,7 +79,7 @@ class Closers:
         return found
 
     def leading(self, text: str) -> list[str]:
-        """The special tokens that a text begins with, white space left out."""
+        """Return the special tokens with which a text begins, ignoring white space."""
         found = []
         while closer := self.at(text := text.lstrip(), 0):
             found.append(text[: closer.end])
@@ -89,15 +87,15 @@ class Closers:
         return found
 
     def agreement(self, text: str, whole: str, floor: int, *, with_end: bool, usual_end: str | None) -> int | None:
-        """How far the whole begins with ``text``, which may end in tokens that only the end of a conversation has.
+        """Return how far ``whole`` begins with ``text``, except for tokens that only the end of a conversation has.
 
-        ``text`` is what the template makes of the first messages. It ends where the whole goes on, except that some
-        templates close a conversation with a token of its own (``<|end|>\n<|endoftext|>``), which the whole has at its
-        end only. So all but the special tokens at its end must be equal, and of these as many as are, one by one.
-        None where it is not. Tokens before ``floor`` are no such end.
+        ``text`` is what the template makes of the first messages. Some templates close a conversation with a token of
+        its own (``<|end|>\n<|endoftext|>``), which the whole text has only at its end. So everything before the special
+        tokens at the end of ``text`` must be equal, and these are compared one by one. None if the texts differ
+        earlier. Tokens before ``floor`` are not such an end.
 
-        ``with_end``: the token that ends the last turn must be equal as well: the last ``usual_end`` among them, or the
-        last one of all where there is none.
+        ``with_end``: the token that ends the last turn must be equal too. It is the last ``usual_end`` among the
+        tokens, or the last of all if there is none.
         """
         if whole.startswith(text):
             return len(text)
@@ -118,22 +116,22 @@ class Closers:
 
 
 class Ending(NamedTuple):
-    """Of one template with one set of arguments."""
+    """How one template with one set of arguments ends a turn."""
 
     token: str | None = None
-    """That ends an answer; None: none is proved."""
+    """The token that ends an answer; None if none is proved."""
     after: str = ""
-    """What the template writes behind it (behind the answer, if there is no token) where nothing follows."""
+    """What the template writes after the token (or after the answer, if there is none) when no message follows."""
     opening: str | None = None
-    """The end of ``after`` that opens the next message; empty: nothing does; None: the probe shows nothing."""
+    """The end of ``after`` that opens the next message; empty if nothing does; None if the probe does not show it."""
     openers: frozenset[str] = frozenset()
     """Special tokens that open a message."""
     asked: str = ""
-    """What a model sees before it answers; no token of it ends a turn unless it is proved otherwise."""
+    """What a model sees before it answers; none of its tokens ends a turn unless that is proved in another way."""
 
 
 def find_ending(renders: Renders, closers: Closers, declared: Collection[str]) -> Ending:
-    """The ending, from renderings of `PROBE`. ``declared``: tokens that somebody says end a turn."""
+    """Find the ending from renderings of `PROBE`. ``declared`` are tokens that are declared to end a turn."""
     texts = []
     for count in (1, 2, 3):
         try:
@@ -195,12 +193,12 @@ def _ending(closers: Closers, token: str | None, after: str, openers: frozenset[
 
 
 def _place(text: str, words: str) -> int:
-    """Where the words of the probe stand; the template may write them in other letters."""
+    """Return where the words of the probe are; the template may have changed their case."""
     place = text.rfind(words)
     return place if place >= 0 or not text.isascii() else text.lower().rfind(words.lower())
 
 
 def _joiner(text: str) -> str:
-    """What stands between an answer and the question that follows it."""
+    """Return the text between an answer and the question that follows it."""
     begin, end = _place(text, ANSWER), _place(text, NEXT_QUESTION)
     return text[begin + len(ANSWER) : end] if 0 <= begin < end else ""

@@ -1,7 +1,4 @@
-"""Masking explained to people: labels for every stretch of a text, and the words of errors.
-
-What the errors of marking say.
-"""
+"""Explain masking to people: labels for every stretch of a text, and the messages of errors."""
 
 from __future__ import annotations
 
@@ -26,9 +23,9 @@ def labelled(
     closers: Closers,
     usual_end: str | None,
 ) -> list[TextRange]:
-    """The same pieces, those without a message told apart by message, header and content where the template allows.
+    """Return the pieces with those outside of the messages divided into messages, headers and contents where possible.
 
-    What is trained stays as it was. Cost: a rendering or two a message.
+    What is trained does not change. Cost: one or two renderings for each message.
     """
     text = renders.text(count)
     starts = {turn.message: turn.start for turn in reversed(turns)}
@@ -65,7 +62,7 @@ def _header(begin: int, end: int, message: int) -> TextRange:
 
 
 def _relabelled(pieces: Sequence[TextRange], labels: Sequence[TextRange]) -> list[TextRange]:
-    """Pieces without a message take message and region of the labels over them."""
+    """Give pieces without a message the message and region of the labels over them."""
     found = []
     for piece in pieces:
         if piece.message >= 0:
@@ -91,67 +88,67 @@ def _named(renders: Renders, message: int) -> str:
 
 
 def history(renders: Renders, fault: MisplacedTurn) -> str:
-    """A turn is written otherwise when more follows."""
+    """The message for a turn that is written differently when more follows."""
     return (
-        f"the template writes {_named(renders, fault.message)} otherwise when more messages follow, so that a model "
-        f"would be trained on a text that it never sees when it writes: {fault.text}. Thinking that is stripped from "
-        "earlier turns is the usual reason. Choose unstable: split (samples that show each turn as it was written), "
+        f"the template writes {_named(renders, fault.message)} differently when more messages follow, so a model would "
+        f"be trained on a text that it never sees when it writes: {fault.text}. The usual reason is reasoning that is "
+        "stripped from earlier turns. Choose unstable: split (samples that show each turn as it was written), "
         "last_turn or drop, or a template that keeps what it wrote"
     )
 
 
 def prompt(renders: Renders, fault: MisplacedTurn) -> str:
-    """A turn does not begin with the generation prompt."""
+    """The message for a turn that does not begin with the generation prompt."""
     return (
         f"the template's generation prompt is not how it writes {_named(renders, fault.message)}: {fault.text}. A "
-        "model would be asked to go on from a text that it was not trained on. Give the template the arguments or "
-        "the reasoning that belong together, or choose on_prompt_mismatch: allow or drop"
+        "model would be asked to continue a text that it was not trained on. Set template arguments that suit the "
+        "reasoning of the records, or choose on_prompt_mismatch: allow or drop"
     )
 
 
 def untrained_end(renders: Renders, turn: Turn, text: str) -> str:
-    """There is no token to end a turn with."""
+    """The message for a turn without a token that ends it."""
     found = text[max(turn.stop - 30, 0) : turn.stop]
     return (
-        f"{_named(renders, turn.message)} ends without a special token ({found!r}), or with one of which nothing shows "
-        "that it ends the turn, so that a model is never taught to stop: use a template or tokeniser that has one, "
-        "name it (eos_token of the tokeniser, `ends: {eos: TOKEN}` of a recipe), or choose on_untrained_end: allow "
-        "or drop"
+        f"{_named(renders, turn.message)} ends without a special token ({found!r}), or with one that is not proved to "
+        "end the turn, so a model would never learn to stop: use a template or tokeniser that has such a token, name "
+        "it (eos_token of the tokeniser, `ends: {eos: TOKEN}` of a recipe), or choose on_untrained_end: allow or drop"
     )
 
 
 def empty_turn(renders: Renders, message: int) -> str:
-    """A trained turn without content."""
+    """The message for a trained turn without content."""
     calls = renders.conversation.messages[message].get("tool_calls")
-    what = "says nothing and has calls of tools, which the template does not write" if calls else "says nothing"
+    what = "says nothing except for tool calls, which the template does not write" if calls else "says nothing"
     return (
         f"{_named(renders, message)} is trained and {what}: a model would learn to stop at once. Use a template that "
-        "writes it, take the message out, or choose on_empty_turn: allow or drop"
+        "writes it, remove the message, or choose on_empty_turn: allow or drop"
     )
 
 
 def unwritten(renders: Renders, message: int) -> str:
-    """A message that the template leaves out."""
+    """The message for a message that the template leaves out."""
     content = renders.conversation.messages[message].get("content")
     return (
         f"the template writes nothing of {_named(renders, message)}, which says {str(content)[:60]!r}: the model would "
         "never see it. Give it a role or a form that the template writes (`roles` renames roles, `parts: join` "
-        "makes one text of parts), use another template, or choose on_unwritten_message: allow or drop"
+        "joins parts to one text), use another template, or choose on_unwritten_message: allow or drop"
     )
 
 
 def no_block(renders: Renders, message: int) -> str:
-    """A message without its generation block."""
+    """The message for a turn without its generation block."""
     return (
-        f"the template has generation blocks, and rendered none for {_named(renders, message)}, which should be "
-        "trained: choose generation_tags: ignore, or trusted to leave such messages out"
+        f"the template has generation blocks, but rendered none for {_named(renders, message)}, which should be "
+        "trained: choose generation_tags: ignore, or trusted, which leaves such messages untrained"
     )
 
 
 def spans(renders: Renders, message: int) -> str:
-    """Spans of a content that cannot be placed."""
+    """The message for spans of a content that cannot be located."""
     content = renders.conversation.messages[message].get("content")
     return (
-        f"{_named(renders, message)} has spans to train, and the template does not write its content as it is "
-        f"({content!r:.60}), so that they cannot be placed: take them off, or use a template that writes it as it is"
+        f"{_named(renders, message)} has spans to train, and the template does not write its content unchanged "
+        f"({content!r:.60}), so the spans cannot be located: remove them, or use a template that writes the content "
+        "unchanged"
     )

@@ -1,4 +1,4 @@
-"""A conversation -> texts with the pieces of each that are trained. All in characters; no tokeniser yet."""
+"""`Marker`: renders a conversation and marks which characters are trained. It needs no tokeniser."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _CONTENT, _END_OF_TURN, _BY_ROLE = Region.CONTENT, Region.END_OF_TURN, Why.ROLE
 
 
 class Marked(msgspec.Struct, frozen=True, gc=False):
-    """A text to be encoded."""
+    """A text to be encoded, with its trained pieces."""
 
     text: str
     pieces: list[TextRange]
@@ -54,13 +54,14 @@ class Marked(msgspec.Struct, frozen=True, gc=False):
     ends: list[tuple[int, int]]
     """Ends of turns that must be trained, in characters."""
     is_partly_trained: bool
-    """Some of its messages must not be trained."""
+    """Whether some of its messages must not be trained."""
 
 
 class Marker:
     """Renders conversations and says which characters are trained, for one template and one set of options.
 
-    ``special``: the special tokens of the tokeniser; ``ends``: those known to end a text, besides the template's.
+    ``special`` are the special tokens of the tokeniser; ``ends`` are tokens known to end a text, in addition to the
+    template's.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Marker:
         self._usuals: dict[str | None, Usual] = {}
         self._comparisons: dict[str, Comparison] = {}
         self._prefixes: Prefixes = {}
-        # What is not asked for needs no look at each message's own decisions.
+        # With these options every assistant's turn is trained, and messages without flags need no decisions.
         self._is_usual = (
             options.roles == (ASSISTANT,)
             and options.turns == "all"
@@ -86,17 +87,17 @@ class Marker:
 
     @property
     def counts(self) -> Counter[str]:
-        """What the last `mark` counted: whether it split the record, and what a policy allowed. Until the next one."""
+        """What the last call of `mark` or `check_written` counted: splits, and findings that a policy allowed."""
         return self._counts
 
     def mark(self, conversation: Conversation, *, with_all: bool) -> list[Marked]:
-        """The texts that a conversation becomes: one, or several where an unstable template splits it.
+        """Return the texts that a conversation becomes: one, or several if an unstable template splits it.
 
-        ``with_all``: the turns of untrained messages are placed as well, where they can be, for the evidence.
+        ``with_all`` locates the turns of untrained messages too, as far as possible, for the evidence.
 
         Raises:
-            InputError: the template refuses it, or a policy does.
-            DroppedError: a policy drops it.
+            InputError: If the template or a policy refuses the conversation.
+            DroppedError: If a policy drops it.
         """
         self._counts.clear()
         renders = Renders(self._template, conversation, self._usuals)
@@ -109,7 +110,7 @@ class Marker:
         self._check_written(renders, proved=False)
         found = decisions(conversation, self._options)
         rest = self._options.train_on_prompt
-        # Their place must be known; all others are treated as the rest of the text.
+        # Only these turns must be located; all others are treated like the rest of the text.
         wanted = [number for number, one in enumerate(found) if one.spans or one.is_trained != rest]
         count = len(conversation.messages)
         turns, faults = self._find(renders, how, found, wanted, count)
@@ -117,11 +118,11 @@ class Marker:
         return [self._marked(renders, how, found, number, turns, with_all=with_all) for number, turns in samples]
 
     def check_written(self, conversation: Conversation) -> None:
-        """Look for what the template leaves out of a conversation of which no mask is asked for; see `counts`.
+        """Look for what the template leaves out of a conversation that needs no mask; see `counts`.
 
         Raises:
-            InputError: the template refuses it, or leaves a message out.
-            DroppedError: a policy drops it.
+            InputError: If the template refuses the conversation or leaves a message out.
+            DroppedError: If a policy drops it.
         """
         self._counts.clear()
         self._check_written(Renders(self._template, conversation, self._usuals), proved=False)
@@ -135,7 +136,7 @@ class Marker:
                 self._counts[UNWRITTEN_CONTENT] += 1
 
     def _comparison(self, conversation: Conversation) -> Comparison:
-        """How this conversation is compared: how the template ends a turn may depend on its arguments."""
+        """Return how this conversation is compared; how the template ends a turn may depend on its arguments."""
         kwargs = conversation.template_kwargs
         key = repr(sorted(kwargs.items())) if kwargs else ""
         if key not in self._comparisons:
@@ -150,9 +151,9 @@ class Marker:
         return self._comparisons[key]
 
     def _plain(self, renders: Renders, how: Comparison) -> Marked | None:
-        """The conversation, where every assistant's turn is a plain one whose place the rendering shows.
+        """Mark a conversation in which every assistant's turn is plain and the rendering shows its place.
 
-        What all that follows would find as well, without its generality: most records are of this kind. None: another.
+        Most records are of this kind; None for all others. The general way would find the same at a higher cost.
         """
         rendered = renders.rendered(len(renders.conversation.messages))
         end, begins, text = how.usual_end, rendered.message_begins, rendered.text
@@ -189,7 +190,7 @@ class Marker:
     def _find(
         self, renders: Renders, how: Comparison, found: Sequence[Decision], wanted: list[int], count: int
     ) -> tuple[list[Turn], list[MisplacedTurn]]:
-        """The turns of some messages in the text of the first ``count``, and those that cannot be placed."""
+        """Return the turns of some messages in the text of the first ``count``, and those that cannot be located."""
         tags = self._options.generation_tags
         turns: list[Turn] = []
         faults: list[MisplacedTurn] = []
@@ -218,7 +219,7 @@ class Marker:
         return turns, faults
 
     def _tagged(self, renders: Renders, count: int) -> dict[int, list[Turn]]:
-        """The turns that generation blocks show, by message."""
+        """Return the turns that generation blocks show, by message."""
         exact = self._options.generation_tags == "exact"
         header = "" if exact else renders.usual(None).prompt
         tagged: dict[int, list[Turn]] = {}
@@ -234,11 +235,11 @@ class Marker:
         wanted: list[int],
         faults: list[MisplacedTurn],
     ) -> list[tuple[int, list[Turn]]]:
-        """What becomes of a conversation some of whose turns cannot be placed in the whole.
+        """Return the samples of a conversation some of whose turns cannot be located in the whole text.
 
-        Samples are cut from the end: the last turn that is left ends the next one, and trains with it all turns that
-        its text has as they were written. So each turn is trained once, behind what a model sees when it writes it, or
-        behind what the template makes of it in a text (`Turn.is_rewritten`, which is counted).
+        Samples are made from the end: the last remaining turn ends the next sample, which also trains all turns that
+        its text shows as they were written. So each turn is trained once, after what a model sees when it writes it, or
+        after what the template makes of that in a text (`Turn.is_rewritten`, which is counted).
         """
         policy = self._options.unstable
         self._judge_prompts(renders, faults)
@@ -276,7 +277,7 @@ class Marker:
     ) -> Marked:
         text = renders.text(count)
         if not text:
-            raise InputError("the template makes no text of this conversation")
+            raise InputError("the template renders this conversation as an empty text")
         rest = self._options.train_on_prompt
         over: list[TextRange] = []
         ends: list[tuple[int, int]] = []
@@ -302,7 +303,7 @@ class Marker:
     def _turn(
         self, renders: Renders, how: Comparison, count: int, turn: Turn, decision: Decision, *, is_final: bool
     ) -> tuple[list[TextRange], tuple[int, int] | None]:
-        """The pieces of a turn, and the end that must be trained; an empty one where there is no token for it."""
+        """Return the pieces of a turn, and the end that must be trained, which is empty if there is no token for it."""
         options, text = self._options, renders.text(count)
         message = renders.conversation.messages[turn.message]
         layout = lay_out(text, turn, message, self._closers, how.usual_end)
@@ -314,12 +315,12 @@ class Marker:
             thought = thought_of(message)
             if thought and thought not in text[turn.start : turn.stop]:
                 self._counts["unwritten_reasoning"] += 1
-            said = thought or message.get("tool_calls") or (content_text(message) or "").strip()
+            has_content = thought or message.get("tool_calls") or (content_text(message) or "").strip()
             begin = layout.reasoning_end if layout.is_empty_reasoning else layout.start
-            if not said or not text[begin : layout.content_end].strip():
+            if not has_content or not text[begin : layout.content_end].strip():
                 self._decide(options.on_empty_turn, EMPTY_TURN, evidence.empty_turn(renders, turn.message))
         over = self._placed_spans(renders, count, turn, decision) if decision.spans else []
-        # Who marks the end of a content means the end of the turn as well.
+        # A span that reaches the end of the content also decides about the end of the turn.
         train_end = over[-1].is_trained if over and over[-1].end >= layout.content_end else decision.is_trained
         wants_end = options.end_of_turn == "train" or (options.end_of_turn == "last" and is_final)
         pieces = cut(
@@ -351,7 +352,11 @@ class Marker:
         return special[-1][:2] if special else None
 
     def _placed_spans(self, renders: Renders, count: int, turn: Turn, decision: Decision) -> list[TextRange]:
-        """The spans of a content where it stands in the text. Raises :class:`InputError` where it cannot be found."""
+        """Locate the marked spans of a content in the text.
+
+        Raises:
+            InputError: If the content cannot be found in the text.
+        """
         text = renders.text(count)
         content = renders.conversation.messages[turn.message].get("content")
         if not isinstance(content, str):
@@ -373,7 +378,12 @@ class Marker:
 
 
 def decide(policy: Policy, reason: str, message: str, counts: Counts) -> None:
-    """What a policy makes of a finding: an error, a drop, or a count."""
+    """Apply a policy to a finding: raise an error, drop the record, or count it.
+
+    Raises:
+        InputError: If the policy is ``error``.
+        DroppedError: If the policy is ``drop``.
+    """
     if policy == "error":
         raise InputError(message)
     if policy == "drop":

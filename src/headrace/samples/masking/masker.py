@@ -1,4 +1,4 @@
-"""Conversations -> ids and loss masks, a batch at a time."""
+"""`Masker`: encodes conversations to ids and loss masks, a batch at a time."""
 
 from __future__ import annotations
 
@@ -30,13 +30,30 @@ from headrace.samples.masking.truncation import Truncation, exchanges, shortened
 
 
 class Masker:
-    """One template, one tokeniser and one set of options.
+    """Masks conversations with one template, one tokeniser and one set of options.
 
-    ``encoder`` gives ids faster than `tokenizers` does, the same ids; it is used where spans need no offsets (see
-    `token_spans`). A conversation's text is encoded whole, and no token is added to it.
+    A conversation's text is encoded as a whole, and no token is added to it.
+
+    Args:
+        template: The chat template.
+        tokenizer_json: The bytes of ``tokenizer.json``.
+        options: Which tokens are trained; None uses the defaults.
+        encoder: A faster encoder that returns the same ids as `tokenizers`. It is used if the positions of tokens need
+            no offsets; see `token_spans`.
 
     Raises:
-        ConfigError: the tokeniser cannot be read.
+        ConfigError: If the tokeniser cannot be read.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from headrace.samples import Conversation
+        >>> from headrace.samples.masking import Masker
+        >>> from headrace.samples.templates import ChatTemplate
+        >>> masker = Masker(ChatTemplate.load("chatml"), Path("chat-tokenizer/tokenizer.json").read_bytes())
+        >>> messages = [{"role": "user", "content": "word1"}, {"role": "assistant", "content": "word2 word3"}]
+        >>> [sample] = masker.mask(Conversation(messages=messages))
+        >>> len(sample.ids), sample.num_supervised  # two words of the answer, and the end of the turn
+        (9, 3)
     """
 
     def __init__(
@@ -57,11 +74,11 @@ class Masker:
     def mask(
         self, conversation: Conversation, *, truncation: Truncation | None = None, evidence: bool = False
     ) -> list[Masked]:
-        """The samples of one conversation: one, or several where an unstable template splits it.
+        """Return the samples of one conversation: one, or several if an unstable template splits it.
 
         Raises:
-            InputError: the conversation cannot be rendered, or a policy refuses it.
-            DroppedError: a policy drops it.
+            InputError: If the conversation cannot be rendered, or a policy refuses it.
+            DroppedError: If a policy drops it.
         """
         batch = self.mask_batch([conversation], truncation=truncation, evidence=evidence)
         if batch.refused:
@@ -73,9 +90,9 @@ class Masker:
     def mask_batch(
         self, conversations: Sequence[Conversation], *, truncation: Truncation | None = None, evidence: bool = False
     ) -> MaskedBatch:
-        """The samples of all conversations, and what became of those that give none.
+        """Return the samples of all conversations, and the reasons why others have none.
 
-        One conversation never changes another's samples, so any cut into batches gives the same.
+        One conversation never changes the samples of another, so the division into batches does not matter.
         """
         work = _Batch(self, conversations, truncation, evidence)
         if isinstance(self._template, RendersAhead):
@@ -107,20 +124,19 @@ class Masker:
         return encode(marked, self.spans, straddling=self.options.straddle == "train", bos=self._bos, roles=roles)
 
     def _exactly(self, conversation: Conversation, *, evidence: bool) -> list[EncodedText]:
-        """The texts of one conversation, encoded by themselves."""
+        """Encode the texts of one conversation by themselves."""
         marked = self._marker.mark(conversation, with_all=evidence)
         return self._encode([conversation], marked, [0] * len(marked), evidence=evidence)
 
 
 class _Batch:
-    """What has become of the records of a batch so far."""
+    """Collects what became of the records of a batch."""
 
     def __init__(
         self, masker: Masker, conversations: Sequence[Conversation], truncation: Truncation | None, evidence: bool
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self.num_tokens = 0
-        """Of the record that is judged."""
+        self.num_tokens = 0  # of the record that is being checked
         self._masker = masker
         self._conversations = conversations
         self._truncation = truncation
@@ -131,14 +147,14 @@ class _Batch:
         self._refused: list[Refused] = []
 
     def drop_record(self, record: int, error: DroppedError | InputError) -> None:
-        """A record that a policy drops, or that cannot be used."""
+        """Count a record that a policy drops or that cannot be used."""
         if isinstance(error, DroppedError):
             self._dropped.append(Dropped(record, error.reason, str(error), self.num_tokens))
         else:
             self._refused.append(Refused(record, str(error)))
 
     def take(self, record: int, encoded: list[EncodedText]) -> None:
-        """Check the samples of a record, truncate them and keep them: all of them, or none."""
+        """Check, truncate and keep the samples of a record: all of them, or none."""
         counts: Counter[str] = Counter()
         truncation = self._truncation
         self._check(encoded, counts)
@@ -173,7 +189,7 @@ class _Batch:
             check_encoded(row, self._masker.options, counts)
 
     def _shorten(self, record: int, truncation: Truncation) -> list[EncodedText]:
-        """The most exchanges that fit, rendered anew. A logarithm of their number of renderings."""
+        """Keep the most exchanges that fit and render them again, in a logarithmic number of renderings."""
         conversation = self._conversations[record]
         first = truncation.over_long == "keep_first_turns"
         fitting: list[EncodedText] = []
@@ -189,12 +205,12 @@ class _Batch:
             raise DroppedError(
                 TOO_LONG,
                 f"the sample has {self.num_tokens:,} tokens, max_tokens is {truncation.max_tokens:,}, and not even one "
-                "exchange of it fits",
+                "of its exchanges fits",
             )
         return fitting
 
     def result(self) -> MaskedBatch:
-        """The arrays of all that was kept."""
+        """Return the arrays of everything that was kept."""
         samples = self._samples
         return MaskedBatch(
             ids=np.concatenate([sample.ids for sample in samples] or [np.zeros(0, np.uint32)]),
@@ -212,17 +228,17 @@ class _Batch:
 
 
 def check_encoded(row: EncodedText, options: MaskOptions, counts: Counts) -> None:
-    """What the policies make of one encoded text: nothing, a count, a drop or an error.
+    """Apply the policies to one encoded text, which lead to nothing, a count, a drop or an error.
 
     Raises:
-        InputError: a policy refuses it.
-        DroppedError: a policy drops it.
+        InputError: If a policy refuses the text.
+        DroppedError: If a policy drops it.
     """
     num_supervised = row.num_supervised
     if not num_supervised:
         message = (
             f"none of its {len(row.ids):,} tokens is trained: no message has one of the roles "
-            f"{', '.join(options.roles)}, flags leave all of it out, or the template does not write what they say"
+            f"{', '.join(options.roles)}, flags exclude all of these, or the template does not write their content"
         )
         decide(options.on_no_supervised, NO_SUPERVISED, message, counts)
     elif num_supervised == len(row.ids) and row.is_partly_trained:
@@ -231,14 +247,14 @@ def check_encoded(row: EncodedText, options: MaskOptions, counts: Counts) -> Non
     if row.has_doubled_bos:
         message = (
             f"it begins with two BOS (id {int(row.ids[0])}): the template writes one, and the text of the first "
-            "message another. Take one of them away"
+            "message begins with another. Remove one of them"
         )
         decide(options.on_doubled_bos, DOUBLED_BOS, message, counts)
     if row.has_untrained_end:
         message = (
-            "the token that ends a turn is not trained: the tokeniser joins it with text that is not trained, so "
-            "it is no special token there. Use the tokeniser that belongs to the template; `straddle: train` trains "
-            "such tokens whole, `on_untrained_end: allow` leaves them out"
+            "the token that ends a turn is not trained: the tokeniser joins it with text that is not trained, so it is "
+            "not a special token there. Use the tokeniser that belongs to the template; `straddle: train` trains such "
+            "tokens as a whole, `on_untrained_end: allow` leaves them untrained"
         )
         decide(options.on_untrained_end, UNTRAINED_END, message, counts)
     if row.num_straddling:
@@ -250,7 +266,7 @@ def _roles(conversation: Conversation) -> tuple[str, ...]:
 
 
 def _grouped(owners: Sequence[int]) -> Iterator[tuple[int, range]]:
-    """Each owner and its rows; the rows of one stand together."""
+    """Yield each owner with its rows, which are adjacent."""
     begin = 0
     for row in range(1, len(owners) + 1):
         if row == len(owners) or owners[row] != owners[begin]:

@@ -1,7 +1,4 @@
-"""What masking is given: which messages are trained, and the faces of a template and of a tokeniser.
-
-What masking needs of others: a template that renders, and a tokeniser that encodes.
-"""
+"""The options of masking, and the protocols of the template and the tokeniser that it uses."""
 
 from __future__ import annotations
 
@@ -26,39 +23,42 @@ Policy = Literal["error", "drop", "allow"]
 
 
 class MaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which tokens of a conversation are trained. A message's own flags come before all of it.
+    """Which tokens of a conversation are trained, and what happens to records with findings.
 
-    ``roles``: whose messages are trained; ``turns``: all of them, or the last one only.
-    ``train_on_prompt``: everything is trained but messages that are flagged otherwise.
-    ``end_of_turn``: the token that ends a trained turn is trained, is not, or is in the last trained turn only.
-    ``reasoning``: what a message thinks before it answers; ``empty_reasoning``: a block without a thought in it, which
-    the template wrote and not the record.
-    ``straddle``: a token with trained and untrained bytes is not trained (as Axolotl), or is (as Hugging Face).
-    ``generation_tags``: what ``{% generation %}`` blocks of a template are good for:
-        ``checked``  they say where the turns are, cut to our convention (header out, end of turn in, nothing after it),
-                     and the turns are compared with their prefixes as those of other templates are;
-        ``trusted``  the same without the comparison;
-        ``exact``    what stands in them is trained, no more and no less, and nothing is compared: as Hugging Face;
-        ``ignore``   nothing.
-    ``unstable``: the template writes a turn otherwise when more turns follow (thinking that is stripped). The record is
-    refused, dropped, trained on its last turn only, or split into samples that show their turns as they were written
-    (the default, since it is exact: every turn is trained once; it costs the tokens of the beginnings that are written
-    anew, counted as ``split_tokens`` by whoever makes a store).
+    A message's own flags override these options. The options ``on_...`` and ``unstable`` say what happens to a record
+    with a finding: ``error`` refuses it, ``drop`` drops and counts it, ``allow`` only counts it.
 
-    The rest say what becomes of a record, an error, a counted drop, or a count and no more:
-    ``on_prompt_mismatch``   the template's generation prompt is not how its assistant turns begin;
-    ``on_no_supervised``     nothing is trained;
-    ``on_all_supervised``    everything is, though some of the messages should not be;
-    ``on_doubled_bos``       it begins with two BOS;
-    ``on_missing_bos``       of samples of a recipe: the tokeniser begins texts with BOS, the template does not, and
-                             none was added. Counted by default, since Hugging Face and TRL add none either;
-    ``on_untrained_end``     the end of a turn should be trained and is not, or there is no token for it;
-    ``on_empty_turn``        a trained turn is empty, mostly since the template does not write calls of tools;
-    ``on_unwritten_message`` the template writes nothing of a message: an unknown role, a system message in the middle,
-                             parts that it does not read. What it leaves out of a message that it writes is counted.
+    Attributes:
+        roles: Roles whose messages are trained.
+        turns: Whether all of these messages are trained, or only the last one.
+        train_on_prompt: Train everything except messages that are flagged otherwise.
+        end_of_turn: Whether the token that ends a trained turn is trained, is not, or is in the last trained turn only.
+        reasoning: Whether what a message thinks before it answers is trained.
+        empty_reasoning: Whether a reasoning block without a thought, which the template wrote and not the record, is
+            trained.
+        straddle: Whether a token with trained and untrained bytes is trained (as in Hugging Face) or not (as in
+            Axolotl).
+        generation_tags: How the template's ``{% generation %}`` blocks are used. ``checked``: they say where the turns
+            are, cut to our convention (header out, end of turn in, nothing after it), and the turns are compared with
+            their prefixes as for other templates. ``trusted``: the same without the comparison. ``exact``: exactly what
+            is in them is trained and nothing is compared, as in Hugging Face. ``ignore``: they are not used.
+        unstable: The template writes a turn differently when more turns follow, such as by stripping thoughts.
+            ``last_turn`` trains the record on its last turn only. ``split``, the default, makes samples that show each
+            turn as it was written. It is exact, since every turn is trained once, but repeats the beginnings of
+            conversations; recipes count these tokens as ``split_tokens``.
+        on_prompt_mismatch: The template's generation prompt is not how its assistant turns begin.
+        on_no_supervised: Nothing is trained.
+        on_all_supervised: Everything is trained, though some of the messages should not be.
+        on_doubled_bos: The text begins with two BOS.
+        on_missing_bos: In samples of a recipe, the tokeniser begins texts with BOS, the template writes none, and none
+            was added. Only counted by default, since Hugging Face and TRL add none either.
+        on_untrained_end: The end of a turn should be trained and is not, or there is no token for it.
+        on_empty_turn: A trained turn is empty, usually because the template does not write tool calls.
+        on_unwritten_message: The template writes nothing of a message: an unknown role, a system message in the middle,
+            parts that it does not read. If it writes only some of a message, that is counted.
 
     Raises:
-        ConfigError: an unknown value.
+        ConfigError: If an option has an unknown value.
     """
 
     roles: tuple[str, ...] = ("assistant",)
@@ -80,17 +80,20 @@ class MaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     on_unwritten_message: Policy = "error"
 
     def __post_init__(self) -> None:
-        """Check each value."""
         for name, kind in _ALLOWED.items():
             check_choice(name, getattr(self, name), kind)
         if not isinstance(self.roles, tuple) or not all(isinstance(role, str) and role for role in self.roles):
             raise ConfigError(f"roles is {self.roles!r}; expected names such as ('assistant',)")
         if not self.roles and not self.train_on_prompt:
-            raise ConfigError("roles is empty, so that nothing would be trained: name a role, or set train_on_prompt")
+            raise ConfigError("roles is empty, so nothing would be trained: name a role, or set train_on_prompt")
 
 
 def check_choice(name: str, value: object, kind: object) -> None:
-    """Raises :class:`ConfigError` unless ``value`` is one of the literals of ``kind``."""
+    """Check that ``value`` is one of the literals of ``kind``.
+
+    Raises:
+        ConfigError: If it is not.
+    """
     allowed = get_args(kind)
     if value not in allowed:
         raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(map(repr, allowed))}")
@@ -116,15 +119,15 @@ _ALLOWED = {
 
 
 class Template(Protocol):
-    """A chat template; `headrace.samples.templates.ChatTemplate` is one."""
+    """A chat template, such as `headrace.samples.templates.ChatTemplate`."""
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """``bos_token``, ``eos_token`` and the like, by name."""
+        """``bos_token``, ``eos_token`` and other special tokens, by name."""
 
     @property
     def end_of_turn(self) -> str | None:
-        """The text that ends an assistant's turn, where it is known."""
+        """The text that ends an assistant's turn, if it is known."""
 
     def render(
         self,
@@ -135,19 +138,23 @@ class Template(Protocol):
         add_generation_prompt: bool = False,
         **template_kwargs: Any,
     ) -> Rendered:
-        """The text of the messages. Raises :class:`InputError` where the template refuses them."""
+        """Return the text of the messages.
+
+        Raises:
+            InputError: If the template refuses the messages.
+        """
 
 
 @runtime_checkable
 class RendersAhead(Protocol):
-    """A template that renders many conversations for less than one by one, such as `ChatTemplate`."""
+    """A template that renders many conversations at a lower cost than one by one, such as `ChatTemplate`."""
 
     def render_ahead(self, conversations: Iterable[Conversation], *, prompts: bool = True) -> None:
-        """Render what masking will ask for of these conversations."""
+        """Render what masking will need of these conversations."""
 
 
 class TextEncoder(Protocol):
-    """A tokeniser, as `headrace.prepare.backends` has them."""
+    """A tokeniser, such as those of `headrace.prepare.backends`."""
 
     def encode(self, texts: list[str], /) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """All ids of all texts in a row, and the number of tokens of each text."""
+        """Return the ids of all texts in one array, and the number of tokens of each text."""

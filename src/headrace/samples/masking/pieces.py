@@ -1,11 +1,12 @@
-"""A turn -> pieces of its text, each with its region and whether it is trained, and why.
+"""Divide a turn into pieces of its text, each with its region, whether it is trained, and why.
 
     <|im_start|>assistant\\n   <think>\\nhm\\n</think>\\n\\n   Yes.      <|im_end|>     \\n
     header                    reasoning                   content    end of turn    after
 
 The end of the turn is the token that is proved to end it (`endings`, `turns.turn_end`). In a generation block that is
-taken as it is, it is the token that ends the template's usual turn, the first one behind the content; where the content
-is not there as it is (tool calls, nothing but a thought), the last one; else the last special token of the block.
+used as it is, it is the token that ends the template's usual turn: the first one after the content, or the last one if
+the content does not stand there unchanged (tool calls, only a thought). If the block has no such token, it is its last
+special token.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from headrace.samples.masking.turns import Turn
 
 
 class Region(IntEnum):
-    """What a token is in the rendered text."""
+    """What part of the rendered text a token is."""
 
     PROMPT = 0
-    """Text of the template outside of the turns that were looked at."""
+    """Text of the template outside of the turns that were examined."""
     HEADER = 1
     REASONING = 2
     CONTENT = 3
     END_OF_TURN = 4
     AFTER = 5
-    """Behind the end of a turn: mostly a line feed."""
+    """After the end of a turn, usually a line feed."""
 
 
 class Why(IntEnum):
@@ -57,10 +58,10 @@ WORDS = {
     Why.FLAG: "by the flag of its message",
     Why.SPAN: "by a span of its message's content",
     Why.TURNS: "not the last turn",
-    Why.REASONING: "reasoning, which the options leave out",
+    Why.REASONING: "reasoning, which the options do not train",
     Why.EMPTY_REASONING: "a reasoning block without a thought",
     Why.END_OF_TURN: "by the option end_of_turn",
-    Why.AFTER: "behind the end of the turn",
+    Why.AFTER: "after the end of the turn",
     Why.TRAIN_ON_PROMPT: "everything is trained",
     Why.STRADDLE: "the token has trained and untrained bytes",
 }
@@ -89,7 +90,7 @@ class TurnBorders(NamedTuple):
 
 
 def lay_out(text: str, turn: Turn, message: Message, closers: Closers, usual_end: str | None) -> TurnBorders:
-    """Where thought, content and end of the turn lie."""
+    """Find where thought, content and end of a turn lie."""
     if turn.exact:
         return TurnBorders(turn.start, turn.start, False, turn.stop, None, turn.stop)
     if turn.content_end >= 0:
@@ -100,7 +101,7 @@ def lay_out(text: str, turn: Turn, message: Message, closers: Closers, usual_end
     content = "" if message.get("tool_calls") else (content_text(message) or "").strip()
     content_end, is_located = core_end, False
     if content:
-        # The content may itself end in what closes a turn: that much of the chain is its own.
+        # The content itself may end in tokens that close a turn: that much of the chain belongs to it.
         own = closers.trailing(content, 0, len(content))
         own_begin = own[0].begin if own else len(content)
         begin = core_end - own_begin
@@ -124,11 +125,11 @@ def lay_out(text: str, turn: Turn, message: Message, closers: Closers, usual_end
 def _reasoning(
     text: str, start: int, content_begin: int, limit: int, message: Message, closers: Closers
 ) -> tuple[int, bool]:
-    """Where the thought ends, the line feeds behind it included, and whether it is empty; ``start`` where there is
-    none.
+    """Return where the thought ends, including the line feeds after it, and whether it is empty.
 
-    It stands in a pair of known tags, before the content or at its beginning; or the message has one in a field of its
-    own, and the template writes it before the content (a channel), up to the special token that follows it.
+    The thought stands in a pair of known tags, before the content or at its beginning. Or the message has a field for
+    it and the template writes it before the content (a channel), up to the special token that follows it. Without a
+    thought, the result is ``start``.
     """
     thought = thought_of(message)
     before = text[max(start - 64, 0) : start].rstrip()
@@ -141,12 +142,12 @@ def _reasoning(
         else:
             continue
         inner = _past_space(text, begin, limit)
-        # A thought may speak of its own tags, so that the closing one is looked for behind it.
+        # A thought may mention its own tags, so the closing tag is searched after it.
         known = inner + len(thought) if thought and text.startswith(thought, inner) else begin
         close = text.find(closer, known, limit)
         if close >= 0:
             end = close + len(closer)
-            while end < limit and text[end] == "\n":  # spaces are left to the word that follows
+            while end < limit and text[end] == "\n":  # spaces belong to the word that follows
                 end += 1
             return end, not text[begin:close].strip()
     place = text.find(thought, start, content_begin) if thought else -1
@@ -165,9 +166,10 @@ def _past_space(text: str, place: int, limit: int) -> int:
 def cut(
     layout: TurnBorders, message: int, *, train: bool, why: Why, reasoning: bool, empty: bool, end: bool, rest: bool
 ) -> list[TextRange]:
-    """The pieces of a turn.
+    """Return the pieces of a turn.
 
-    ``train``: the content; ``reasoning``, ``empty`` and ``end``: if it is; ``rest``: what follows its end.
+    ``train`` decides about the content; ``reasoning``, ``empty`` and ``end`` about these parts if the content is
+    trained; ``rest`` about what follows the end.
     """
     pieces = []
     if layout.reasoning_end > layout.start:
@@ -188,7 +190,10 @@ def cut(
 
 
 def overlay(pieces: Sequence[TextRange], over: Sequence[TextRange]) -> list[TextRange]:
-    """The pieces with others laid over them. Both ascending and without overlaps among themselves; so is the result."""
+    """Return the pieces with others laid over them.
+
+    Both are ascending and do not overlap among themselves; the same holds for the result.
+    """
     result = []
     rest = list(over)[::-1]
     for piece in pieces:
@@ -209,7 +214,7 @@ def overlay(pieces: Sequence[TextRange], over: Sequence[TextRange]) -> list[Text
 
 
 def spans_of(spans: Sequence[TrainSpan], place: int, message: int) -> list[TextRange]:
-    """Spans of a content that begins at character ``place`` of the text."""
+    """Return the pieces for spans of a content that begins at character ``place`` of the text."""
     return [
         TextRange(place + span.begin, place + span.end, Region.CONTENT, message, span.train, Why.SPAN)
         for span in sorted(spans, key=lambda span: span.begin)

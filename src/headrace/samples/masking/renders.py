@@ -1,11 +1,9 @@
-"""The renderings of one conversation: whole, its beginnings, and with a stand-in for the content of one message.
+"""Render one conversation as a whole, its beginnings, and with a stand-in for a content; find text that is left out.
 
-Text that a template leaves out: contents of messages that stand nowhere in the text it makes.
-
-Unknown roles, a system message in the middle, parts of a content, what is said beside calls of tools: templates drop
-them without a word. The conversation is rendered once more with a stand-in for every content, and each must be found.
-Of templates that write one message after another that is needed once for a kind of message: then it is known what
-they write before such a content, and the content has to stand behind it.
+Templates silently leave out unknown roles, a system message in the middle, parts of a content, or what is said beside
+tool calls. To find this, the conversation is rendered once more with a stand-in for every content, and each stand-in
+must be found. For templates that write one message after another this is needed only once for each kind of message:
+then it is known what they write before such a content, and the content must follow it.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from headrace.samples.masking.options import Template
 from headrace.samples.templates.messages import Rendered
 
 _FIRST_STAND_IN, _LAST_STAND_IN = 0xE000, 0xF8FF
-"""Characters for private use: no text means anything by them."""
+"""Characters for private use, which have no meaning in texts."""
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 REASONING_TAGS = (
@@ -28,7 +26,7 @@ REASONING_TAGS = (
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
-"""What encloses a thought in the manner of the public families."""
+"""The tags that enclose a thought in the templates of public families."""
 
 QUESTION, ANSWER, NEXT_QUESTION = "Is it?", "Yes 7", "Who 8?"
 PROBE: list[Message] = [
@@ -36,30 +34,32 @@ PROBE: list[Message] = [
     {"role": "assistant", "content": ANSWER},
     {"role": "user", "content": NEXT_QUESTION},
 ]
-"""One question, its answer, and what follows: templates are tried on it."""
+"""One question, its answer, and another question, on which templates are tried."""
 
 _OPENERS = tuple(opener for opener, _ in REASONING_TAGS)
-_SAID_BESIDES = frozenset((*REASONING_FIELDS, "tool_calls"))
+_FIELDS_BESIDE_CONTENT = frozenset((*REASONING_FIELDS, "tool_calls"))
 
 
 class Usual(NamedTuple):
     """What a template does with one question and its answer."""
 
     prompt: str
-    """The generation prompt that it adds; empty where it has none."""
+    """The generation prompt that it adds; empty if it has none."""
     is_plain: bool
-    """The answer is the prompt, the content and the token that ends it, with nothing between."""
+    """Whether the answer is the prompt, the content and the token that ends it, with nothing between them."""
     is_known: bool
-    """The template writes one message after another, and this prompt behind any of them (`Rendered.message_begins`)."""
+    """Whether the template writes one message after another, and this prompt after any of them
+    (`Rendered.message_begins`).
+    """
 
 
 def opens(text: str, *, at_end: bool = False) -> bool:
-    """Whether a text begins (or ends) with a tag that opens a thought."""
+    """Return whether a text begins (or ends) with a tag that opens a thought."""
     return text.endswith(_OPENERS) if at_end else text.startswith(_OPENERS)
 
 
 class Renders:
-    """Each rendering of a conversation is made once, when it is asked for. Cost: one run of the template each."""
+    """Makes each rendering of a conversation once, when it is first needed. Each costs one run of the template."""
 
     def __init__(
         self, template: Template, conversation: Conversation, usuals: dict[str | None, Usual] | None = None
@@ -71,27 +71,34 @@ class Renders:
         self._prompts: dict[int, str] = {}
 
     def rendered(self, count: int) -> Rendered:
-        """The first ``count`` messages. Raises :class:`InputError` where the template refuses them."""
+        """Render the first ``count`` messages.
+
+        Raises:
+            InputError: If the template refuses them.
+        """
         found = self._texts.get(count)
         if found is None:
             found = self._texts[count] = self._render(self.conversation.messages[:count], prompt=False)
         return found
 
     def text(self, count: int) -> str:
-        """The text of the first ``count`` messages."""
+        """Return the text of the first ``count`` messages."""
         return self.rendered(count).text
 
     def prompt(self, count: int) -> str:
-        """The text of the first ``count`` messages and of the generation prompt: what a model sees before it writes."""
+        """Return the text of the first ``count`` messages and the generation prompt.
+
+        This is what a model sees before it writes the next message.
+        """
         found = self._prompts.get(count)
         if found is None:
             found = self._prompts[count] = self._render(self.conversation.messages[:count], prompt=True).text
         return found
 
     def prompt_end(self, count: int, message: int, end: str) -> int | None:
-        """Where the generation prompt before a message ends in the text of the first ``count``, without a rendering.
+        """Return where the generation prompt before a message ends in the text of the first ``count``.
 
-        None where only a rendering shows it, or where the turn is not a plain one (`Usual`).
+        This needs no rendering. None if only a rendering shows it, or if the turn is not a plain one (`Usual`).
         """
         begins = self.rendered(count).message_begins
         usual = self.usual(end)
@@ -101,12 +108,12 @@ class Renders:
         return place + len(usual.prompt) if self.text(count).startswith(usual.prompt, place) else None
 
     def placed(self, count: int, message: int) -> tuple[int, int] | None:
-        """Where the content of a message stands in the text of the first ``count``: ``[begin, end)``.
+        """Return where the content of a message stands in the text of the first ``count``: ``[begin, end)``.
 
-        The content is replaced by a character that stands nowhere else, and the conversation rendered again: what is
-        before and after that character must be the beginning and the end of the true text. So the place comes from the
-        structure, whatever the content holds. None where the content is not used once, or where the text around it
-        depends on it.
+        The content is replaced by a character that occurs nowhere else, and the conversation is rendered again: what
+        comes before and after that character must be the beginning and the end of the true text. So the place follows
+        from the structure, whatever the content holds. None if the content is not used exactly once, or the text around
+        it depends on it.
         """
         whole = self.text(count)
         changed = self.around(count, message)
@@ -118,9 +125,9 @@ class Renders:
         return len(before), len(whole) - len(after)
 
     def around(self, count: int, message: int, *, prompt: bool = False) -> tuple[str, str] | None:
-        """The text before and after the content of a message, when the content is a stand-in.
+        """Return the text before and after the content of a message, with a stand-in in place of the content.
 
-        ``prompt``: of the text with the generation prompt.
+        ``prompt`` renders the text with the generation prompt.
         """
         messages = list(self.conversation.messages[:count])
         stand_in = self._stand_in(self.text(count))
@@ -132,18 +139,22 @@ class Renders:
         return (pieces[0], pieces[1]) if len(pieces) == 2 else None
 
     def replaced(self, messages: list[Message]) -> Rendered:
-        """Other messages in place of those of the conversation. Raises :class:`InputError` as `rendered` does."""
+        """Render other messages in place of those of the conversation.
+
+        Raises:
+            InputError: If the template refuses them.
+        """
         return self._render(messages, prompt=False)
 
     def unused(self, text: str) -> str:
-        """A character for private use that does not stand in a text."""
+        """Return a character for private use that does not occur in a text."""
         return self._stand_in(text)
 
     def header(self, message: int) -> str | None:
-        """The text before the content of a message that says nothing else: no reasoning, no calls of tools."""
+        """Return the text before the content of a message without reasoning and tool calls."""
         messages = self.conversation.messages[: message + 1]
         stand_in = self._stand_in(self.text(len(self.conversation.messages)))
-        bare = {name: value for name, value in messages[message].items() if name not in _SAID_BESIDES}
+        bare = {name: value for name, value in messages[message].items() if name not in _FIELDS_BESIDE_CONTENT}
         try:
             pieces = self._render([*messages[:message], {**bare, "content": stand_in}], prompt=False).text.split(
                 stand_in
@@ -153,9 +164,10 @@ class Renders:
         return pieces[0] if len(pieces) == 2 else None
 
     def usual(self, end: str | None) -> Usual:
-        """What the template does with one question and its answer, with the arguments of this conversation.
+        """Return what the template does with one question and its answer, with the arguments of this conversation.
 
-        ``end`` is the token that ends the answer. ``usuals`` keeps it for all conversations with the same arguments.
+        ``end`` is the token that ends the answer. The result is kept in ``usuals`` for all conversations with the same
+        arguments.
         """
         key = (
             repr((end, sorted(self.conversation.template_kwargs.items()))) if self.conversation.template_kwargs else end
@@ -189,12 +201,12 @@ class Renders:
             if chr(code) not in text:
                 return chr(code)
         raise InputError(
-            "the conversation holds every character for private use, and none is left to mark a place with"
+            "the conversation holds every character for private use, so none is left to mark a place: remove some"
         )
 
 
 def content_text(message: Message) -> str | None:
-    """The content of a message as text, parts one after another; None where it has none."""
+    """Return the content of a message as text, with its parts joined; None if it has none."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -216,7 +228,7 @@ def _replaced(message: Message, text: str) -> Message:
 
 
 def thought_of(message: Message) -> str:
-    """What a message thinks, from the field that it has for it; empty where it has none."""
+    """Return the reasoning of a message, from the field that holds it; empty if there is none."""
     for name in REASONING_FIELDS:
         if name in message and isinstance(message[name], str):
             return str(message[name]).strip()
@@ -224,21 +236,21 @@ def thought_of(message: Message) -> str:
 
 
 Prefixes = dict[tuple[str, int, str], str]
-"""What a template writes before the content of a message: by role, place (first, second, later) and its arguments."""
+"""What a template writes before the content of a message: by role, place (first, second, later) and arguments."""
 
 
 class Unwritten(NamedTuple):
-    """A message some of whose text is left out."""
+    """A message of which the template leaves text out."""
 
     message: int
     is_whole: bool
-    """Nothing of it is written: neither text nor calls of tools nor a thought."""
+    """Whether nothing of the message is written: no text, no tool calls and no thought."""
 
 
 def find_unwritten(renders: Renders, prefixes: Prefixes, *, proved: bool) -> list[Unwritten]:
-    """The messages of a conversation of which the template leaves text out.
+    """Return the messages of a conversation of which the template leaves text out.
 
-    ``proved``: the contents of assistants are known to be written.
+    ``proved`` says that the contents of assistants are known to be written.
     """
     messages = renders.conversation.messages
     rendered = renders.rendered(len(messages))
@@ -254,7 +266,7 @@ def find_unwritten(renders: Renders, prefixes: Prefixes, *, proved: bool) -> lis
     try:
         shown = renders.replaced([_with_marks(message, own) for message, own in zip(messages, marks, strict=True)])
     except InputError:
-        # The template looks into the contents: all that can be said is whether they stand anywhere.
+        # The template depends on the contents, so it is only known whether they occur anywhere.
         return [
             Unwritten(number, _says_nothing_else(message))
             for number, message in enumerate(messages)
@@ -272,7 +284,7 @@ def find_unwritten(renders: Renders, prefixes: Prefixes, *, proved: bool) -> lis
 
 
 def _stands(rendered: Rendered, begin: int, message: Message, prefix: str | None) -> bool:
-    """Whether the content of a message stands where such a one does."""
+    """Return whether the content of a message stands where such contents do."""
     content = message.get("content")
     if not content or (isinstance(content, str) and not content.strip()):
         return True
@@ -287,7 +299,7 @@ def _says_nothing_else(message: Message) -> bool:
 
 
 def _marks(messages: list[Message], unused: str) -> list[list[str]]:
-    """Stand-ins for the texts of each message; none for what is blank."""
+    """Return stand-ins for the texts of each message; none for blank texts."""
     found = []
     for number, message in enumerate(messages):
         content = message.get("content")

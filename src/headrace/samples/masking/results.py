@@ -1,4 +1,4 @@
-"""What masking gives back: ids and masks of a batch, what became of the other records, and the evidence."""
+"""What masking returns: ids and masks of a batch, records that are dropped or refused, and the evidence."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ UNSTABLE, PROMPT_MISMATCH = "unstable_template", "prompt_mismatch"
 NO_SUPERVISED, ALL_SUPERVISED = "no_supervised", "all_supervised"
 DOUBLED_BOS, MISSING_BOS, UNTRAINED_END, EMPTY_TURN = "doubled_bos", "missing_bos", "untrained_end", "empty_turn"
 TOO_LONG, SUPERVISION_CUT, UNWRITTEN_MESSAGE = "too_long", "supervision_cut", "unwritten_message"
-"""Reasons for which a record is dropped."""
+"""The reasons for which a record is dropped: these names and those above."""
 
 REWRITTEN_HISTORY, UNWRITTEN_CONTENT = "rewritten_histories", "unwritten_content"
-"""Counted: turns that are trained behind what their prompt has otherwise; messages that are not written whole."""
+"""Counts of trained turns whose history differs from that of their prompt, and of messages written only in part."""
 
 Counts = Counter[str] | defaultdict[str, int]
-"""Numbers by name; one that is missing is 0."""
+"""Numbers by name; a missing name counts as 0."""
 
 
 class DroppedError(Exception):
-    """A policy drops the record: its ``reason``, one of the names above, and what was found."""
+    """A policy drops the record; ``reason`` is one of the names above."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -40,11 +40,11 @@ class Dropped(NamedTuple):
     reason: str
     message: str
     num_tokens: int
-    """That it would have had; 0 where it was dropped before it was encoded."""
+    """The number of tokens that it would have had; 0 if it was dropped before it was encoded."""
 
 
 class Refused(NamedTuple):
-    """A record of the batch that cannot be used; the message says why."""
+    """A record of the batch that cannot be used, with the reason."""
 
     record: int
     message: str
@@ -55,11 +55,11 @@ class TokenEvidence(NamedTuple):
 
     id: int
     message: int
-    """Number of the message in the record; -1 for text of the template outside of the messages."""
+    """The number of the message in the record; -1 for text of the template outside of the messages."""
     role: str
     begin_bytes: int
     end_bytes: int
-    """Its bytes in the UTF-8 of the rendered text."""
+    """The token is ``[begin_bytes, end_bytes)`` of the UTF-8 of the rendered text."""
     region: Region
     is_trained: bool
     why: Why
@@ -72,21 +72,22 @@ class TokenEvidence(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Of one sample of n tokens."""
+    """The evidence for one sample of n tokens."""
 
     text: str
-    """The rendered text, whole; a truncated sample shows some of its bytes only."""
+    """The whole rendered text; the tokens of a truncated sample cover only some of it."""
     roles: tuple[str, ...]
-    """Of the messages of the record."""
+    """The roles of the record's messages."""
     begins: NDArray[np.int64]
     ends: NDArray[np.int64]
-    """(n,) bytes of each token in the UTF-8 of the text."""
+    """(n,) the bytes ``[begin, end)`` of each token in the UTF-8 of the text."""
     messages: NDArray[np.int32]
     regions: NDArray[np.uint8]
     whys: NDArray[np.uint8]
+    """(n,) message, `Region` and `Why` of each token."""
 
     def tokens(self, sample: Masked) -> Iterator[TokenEvidence]:
-        """One entry a token. For people to read, not for training: a Python object a token."""
+        """Yield one entry for each token. This is for people to read: it makes a Python object for each token."""
         rows = zip(
             sample.ids.tolist(),
             sample.loss_mask.tolist(),
@@ -102,14 +103,14 @@ class Evidence:
             yield TokenEvidence(token, message, role, begin, end, Region(region), bool(trained), Why(why))
 
     def cut(self, kept: slice) -> Evidence:
-        """Of some of the tokens."""
+        """Return the evidence for some of the tokens."""
         names = ("begins", "ends", "messages", "regions", "whys")
         return dataclasses.replace(self, **{name: getattr(self, name)[kept] for name in names})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Masked:
-    """One sample: (n,) uint32 ids and (n,) uint8 mask, 1 where a token is trained."""
+    """One sample: (n,) uint32 ids and (n,) uint8 mask, 1 for trained tokens."""
 
     record: int
     ids: NDArray[np.uint32]
@@ -118,37 +119,38 @@ class Masked:
 
     @property
     def num_supervised(self) -> int:
-        """Trained tokens."""
+        """The number of trained tokens."""
         return int(np.count_nonzero(self.loss_mask))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedBatch:
-    """The m samples of a batch of records, in order of the records; a record that was split has several.
+    """The m samples of a batch of records, in the order of the records; a record that was split has several.
 
-    Every record of the batch is in ``records``, or ``dropped``, or ``refused``.
+    Every record of the batch is in ``records``, ``dropped`` or ``refused``.
     """
 
     ids: NDArray[np.uint32]
     loss_mask: NDArray[np.uint8]
-    """(sum of lengths,) of all samples in a row."""
+    """(sum of lengths,) ids and masks of all samples, one after another."""
     lengths: NDArray[np.int64]
     records: NDArray[np.int64]
     num_supervised: NDArray[np.int32]
-    """(m,) tokens, number of the record in the batch, trained tokens."""
+    """(m,) the number of tokens, of the record in the batch, and of trained tokens."""
     dropped: list[Dropped]
     refused: list[Refused]
     counts: Counter[str]
-    """``straddling_tokens``, ``split_records``, ``shortened_records``, ``truncated_tokens``, and what a policy
-    allowed."""
+    """``straddling_tokens``, ``split_records``, ``shortened_records``, ``truncated_tokens``, and findings that a policy
+    allowed.
+    """
     evidence: list[Evidence] | None = None
-    """(m,) on request."""
+    """(m,) if it was asked for."""
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def samples(self) -> Iterator[Masked]:
-        """The samples one by one, as views."""
+        """Yield the samples one by one, as views."""
         ends = np.cumsum(self.lengths).tolist()
         for number, (end, length, record) in enumerate(
             zip(ends, self.lengths.tolist(), self.records.tolist(), strict=True)

@@ -1,26 +1,26 @@
-"""Texts -> ids, and the bytes of the text that each id stands for.
+"""Encode texts and find the bytes of the text that each token stands for.
 
-Two ways, decided once for a tokeniser:
+There are two ways, and one is chosen once for a tokeniser:
 
-* byte-level BPE and SentencePiece's kind, without a normaliser that changes the text (`token_lengths`): every byte of
-  the text is in exactly one token, in order, so the spans are the running sum of the tokens' lengths in bytes. Any
-  encoder that gives the same ids serves, and nothing is done a token but a look-up. The sum is compared with the text,
-  record by record.
-* all others: the offsets of `tokenizers`, in characters, which see through normalisers. Of a character that is several
-  tokens, each has the whole.
+* Byte-level BPE, and tokenisers like those of SentencePiece, without a normaliser that changes the text: every byte of
+  the text is in exactly one token, in order, so the positions are the running sum of the tokens' lengths in bytes. Any
+  encoder that returns the same ids can be used, and each token costs only a look-up. The sum is compared with the size
+  of each text.
+* All others: the offsets of `tokenizers`, in characters, which see through normalisers. If a character is several
+  tokens, each of them stands for the whole character.
 
-A token that stands for no character of its own (the space put before the first word) has the character that follows.
-White space that an added token takes from its sides (``lstrip``, ``rstrip``) is nobody's: the token stands for its own
-characters.
+A token that stands for no character of its own (the space added before the first word) stands for the character that
+follows. White space that an added token removes from its sides (``lstrip``, ``rstrip``) belongs to no token: the token
+stands for its own characters only.
 
-How many bytes of a text each token stands for, by its id alone, where a tokeniser is of a kind that allows it.
+The first way knows the length of a token by its id (`TokenLengths`):
 
-* Byte-level BPE: a token is as many bytes as its name has characters.
-* SentencePiece's kind, BPE or Unigram: the name is the text, with ``▁`` for a space and ``<0x0A>`` for a byte. A space
-  that the tokeniser puts before the text, or before every stretch between added tokens, belongs to no byte of it.
+* Byte-level BPE: a token has as many bytes as its name has characters.
+* SentencePiece, BPE or Unigram: the name is the text, with ``▁`` for a space and ``<0x0A>`` for a byte. A space that
+  the tokeniser adds before the text, or before every stretch between added tokens, belongs to no byte of the text.
 
-A normaliser may only be a Unicode form, for texts that are in it. Texts with an unknown character, or with ``▁``
-itself, are not told by this.
+The normaliser may only be a Unicode form, for texts that already have this form. Texts with an unknown character, or
+with ``▁`` itself, use the second way.
 """
 
 from __future__ import annotations
@@ -44,29 +44,31 @@ _PREFIXES: dict[str, Prefix] = {"always": "every", "first": "first"}
 
 
 class TokenLengths(NamedTuple):
-    """Of one tokeniser."""
+    """The lengths in bytes of the tokens of one tokeniser."""
 
     table: IntArray
-    """(largest id + 1,) bytes; 0 for ids that no token has."""
+    """(largest id + 1,) bytes; 0 for ids without a token."""
     breaks: NDArray[np.bool_]
-    """(largest id + 1,) added tokens: they end a stretch of text."""
+    """(largest id + 1,) whether the id is an added token, which ends a stretch of text."""
     form: Literal["NFC", "NFKC"] | None = None
-    """The Unicode form that texts must be in."""
+    """The Unicode form that texts must have."""
     prefix: Prefix = "none"
-    """Where a space is put in: nowhere, before a text that does not begin with an added token, before every stretch."""
+    """Where the tokeniser adds a space: nowhere, before a text that does not begin with an added token, before every
+    stretch.
+    """
     spares_spaces: bool = False
-    """No space is put before one."""
+    """Whether no space is added before one."""
     unknown: int | None = None
-    """The id of what is not in the vocabulary."""
+    """The id for text that is not in the vocabulary."""
     is_byte_level: bool = True
 
     @property
     def tells_all(self) -> bool:
-        """Whether `tells` holds for every text."""
+        """Whether `tells` is true for every text."""
         return self.is_byte_level and self.form is None
 
     def tells(self, text: str) -> bool:
-        """Whether the lengths are right for this text, as far as can be seen before it is encoded."""
+        """Return whether the lengths are right for this text, as far as is known before it is encoded."""
         if text.isascii():
             return True
         if self.form is not None and not unicodedata.is_normalized(self.form, text):
@@ -75,7 +77,7 @@ class TokenLengths(NamedTuple):
 
 
 def token_lengths(json: dict[str, Any]) -> TokenLengths | None:
-    """The lengths by a ``tokenizer.json``; None where it is of another kind."""
+    """Return the lengths from the object of a ``tokenizer.json``; None if the tokeniser is of another kind."""
     model = json.get("model") or {}
     kind = model.get("type", "BPE" if "merges" in model else None)
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or kind not in ("BPE", "Unigram"):
@@ -154,10 +156,10 @@ def _unrolled(step: Any, children: str) -> list[dict[str, Any]]:
 def sum_lengths(
     known: TokenLengths, texts: list[str], ids: NDArray[np.uint32], firsts: IntArray
 ) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:
-    """Begin and end of each token in bytes of all texts in a row; and for which texts that is not so.
+    """Return begin and end of each token in bytes of all texts in a row, and for which texts they are wrong.
 
-    ``firsts``: (number of texts + 1,) the first token of each. A text is wrong where the sum is not its size, or where
-    it is of a kind that lengths do not tell. One that is wrong moves those behind it: count from its own beginning.
+    ``firsts``: (number of texts + 1,) the first token of each text. A text is wrong if the sum is not its size, or if
+    lengths are not enough for it. A wrong text shifts those after it, so count from the beginning of each text.
     """
     own = known.table[ids]
     put = _put_in(known, texts, ids, own, firsts)
@@ -171,7 +173,7 @@ def sum_lengths(
         wrong[np.searchsorted(firsts, np.flatnonzero(ids == known.unknown), "right") - 1] = True
     bare = put[own[put] == 0]
     if len(bare):
-        # Nothing but the space that was put in: it goes with the character that follows.
+        # The token is only the space that was added: it stands for the character that follows.
         owners = np.searchsorted(firsts, bare, "right") - 1
         places = begins[bare] - begins[firsts[owners]]
         ends[bare] += [_width(texts[owner], at) for owner, at in zip(owners.tolist(), places.tolist(), strict=True)]
@@ -181,7 +183,7 @@ def sum_lengths(
 def _put_in(
     known: TokenLengths, texts: list[str], ids: NDArray[np.uint32], own: IntArray, firsts: IntArray
 ) -> IntArray:
-    """Numbers of the tokens that hold a space which the tokeniser has put in: the first ones of their stretch."""
+    """Return the numbers of the tokens that hold a space added by the tokeniser: the first token of each stretch."""
     if known.prefix == "none":
         return np.zeros(0, np.int64)
     is_break = known.breaks[ids]
@@ -205,7 +207,7 @@ def _put_in(
 
 
 def _byte_at(text: str, place: int) -> int:
-    """0 behind the end."""
+    """Return the byte at a place of the text; 0 after its end."""
     if text.isascii():
         return ord(text[place]) if 0 <= place < len(text) else 0
     data = text.encode()
@@ -213,43 +215,57 @@ def _byte_at(text: str, place: int) -> int:
 
 
 def _width(text: str, place: int) -> int:
-    """Bytes of the character that begins at this byte; 0 behind the end."""
+    """Return the number of bytes of the character that begins at this byte; 0 after the end of the text."""
     lead = _byte_at(text, place)
     return 0 if place >= len(text.encode()) else 1 + (lead >= 0xC0) + (lead >= 0xE0) + (lead >= 0xF0)
 
 
 def utf8_sizes(texts: list[str]) -> IntArray:
-    """(number of texts,) bytes in UTF-8."""
+    """Return the sizes of texts in UTF-8: (number of texts,) bytes."""
     sizes = (len(text) if text.isascii() else len(text.encode()) for text in texts)
     return np.fromiter(sizes, np.int64, len(texts))
 
 
 _BATCH_CHARS = 1 << 18
-"""Given to `tokenizers` at once: it takes some 350 bytes a token until its ids are copied."""
+"""Characters passed to `tokenizers` at once, which uses some 350 bytes for each token until its ids are copied."""
 
 
 class Spanned(NamedTuple):
-    """Texts as ids, with the bytes of each."""
+    """Texts as ids, with the bytes of each token."""
 
     ids: NDArray[np.uint32]
     """(n,) of all texts in a row."""
     lengths: IntArray
-    """(number of texts,) tokens of each."""
+    """(number of texts,) tokens of each text."""
     begins: IntArray
     ends: IntArray
-    """(n,) bytes of each token in the UTF-8 of all texts in a row; they may overlap by less than a character."""
+    """(n,) the bytes ``[begin, end)`` of each token in the UTF-8 of all texts in a row; tokens may overlap by less than
+    a character.
+    """
     in_order: bool = False
-    """It is known that every token has bytes and begins where the one before it ends."""
+    """Whether every token is known to have bytes and to begin where the one before it ends."""
 
 
 class SpanEncoder:
-    """Encodes texts whole and says which bytes each token is.
+    """Encodes whole texts and finds the bytes of each token.
 
-    ``encoder`` gives the ids where the sums of lengths serve; without one, and for other tokenisers, `tokenizers` does.
-    No token is added before or behind a text.
+    No token is added before or after a text.
+
+    Args:
+        tokenizer_json: The bytes of ``tokenizer.json``.
+        encoder: Returns the ids if sums of lengths give the positions. Without it, and for other tokenisers,
+            `tokenizers` encodes.
 
     Raises:
-        ConfigError: the tokeniser cannot be read.
+        ConfigError: If the tokeniser cannot be read.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from headrace.samples.masking import SpanEncoder
+        >>> spans = SpanEncoder(Path("tokenizer.json").read_bytes())
+        >>> found = spans.encode(["word1 word2"])
+        >>> found.ids.tolist(), found.begins.tolist(), found.ends.tolist()
+        ([3, 4], [0, 6], [5, 11])
     """
 
     def __init__(self, tokenizer_json: bytes, encoder: TextEncoder | None = None) -> None:
@@ -259,7 +275,7 @@ class SpanEncoder:
             raise ConfigError(f"this is not a tokenizer.json of the library tokenizers: {error}") from error
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        # A post-processor would add tokens, and cut white space off the offsets.
+        # A post-processor would add tokens, and remove white space from the offsets.
         self.tokenizer.post_processor = None
         self._encoder = encoder
         json = msgspec.json.decode(tokenizer_json, type=dict[str, Any])
@@ -280,14 +296,14 @@ class SpanEncoder:
 
     @property
     def sums_lengths(self) -> bool:
-        """Whether the spans are running sums of lengths; else they are offsets of `tokenizers`."""
+        """Whether positions are running sums of lengths; otherwise they are offsets of `tokenizers`."""
         return self._lengths is not None
 
     def encode(self, texts: list[str]) -> Spanned:
-        """Ids and spans of each text.
+        """Return ids and positions of the tokens of each text.
 
         Raises:
-            InputError: the encoder and `tokenizers` give different ids, or the library refuses a text.
+            InputError: If the encoder and `tokenizers` return different ids, or the library refuses a text.
         """
         if self._lengths is None:
             return _joined([self._by_offsets(texts)], np.zeros(len(texts), np.int64))
@@ -300,21 +316,21 @@ class SpanEncoder:
     def _summed(self, texts: list[str], ids: NDArray[np.uint32], lengths: IntArray) -> Spanned:
         known = self._lengths
         if known is None or (len(ids) and int(ids.max()) >= len(known.table)):
-            raise InputError(f"the encoder made id {int(ids.max())}, which the tokeniser does not have")
+            raise InputError(f"the encoder returned id {int(ids.max())}, which the tokeniser does not have")
         firsts = np.concatenate(([0], np.cumsum(lengths)))
         begins, ends, wrong = sum_lengths(known, texts, ids, firsts)
         if not wrong.any():
             is_in_order = self._all_have_bytes and known.prefix == "none"
             return Spanned(ids, lengths, begins, ends, in_order=is_in_order)
         sizes = utf8_sizes(texts)
-        # A few texts fall out of the rule (an added token that swallows spaces): those go the other way, one by one.
+        # A few texts break the rule (an added token that removes spaces): these use offsets, one by one.
         parts = []
         for number, text in enumerate(texts):
             rows = slice(int(firsts[number]), int(firsts[number + 1]))
             if wrong[number]:
                 part = self._by_offsets([text])
                 if not np.array_equal(part.ids, ids[rows]):
-                    raise InputError(f"the encoder and tokenizers give different ids for {text[:60]!r}")
+                    raise InputError(f"the encoder and tokenizers return different ids for {text[:60]!r}")
             else:
                 base = int(begins[rows.start]) if rows.start < rows.stop else 0
                 part = Spanned(ids[rows], lengths[number : number + 1], begins[rows] - base, ends[rows] - base)
@@ -362,16 +378,16 @@ class SpanEncoder:
         return joined, np.array(lengths, np.int64), every.reshape(-1, 2)
 
     def _proved(self) -> bool:
-        """Whether both ways agree on a text of many scripts, on plain words and on the added tokens."""
+        """Return whether both ways agree on a text of many scripts, on plain words and on the added tokens."""
         known = self._lengths
         unknown = None if known is None else known.unknown
         found = [token for number, token in self.tokenizer.get_added_tokens_decoder().items() if number != unknown]
         added = [token for token in found if known is not None and known.tells(token.content)][:200]
-        told = "a".join(token.content for token in added)
-        told += "".join(f"{token.content} b" for token in added if not (token.lstrip or token.rstrip))
-        num_told = 0
+        of_added = "a".join(token.content for token in added)
+        of_added += "".join(f"{token.content} b" for token in added if not (token.lstrip or token.rstrip))
+        num_compared = 0
         for words in (_PROBE, " Two words.", "x"):
-            text = unicodedata.normalize(known.form if known and known.form else "NFC", words) + told
+            text = unicodedata.normalize(known.form if known and known.form else "NFC", words) + of_added
             ids, lengths, offsets = self._tokenized([text], with_offsets=True)
             if known is None or not len(ids) or int(ids.max()) >= len(known.table):
                 return False
@@ -382,19 +398,19 @@ class SpanEncoder:
             is_inside = (begins >= places[offsets[:, 0]]) & (ends <= places[offsets[:, 1]])
             if wrong[0] or not is_inside.all():
                 return False
-            num_told += 1
-        return num_told > 0
+            num_compared += 1
+        return num_compared > 0
 
 
 def byte_places(text: str) -> IntArray:
-    """(characters + 1,) where each character of a text begins in its UTF-8, and where the text ends."""
+    """Return where each character of a text begins in its UTF-8, and where the text ends: (characters + 1,)."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     widths = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(widths)))
 
 
 def _joined(parts: list[Spanned], sizes: IntArray) -> Spanned:
-    """Parts of one text each, whose spans count from its own beginning, in a row; a single part as it is."""
+    """Join parts of one text each, whose positions count from their own beginning; return a single part as it is."""
     if len(parts) == 1:
         return parts[0]
     bases = (np.cumsum(sizes) - sizes).tolist()

@@ -1,4 +1,4 @@
-"""Samples longer than the model takes: cut by tokens, or shortened by whole turns."""
+"""Samples that are longer than the model's context: cut by tokens, or shortened by whole turns."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ _HEAD_ROLES = ("system", "developer")
 
 
 class Truncation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What becomes of a sample of more than ``max_tokens``.
+    """What happens to a sample of more than ``max_tokens``.
 
-    ``error``, ``drop``: the record is refused, or dropped as ``too_long``;
-    ``keep_start``, ``keep_end``: its first or last tokens, wherever that cuts;
-    ``keep_first_turns``, ``keep_last_turns``: whole exchanges are taken away from the end or the beginning until the
-    rest, rendered anew, fits. An exchange is a user's message and all up to the next one, so that no question is left
-    without its answer; what stands before the first user's message (a system prompt) is kept. Where not even one
-    exchange fits, the record is dropped as ``too_long``.
-
-    ``on_supervision_cut``: a sample that had trained tokens, and has none after the cut, is dropped as
-    ``supervision_cut``, or refused.
+    Attributes:
+        max_tokens: The most tokens that a sample may have.
+        over_long: ``error`` refuses the record; ``drop`` drops it as ``too_long``; ``keep_start`` and ``keep_end`` keep
+            its first or last tokens, wherever that cuts; ``keep_first_turns`` and ``keep_last_turns`` remove whole
+            exchanges from the end or the beginning until the rest, rendered again, fits. An exchange is a user's
+            message and everything up to the next one, so that no question loses its answer. Messages before the first
+            user's message (a system prompt) are kept. If not even one exchange fits, the record is dropped as
+            ``too_long``.
+        on_supervision_cut: What happens to a sample that loses all its trained tokens: ``drop`` drops it as
+            ``supervision_cut``, ``error`` refuses it.
 
     Raises:
-        ConfigError: an unknown value.
+        ConfigError: If an option has an unknown value.
     """
 
     max_tokens: int
@@ -37,7 +38,6 @@ class Truncation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     on_supervision_cut: Literal["error", "drop"] = "drop"
 
     def __post_init__(self) -> None:
-        """Check each value."""
         if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
             raise ConfigError(f"max_tokens is {self.max_tokens!r}; expected an integer of 1 or more")
         check_choice("over_long", self.over_long, OverLong)
@@ -45,18 +45,18 @@ class Truncation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def by_turns(self) -> bool:
-        """Whether whole exchanges are taken away, before rendering."""
+        """Whether whole exchanges are removed, before rendering."""
         return self.over_long in ("keep_first_turns", "keep_last_turns")
 
     def refuse_cut(self, num_tokens: int, num_supervised: int) -> NoReturn:
-        """A sample lost all of its trained tokens: it is dropped or refused.
+        """Drop or refuse a sample that has lost all of its trained tokens.
 
         Raises:
-            DroppedError: as ``on_supervision_cut`` says.
-            InputError: as ``on_supervision_cut`` says.
+            DroppedError: If ``on_supervision_cut`` is ``drop``.
+            InputError: If ``on_supervision_cut`` is ``error``.
         """
         message = (
-            f"the sample has {num_tokens:,} tokens, and max_tokens is {self.max_tokens:,}; none of its "
+            f"the sample has {num_tokens:,} tokens, but max_tokens is {self.max_tokens:,}; none of its "
             f"{num_supervised:,} trained tokens is among those that are kept"
         )
         if self.on_supervision_cut == "error":
@@ -65,24 +65,28 @@ class Truncation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def truncate(sample: Masked, truncation: Truncation) -> Masked:
-    """The sample itself where it fits; else its first or last tokens, ids, mask and evidence alike.
+    """Return the sample if it fits; otherwise its first or last tokens, with their mask and evidence.
 
     Raises:
-        InputError: it is longer and must not be, or a policy refuses what is left.
-        DroppedError: a policy drops it.
-        ConfigError: ``keep_first_turns`` and ``keep_last_turns`` need the conversation: give them to the masker.
+        InputError: If the sample is too long and ``over_long`` or ``on_supervision_cut`` is ``error``.
+        DroppedError: If a policy drops it.
+        ConfigError: If ``over_long`` is ``keep_first_turns`` or ``keep_last_turns``, which need the conversation: pass
+            them to the masker.
     """
     most, found = truncation.max_tokens, len(sample.ids)
     if found <= most:
         return sample
-    message = f"the sample has {found:,} tokens, and max_tokens is {most:,}"
+    message = f"the sample has {found:,} tokens, but max_tokens is {most:,}"
     if truncation.over_long == "error":
-        raise InputError(f"{message}: raise it, or choose over_long: drop, keep_start, keep_last_turns or another")
+        raise InputError(
+            f"{message}: raise max_tokens, or choose over_long: drop, keep_start, keep_last_turns or another"
+        )
     if truncation.over_long == "drop":
         raise DroppedError(TOO_LONG, message)
     if truncation.by_turns:
         raise ConfigError(
-            f"over_long {truncation.over_long!r} takes turns out of a conversation, not tokens of a sample"
+            f"over_long {truncation.over_long!r} removes turns from a conversation, not tokens from a sample: pass it "
+            "to the masker"
         )
     kept = slice(0, most) if truncation.over_long == "keep_start" else slice(found - most, found)
     cut = Masked(
@@ -97,9 +101,9 @@ def truncate(sample: Masked, truncation: Truncation) -> Masked:
 
 
 def exchanges(conversation: Conversation) -> list[int]:
-    """Numbers of the messages at which an exchange begins: user messages whose predecessor is no user message.
+    """Return the messages at which an exchange begins: user messages that do not follow another user message.
 
-    What stands before the first of them is its head, and kept; where that is an answer, it is an exchange of its own.
+    Messages before the first of them are the head, which is kept; but if they hold an answer, it is an exchange too.
     """
     roles = [message.get("role") for message in conversation.messages]
     head = next((number for number, role in enumerate(roles) if role not in _HEAD_ROLES), len(roles))
@@ -110,7 +114,7 @@ def exchanges(conversation: Conversation) -> list[int]:
 
 
 def shortened(conversation: Conversation, kept: int, *, first: bool) -> Conversation:
-    """The head of a conversation and its ``kept`` first or last exchanges."""
+    """Return the head of a conversation and its ``kept`` first or last exchanges."""
     begins = [*exchanges(conversation), len(conversation.messages)]
     head = range(begins[0])
     rest = range(begins[0], begins[kept]) if first else range(begins[len(begins) - 1 - kept], begins[-1])

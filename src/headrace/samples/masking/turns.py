@@ -1,21 +1,21 @@
-"""Where the text of a message begins and ends in the rendered conversation: from its structure, never from a search.
+"""Locate the text of a message in the rendered conversation by its structure, never by a search.
 
-Two texts say what an assistant's turn is, both made of the messages up to it and of nothing that follows:
+Two texts define an assistant's turn, both rendered from the messages up to it and from nothing that follows:
 
     prompt(i)   messages before it and the generation prompt    what a model sees before it writes
-    text(i+1)   messages up to it                               the same with what it wrote, and its end
+    text(i+1)   messages up to and including it                 the same with what it wrote, and its end
 
-The whole must begin with the first, or the model would be trained behind a text that it never sees, and with the second
-up to the token that ends the turn, or the turn was written otherwise when more followed. Then the turn is
-``[len(prompt(i)), end of the token)`` of the whole, and nothing that a later message says can stand in it. Which token
-that is, and what of ``text(i+1)`` is the next header already, `endings` proves.
+The whole text must begin with the first, or the model would be trained after a text that it never sees. It must also
+begin with the second, up to the token that ends the turn, or the turn is written differently when more follows. Then
+the turn is ``[len(prompt(i)), end of the token)`` of the whole text, and nothing that a later message says can be part
+of it. `endings` proves which token ends the turn, and how much of ``text(i+1)`` is already the next header.
 
-Most turns need only the first text: where the whole goes on behind ``prompt(i)`` with the message's own content and the
-token that ends the template's usual turn, the characters themselves are the proof. And the first text needs no
-rendering of its own where the template's source shows that it writes one message after another, whatever follows.
+Most turns need only the first text: if the whole text continues after ``prompt(i)`` with the message's own content and
+the token that ends the template's usual turn, the characters themselves are the proof. And the first text needs no
+rendering of its own if the template's source shows that it writes one message after another, whatever follows.
 
-Where the whole and ``prompt(i)`` part before the end of message ``i - 1``, what is said before was written otherwise:
-that is a fault of history, and no place to begin a turn at.
+If the whole text and ``prompt(i)`` differ before the end of message ``i - 1``, what was said before is written
+differently: that is a fault of history, and no turn can begin there.
 """
 
 from __future__ import annotations
@@ -31,34 +31,37 @@ ASSISTANT = "assistant"
 
 
 class Turn(NamedTuple):
-    """One message's own text in the whole: ``[start, stop)`` in characters, what precedes its header not included."""
+    """One message's own text in the whole: ``[start, stop)`` in characters, without its header."""
 
     message: int
     start: int
-    """Behind the header: the first character that the author wrote, the model where it is an assistant's."""
+    """After the header: the first character that the author wrote (for an assistant's turn, the model)."""
     stop: int
-    """Behind all that the template writes for the turn, less the header of the next one."""
+    """After everything that the template writes for the turn, but before the header of the next one."""
     exact: bool = False
-    """The template's author said where it is (generation tags as they stand)."""
+    """Whether the turn is a generation block that is used as it is."""
     content_end: int = -1
-    """Behind the content, where the token that ends the turn begins and all before it is content; -1: not looked at."""
+    """The end of the content, where the token that ends the turn begins, if everything before it is content; -1 if
+    unknown.
+    """
     end: tuple[int, int] | None = None
-    """The token that ends the turn, without characters where none is proved to; None: not looked at."""
+    """The token that ends the turn, empty if none is proved; None if this was not examined."""
     mismatches: bool = False
-    """It begins where it parts from the generation prompt, as ``on_prompt_mismatch: allow`` asks for."""
+    """Whether the turn begins where it differs from the generation prompt, as ``on_prompt_mismatch: allow`` asks."""
     is_rewritten: bool = False
-    """What is said before it is not written as its prompt has it."""
+    """Whether what was said before is written differently from the turn's prompt."""
 
 
 class MisplacedTurn(NamedTuple):
-    """A turn that cannot be placed in a text."""
+    """A turn that cannot be located in a text."""
 
     message: int
     kind: str
-    """``history``: it, or what is said before it, is written otherwise when more follows; ``prompt``: it does not begin
-    with the generation prompt."""
+    """``history``: the turn, or what was said before it, is written differently when more follows; ``prompt``: the turn
+    does not begin with the generation prompt.
+    """
     text: str
-    """What was found and what should be there."""
+    """What was found and what was expected, in words."""
 
 
 class Comparison(NamedTuple):
@@ -67,15 +70,15 @@ class Comparison(NamedTuple):
     closers: Closers
     ending: Ending
     declared: frozenset[str]
-    """Tokens that somebody says end a turn."""
+    """Tokens that are declared to end a turn."""
     lenient: bool
-    """A turn that does not begin with the generation prompt begins where both part."""
+    """Whether a turn that does not begin with the generation prompt may begin where the two differ."""
     ends: bool
-    """The token that ends a turn must be the same when more follows."""
+    """Whether the token that ends a turn must be the same when more follows."""
     thorough: bool = False
-    """Every turn is compared with the text of the messages up to it, and not only those that need it."""
+    """Whether every turn is compared with the text of the messages up to it, and not only those that need it."""
     by_itself: bool = False
-    """The last turn may stand behind a history that the template writes otherwise in its prompt."""
+    """Whether the last turn may follow a history that the template writes differently in its prompt."""
 
     @property
     def usual_end(self) -> str | None:
@@ -84,10 +87,10 @@ class Comparison(NamedTuple):
 
 
 def find_turn(renders: Renders, how: Comparison, message: int, count: int) -> Turn | MisplacedTurn:
-    """The turn of one message in the text of the first ``count``: one rendering for most, at most seven.
+    """Locate the turn of one message in the text of the first ``count``. Most need one rendering, some up to seven.
 
     Raises:
-        InputError: the template refuses the messages up to there, or header, content and end cannot be told apart.
+        InputError: If the template refuses the messages up to there, or header, content and end cannot be told apart.
     """
     found = check_turn(renders, how, message, count)
     if isinstance(found, MisplacedTurn) or found.start >= 0:
@@ -99,9 +102,9 @@ def find_turn(renders: Renders, how: Comparison, message: int, count: int) -> Tu
 
 
 def check_turn(renders: Renders, how: Comparison, message: int, count: int) -> Turn | MisplacedTurn:
-    """Whether the text of the first ``count`` messages has the turn as it was written.
+    """Check whether the text of the first ``count`` messages holds the turn as it was written.
 
-    The ``start`` is -1 where there is no generation prompt that tells it.
+    ``start`` is -1 if there is no generation prompt that shows it.
     """
     whole = renders.text(count)
     if how.usual_end is not None and not how.thorough and _is_answer(renders, message):
@@ -139,11 +142,13 @@ def check_turn(renders: Renders, how: Comparison, message: int, count: int) -> T
 
 
 def turn_end(renders: Renders, how: Comparison, message: int) -> tuple[int, int, int]:
-    """Of the last message of ``text(message + 1)``: where the token that ends it begins and ends, and the text less the
-    header of a next message. A token without characters: none is proved to end it.
+    """Return where the last message of ``text(message + 1)`` ends.
+
+    The result is the begin and end of the token that ends the message, and the end of the text without the header of a
+    next message. The token is empty if none is proved to end the message.
 
     Raises:
-        InputError: it cannot be told where the message ends and the header of the next one begins.
+        InputError: If it is not known where the message ends and the header of the next one begins.
     """
     ending, text = how.ending, renders.text(message + 1)
     opening = ending.opening
@@ -157,11 +162,11 @@ def turn_end(renders: Renders, how: Comparison, message: int) -> tuple[int, int,
     limit = len(text) - len(opening or "")
     chain = how.closers.trailing(text, 0, limit)
     floor = chain[0].begin if chain else limit
-    said = renders.conversation.messages[message]
-    content = "" if said.get("tool_calls") else (content_text(said) or "").strip()
+    last = renders.conversation.messages[message]
+    content = "" if last.get("tool_calls") else (content_text(last) or "").strip()
     own = how.closers.trailing(content, 0, len(content))
     begin = floor - (own[0].begin if own else len(content))
-    # The content may itself end in what closes a turn: that much of the chain is its own.
+    # The content itself may end in tokens that close a turn: that much of the chain belongs to it.
     is_located = bool(content) and begin >= 0 and text.startswith(content, begin) and begin + len(content) <= limit
     floor = begin + len(content) if is_located else floor
     tokens = [
@@ -174,7 +179,7 @@ def turn_end(renders: Renders, how: Comparison, message: int) -> tuple[int, int,
     else:
         found = [(piece, text[piece.begin : piece.end]) for piece in tokens]
         known = {ending.token, *how.declared}
-        # Behind one of which nothing is known no other is taken.
+        # A token that is not proved rules out all tokens after it.
         is_proved = [token in known or token not in ending.asked for _, token in found]
         proved = tokens[: is_proved.index(False) if False in is_proved else len(tokens)]
     usual = [piece for piece in proved if text[piece.begin : piece.end] == ending.token] or proved
@@ -188,7 +193,7 @@ def _no_header(renders: Renders, message: int) -> str:
     role = renders.conversation.messages[message].get("role")
     return (
         f"message {message} ({role}) cannot be told from its header: the template has no generation prompt for "
-        "it, and leaves out or repeats what it says. Use a template with an add_generation_prompt block or with "
+        "it, and leaves out or repeats its content. Use a template with an add_generation_prompt block or with "
         "generation tags, or do not train this role"
     )
 
@@ -196,14 +201,14 @@ def _no_header(renders: Renders, message: int) -> str:
 def _unknown_end(renders: Renders, message: int) -> str:
     role, text = renders.conversation.messages[message].get("role"), renders.text(message + 1)
     return (
-        f"it cannot be told where message {message} ({role}) ends and the header of the next message begins, which the "
-        f"template writes behind it although nothing follows ({text[-60:]!r}): use a template that writes the header "
-        "with the message or with add_generation_prompt"
+        f"it is not known where message {message} ({role}) ends and the header of the next message begins, which the "
+        f"template writes although no message follows ({text[-60:]!r}): use a template that writes the header with the "
+        "message or with add_generation_prompt"
     )
 
 
 def _opens_behind(renders: Renders, how: Comparison, message: int) -> bool:
-    """Whether the generation prompt opens a message right behind this one, so that its header does not begin before."""
+    """Return whether the generation prompt opens a message right after this one, so its header cannot begin earlier."""
     text = renders.text(message + 1)
     try:
         prompt = renders.prompt(message + 1)
@@ -215,7 +220,7 @@ def _opens_behind(renders: Renders, how: Comparison, message: int) -> bool:
 
 
 def _parted(renders: Renders, how: Comparison, message: int, count: int, prompt: str) -> Turn | MisplacedTurn:
-    """The beginning of a turn before which the whole has something else than its prompt."""
+    """Return the beginning of a turn if the text before it differs from its prompt."""
     whole = renders.text(count)
     header = _prompt_header(renders, how, message, prompt)
     history = MisplacedTurn(message, "history", _difference(whole, prompt))
@@ -233,10 +238,10 @@ def _parted(renders: Renders, how: Comparison, message: int, count: int, prompt:
 def _behind_previous(
     renders: Renders, how: Comparison, message: int, prompt: str, header: str
 ) -> Turn | MisplacedTurn | None:
-    """The beginning of the last turn by what stands behind the content of the message before it.
+    """Return the beginning of the last turn, by the text after the content of the message before it.
 
-    Text and prompt are rendered with a stand-in for that content; what the prompt has behind it, the whole must have
-    behind it as well, whatever was written before.
+    Text and prompt are rendered with a stand-in for that content. What the prompt has after it, the whole text must
+    have after it too, whatever was written before.
     """
     count = message + 1
     whole = renders.text(count)
@@ -260,7 +265,7 @@ def _behind_previous(
 
 
 def _prompt_header(renders: Renders, how: Comparison, message: int, prompt: str) -> str:
-    """The end of a prompt that opens the answer; empty where it cannot be told from the message before."""
+    """Return the end of a prompt that opens the answer; empty if it cannot be separated from the message before."""
     usual = how.ending.opening or renders.usual(None).prompt
     if usual.strip() and prompt.endswith(usual):
         return usual
@@ -275,12 +280,12 @@ def _plain_turn(renders: Renders, end: str, message: int, whole: str, start: int
 
 
 def plain_content_end(said: Message, whole: str, start: int, end: str) -> int:
-    """Where the content of a message that begins at ``start`` ends, if it is all that stands before the usual end.
+    """Return where the content of a message that begins at ``start`` ends, if only the content precedes the usual end.
 
-    -1 where something else stands there, a thought or a call of a tool may, or there is no content.
+    -1 if other text may come first, such as a thought or a tool call, or if there is no content.
     """
     content = said.get("content")
-    # Role and content leave no room for a thought of its own.
+    # A message of two fields, role and content, has no reasoning.
     if not isinstance(content, str) or (len(said) > 2 and (said.get("tool_calls") or thought_of(said))):
         return -1
     if not whole.startswith(content, start) or not whole.startswith(end, start + len(content)):
@@ -296,18 +301,18 @@ def _is_answer(renders: Renders, message: int) -> bool:
 
 
 def _prompt(renders: Renders, message: int) -> str | None:
-    """What a model sees before it writes this message; None for what no model writes, or without a prompt."""
+    """Return what a model sees before it writes this message; None if no model writes it or there is no prompt."""
     return renders.prompt(message) if _is_answer(renders, message) else None
 
 
 def _adds_nothing(renders: Renders, prompt: str, message: int) -> bool:
-    """Whether the template has no generation prompt here. The usual one at its end tells without a rendering."""
+    """Return whether the template adds no generation prompt here; a usual one at the end needs no rendering."""
     usual = renders.usual(None).prompt
     return not (usual.strip() and prompt.endswith(usual)) and prompt == renders.text(message)
 
 
 def _parting(renders: Renders, message: int, count: int, prompt: str) -> int | None:
-    """Where the turn leaves the generation prompt, whatever its content begins with."""
+    """Return where the turn differs from the generation prompt, whatever its content begins with."""
     around = renders.around(message + 1, message)
     before = around[0] if around else renders.text(message + 1)
     start = _agreement(before, prompt)
@@ -315,16 +320,16 @@ def _parting(renders: Renders, message: int, count: int, prompt: str) -> int | N
 
 
 def _agreement(one: str, other: str) -> int:
-    """How many characters two texts have in common at their beginning."""
+    """Return how many characters two texts have in common at their beginning."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, pair in pairs if pair[0] != pair[1]), min(len(one), len(other)))
 
 
 def _behind_header(renders: Renders, message: int, count: int) -> int | None:
-    """Where a message that has no generation prompt begins: behind what the template writes before any content of it.
+    """Return where a message without a generation prompt begins: after what the template writes before its content.
 
-    Spaces at the end of the header are left to the message: tokenisers take them with the word. None where the whole
-    does not have the header.
+    Spaces at the end of the header belong to the message, since tokenisers join them to the word. None if the whole
+    text does not have the header.
     """
     header = renders.header(message)
     if header is None:
@@ -334,14 +339,14 @@ def _behind_header(renders: Renders, message: int, count: int) -> int | None:
 
 
 def tagged_turns(renders: Renders, count: int, *, exact: bool, header: str) -> list[Turn]:
-    """The assistants' turns from the spans of ``{% generation %}``, cut to the convention unless ``exact``.
+    """Return the assistants' turns from the spans of ``{% generation %}``, cut to our convention unless ``exact``.
 
-    Blocks that touch are one. Where their number is not that of the assistants, the beginnings of the conversation are
-    rendered as well, to know whose each one is. ``header`` is the generation prompt: of a block that holds it, or its
-    end, that much is cut off.
+    Adjacent blocks are joined. If their number is not that of the assistants' messages, the beginnings of the
+    conversation are rendered too, to assign the blocks. ``header`` is the generation prompt: if a block begins with it,
+    or with its end, that much is cut off.
 
     Raises:
-        InputError: the blocks cannot be assigned to messages.
+        InputError: If the blocks cannot be assigned to messages.
     """
     whole = renders.text(count)
     blocks = _joined(renders.rendered(count).generation_spans)
@@ -359,7 +364,7 @@ def tagged_turns(renders: Renders, count: int, *, exact: bool, header: str) -> l
 
 
 def within(block: Turn, checked: Turn) -> Turn:
-    """A generation block, no further than the comparison shows its turn to go, with the end that it shows."""
+    """Return a generation block, cut to where the comparison shows that its turn ends, with the end that it shows."""
     if checked.end is None or block.stop < checked.end[0]:
         return block
     stop = max(block.start, min(block.stop, checked.stop))
@@ -389,14 +394,14 @@ def _owners(renders: Renders, assistants: list[int], count: int, num_blocks: int
     if len(owners) != num_blocks:
         raise InputError(
             f"the template rendered {num_blocks} generation blocks for {len(assistants)} assistant messages of "
-            f"{count}, and it cannot be told whose each one is: use generation_tags: ignore, or a template with one "
-            "block a message"
+            f"{count}, and it is not known to which message each belongs: use generation_tags: ignore, or a template "
+            "with one block for each message"
         )
     return owners
 
 
 def _header_inside(whole: str, begin: int, header: str) -> int:
-    """How many characters at the beginning of a block belong to the header: none, where it stands before the block."""
+    """Return how many characters at the beginning of a block belong to the header; 0 if it precedes the block."""
     for outside in range(len(header), -1, -1):
         before, inside = header[:outside], header[outside:]
         if whole.endswith(before, 0, begin) and whole.startswith(inside, begin):
@@ -408,5 +413,6 @@ def _difference(found: str, expected: str) -> str:
     place = _agreement(found, expected)
     shown = slice(max(place - 20, 0), place + 30)
     return (
-        f"from character {place} on there is {found[shown]!r} in the text, and {expected[shown]!r} without what follows"
+        f"from character {place} on the text has {found[shown]!r}; without what follows it would have "
+        f"{expected[shown]!r}"
     )

@@ -1,13 +1,13 @@
-"""Multi-modal samples: types, field maps, decoders, cookers. No files, no stores; codecs are imported when used.
+"""Multi-modal samples: types, field maps, decoders and cookers. Codecs are imported when they are first used.
 
     raw parts {"jpg": b"...", "txt": b"..."}
-      -> field_map      which part becomes which field, and what within it
-      -> decoding       SampleDecoder: bytes -> image, text, AVDecoder, arrays
-      -> mapper         SampleMapper: the two put together       -> Sample, or CrudeSample
-      -> cooking        crude samples only: the user's function  -> Sample
-      -> batch          Batch.from_samples: padded and stacked   -> Batch
+      -> field_map      says which part, and what within it, becomes which field
+      -> decoding       SampleDecoder decodes bytes to an image, text, an AVDecoder or arrays
+      -> mapper         SampleMapper does both                        -> Sample, or CrudeSample
+      -> cooking        the user's function cooks crude samples       -> Sample
+      -> batch          Batch.from_samples pads and stacks samples    -> Batch
 
-May import: headrace.errors.
+The room knows no files and no stores. May import: headrace.errors.
 """
 
 from __future__ import annotations

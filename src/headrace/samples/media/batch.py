@@ -1,14 +1,14 @@
-"""Samples put together: arrays padded with zeros and stacked, all else in lists.
+"""Batches of samples: arrays are padded with zeros and stacked, all other values become lists.
 
-Images of one batch decoded beside each other, so that to stack them is to do nothing.
+Images of one batch can be decoded next to each other, so that stacking them needs no copy:
 
     with reading_rows(allocate, 16):
         each image       -> a row of a block of 16, the next one of its part
-        pad_stack(rows)  -> the block itself, if these are its rows, in order; else a copy, as everywhere
+        pad_stack(rows)  -> the block itself, if these are its rows, in order; otherwise a copy
 
-To decode into fresh memory and then to copy costs a tenth of the decoding, and more where the system has to make the
-pages. Outside of such a reading everything is as if this file were not there. For samples that nobody else has: rows
-that were stacked are the batch's, and what changes the batch would change them.
+Decoding into fresh memory and copying costs a tenth of the decoding, and more if the system has to allocate the pages.
+Outside of `reading_rows` nothing of this happens. Use it only for samples that nobody else holds: rows that were
+stacked belong to the batch, and what changes the batch changes them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from headrace.errors import ConfigError
 from headrace.samples.media.sample import BASE_FIELDS, Sample, SourceInfo, _extended, pinned, sample_type
 
 Allocate = Callable[[int], NDArray[np.uint8]]
-"""Bytes -> at least as many, contiguous, not initialised, which nobody else has."""
+"""Returns at least as many bytes as asked for, contiguous, uninitialised, and used by nobody else."""
 
 
 class _Block:
-    """Rows of one shape, and the arrays or tensors that were made of them so far."""
+    """Rows of one shape in one block of memory, and the arrays or tensors that were made of them so far."""
 
     def __init__(self, memory: NDArray[np.uint8], num_rows: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         num_bytes = num_rows * prod(shape) * dtype.itemsize
@@ -42,18 +42,18 @@ class _Block:
 
 
 class BatchBlocks:
-    """All blocks of one reading, one a part at a time. For one thread."""
+    """All blocks of one reading, one at a time for each part. For one thread."""
 
     def __init__(self, allocate: Allocate, num_rows: int) -> None:
         self._allocate = allocate
         self._num_rows = num_rows
         self._blocks: dict[object, _Block] = {}
-        # By identity: what a block has is alive as long as the block, so that no other object can have it.
+        # By identity: what a block holds lives as long as the block, so no other object can get the same identity.
         self._places: dict[int, tuple[_Block, int, int]] = {}
         self._kept: list[Any] = []
 
     def next(self, part: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Where the next image of a part goes: ``shape``, not initialised; the same until `keep`."""
+        """Return memory for the next image of a part: ``shape``, uninitialised, and the same until `keep` is called."""
         block = self._blocks.get(part)
         if block is None or block.kind != (shape, dtype) or len(block.rows) == self._num_rows:
             memory = self._allocate(self._num_rows * prod(shape) * dtype.itemsize)
@@ -62,19 +62,22 @@ class BatchBlocks:
         return row
 
     def keep(self, part: object, made: Any) -> None:
-        """``made`` is what `next` gave last, filled: as an array, or as a tensor of the same memory."""
+        """Keep ``made``, the filled memory that `next` last returned, as an array or as a tensor of the same memory."""
         block = self._blocks[part]
         self._places[id(made)] = (block, len(block.rows), len(block.rows) + 1)
         block.rows.append(made)
 
     def stacked(self, rows: Sequence[Any]) -> Any:
-        """These rows as one array or tensor without a copy; None if they do not lie so, or were stacked before."""
+        """Return these rows as one array or tensor without a copy.
+
+        None if they are not adjacent rows of a block, or were stacked before.
+        """
         place = self._places.get(id(rows[0]))
         if place is None:
             return None
         block, first, _ = place
         end = first + len(rows)
-        # A field that has the rows of another one gets a copy: each has to be changeable for itself.
+        # A second field with the same rows gets a copy, so that changing one does not change the other.
         if first < block.num_stacked or end > len(block.rows):
             return None
         if any(row is not kept for row, kept in zip(rows, block.rows[first:end], strict=True)):
@@ -83,7 +86,7 @@ class BatchBlocks:
         return self._whole(block, first, end)
 
     def joined(self, stacks: Sequence[Any]) -> Any:
-        """What `stacked` gave several times, as one along the first axis without a copy; None if it does not lie so."""
+        """Join several results of `stacked` along the first axis without a copy; None if they are not adjacent."""
         places = [self._places.get(id(stack)) for stack in stacks]
         if places[0] is None:
             return None
@@ -114,11 +117,11 @@ _here = _Here()
 
 @contextmanager
 def reading_rows(allocate: Allocate, num_rows: int) -> Iterator[BatchBlocks]:
-    """In this thread images that are decoded are rows, and `pad_stack` knows them, until this ends.
+    """Let this thread decode images to rows of blocks, which `pad_stack` recognises, until the context ends.
 
     Args:
-        allocate: makes memory.
-        num_rows: of a block; as many samples as will be read.
+        allocate: Allocates memory.
+        num_rows: The number of rows of a block: as many as samples will be read.
     """
     before = _here.rows
     _here.rows = rows = BatchBlocks(allocate, num_rows)
@@ -129,17 +132,18 @@ def reading_rows(allocate: Allocate, num_rows: int) -> Iterator[BatchBlocks]:
 
 
 def rows_here() -> BatchBlocks | None:
-    """Those of the reading that goes on in this thread, if one does."""
+    """Return the blocks of the reading in this thread, or None."""
     return _here.rows
 
 
 def pad_stack(arrays: Sequence[Any]) -> Any:
-    """Torch tensors or NumPy arrays of one rank and dtype as one: (n, largest size of each axis ...), zeros behind.
+    """Stack torch tensors or NumPy arrays of one rank and dtype, padded with zeros.
 
-    Arrays (2, 3) and (4, 1) become (2, 4, 3). A copy, but for images that a loader had decoded beside each other.
+    The result is (n, largest size of each axis ...): arrays (2, 3) and (4, 1) become (2, 4, 3). It is a copy, except
+    for images that a loader decoded next to each other.
 
     Raises:
-        ConfigError: they differ in rank, in dtype, or in kind.
+        ConfigError: If the arrays differ in rank, in dtype, or in kind.
     """
     rows = rows_here()
     if rows is not None:
@@ -151,8 +155,8 @@ def pad_stack(arrays: Sequence[Any]) -> Any:
     if len(ranks) != 1 or len(dtypes) != 1:
         found = sorted(f"{array.dtype!s}{tuple(array.shape)}" for array in arrays)
         raise ConfigError(
-            f"arrays of one batch differ in rank or dtype: {', '.join(dict.fromkeys(found))}; only sizes may differ; "
-            "give all samples arrays of one rank and dtype"
+            f"arrays of one batch differ in rank or dtype: {', '.join(dict.fromkeys(found))}; only sizes may differ, "
+            "so give all samples arrays of one rank and dtype"
         )
     first = arrays[0]
     shape = (len(arrays), *(max(array.shape[axis] for array in arrays) for axis in range(first.ndim)))
@@ -167,12 +171,13 @@ def pad_stack(arrays: Sequence[Any]) -> Any:
 
 
 def generic_batch(values: Sequence[Any]) -> Any:
-    """Values of one field of a batch: arrays are padded and stacked, dicts, dataclasses and named tuples are entered.
+    """Collate the values of one field of a batch.
 
-    What is neither is a list. Samples of a type that has ``from_samples`` go there.
+    Arrays are padded and stacked. Dicts, dataclasses and named tuples are collated field by field, and types with
+    ``from_samples`` by that method. All other values become a list.
 
     Raises:
-        ConfigError: arrays that cannot be stacked; dicts with other keys.
+        ConfigError: If arrays cannot be stacked, or dicts have different keys.
     """
     first = values[0] if values else None
     if _are_arrays(values):
@@ -180,7 +185,10 @@ def generic_batch(values: Sequence[Any]) -> Any:
     if isinstance(first, dict):
         for value in values:
             if not isinstance(value, dict) or value.keys() != first.keys():
-                raise ConfigError(f"samples of one batch have other keys: {sorted(map(str, first))} and {value!r:.80}")
+                raise ConfigError(
+                    f"dicts of one batch have different keys: {sorted(map(str, first))} and {value!r:.80}; give all "
+                    "samples the same keys"
+                )
         return {key: generic_batch([value[key] for value in values]) for key in first}
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         if hasattr(first, "from_samples"):
@@ -194,13 +202,23 @@ def generic_batch(values: Sequence[Any]) -> Any:
 
 @sample_type
 class Batch:
-    """Base of batch types; a type of one's own names fields of the samples, under ``@sample_type``.
+    """The base of batch types; derive your own with ``@sample_type`` and name fields of the samples.
 
     Attributes:
-        __key__: the key of each sample.
-        __restore_key__: the restore key of each sample.
-        __subflavors__: the subflavors of each sample, None where a sample has none; None where no sample has any.
-        __sources__: the sources of all samples, one after another, or None.
+        __key__: The key of each sample.
+        __restore_key__: The restore key of each sample.
+        __subflavors__: The subflavors of each sample, None for a sample without any; None if no sample has any.
+        __sources__: The sources of all samples, one after another, or None.
+
+    Example:
+        >>> from headrace.samples.media import Batch, TextSample, sample_type
+        >>> @sample_type
+        ... class TextBatch(Batch):
+        ...     text: list[str]
+        >>> samples = [TextSample(__key__=name, __restore_key__=(), text=name * 2) for name in "ab"]
+        >>> batch = TextBatch.from_samples(samples)
+        >>> batch.__key__, batch.text
+        (['a', 'b'], ['aa', 'bb'])
     """
 
     __key__: list[str]
@@ -210,17 +228,19 @@ class Batch:
 
     @classmethod
     def from_samples(cls, samples: Sequence[Sample], **fields: Any) -> Self:
-        """A batch out of samples, in their order: tensors and arrays padded and stacked, all else in lists.
+        """Make a batch from samples, in their order.
+
+        Tensors and arrays are padded and stacked; all other values become lists.
 
         Args:
-            samples: at least one; each has the fields of this batch type that are not given.
-            fields: fields of the batch that are made already.
+            samples: At least one; each has the fields of this batch type that are not passed.
+            fields: Fields of the batch that are already made.
 
         Raises:
-            ConfigError: a sample lacks a field of the batch; arrays that cannot be stacked; no samples.
+            ConfigError: If there are no samples, a sample lacks a field of the batch, or arrays cannot be stacked.
         """
         if not samples:
-            raise ConfigError(f"{cls.__name__}.from_samples was given no samples")
+            raise ConfigError(f"{cls.__name__}.from_samples got no samples; pass at least one")
         made: dict[str, Any] = dict(fields)
         for field in dataclasses.fields(cls):
             name = field.name
@@ -241,17 +261,17 @@ class Batch:
 
     @classmethod
     def derive_from(cls, base_batch: Batch, **fields: Any) -> Self:
-        """A new batch with these fields, and with keys, restore keys, subflavors and sources of another."""
+        """Return a new batch with these fields, and with keys, restore keys, subflavors and sources of another."""
         base = {name: getattr(base_batch, name) for name in BASE_FIELDS if name not in fields}
         return cls(**base, **fields)
 
     @classmethod
     def extend(cls, src: Any, **fields: Any) -> Self:
-        """A batch of this type out of one of a type it derives from, with the fields that type lacks."""
+        """Return a batch of this type from one of a base type, with the fields that the base type lacks."""
         return _extended(cls, src, fields)
 
     def pin_memory(self) -> Self:
-        """The same batch with all tensors in page-locked memory."""
+        """Return the same batch with all tensors in page-locked memory."""
         return pinned(self)
 
 
@@ -260,14 +280,14 @@ def _field(sample: Any, name: str, cls: type[Batch]) -> Any:
         return getattr(sample, name)
     except AttributeError:
         raise ConfigError(
-            f"{cls.__name__} has the field {name!r}, which {type(sample).__name__} lacks; give it to from_samples as "
-            f"{name}=..., or name a field of the samples"
+            f"{cls.__name__} has the field {name!r}, which {type(sample).__name__} lacks; pass {name}=... to "
+            "from_samples, or use the name of a field of the samples"
         ) from None
 
 
 def _are_arrays(values: Sequence[Any]) -> bool:
-    """Whether all are torch tensors, or all are NumPy arrays."""
+    """Return whether all values are torch tensors, or all are NumPy arrays."""
     if all(isinstance(value, np.ndarray) for value in values):
         return bool(values)
-    # A tensor is known by its face: torch may not be installed.
+    # Tensors are recognised by a method, since torch may not be installed.
     return all(callable(getattr(value, "new_zeros", None)) for value in values)

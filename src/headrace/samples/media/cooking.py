@@ -1,4 +1,4 @@
-"""Cookers: the user's functions that make a sample of a crude one, chosen by the subflavors of its dataset.
+"""Cookers: the user's functions that turn crude samples into samples, chosen by the subflavors of the dataset.
 
 @cooker(need_cache=True)
 def caption(crude: dict, *, cache) -> CaptioningSample:
@@ -30,12 +30,12 @@ def cooker(*, need_primary: bool = False, need_cache: bool = False) -> Callable[
 
 
 def cooker(fn: Any = None, *, need_primary: bool = False, need_cache: bool = False) -> Any:
-    """Mark a function as a cooker, and say what else it wants to be called with.
+    """Mark a function as a cooker, and say which further arguments it needs.
 
     Args:
-        fn: the function, where the decorator is written without parentheses.
-        need_primary: call it with ``primary=``, the store of the dataset itself, for other samples of it.
-        need_cache: call it with ``cache=``, where large things wait until they are used.
+        fn: The function, if the decorator is written without parentheses.
+        need_primary: Pass ``primary=``, the store of the dataset itself, from which it can read other samples.
+        need_cache: Pass ``cache=``, where large values wait until they are used.
     """
     if fn is None:
         return functools.partial(cooker, need_primary=need_primary, need_cache=need_cache)
@@ -50,11 +50,21 @@ def cooker(fn: Any = None, *, need_primary: bool = False, need_cache: bool = Fal
 
 
 class Cooker(msgspec.Struct, frozen=True):
-    """A function that cooks crude samples, and which datasets it is for.
+    """A function that cooks crude samples, and the datasets for which it is used.
 
     Attributes:
-        cook: ``fn(crude, [primary=], [cache=], **aux)`` -> a sample; what it wants is said by ``@cooker``.
-        has_subflavors: the datasets that it cooks have these subflavors, and may have more; None or {}: any dataset.
+        cook: ``fn(crude, [primary=], [cache=], **aux)``, which returns a sample; ``@cooker`` says what it needs.
+        has_subflavors: It cooks datasets that have these subflavors, and possibly more; None or {} means any dataset.
+
+    Example:
+        >>> from headrace.samples.media import Cooker, TextSample, basic_sample_keys
+        >>> def cook_text(crude):
+        ...     return TextSample(**basic_sample_keys(crude), text=crude["txt"])
+        >>> cooker = Cooker(cook_text, has_subflavors={"kind": "text"})
+        >>> cooker.is_match({"kind": "text", "language": "en"})
+        True
+        >>> cooker({"__key__": "a", "__restore_key__": (), "txt": "Hello."}).text
+        'Hello.'
     """
 
     cook: Callable[..., Any]
@@ -62,18 +72,18 @@ class Cooker(msgspec.Struct, frozen=True):
 
     @property
     def need_primary(self) -> bool:
-        """Whether it wants the store of the dataset."""
+        """Whether the function needs the store of the dataset."""
         return bool(getattr(self.cook, "__cooker_need_primary__", False))
 
     @property
     def need_cache(self) -> bool:
-        """Whether it wants a cache."""
+        """Whether the function needs a cache."""
         return bool(getattr(self.cook, "__cooker_need_cache__", False))
 
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
-        """Whether it cooks a dataset of these subflavors; None is a dataset that says nothing of itself."""
-        there = subflavors or {}
-        return all(key in there and there[key] == value for key, value in (self.has_subflavors or {}).items())
+        """Return whether this cooks a dataset with these subflavors; None means that the dataset has none."""
+        found = subflavors or {}
+        return all(key in found and found[key] == value for key, value in (self.has_subflavors or {}).items())
 
     def __call__(
         self, crude: Mapping[str, Any], *, primary: Any = None, cache: Any = None, aux: Mapping[str, Any] | None = None
@@ -81,30 +91,31 @@ class Cooker(msgspec.Struct, frozen=True):
         """Cook one sample.
 
         Args:
-            crude: the crude sample.
-            primary: the store of the dataset; handed on only if wanted.
-            cache: the cache; handed on only if wanted.
-            aux: auxiliary stores, handed on each under its name.
+            crude: The crude sample.
+            primary: The store of the dataset; passed on only if needed.
+            cache: The cache; passed on only if needed.
+            aux: Auxiliary stores, each passed on under its name.
 
         Raises:
-            ConfigError: it wants a store or a cache that is not there, or an auxiliary store has the name of one.
+            ConfigError: If the function needs a store or a cache that was not passed, or an auxiliary store has a
+                reserved name.
         """
-        given = dict(aux or {})
-        for name, wanted, there in (("primary", self.need_primary, primary), ("cache", self.need_cache, cache)):
-            if name in given:
-                raise ConfigError(f"an auxiliary store is named {name!r}, which cookers use otherwise; rename it")
-            if wanted and there is None:
-                raise ConfigError(f"the cooker {_name(self.cook)} wants {name}=, and there is none; pass one")
-            if wanted:
-                given[name] = there
-        return self.cook(crude, **given)
+        arguments = dict(aux or {})
+        for name, is_needed, value in (("primary", self.need_primary, primary), ("cache", self.need_cache, cache)):
+            if name in arguments:
+                raise ConfigError(f"an auxiliary store is named {name!r}, which has another meaning here; rename it")
+            if is_needed and value is None:
+                raise ConfigError(f"the cooker {_name(self.cook)} needs {name}=, but there is none; pass one")
+            if is_needed:
+                arguments[name] = value
+        return self.cook(crude, **arguments)
 
 
 def choose_cooker(cookers: Sequence[Cooker], subflavors: Mapping[str, Any] | None, dataset: str) -> Cooker:
-    """The first cooker that matches the subflavors of a dataset; chosen once a dataset.
+    """Return the first cooker that matches the subflavors of a dataset; it is chosen once for each dataset.
 
     Raises:
-        ConfigError: there is none; names the dataset, its subflavors and what each cooker asks for.
+        ConfigError: If no cooker matches; names the dataset, its subflavors and what each cooker asks for.
     """
     for candidate in cookers:
         if candidate.is_match(subflavors):
@@ -112,7 +123,7 @@ def choose_cooker(cookers: Sequence[Cooker], subflavors: Mapping[str, Any] | Non
     has = f"its subflavors are {dict(subflavors)!r}" if subflavors else "it has no subflavors"
     if not cookers:
         raise ConfigError(
-            f"{dataset}: its samples are crude, and there are no cookers; give at least one Cooker(fn), or set "
+            f"{dataset}: its samples are crude, but there are no cookers; pass at least one Cooker(fn), or set "
             "sample_type and field_map in dataset.yaml"
         )
     asked = "; ".join(f"{_name(one.cook)} asks for {one.has_subflavors!r}" for one in cookers)
@@ -122,11 +133,11 @@ def choose_cooker(cookers: Sequence[Cooker], subflavors: Mapping[str, Any] | Non
 def basic_sample_keys(
     crude_sample: Mapping[str, Any], additional_source_info: tuple[SourceInfo, ...] = ()
 ) -> dict[str, Any]:
-    """Key, restore key, subflavors and sources of a crude sample, to hand on to the sample cooked from it.
+    """Return key, restore key, subflavors and sources of a crude sample, for the sample that is cooked from it.
 
     Args:
-        crude_sample: the crude sample.
-        additional_source_info: what else the sample was made of; put behind its sources.
+        crude_sample: The crude sample.
+        additional_source_info: Further sources of the sample, appended to its own.
     """
     fields = {name: crude_sample[name] for name in BASE_FIELDS if name in crude_sample}
     if additional_source_info:

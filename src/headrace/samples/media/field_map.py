@@ -1,4 +1,4 @@
-"""Field maps: which part of a sample, and what within it, becomes which field.
+"""Field maps say which part of a sample, and what within it, becomes which field.
 
 image: jpg                          the part
 caption: detail.json[captions][0]   within it: a key of an object, then an element of a list; parts may have dots
@@ -16,11 +16,11 @@ from headrace.errors import ConfigError, FieldAccessError
 _OPTION = re.compile(r"(?P<part>[^\[\],]+)(?P<steps>(?:\[[^\[\]]+\])*)")
 
 META_PARTS = ("__key__", "__shard__", "__restore_key__", "__subflavors__", "__sources__")
-"""What a field map may name beside the parts: facts of the sample that are not read."""
+"""Names that a field map may use in addition to the parts; these facts about the sample need no reading."""
 
 
 class Option(NamedTuple):
-    """One way to a value: a part, and the steps into what it decodes to."""
+    """One way to a value: a part, and the steps into its decoded value."""
 
     part: str
     steps: tuple[str, ...]
@@ -30,14 +30,14 @@ class Option(NamedTuple):
 
 
 FieldMap = dict[str, tuple[Option, ...]]
-"""Name of the field -> options, tried in order."""
+"""The options for each field, tried in order."""
 
 
 def parse_field(description: str, field: str = "a field") -> tuple[Option, ...]:
-    """``"jpg,detail.json[x][0]"`` as options.
+    """Parse a description such as ``"jpg,detail.json[x][0]"`` into options.
 
     Raises:
-        ConfigError: brackets that do not match, an empty part or step; names the place.
+        ConfigError: If brackets do not match, or a part or step is empty; names the column.
     """
     options = []
     at = 0
@@ -46,7 +46,7 @@ def parse_field(description: str, field: str = "a field") -> tuple[Option, ...]:
         if match is None:
             raise ConfigError(
                 f"field map: {field}: {description!r} cannot be read at column {at + 1}, {text!r}; write part or "
-                "part[key][0], options separated by commas"
+                "part[key][0], with commas between options"
             )
         steps = tuple(match["steps"][1:-1].split("][")) if match["steps"] else ()
         options.append(Option(match["part"], steps))
@@ -55,10 +55,10 @@ def parse_field(description: str, field: str = "a field") -> tuple[Option, ...]:
 
 
 def parse_field_map(field_map: Mapping[str, str]) -> FieldMap:
-    """The field map of a ``dataset.yaml``.
+    """Parse the field map of a ``dataset.yaml``.
 
     Raises:
-        ConfigError: a value is not text or cannot be read.
+        ConfigError: If a value is not text or cannot be parsed.
     """
     parsed = {}
     for field, description in field_map.items():
@@ -69,12 +69,12 @@ def parse_field_map(field_map: Mapping[str, str]) -> FieldMap:
 
 
 def parts_of(field_map: FieldMap) -> tuple[str, ...]:
-    """The parts that must be read, each once, in the order of the map."""
+    """Return the parts that must be read, each once, in the order of the map."""
     return tuple(dict.fromkeys(part for parts in sources_of(field_map).values() for part in parts))
 
 
 def sources_of(field_map: FieldMap) -> dict[str, tuple[str, ...]]:
-    """Field -> the parts it may be made of, in the order they are tried."""
+    """Return, for each field, the parts from which it may be made, in the order in which they are tried."""
     return {
         field: tuple(dict.fromkeys(option.part for option in options if option.part not in META_PARTS))
         for field, options in field_map.items()
@@ -82,12 +82,12 @@ def sources_of(field_map: FieldMap) -> dict[str, tuple[str, ...]]:
 
 
 def access(value: Any, option: Option, field: str) -> Any:
-    """What the steps of an option lead to, in the decoded value of its part.
+    """Follow the steps of an option into the decoded value of its part.
 
-    An object is entered by key, a list by number (negative ones from the end), and nothing else can be entered.
+    An object is entered by key, a list by number (negative ones count from the end); other values cannot be entered.
 
     Raises:
-        FieldAccessError: there is no such key or element, or the value cannot be entered.
+        FieldAccessError: If there is no such key or element, or the value cannot be entered.
     """
     for depth, step in enumerate(option.steps):
         try:
@@ -110,24 +110,24 @@ def access(value: Any, option: Option, field: str) -> Any:
 
 
 def first_that_works(options: tuple[Option, ...], field: str, part: Callable[[str], Any]) -> Any:
-    """The value of a field: that of the first option that leads to one.
+    """Return the value of a field: that of the first option that leads to one.
 
     Args:
-        options: at least one.
-        field: its name, for messages.
-        part: the decoded value of a part, or KeyError where the sample lacks it.
+        options: At least one.
+        field: The field's name, for messages.
+        part: Returns the decoded value of a part, or raises KeyError if the sample lacks it.
 
     Raises:
-        FieldAccessError: no option works; says why each does not.
+        FieldAccessError: If no option works; says why each does not.
     """
     failed: list[FieldAccessError] = []
     for option in options:
         try:
             value = part(option.part)
         except KeyError as error:
-            there = _names(error.args[1]) if len(error.args) > 1 else ""
+            found = _names(error.args[1]) if len(error.args) > 1 else ""
             failed.append(
-                FieldAccessError(option.part, f"field {field!r}: the sample has no part {option.part!r}{there}")
+                FieldAccessError(option.part, f"field {field!r}: the sample has no part {option.part!r}{found}")
             )
             continue
         try:

@@ -1,6 +1,6 @@
-"""What a `dataset.yaml` names: the sample type, and functions of the user.
+"""Look up what a ``dataset.yaml`` names: a sample type, and functions of the dataset's own files.
 
-Functions that a ``dataset.yaml`` names: ``sample_loader.py:sample_loader`` and ``sample_loader.py:part_filter``.
+Such functions are ``sample_loader.py:sample_loader`` and ``sample_loader.py:part_filter``.
 """
 
 from __future__ import annotations
@@ -41,22 +41,24 @@ _OWN_MODULES = ("megatron.energon", "headrace")
 
 
 def resolve_sample_type(module: str, name: str, *, trust_code: bool = False) -> type[Sample] | type[CrudeSample]:
-    """The sample type of ``__module__`` and ``__class__`` as a ``dataset.yaml`` writes them.
+    """Return the sample type that ``__module__`` and ``__class__`` of a ``dataset.yaml`` name.
 
-    Names of Energon's (``megatron.energon`` and below it, and Headrace's own) are looked up in a table by their last
-    part; nothing is imported for them. The names of Energon's older dataset classes (``CaptioningWebdataset``,
-    ``CrudeWebdataset``) mean the sample type that they yield.
+    Names of Energon (in ``megatron.energon`` and below) and of Headrace are looked up in a table by their last part,
+    and nothing is imported for them. The names of Energon's older dataset classes (``CaptioningWebdataset``,
+    ``CrudeWebdataset``) stand for the sample type that they yield.
 
     Args:
         module: ``__module__``.
         name: ``__class__``.
-        trust_code: import any other module. It runs that module's code: only for datasets whose makers you trust.
+        trust_code: Import any other module. This runs the module's code, so set it only for datasets whose makers you
+            trust.
 
     Returns:
-        A subclass of ``Sample`` (with ``trust_code``, maybe another dataclass of the same fields) or ``CrudeSample``.
+        A subclass of ``Sample`` (with ``trust_code``, possibly another dataclass with the same fields) or
+        ``CrudeSample``.
 
     Raises:
-        ConfigError: the name is unknown; the module is another and is not trusted, or has no such sample type.
+        ConfigError: If the name is unknown, or the module is another one and is not trusted or has no such sample type.
     """
     if any(module == own or module.startswith(own + ".") for own in _OWN_MODULES):
         known: dict[str, Any] = {**SAMPLE_TYPES, "CrudeSample": CrudeSample, **_FACTORY_NAMES}
@@ -68,8 +70,8 @@ def resolve_sample_type(module: str, name: str, *, trust_code: bool = False) -> 
         raise ConfigError(f"{module} has no sample type {name!r}; known are {names}{hint}")
     if not trust_code:
         raise ConfigError(
-            f"the sample type {module}.{name} lies in a module that is not imported, because importing runs its code; "
-            "say trust_code=True if you trust whoever wrote the dataset, or give the sample type yourself"
+            f"the sample type {module}.{name} is in a module that is not imported, because importing runs its code; "
+            "set trust_code=True if you trust whoever wrote the dataset, or pass the sample type yourself"
         )
     try:
         found = getattr(importlib.import_module(module), name)
@@ -81,23 +83,23 @@ def resolve_sample_type(module: str, name: str, *, trust_code: bool = False) -> 
 
 
 def load_function(reference: str, default: str, read: Callable[[str], str], *, trust_code: bool) -> Callable[..., Any]:
-    """The function that ``FILE.py:NAME`` names. Running the file is running the code of whoever wrote the dataset.
+    """Return the function that ``FILE.py:NAME`` names. This runs the code of whoever wrote the dataset.
 
     Args:
         reference: ``FILE.py:NAME``, or ``FILE.py`` alone.
-        default: the name where the reference has none.
-        read: text of a file, given its name relative to the dataset's ``.nv-meta``; called only if trusted.
-        trust_code: the user's word that the code may run.
+        default: The name of the function if the reference has none.
+        read: Returns the text of a file by its name relative to the dataset's ``.nv-meta``; called only if trusted.
+        trust_code: Whether the user allows the code to run.
 
     Raises:
-        ConfigError: not trusted; the file does not compile or fails; it has no such function.
+        ConfigError: If the code is not trusted, does not compile or fails, or has no such function.
     """
     file, _, name = reference.partition(":")
     name = name or default
     if not trust_code:
         raise ConfigError(
-            f"the dataset asks for the function {name} of its own file {file}, which is not run unless you say "
-            "trust_code=True; read it first, or give sample type and field map yourself"
+            f"the dataset asks for the function {name} of its own file {file}, which is not run unless you set "
+            "trust_code=True; read it first, or pass sample type and field map yourself"
         )
     module: dict[str, Any] = {"__name__": f"headrace_loader_{file.removesuffix('.py')}", "__file__": file}
     try:
@@ -106,6 +108,6 @@ def load_function(reference: str, default: str, read: Callable[[str], str], *, t
         raise ConfigError(f"{file} of the dataset fails: {type(error).__name__}: {error}") from error
     function = module.get(name)
     if not callable(function):
-        there = sorted(key for key, value in module.items() if callable(value) and not key.startswith("_"))
-        raise ConfigError(f"{file} of the dataset has no function {name!r}; it has {', '.join(there) or 'none'}")
+        names = sorted(key for key, value in module.items() if callable(value) and not key.startswith("_"))
+        raise ConfigError(f"{file} of the dataset has no function {name!r}; it has {', '.join(names) or 'none'}")
     return function  # type: ignore[no-any-return]

@@ -1,7 +1,4 @@
-"""What all media samples share: key, subflavors, sources, and how one sample is made from another.
-
-Page-locked memory for everything in a sample or batch that is a tensor.
-"""
+"""The base of all media samples: key, subflavors and sources, and how one sample is made from another."""
 
 from __future__ import annotations
 
@@ -14,7 +11,10 @@ T = TypeVar("T")
 
 
 def pinned(value: T) -> T:
-    """The same structure (dicts, dataclasses, named tuples, lists, tuples) with each tensor pinned, the rest as is."""
+    """Return the same structure with each tensor in page-locked memory.
+
+    Dicts, dataclasses, named tuples, lists and tuples are rebuilt; all other values stay as they are.
+    """
     return _pinned(value)  # type: ignore[no-any-return]
 
 
@@ -34,12 +34,12 @@ def _pinned(value: Any) -> Any:
 
 
 BASE_FIELDS = ("__key__", "__restore_key__", "__subflavors__", "__sources__")
-"""The fields that tell of a sample rather than belong to it."""
+"""The fields that describe a sample, as opposed to its content."""
 
 
 @dataclass_transform(kw_only_default=True)
 def sample_type(cls: type[T]) -> type[T]:
-    """``@dataclass(slots=True, kw_only=True)``, which every sample type and batch type is."""
+    """Make a class a sample type or batch type: ``@dataclass(slots=True, kw_only=True)``."""
     return dataclasses.dataclass(slots=True, kw_only=True)(cls)
 
 
@@ -48,10 +48,10 @@ class SourceInfo:
     """Where a sample, or a part of it, was read.
 
     Attributes:
-        dataset_path: the dataset, as the user wrote it.
-        index: the number of the sample in the dataset, or its key.
-        shard_name: the shard that holds it, relative to the dataset.
-        file_names: the members it was made of, by their full names in the shard.
+        dataset_path: The dataset, as the user wrote it.
+        index: The number of the sample in the dataset, or its key.
+        shard_name: The shard that holds the sample, relative to the dataset.
+        file_names: The members from which the sample was made, by their full names in the shard.
     """
 
     dataset_path: str
@@ -60,21 +60,21 @@ class SourceInfo:
     file_names: tuple[str, ...]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Each sample has one: what a dataclass with slots does by itself takes five times as long.
+        # Each sample has one, and the default pickling of a dataclass with slots takes five times as long.
         return _source_info, (self.dataset_path, self.index, self.shard_name, self.file_names)
 
 
 def _source_info(path: str, index: str | int, shard: str, names: tuple[str, ...]) -> SourceInfo:
-    made = _new(SourceInfo)
-    _set_path(made, path)
-    _set_index(made, index)
-    _set_shard(made, shard)
-    _set_names(made, names)
-    return made
+    info = _new(SourceInfo)
+    _set_path(info, path)
+    _set_index(info, index)
+    _set_shard(info, shard)
+    _set_names(info, names)
+    return info
 
 
 _new = object.__new__
-# What is frozen is set by its slots: as the constructor does, in half the time.
+# Setting a frozen dataclass by its slots does what its constructor does, in half the time.
 _set_path, _set_index, _set_shard, _set_names = (
     getattr(SourceInfo, field.name).__set__ for field in dataclasses.fields(SourceInfo)
 )
@@ -82,13 +82,22 @@ _set_path, _set_index, _set_shard, _set_names = (
 
 @sample_type
 class Sample:
-    """Base of all sample types; a type of one's own derives from it under ``@sample_type``.
+    """The base of all sample types; derive your own types from it with ``@sample_type``.
 
     Attributes:
-        __key__: the name of the sample in its dataset.
-        __restore_key__: a (nested) tuple of strings and integers by which the sample is found again.
-        __subflavors__: what the configuration says of the dataset that the sample comes from, or None.
-        __sources__: where its bytes were read, or None.
+        __key__: The name of the sample in its dataset.
+        __restore_key__: A (nested) tuple of strings and integers by which the sample is found again.
+        __subflavors__: What the configuration says about the dataset of the sample, or None.
+        __sources__: Where its bytes were read, or None.
+
+    Example:
+        >>> from headrace.samples.media import Sample, sample_type
+        >>> @sample_type
+        ... class Rated(Sample):
+        ...     text: str
+        ...     rating: int
+        >>> Rated(__key__="reviews/17", __restore_key__=(), text="Good.", rating=5).rating
+        5
     """
 
     __key__: str
@@ -98,56 +107,57 @@ class Sample:
 
     @classmethod
     def derive_from(cls, base_sample: Sample, **fields: Any) -> Self:
-        """A new sample with these fields, and with key, restore key, subflavors and sources of another."""
+        """Return a sample with these fields, and with key, restore key, subflavors and sources of another sample."""
         base = {name: getattr(base_sample, name) for name in BASE_FIELDS if name not in fields}
         return cls(**base, **fields)
 
     @classmethod
     def from_joined(cls, *samples: Sample | None, **named: Sample | None) -> Self:
-        """One sample out of the rows of a join; override it where fields need more than a merge.
+        """Merge the samples of one row of a join; override this if fields need more than a merge.
 
-        Key, restore key and subflavors are those of the first, the primary sample. Of all other fields, that of the
-        last sample that has it is taken. The sources of all are put together. None (no match) is passed over.
+        Key, restore key and subflavors are those of the first, the primary sample. If several samples have another
+        field, the last one's value is used. The sources of all are concatenated. None (no match) is skipped.
 
         Raises:
-            ConfigError: samples by keyword, which only a method of your own can give a meaning; no primary sample.
+            ConfigError: If there is no primary sample, or samples are passed by keyword, to which only a method of your
+                own can give a meaning.
         """
         if named:
             raise ConfigError(
-                f"{cls.__name__}.from_joined was given samples by name ({', '.join(named)}); fields of joined samples "
-                "are merged in order, so list the datasets of the join, or write a from_joined that takes these names"
+                f"{cls.__name__}.from_joined got samples by name ({', '.join(named)}), but fields of joined samples "
+                "are merged in order: list the datasets of the join, or write a from_joined that accepts these names"
             )
         if not samples or samples[0] is None:
             raise ConfigError(f"{cls.__name__}.from_joined needs the primary sample as its first argument")
         merged = {name: getattr(samples[0], name) for name in BASE_FIELDS}
-        there = [sample for sample in samples if sample is not None]
-        for sample in there:
+        matched = [sample for sample in samples if sample is not None]
+        for sample in matched:
             for field in dataclasses.fields(sample):
                 if field.name not in BASE_FIELDS:
                     merged[field.name] = getattr(sample, field.name)
-        merged["__sources__"] = tuple(source for sample in there for source in sample.__sources__ or ())
+        merged["__sources__"] = tuple(source for sample in matched for source in sample.__sources__ or ())
         return cls(**merged)
 
     @classmethod
     def extend(cls, src: Any, **fields: Any) -> Self:
-        """A sample of this type out of one of a type it derives from, with the fields that type lacks.
+        """Return a sample of this type from one of a base type, with the fields that the base type lacks.
 
         Raises:
-            ConfigError: ``src`` is not of a base class of this type.
+            ConfigError: If ``src`` is not of a base class of this type.
         """
         return _extended(cls, src, fields)
 
     def pin_memory(self) -> Self:
-        """The same sample with all tensors in page-locked memory, which ``torch``'s own loader calls."""
+        """Return the same sample with all tensors in page-locked memory; torch's DataLoader calls this."""
         return pinned(self)
 
 
 class CrudeSample(dict[str, Any]):
-    """A sample before it is cooked: its parts by name, and the fields of ``Sample`` and ``__shard__`` by theirs."""
+    """A sample before it is cooked: a dict of its parts, the base fields of `Sample`, and ``__shard__``."""
 
 
 def add_sources(sample: Any, *sources: SourceInfo) -> None:
-    """Add to the sources of a sample or of a crude sample, in place."""
+    """Append sources to a sample or a crude sample, in place."""
     if isinstance(sample, dict):
         sample["__sources__"] = (*(sample.get("__sources__") or ()), *sources)
     else:
@@ -156,6 +166,8 @@ def add_sources(sample: Any, *sources: SourceInfo) -> None:
 
 def _extended(cls: type[T], src: Any, fields: dict[str, Any]) -> T:
     if not issubclass(cls, type(src)):
-        raise ConfigError(f"{cls.__name__}.extend was given a {type(src).__name__}, from which it does not derive")
-    given = {field.name: getattr(src, field.name) for field in dataclasses.fields(src) if field.init}
-    return cls(**{**given, **fields})
+        raise ConfigError(
+            f"{cls.__name__}.extend got a {type(src).__name__}, which is not a base class of {cls.__name__}"
+        )
+    inherited = {field.name: getattr(src, field.name) for field in dataclasses.fields(src) if field.init}
+    return cls(**{**inherited, **fields})

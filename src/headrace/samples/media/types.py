@@ -1,7 +1,7 @@
-"""The sample types of multi-modal training, by the names that Energon's datasets use.
+"""The sample types of multi-modal training, with the names that Energon's datasets use.
 
-An image is what the decoder was asked for, by default a torch tensor (3, H, W) float32 in [0, 1].
-See ``SampleDecoder``.
+An image is in the form that the decoder's options ask for, by default a torch tensor (3, H, W) float32 in [0, 1]; see
+`SampleDecoder`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from headrace.samples.media.sample import Sample, sample_type
 
 Array: TypeAlias = Any
-"""A torch tensor, a NumPy array or a Pillow image, as the decoder was told."""
+"""A torch tensor, a NumPy array or a Pillow image, by the options of the decoder."""
 
 
 @sample_type
@@ -19,7 +19,7 @@ class TextSample(Sample):
     """Plain text.
 
     Attributes:
-        text: the text.
+        text: The text.
     """
 
     text: str
@@ -38,11 +38,11 @@ class ImageSample(Sample):
 
 @sample_type
 class CaptioningSample(Sample):
-    """An image and what is to be said of it.
+    """An image and its caption.
 
     Attributes:
         image: (C, H, W).
-        caption: the caption.
+        caption: The caption.
     """
 
     image: Array
@@ -55,8 +55,8 @@ class ImageClassificationSample(Sample):
 
     Attributes:
         image: (C, H, W).
-        label: number of the class, or None.
-        label_name: name of the class, or None.
+        label: The number of the class, or None.
+        label_name: The name of the class, or None.
     """
 
     image: Array
@@ -69,7 +69,7 @@ class InterleavedSample(Sample):
     """Images between texts, in the order of the document.
 
     Attributes:
-        sequence: each element a text, or an image (C, H, W).
+        sequence: Each element is a text or an image (C, H, W).
     """
 
     sequence: list[Array | str]
@@ -77,15 +77,15 @@ class InterleavedSample(Sample):
 
 @sample_type
 class SimilarityInterleavedSample(Sample):
-    """Images and texts of one document, whose alignment is still to be found from their similarity.
+    """Images and texts of one document, to be aligned by their similarity.
 
     Attributes:
-        images: each (C, H, W).
-        texts: in the order of the document.
-        audio: each (channels, samples), or None.
-        video: each (frames, C, H, W), or None.
+        images: Each (C, H, W).
+        texts: In the order of the document.
+        audio: Each (channels, samples), or None.
+        video: Each (frames, C, H, W), or None.
         similarity_matrix: (images, texts) float, or None.
-        matched_text_indices: for each image, the number of the text that it belongs to, or None.
+        matched_text_indices: For each image, the number of the text to which it belongs, or None.
     """
 
     images: list[Array]
@@ -102,8 +102,8 @@ class VQASample(Sample):
 
     Attributes:
         image: (C, H, W).
-        context: the question.
-        answers: possible answers; None where there are none to learn from.
+        context: The question.
+        answers: Possible answers, or None if there are none to learn from.
         answer_weights: (answers,) float, or None.
     """
 
@@ -119,9 +119,9 @@ class MultiChoiceVQASample(Sample):
 
     Attributes:
         image: (C, H, W).
-        context: the question.
-        choices: the answers to choose from, or None.
-        correct_choice_idx: number of the right one in ``choices``.
+        context: The question.
+        choices: The answers to choose from, or None.
+        correct_choice_idx: The number of the right answer in ``choices``.
     """
 
     image: Array
@@ -135,9 +135,9 @@ class VidQASample(Sample):
     """A question about a video.
 
     Attributes:
-        video: an ``AVDecoder``, from which frames and sound are read when they are wanted.
-        context: the question.
-        answers: possible answers; None where there are none to learn from.
+        video: An ``AVDecoder``, which reads frames and sound when they are needed.
+        context: The question.
+        answers: Possible answers, or None if there are none to learn from.
         answer_weights: (answers,) float, or None.
     """
 
@@ -149,22 +149,22 @@ class VidQASample(Sample):
 
 @sample_type
 class OCRSample(Sample):
-    """An image of text, and what is written where.
+    """An image of text, with the text and where it is written.
 
-    A box is x, y, width, height in pixels, and optionally a confidence. Texts of one kind are as many as its boxes.
+    A box is x, y, width and height in pixels, and optionally a confidence. There are as many texts of a kind as boxes.
 
     Attributes:
         image: (C, H, W).
-        text: all text of the image.
+        text: The whole text of the image.
         block_boxes: (blocks, 4 or 5) float, or None.
-        block_classes: (blocks,) integers, or a name each, or None.
-        block_text: the text of each block, or None.
+        block_classes: (blocks,) integers, or one name for each, or None.
+        block_text: The text of each block, or None.
         lines_boxes: (lines, 4 or 5) float, or None.
-        lines_text: the text of each line, or None.
+        lines_text: The text of each line, or None.
         words_boxes: (words, 4 or 5) float, or None.
-        words_text: each word, or None.
+        words_text: Each word, or None.
         chars_boxes: (characters, 4 or 5) float, or None.
-        chars_text: each character, or None.
+        chars_text: Each character, or None.
     """
 
     image: Array
@@ -186,12 +186,12 @@ class VQAOCRSample(Sample):
 
     Attributes:
         image: (C, H, W).
-        context: the question.
-        text: all text of the image.
-        answers: possible answers; None where there are none to learn from.
+        context: The question.
+        text: The whole text of the image.
+        answers: Possible answers, or None if there are none to learn from.
         answer_weights: (answers,) float, or None.
         words_boxes: (words, 4 or 5) float: x, y, width, height[, confidence]; or None.
-        words_text: each word, or None.
+        words_text: Each word, or None.
     """
 
     image: Array

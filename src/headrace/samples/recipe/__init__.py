@@ -1,11 +1,11 @@
-"""What is asked for, typed: a file of YAML or JSON -> `Recipe`; AstrAI's configurations too.
+"""Recipes: typed descriptions of how records become a store, read from YAML, JSON or AstrAI's configurations.
 
 recipe.yaml
-  -> reading, convert   every key and word checked, with the nearest valid one where it is wrong
-  -> astrai             a configuration of AstrAI says the same in its own words
-  -> check              what contradicts itself is refused
-  -> Recipe             frozen; the only place of its defaults
-  -> keys               the keys that its store has, and their dtypes
+  -> reading, convert   every key and word is checked; an error names the nearest valid one
+  -> astrai             translates a configuration of AstrAI
+  -> check              refuses values that contradict each other
+  -> Recipe             a frozen struct, and the only place of the defaults
+  -> keys               the keys of the store, and their dtypes
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A configuration of AstrAI's preprocessing -> a `Recipe` that asks for the same, right where AstrAI is wrong.
+"""Translate a configuration of AstrAI's preprocessing to a `Recipe`.
 
-Where the two differ, and why, is listed in ``docs/recipes.md``. Read at AstrAI 1.3.13; its names, its defaults.
+The names and defaults are those of AstrAI 1.3.13. ``docs/recipes.md`` lists where the result differs from AstrAI's own,
+and why.
 """
 
 from __future__ import annotations
@@ -78,25 +79,25 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_astrai(value: dict[Any, Any]) -> bool:
-    """Whether an object is a configuration of AstrAI: it says its fields under ``input``, and no training type."""
+    """Return whether an object is a configuration of AstrAI, which lists its fields under ``input`` and has no type."""
     return isinstance(value.get("input"), dict) and "type" not in value and "inputs" not in value
 
 
 def read_astrai(value: dict[Any, Any]) -> Recipe:
-    """The recipe of a configuration.
+    """Return the recipe of a configuration.
 
     Raises:
-        ConfigError: an unknown key or word, or values that cannot be.
+        ConfigError: If a key or word is unknown, or a value is not possible.
     """
     config: _Config = convert(value, _Config)
     limits = config.preprocessing
     for name in ("max_seq_len", "max_packed_len", "batch_size"):
         if getattr(limits, name) < 1:
-            raise ConfigError(f"preprocessing.{name} is {getattr(limits, name)}: at least 1 is needed")
+            raise ConfigError(f"preprocessing.{name} is {getattr(limits, name)}: it must be at least 1")
     sources = {key: _source(source) for key, source in (config.input.sources or {}).items() if source.sections}
     sections = () if sources else tuple(map(_section, config.input.sections or ()))
     if not sources and not sections:
-        raise ConfigError("input has neither sections nor sources: say which fields are read")
+        raise ConfigError("input has neither sections nor sources: add one that names the fields to read")
     is_text = not sources and all(section.action == "train" and not section.template for section in sections)
     names = {} if sources else {"tokens": "sequence"}
     recipe = Recipe(
@@ -121,7 +122,7 @@ def read_astrai(value: dict[Any, Any]) -> Recipe:
             names=names,
             shard_tokens=config.output.max_tokens_per_shard,
             domain_key=config.output.domain_key,
-            num_supervised=False,  # its readers take the shortest key for the length of all
+            num_supervised=False,  # AstrAI's readers use the length of the shortest key for all keys
             position_ids="none" if sources else config.output.position_ids_mode,
         ),
     )
@@ -145,7 +146,7 @@ def _source(source: _Source) -> Source:
 
 
 def _type(sources: dict[str, Source], *, is_text: bool) -> TrainType:
-    """AstrAI does not say it: its keys do."""
+    """Return the training type, which AstrAI does not name but its keys show."""
     if {"chosen", "rejected"} <= sources.keys():
         return "dpo"
     if {"prompts", "responses", "rewards"} <= sources.keys():
@@ -156,7 +157,7 @@ def _type(sources: dict[str, Source], *, is_text: bool) -> TrainType:
 
 
 def _length(limits: _Preprocessing) -> LengthSpec:
-    """First to ``max_seq_len``, always its begin; then, except where it is split, to ``max_packed_len``."""
+    """Return the limits: the beginning up to ``max_seq_len``, then, unless documents are split, ``max_packed_len``."""
     first, second = limits.max_seq_len, limits.max_packed_len
     if limits.packing_strategy == "bfd_split" or second >= first:
         return LengthSpec(max_tokens=first, truncate="keep_start")
@@ -173,7 +174,7 @@ def _packing(limits: _Preprocessing) -> Packing | None:
 
 
 def _dtypes(config: _Config, sources: dict[str, Source], *, is_text: bool) -> dict[str, str]:
-    """int32 for ids, as AstrAI; what was asked for, where the key is one that is stored."""
+    """Return int32 for ids, as AstrAI uses, and the configured dtypes of all keys that are stored."""
     keys = ["sequence"] if not sources else [key for key, source in sources.items() if not source.is_value]
     dtypes = dict.fromkeys(keys, "int32")
     masks = [mask_key(key, source) for key, source in sources.items() if not source.is_value]

@@ -1,6 +1,6 @@
-"""Plain objects -> structs, with the nearest valid name for a wrong key; values that contradict each other are refused.
+"""Convert plain objects to the structs of a recipe, and refuse unknown keys and contradictory values.
 
-Plain objects and lists -> structs, with the nearest valid name for each key and word that is wrong.
+An error gives the path of the key and, for a wrong key or word, the nearest valid one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raise a ConfigError for what contradicts itself; the message says where and what to do."""
+    """Raise a `ConfigError` if values of the recipe contradict each other; the message says where and what to do."""
     for number, source in enumerate(recipe.inputs):
         where = f"inputs[{number}]"
         if not source.paths or (isinstance(source.paths, tuple) and not all(source.paths)):
             raise ConfigError(f"{where}.paths is empty: name a file, a folder or a glob")
         if source.layout != AUTO:
             if recipe.by_sections:
-                raise ConfigError(f"{where}.layout and sections or sources both say what a record is: choose one")
+                raise ConfigError(f"{where}.layout and sections or sources both describe the records: choose one")
             if source.layout != EACH:
                 _check_layout(recipe, source.layout, where)
     _check_numbers(recipe)
@@ -49,8 +49,8 @@ def _check_layout(recipe: Recipe, name: str, where: str) -> None:
         usable = [other for other, kind in LAYOUTS.items() if kind.makes in MAKES[recipe.type]]
         better = [kind for kind, makes in MAKES.items() if layout.makes in makes]
         raise ConfigError(
-            f"{where}.layout is {layout.name}, of which type {recipe.type} cannot be made; allowed are "
-            f"{', '.join(usable)} (or say type: {better[0]})"
+            f"{where}.layout is {layout.name}, from which type {recipe.type} cannot be made; allowed are "
+            f"{', '.join(usable)} (or use type: {better[0]})"
         )
 
 
@@ -66,7 +66,7 @@ def _check_numbers(recipe: Recipe) -> None:
         limits[f"filters.{name}"] = (getattr(recipe.filters, name), 0)
     for path, (value, least) in limits.items():
         if value is not None and not least <= value < math.inf:
-            raise ConfigError(f"{path} is {value}: at least {least} is needed")
+            raise ConfigError(f"{path} is {value}: it must be at least {least}")
     for unit in ("chars", "tokens"):
         low, high = getattr(recipe.filters, f"min_{unit}"), getattr(recipe.filters, f"max_{unit}")
         if low is not None and high is not None and low > high:
@@ -74,50 +74,59 @@ def _check_numbers(recipe: Recipe) -> None:
                 f"filters.min_{unit} is {low}, above filters.max_{unit}, which is {high}: no record would be kept"
             )
     if isinstance(recipe.errors.max_errors, float) and recipe.errors.max_errors >= 1:
-        raise ConfigError(f"errors.max_errors is {recipe.errors.max_errors}: a share is below 1; write an integer")
+        raise ConfigError(
+            f"errors.max_errors is {recipe.errors.max_errors}: a share must be below 1, and a number of records must "
+            "be an integer"
+        )
 
 
 def _check_form(recipe: Recipe) -> None:
     if recipe.sections and recipe.sources:
-        raise ConfigError("sections and sources both say what a record is: choose one")
+        raise ConfigError("sections and sources both describe the records: choose one")
     if recipe.sections and recipe.type not in ("seq", "sft"):
-        raise ConfigError(f"sections make one key, and type is {recipe.type}: for several keys say sources")
+        raise ConfigError(f"sections make one key, but type {recipe.type} has several: use sources")
     if recipe.type == "keys" and not recipe.sources:
-        raise ConfigError("type is keys, and there are no sources to name them")
+        raise ConfigError("type is keys, but there are no sources that name the keys: add sources")
     if (recipe.role_actions or recipe.default_action) and not recipe.by_sections:
-        raise ConfigError("role_actions and default_action are for sections; with a layout, say mask.roles")
+        raise ConfigError("role_actions and default_action are for sections; with a layout, use mask.roles")
     for number, section in enumerate(recipe.sections):
         if section.action == "value":
-            raise ConfigError(f"sections[{number}].action is value: numbers need a key of their own, say sources")
+            raise ConfigError(f"sections[{number}].action is value: numbers need a key of their own, use sources")
         _check_section(section, f"sections[{number}]")
     for key, source in recipe.sources.items():
         for number, section in enumerate(source.sections):
             _check_section(section, f"sources.{key}.sections[{number}]")
         if source.is_value and len(source.sections) > 1:
-            raise ConfigError(f"sources.{key} has a section of action value and others: numbers stand alone")
+            raise ConfigError(
+                f"sources.{key} has a section of action value and {len(source.sections) - 1} others: numbers must be "
+                "the only section of a source"
+            )
         if source.is_value and (source.list_field or source.mask_key is not None):
-            raise ConfigError(f"sources.{key} is of numbers: it has no mask, and list_field is for text")
+            raise ConfigError(
+                f"sources.{key} holds numbers: it has no mask, and list_field is for text; remove mask_key and "
+                "list_field"
+            )
         if source.list_field and len(source.sections) != 1:
             raise ConfigError(
-                f"sources.{key} is a list_field and has {len(source.sections)} sections: one is allowed, whose field "
+                f"sources.{key} is a list_field and has {len(source.sections)} sections: one is allowed, and its field "
                 "holds the list"
             )
     needed = {"dpo": ("chosen", "rejected"), "grpo": ("prompts", "responses", "rewards"), "prompt": ("prompts",)}
     if recipe.sources:
         for key in needed.get(recipe.type, ()):
             if key not in recipe.sources:
-                raise ConfigError(f"type is {recipe.type}, and sources has no {key!r}{nearest(key, recipe.sources)}")
+                raise ConfigError(f"type is {recipe.type}, but sources has no {key!r}{nearest(key, recipe.sources)}")
         if recipe.type in ("seq", "sft"):
-            raise ConfigError(f"type is {recipe.type}, which has one key: say sections, or type: keys")
+            raise ConfigError(f"type is {recipe.type}, which has one key: use sections, or type: keys")
 
 
 def _check_section(section: Section, path: str) -> None:
     if not section.field:
         raise ConfigError(f"{path}.field is empty: name the field of the record")
     if section.action == "$role" and not section.template:
-        raise ConfigError(f"{path}.action is $role, and only messages have roles: say template: true")
+        raise ConfigError(f"{path}.action is $role, but only messages have roles: set template: true")
     if section.template and section.action == "value":
-        raise ConfigError(f"{path} is of numbers and of messages: choose one")
+        raise ConfigError(f"{path} says both that the field holds numbers and that it holds messages: choose one")
 
 
 def _check_output(recipe: Recipe) -> None:
@@ -128,7 +137,7 @@ def _check_output(recipe: Recipe) -> None:
         if old not in names:
             raise ConfigError(f"output.names has {old!r}{nearest(old, names)}; the keys are {', '.join(names)}")
     if len(known) < len(names) or not all(map(_KEY.fullmatch, known)):
-        raise ConfigError(f"output.names gives the keys {', '.join(known)}: each needs a plain name of its own")
+        raise ConfigError(f"output.names renames the keys to {', '.join(known)}: each needs a plain name of its own")
     for key, dtype in recipe.output.dtypes.items():
         if key not in known and key not in names:
             raise ConfigError(f"output.dtypes has {key!r}{nearest(key, known)}; the keys are {', '.join(known)}")
@@ -140,13 +149,13 @@ def _check_output(recipe: Recipe) -> None:
         if kind not in ("reward", "value") and np.dtype(dtype).kind not in (
             "biu" if kind in ("mask", "label") else "iu"
         ):
-            raise ConfigError(f"output.dtypes.{key} is {dtype}: these are integers")
+            raise ConfigError(f"output.dtypes.{key} is {dtype}: the values are integers, so choose an integer dtype")
         if kind == "reward" and np.dtype(dtype).kind != "f":
-            raise ConfigError(f"output.dtypes.{key} is {dtype}, which would round rewards away: choose float32")
+            raise ConfigError(f"output.dtypes.{key} is {dtype}, which would round the rewards: choose float32")
     labelled = [source.layout == "kto" for source in recipe.inputs]
     if any(labelled) and not all(labelled):
         raise ConfigError(
-            "some inputs are of the layout kto, which stores a label, and others are not: make two stores"
+            "some inputs are of the layout kto, which stores a label, and others are not: prepare two separate stores"
         )
     is_by_turns = recipe.length.truncate in ("keep_first_turns", "keep_last_turns")
     if is_by_turns and (recipe.by_sections or recipe.type not in ("seq", "sft", "dpo")):
@@ -155,18 +164,18 @@ def _check_output(recipe: Recipe) -> None:
             "allowed are error, drop, keep_start, keep_end"
         )
     if recipe.length.truncate == "keep_first_turns" and recipe.type == "dpo":
-        raise ConfigError("length.truncate is keep_first_turns, which would cut the answers away: say keep_last_turns")
+        raise ConfigError("length.truncate is keep_first_turns, which would remove the answers: use keep_last_turns")
     if recipe.output.position_ids != "none" and recipe.type not in ("seq", "sft"):
         raise ConfigError(f"output.position_ids is {recipe.output.position_ids}: only types seq and sft have them")
     if recipe.packing is not None and recipe.type not in ("seq", "sft"):
-        raise ConfigError(f"packing is for types seq and sft; type {recipe.type} is read record by record")
+        raise ConfigError(f"packing is for types seq and sft, but type {recipe.type} is read record by record")
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """Plain objects and lists as structs of one of our types.
+    """Convert plain objects and lists to one of the structs of a recipe.
 
     Raises:
-        ConfigError: an unknown key or word, or a value of another kind; says where, and what is allowed.
+        ConfigError: If a key or word is unknown, or a value has the wrong kind; says where, and what is allowed.
     """
     _check(value, kind, "")
     try:
@@ -178,10 +187,10 @@ def convert(value: Any, kind: Any) -> Any:
 
 
 def check_size(value: Any) -> None:
-    """Refuse what is nested too deeply, or refers to itself, or grows without end by aliases of YAML.
+    """Refuse a value that is nested too deeply, refers to itself, or grows without end by YAML aliases.
 
     Raises:
-        ConfigError: with the path of the key.
+        ConfigError: If it does; the message gives the path of the key.
     """
     if not isinstance(value, dict):
         return
@@ -194,7 +203,7 @@ def check_size(value: Any) -> None:
 
 
 def _check(value: Any, kind: Any, path: str) -> None:
-    """Look for unknown keys and words, which msgspec would name without what is near."""
+    """Refuse unknown keys and words with the nearest valid one, which msgspec would not name."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (typing.Union, types.UnionType):
         for arm in arguments:
@@ -220,10 +229,10 @@ def _check(value: Any, kind: Any, path: str) -> None:
 
 
 def check_keys(value: dict[Any, Any], known: Iterable[str], path: str) -> None:
-    """Refuse keys that are not known.
+    """Refuse unknown keys.
 
     Raises:
-        ConfigError: there is one; with its path and the nearest valid name.
+        ConfigError: If a key is unknown; gives its path and the nearest valid name.
     """
     known = list(known)
     for key in value:
@@ -238,7 +247,7 @@ def _below(path: str, key: object) -> str:
 
 
 def _suits(value: Any, kind: Any) -> bool:
-    """Whether a member of a union is the one that is meant."""
+    """Return whether a value is meant for this member of a union."""
     origin = get_origin(kind)
     if kind is types.NoneType:
         return value is None

@@ -16,7 +16,7 @@ DTYPES = (
     *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
     *("float16", "float32", "float64"),
 )
-"""What a key may be stored as."""
+"""The dtypes that a key may be stored in."""
 
 _DEFAULTS: dict[KeyKind, str] = {
     "mask": "uint8",
@@ -34,37 +34,37 @@ class StoreKey(msgspec.Struct, frozen=True, kw_only=True):
     """One key of the store."""
 
     name: str
-    """What we call it."""
+    """Our name of the key."""
 
     stored: str
-    """What the store calls it, by ``output.names``."""
+    """The key's name in the store, after ``output.names``."""
 
     kind: KeyKind
     parallel_to: str | None = None
-    """The key of ids whose values it has one for one."""
+    """The key of ids for each of whose values this key holds one."""
 
     dtype: str | None
-    """None: as the vocabulary needs."""
+    """None: chosen by the size of the vocabulary."""
 
     def resolve(self, vocab_size: int) -> np.dtype[np.generic]:
-        """The dtype for ids below ``vocab_size``: by Megatron's rule where none was asked for.
+        """Return the dtype for ids below ``vocab_size``; without a requested dtype, the one that Megatron would choose.
 
         Raises:
-            ConfigError: the dtype that was asked for cannot hold them.
+            ConfigError: If the requested dtype cannot hold the ids.
         """
         if self.dtype is None:
             return np.dtype(np.uint16 if vocab_size < 65_500 else np.int32)
         dtype = np.dtype(self.dtype)
         if self.kind == "ids" and vocab_size - 1 > np.iinfo(dtype).max:
             raise ConfigError(
-                f"output.dtypes.{self.stored} is {dtype}, up to {np.iinfo(dtype).max:,}, and the tokeniser has ids up "
-                f"to {vocab_size - 1:,}: choose a wider one, or leave it out"
+                f"output.dtypes.{self.stored} is {dtype}, which holds ids up to {np.iinfo(dtype).max:,}, but the "
+                f"tokeniser has ids up to {vocab_size - 1:,}: choose a wider dtype, or remove the entry"
             )
         return dtype
 
 
 def store_keys(recipe: Recipe) -> tuple[StoreKey, ...]:
-    """The keys of a recipe's store, the main one first."""
+    """Return the keys of a recipe's store, the main one first."""
     return tuple(_key(recipe, *entry) for entry in _listed(recipe))
 
 
@@ -114,5 +114,5 @@ def _of_sources(recipe: Recipe) -> list[tuple[str, KeyKind, str | None]]:
 
 def _key(recipe: Recipe, name: str, kind: KeyKind, parallel_to: str | None) -> StoreKey:
     stored = recipe.output.names.get(name, name)
-    asked = recipe.output.dtypes.get(stored, recipe.output.dtypes.get(name))
-    return StoreKey(name=name, stored=stored, kind=kind, parallel_to=parallel_to, dtype=asked or _DEFAULTS.get(kind))
+    dtype = recipe.output.dtypes.get(stored, recipe.output.dtypes.get(name)) or _DEFAULTS.get(kind)
+    return StoreKey(name=name, stored=stored, kind=kind, parallel_to=parallel_to, dtype=dtype)

@@ -1,7 +1,4 @@
-"""A file of YAML or JSON -> a `Recipe`, whose layout is taken from the first records where it is left open.
-
-The layout of an input that the recipe leaves open, from its first records.
-"""
+"""Read recipes from YAML or JSON, and fill in the layout from the first records if the recipe leaves it open."""
 
 from __future__ import annotations
 
@@ -23,13 +20,13 @@ from headrace.samples.recipe.recipe import AUTO, MAKES, Recipe, TemplateSpec
 
 
 def load_recipe(path: str | PathLike[str]) -> Recipe:
-    """The recipe in a ``.yaml``, ``.yml`` or ``.json`` file; configurations of AstrAI are known by their ``input``.
+    """Read the recipe in a ``.yaml``, ``.yml`` or ``.json`` file.
 
-    Paths in it are left as they are.
+    A configuration of AstrAI is recognised by its key ``input``. Paths in the recipe stay as they are written.
 
     Raises:
-        ConfigError: the file cannot be read; a key or word is unknown; values contradict each other. The message gives
-            the path of the key, as ``length.max_tokens``.
+        ConfigError: If the file cannot be read, a key or word is unknown, or values contradict each other. The message
+            gives the path of the key, such as ``length.max_tokens``.
     """
     name = fspath(path)
     try:
@@ -42,7 +39,7 @@ def load_recipe(path: str | PathLike[str]) -> Recipe:
 
 
 def parse_recipe(text: str, *, name: str = "recipe") -> Recipe:
-    """A recipe from YAML or JSON; the errors of `load_recipe`, which begin with ``name``."""
+    """Read a recipe from the text of YAML or JSON; raises the errors of `load_recipe`, which begin with ``name``."""
     try:
         value = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -52,7 +49,7 @@ def parse_recipe(text: str, *, name: str = "recipe") -> Recipe:
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{name} holds no recipe: an object with 'type', 'inputs' and so on was expected")
+        raise ConfigError(f"{name} holds no recipe: expected an object with 'type', 'inputs' and so on")
     try:
         return read_astrai(value) if is_astrai(value) else make_recipe(value)
     except ConfigError as error:
@@ -60,10 +57,12 @@ def parse_recipe(text: str, *, name: str = "recipe") -> Recipe:
 
 
 def make_recipe(value: dict[str, Any]) -> Recipe:
-    """A recipe from plain objects and lists, with the short forms of YAML: ``inputs: FILE``, ``template: NAME``.
+    """Make a recipe from plain objects and lists.
+
+    Short forms such as ``inputs: FILE`` and ``template: NAME`` are allowed.
 
     Raises:
-        ConfigError: see `load_recipe`.
+        ConfigError: As `load_recipe`.
     """
     check_size(value)
     value = dict(value)
@@ -80,7 +79,7 @@ def make_recipe(value: dict[str, Any]) -> Recipe:
 
 
 def _input(entry: Any) -> Any:
-    """An input in its long form, its layout by our own name."""
+    """Return an input in its long form, with our own name of its layout."""
     if isinstance(entry, str):
         return {"paths": entry}
     layout = entry.get("layout") if isinstance(entry, dict) else None
@@ -88,16 +87,16 @@ def _input(entry: Any) -> Any:
 
 
 class _Loader(yaml.CSafeLoader):  # type: ignore[misc]  # PyYAML is not typed
-    """YAML without tags of Python, and without keys that stand twice, of which YAML takes the last in silence."""
+    """A YAML loader without Python's tags that refuses duplicate keys, of which YAML silently keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As its parent, and a key that stands twice is an error."""
+        """Construct a mapping; a duplicate key is an error."""
         seen = set()
         for key_node, _ in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if key is not None and key in seen and key != "<<":
                 raise yaml.YAMLError(
-                    f"the key {key!r} stands twice, the second time in line {key_node.start_mark.line + 1}"
+                    f"the key {key!r} occurs twice, the second time in line {key_node.start_mark.line + 1}"
                 )
             seen.add(key)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
@@ -107,10 +106,12 @@ class _Loader(yaml.CSafeLoader):  # type: ignore[misc]  # PyYAML is not typed
 def resolve_layout(
     recipe: Recipe, records: Sequence[Mapping[str, Any]], *, source: int = 0
 ) -> tuple[Recipe, Recognised | None]:
-    """The recipe with the layout of input number ``source`` said, and what was found; None where nothing was open.
+    """Return the recipe with the layout of input number ``source`` filled in, and what was recognised.
+
+    The second value is None if the recipe already names the layout.
 
     Raises:
-        ConfigError: none fits all of the first records, or several do.
+        ConfigError: If no layout fits all of the first records, or several do.
     """
     spec = recipe.inputs[source]
     if recipe.by_sections or spec.layout != AUTO:
@@ -130,16 +131,16 @@ def resolve_layout(
 
 
 def with_now(recipe: Recipe, now: str, path: str) -> Recipe:
-    """The recipe whose template sees this time, as ISO 8601 writes it: ``2026-03-01``, ``2026-03-01T23:59``.
+    """Return the recipe with this time for its template, written in ISO 8601: ``2026-03-01``, ``2026-03-01T23:59``.
 
     Raises:
-        ConfigError: it is no time, or the recipe in ``path`` says another.
+        ConfigError: If ``now`` is not a time, or the recipe in ``path`` names another one.
     """
     try:
         time = datetime.fromisoformat(now)
     except ValueError:
-        raise ConfigError(f"--now {now}: write a time as 2026-03-01 or 2026-03-01T23:59") from None
+        raise ConfigError(f"--now {now}: write a time such as 2026-03-01 or 2026-03-01T23:59") from None
     spec = recipe.template or TemplateSpec()
     if spec.now not in (None, time):
-        raise ConfigError(f"{path} says template.now: {spec.now}, the command line says {time}: say it in one place")
+        raise ConfigError(f"{path} sets template.now to {spec.now}, and --now is {time}: set it in one place only")
     return msgspec.structs.replace(recipe, template=msgspec.structs.replace(spec, now=time))

@@ -1,16 +1,15 @@
-"""What is asked for: which records, rendered, masked, cut and stored how. Typed, and the only place of its defaults.
+"""The structs of a recipe: which records are read, and how they are rendered, masked, cut and stored.
 
     type: sft                       # seq | sft | dpo | grpo | prompt
     inputs: [data/chat.jsonl]
     tokenizer: model/
-    template: chatml                # or none: that of the tokeniser's folder
+    template: chatml                # or leave it out: that of the tokeniser's folder
     mask: {turns: last}
     length: {max_tokens: 4096, truncate: keep_last_turns}
     output: {format: indexed}
 
-`load_recipe` reads it from YAML or JSON, and AstrAI's configurations too.
-
-Samples put together field by field: the form in which AstrAI's configurations say what a record is.
+`load_recipe` reads a recipe from YAML or JSON, and from AstrAI's configurations. These structs are the only place of
+the defaults. `Section` and `Source` describe samples field by field, as AstrAI's configurations do.
 """
 
 from __future__ import annotations
@@ -31,50 +30,51 @@ SectionAction = Literal["train", "mask", "$role", "value"]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one field gives to a sequence. The texts of all sections are encoded as one, never one by one."""
+    """The part of a sequence that one field holds. The texts of all sections are encoded together, as one text."""
 
     field: str
 
     action: SectionAction
-    """``train`` or ``mask`` all of it; ``$role``: what ``role_actions`` says of each message's role; ``value``: the
-    field holds numbers, not text."""
+    """``train`` or ``mask`` applies to the whole field. ``$role`` applies the entry of ``role_actions`` for each
+    message's role. ``value`` says that the field holds numbers, not text.
+    """
 
     template: bool = False
-    """The field is a list of messages, which the chat template renders as one conversation."""
+    """Whether the field is a list of messages, which the chat template renders as one conversation."""
 
     add_special_tokens: bool | None = None
-    """Whether the tokeniser puts its own tokens around the text; None: where the first section is text."""
+    """Whether the tokeniser adds its special tokens around the text; None: if the first section is text."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one key of the store is made of."""
+    """The fields of which one key of the store is made."""
 
     sections: tuple[Section, ...] = ()
 
     list_field: bool = False
-    """The field holds a list, each element of it is a sequence: the responses to a prompt."""
+    """Whether the field holds a list of which each element is a sequence, such as the responses to a prompt."""
 
     mask_key: str | None = None
-    """Key of the mask; None: that of the source, with ``_mask``."""
+    """The key of the mask; None: the key of the source and ``_mask``."""
 
     @property
     def is_value(self) -> bool:
-        """Whether it holds numbers."""
+        """Whether the source holds numbers."""
         return any(section.action == "value" for section in self.sections)
 
 
 def mask_key(key: str, source: Source) -> str:
-    """The key under which the mask of a source is stored."""
+    """Return the key under which the mask of a source is stored."""
     return source.mask_key or f"{key}_mask"
 
 
 def lengths_key(key: str) -> str:
-    """The key under which the lengths of a list of sequences are stored: ``response_lengths`` of ``responses``."""
+    """Return the key for the lengths of a list of sequences: ``response_lengths`` for ``responses``."""
     return f"{key.removesuffix('s')}_lengths"
 
 
 TrainType = Literal["seq", "sft", "dpo", "grpo", "prompt", "keys"]
-"""``keys`` stores whatever the ``sources`` name."""
+"""The kinds of data that a recipe makes; ``keys`` stores whatever ``sources`` names."""
 
 MAKES: dict[str, tuple[type[Sample], ...]] = {
     "seq": (Text, Conversation, Completion),
@@ -84,7 +84,7 @@ MAKES: dict[str, tuple[type[Sample], ...]] = {
     "prompt": (Prompt,),
     "keys": (),
 }
-"""The samples of which each training type can be made."""
+"""The samples from which each training type can be made."""
 
 AUTO = "auto"
 EACH = "each"
@@ -94,148 +94,169 @@ class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Files of records of one layout."""
 
     paths: str | tuple[str, ...]
-    """Files, folders, globs and braces."""
+    """Files, folders, globs and brace patterns."""
 
     layout: str = AUTO
-    """The name of a layout; ``auto`` recognises it by the first records, and says so; ``each`` recognises that of every
-    record by itself, for files of mixed layouts."""
+    """The name of a layout. ``auto`` recognises it from the first records and reports it; ``each`` recognises the
+    layout of every record separately, for files of mixed layouts.
+    """
 
     fields: dict[str, str] = {}
-    """Fields of the data by the name that the layout gives them; a path such as ``data.turns`` goes into objects."""
+    """The data's names of fields, by the layout's names; a path such as ``data.turns`` goes into objects."""
 
     roles: dict[str, str] = {}
-    """Roles of the data by the name that templates give them, besides the usual aliases."""
+    """The role that templates know, by the data's role, in addition to the usual aliases."""
 
     parts: Literal["keep", "join"] = "keep"
-    """Content that is a list of parts is handed to the template as it is; or text parts become one string."""
+    """Whether content that is a list of parts reaches the template as it is, or its text parts are joined to one
+    string.
+    """
 
     arguments: Literal["keep", "parse"] = "keep"
-    """The arguments of calls that are strings are handed to the template as they are; or as the objects whose JSON
-    they are."""
+    """Whether arguments of calls that are strings reach the template as they are, or parsed from JSON."""
 
     drop_nulls: bool = False
-    """Leave out fields that are null, at any depth: structs of Parquet and Arrow hold every field of every record."""
+    """Remove null fields, at any depth: structs of Parquet and Arrow hold every field of every record."""
 
     @property
     def options(self) -> LayoutOptions:
-        """What the layout needs to know."""
+        """The options that the layout needs."""
         return LayoutOptions(fields=self.fields, roles=self.roles, parts=self.parts, arguments=self.arguments)
 
 
 class TemplateSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which chat template, and what it sees besides the record."""
+    """Which chat template is used, and what it sees in addition to the record."""
 
     path: str | None = None
-    """A tokeniser's folder, a ``.jinja`` file or the name of one of ours; None: the folder of ``tokenizer``."""
+    """A tokeniser's folder, a ``.jinja`` file or the name of a template of the suite; None: the folder of
+    ``tokenizer``.
+    """
 
     name: str | None = None
-    """Which of several templates of a folder."""
+    """Which template to use if a folder has several."""
 
     kwargs: dict[str, Any] = {}
     """Further arguments of the template, such as ``enable_thinking``; a record's ``chat_template_kwargs`` win."""
 
     now: datetime | None = None
-    """The time for templates that print a date; None: when the run began, which the manifest keeps."""
+    """The time for templates that print a date; None: the time at which the run began, which the manifest keeps."""
 
 
 class EndSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The tokens at both ends of a sequence. What a chat template writes there itself is never added again."""
+    """The tokens at both ends of a sequence. What the chat template writes there itself is never added again."""
 
     append_eos: bool | None = None
-    """End text, completions and answers that are strings with the end-of-sequence token, which is trained where what
-    stands before it is. None: yes, except for type ``seq`` and for ``sections``."""
+    """Whether text, completions and answers that are strings end with the end-of-sequence token. The token is trained
+    if what comes before it is. None: yes, except for type ``seq`` and for ``sections``.
+    """
 
     prepend_bos: bool | None = False
-    """Begin with the begin-of-sequence token, where the text does not begin with it already; null: if there is one.
-    With ``sections``: where one of them is of a template."""
+    """Whether sequences begin with the begin-of-sequence token, unless the text already begins with it. None: if the
+    tokeniser has one; with ``sections``, if one of them uses a template.
+    """
 
     eos: str | None = None
-    """The token; None: ``eos_token`` of the template or of ``tokenizer_config.json``, or where that does not name it
-    the only usual one of the vocabulary, which a notice says."""
+    """The end-of-sequence token. None: ``eos_token`` of the template or of ``tokenizer_config.json``; if these name
+    none, the only usual one of the vocabulary, which a notice reports.
+    """
 
     bos: str | None = None
-    """The token; None: as ``eos``."""
+    """The begin-of-sequence token; None: found as ``eos`` is."""
 
     response_end: Literal["turn", "all"] = "turn"
-    """A response rendered by a template ends with the token that ends the turn; or with all that the template writes
-    behind it."""
+    """Whether a rendered response ends with the token that ends the turn, or with everything that the template writes
+    after it.
+    """
 
 
 class LengthSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long a sequence may be: a document; prompt and answer together; in a group, the prompt and each response."""
+    """The longest allowed sequence: a document, a prompt with its answer, or each prompt and response of a group."""
 
     max_tokens: int | None = None
 
     truncate: OverLong = "drop"
-    """What a longer one becomes: a bad record; nothing; its begin or its end; its first or last whole exchanges."""
+    """What happens to a longer sequence: ``error`` makes it a bad record, ``drop`` leaves it out, ``keep_start`` and
+    ``keep_end`` keep its first or last tokens, ``keep_first_turns`` and ``keep_last_turns`` its first or last whole
+    exchanges.
+    """
 
     on_supervision_cut: Literal["error", "drop"] = "drop"
-    """What becomes of a record of whose trained tokens the cut leaves none."""
+    """What happens to a record if the cut leaves none of its trained tokens."""
 
     first_tokens: int | None = None
-    """Before all this, cut every sequence to its first so many tokens."""
+    """Cut every sequence to this many of its first tokens, before anything else."""
 
 
 class RecordFilters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which records are kept. Limits are inclusive, and of all sequences of a record together, before any cut."""
+    """Which records are kept. Limits are inclusive and apply to all sequences of a record together, before any cut."""
 
     min_chars: int | None = None
-    """Characters of the text that is encoded, the template's included."""
+    """Characters of the text that is encoded, including what the template writes."""
 
     max_chars: int | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
 
     max_records: int | None = None
-    """Keep the first so many records that can be kept, in the order of the input. Whoever writes the store counts."""
+    """Keep the first so many records that can be kept, in the order of the input. The store's writer counts them."""
 
 
 class OutputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is stored, and as what."""
+    """What is stored, and in which format."""
 
     format: Literal["indexed", "keyed", "hdf5", "jsonl"] = "indexed"
 
     dtypes: dict[str, str] = {}
-    """dtype by key. Default: ids uint16 or int32 by the vocabulary, masks uint8, rewards float32."""
+    """The dtype of each key. Default: uint16 or int32 for ids, by the size of the vocabulary; uint8 for masks, float32
+    for rewards.
+    """
 
     names: dict[str, str] = {}
     """Other names for keys: ``{tokens: sequence}``."""
 
     shard_tokens: int | None = 1 << 30
-    """A shard ends before the document that would take it over this many tokens, all keys together."""
+    """A shard ends before the document that would take it over this many tokens, with all keys counted together."""
 
     domain_key: str | None = None
-    """A field of the record: each of its values becomes a store of its own."""
+    """A field of the record; each of its values becomes a separate store."""
 
     num_supervised: bool = True
-    """For type sft, store the number of trained tokens of each document, so that nobody reads masks to know it."""
+    """For type sft, whether the number of trained tokens of each document is stored, so that nobody needs to read masks
+    for it.
+    """
 
     position_ids: Literal["none", "doc_reset", "continuous"] = "none"
-    """Store ``position_ids`` too: 0, 1, 2 ... in each document, or through the shard. Derived when they are not."""
+    """Whether ``position_ids`` are stored: 0, 1, 2 ... in each document, or continued through the shard. Otherwise they
+    are derived.
+    """
 
 
 class ErrorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a record that cannot be used does to the run."""
+    """How a run treats records that cannot be used."""
 
     on_error: Literal["stop", "skip"] = "stop"
     max_errors: int | float = 100
-    """With ``skip``: the run fails above this many, or, below 1.0 and a float, above this share of all."""
+    """With ``skip``, the run fails if more records are bad: an integer is a number, a float below 1.0 a share of all
+    records.
+    """
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that is asked for. See the module."""
+    """Everything that decides how records become a store; `headrace.samples.recipe.recipe` has an example in YAML."""
 
     type: TrainType
     version: Literal[1] = 1
     inputs: tuple[InputSpec, ...] = ()
     tokenizer: str | None = None
-    """A ``tokenizer.json``, or a folder that holds one."""
+    """A ``tokenizer.json``, or a folder that contains one."""
 
     template: TemplateSpec | None = None
-    """None: that of the tokeniser's folder, where the records are conversations."""
+    """None: the template of the tokeniser's folder, if the records are conversations."""
 
     strings: Literal["text", "chat"] = "text"
-    """A prompt and answer that are strings stay text, as in TRL; or become messages of the user and the assistant."""
+    """Whether a prompt and an answer that are strings stay text, as in TRL, or become a user's and an assistant's
+    message.
+    """
 
     mask: MaskOptions = MaskOptions()
     header: Action = "mask"
@@ -245,37 +266,39 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     length: LengthSpec = LengthSpec()
     filters: RecordFilters = RecordFilters()
     packing: Packing | None = None
-    """How the documents are to be packed when they are read; nothing is packed when they are stored."""
+    """How the documents are to be packed when they are read; they are stored unpacked."""
 
     sections: tuple[Section, ...] = ()
-    """In place of a layout: the fields of which each document is made."""
+    """The fields of which each document is made, instead of a layout."""
 
     sources: dict[str, Source] = {}
-    """In place of a layout: the fields of which each key is made."""
+    """The fields of which each key is made, instead of a layout."""
 
     role_actions: dict[str, Action] = {}
-    """For action ``$role``; where it is empty and ``default_action`` is not given, ``mask.roles`` are trained."""
+    """The action for messages of each role, for action ``$role``. If it is empty and ``default_action`` is not set,
+    ``mask.roles`` are trained.
+    """
 
     default_action: Action | None = None
-    """For roles that ``role_actions`` does not name; None is ``mask``."""
+    """The action for roles that ``role_actions`` does not name; None means ``mask``."""
 
     output: OutputSpec = OutputSpec()
     errors: ErrorSpec = ErrorSpec()
 
     @property
     def by_sections(self) -> bool:
-        """Whether records are read field by field, and not by a layout."""
+        """Whether records are read field by field instead of by a layout."""
         return bool(self.sections or self.sources)
 
     @property
     def appends_eos(self) -> bool:
-        """Whether text is ended with the end-of-sequence token."""
+        """Whether text ends with the end-of-sequence token."""
         if self.ends.append_eos is None:
             return self.type != "seq" and not self.by_sections
         return self.ends.append_eos
 
     def trains(self, role: str) -> bool:
-        """What action ``$role`` does with a message of this role."""
+        """Return whether action ``$role`` trains a message of this role."""
         if not self.role_actions and self.default_action is None:
             return role in self.mask.roles
         return self.role_actions.get(role, self.default_action) == "train"

@@ -1,16 +1,16 @@
-"""Chat templates: a conversation -> its whole text, as Hugging Face renders it, in a sandbox that ends.
+"""Chat templates render a conversation to its whole text, as Hugging Face does, in a sandbox with bounds.
 
-    folder, file, suite -- load --> TemplateSetup (text, special tokens, time: all that decides, for another process)
+    folder, file, suite -- load --> TemplateSetup (text, special tokens, time: enough to make it in another process)
                                       -> ChatTemplate, compiled once
-                                         sandbox -- one_by_one: does it write one message after another?
-                                         limited: in a process with bounds, where it is not of our suite
-    Conversation -- plain --> dicts -- compiled --> Rendered (text, generation spans, where messages begin)
+                                         sandbox: the environment; does the template write one message after another?
+                                         limited: templates that are not of our suite run in a process with bounds
+    Conversation -- messages --> plain dicts -- compiled --> Rendered (text, generation spans, begins of messages)
 
     template = ChatTemplate.load("path/of/a/tokeniser")       # or "chat_template.jinja", or "qwen3-generation"
     template.render(messages, tools=tools).text
 
-``suite_names()`` lists the templates that come with Headrace; ``find(name)`` says what each wants and how it behaves.
-The only files read are those of a tokeniser's folder, and the suite.
+``suite_names()`` lists the templates that come with Headrace; ``find(name)`` describes one of them. The only files read
+are those of a tokeniser's folder and of the suite.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A conversation -> its whole text, as ``apply_chat_template(tokenize=False)`` of Hugging Face gives it."""
+"""`ChatTemplate` renders a conversation to its whole text, like Hugging Face's ``apply_chat_template``."""
 
 from __future__ import annotations
 
@@ -19,18 +19,26 @@ from headrace.samples.templates.messages import Rendered, cut_at_mark, mark_fina
 from headrace.samples.templates.suite import find
 
 _RESERVED = frozenset(("messages", "tools", "add_generation_prompt", "continue_final_message"))
-"""What a record's template arguments cannot be called; ``documents`` they may."""
+"""Names that a record's template arguments cannot have; ``documents`` is allowed."""
 
 
 class ChatTemplate:
     """A compiled chat template.
 
-    Made by :meth:`load` from a tokeniser's folder, a file or our suite, or from a :class:`TemplateSetup`, which another
-    process can be given. Compiling takes some milliseconds, rendering some tens of microseconds a conversation. A
-    template that is not of our suite is rendered in a process of its own, which takes a tenth of a second to start and
-    has bounds of time and memory; what exceeds them is a :class:`ConfigError`.
+    Make one with :meth:`load` from a tokeniser's folder, a file or our suite, or from a :class:`TemplateSetup`, which
+    can be passed to another process. Compiling takes some milliseconds, rendering some tens of microseconds for each
+    conversation. A template that is not of our suite is rendered in a separate process, which takes a tenth of a second
+    to start and has bounds of time and memory; exceeding one is a :class:`ConfigError`.
 
-    Raises :class:`ConfigError` where the template cannot be read as one.
+    Raises:
+        ConfigError: If the template cannot be compiled.
+
+    Example:
+        >>> from headrace.samples.templates import ChatTemplate
+        >>> template = ChatTemplate.load("chatml-generation")
+        >>> rendered = template.render([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}])
+        >>> [rendered.text[begin:end] for begin, end in rendered.generation_spans]
+        ['Hello!<|im_end|>']
     """
 
     def __init__(self, setup: TemplateSetup) -> None:
@@ -49,17 +57,22 @@ class ChatTemplate:
         tokenizer: str | PathLike[str] | None = None,
         now: datetime | None = None,
     ) -> ChatTemplate:
-        """The template of a tokeniser's folder, of a ``.jinja`` file, or of our suite (``"chatml"``).
-
-        ``name``        which of several in a folder; without it the default, and ``tool_use`` where there are tools
-        ``tokenizer``   the folder whose special tokens are used; for a file, the one it lies in; for our suite, none
-        ``now``         the time for templates that print the date; the current time where it is not given
+        """Load the template of a tokeniser's folder, of a ``.jinja`` file, or of our suite (``"chatml"``).
 
         In a folder, ``chat_template.jinja`` and ``additional_chat_templates/*.jinja`` win over
-        ``tokenizer_config.json`` and that over ``chat_template.json``, as in transformers 5. ``source``
-        says which file it was.
+        ``tokenizer_config.json``, and that over ``chat_template.json``, as in transformers 5. ``source`` says which
+        file was used.
 
-        Raises :class:`ConfigError` where there is no such template, :class:`InputError` for a file that cannot be read.
+        Args:
+            path: A folder, a file, or a name of the suite.
+            name: Which template of a folder; None is the default one, and ``tool_use`` if there are tools.
+            tokenizer: The folder whose special tokens are used; None is the folder that holds the file, or the family's
+                tokens for a template of our suite.
+            now: The time for templates that print the date; None is the current time.
+
+        Raises:
+            ConfigError: If there is no such template.
+            InputError: If a file cannot be read.
         """
         setup = load_setup(path, name=name, tokenizer=tokenizer)
         return cls(msgspec.structs.replace(setup, now=now))
@@ -68,7 +81,7 @@ class ChatTemplate:
     def from_text(
         cls, text: str, *, special_tokens: Mapping[str, str] | None = None, now: datetime | None = None
     ) -> ChatTemplate:
-        """A template from its Jinja source."""
+        """Make a template from its Jinja source."""
         return cls(TemplateSetup(text=text, special_tokens=dict(special_tokens or {}), now=now))
 
     def __reduce__(self) -> tuple[type[ChatTemplate], tuple[TemplateSetup]]:
@@ -84,7 +97,7 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """The file that the template came from, or ``suite:NAME``."""
+        """The file from which the template was loaded, or ``suite:NAME``."""
         return self.setup.source
 
     @property
@@ -94,17 +107,17 @@ class ChatTemplate:
 
     @property
     def end_of_turn(self) -> str | None:
-        """The text that ends an assistant's turn, where it is known: for templates of our suite."""
+        """The text that ends an assistant's turn, if it is known: for templates of our suite."""
         return self.setup.end_of_turn
 
     @property
     def now(self) -> datetime | None:
-        """The time that ``strftime_now`` gives; None where the template does not ask for it and none was given."""
+        """The time that ``strftime_now`` prints; None if the template does not use it and none was passed."""
         return self.setup.now
 
     @property
     def fingerprint(self) -> str:
-        """The hash of all that decides the text: see :class:`TemplateSetup`."""
+        """The hash of everything that decides the text; see :class:`TemplateSetup`."""
         return self.setup.fingerprint
 
     @property
@@ -123,20 +136,28 @@ class ChatTemplate:
         continue_final_message: bool | str = False,
         **template_kwargs: Any,
     ) -> Rendered:
-        """The whole text of the conversation, and where its generation blocks stand.
+        """Render the whole text of the conversation, with the positions of its generation blocks.
 
-        ``tools`` are JSON schemas; ``template_kwargs`` reach the template by their names and win over special tokens.
-        ``continue_final_message`` ends the text with the last message's content (or the field named), without what
-        closes the turn.
+        Args:
+            messages: The messages, at least one.
+            tools: JSON schemas of tools.
+            documents: Documents as dicts.
+            add_generation_prompt: End the text with the beginning of an assistant's turn.
+            continue_final_message: End the text with the last message's content (or the named field), without the end
+                of the turn.
+            template_kwargs: Further variables of the template; they win over special tokens.
 
-        Raises :class:`InputError` where the template refuses the conversation or fails on it; the message names the
-        template, the line and the reason.
+        Raises:
+            InputError: If the template refuses the conversation or fails on it; the message names the template, the
+                line and the reason.
+            ConfigError: If both ``add_generation_prompt`` and ``continue_final_message`` are set.
+            RenderLimitError: If rendering exceeds its bounds of time or memory.
         """
         if template_kwargs:
             _check_names(template_kwargs)
         if add_generation_prompt and continue_final_message:
             raise ConfigError(
-                "add_generation_prompt begins a new message, continue_final_message goes on with the last: choose one"
+                "add_generation_prompt begins a new message, continue_final_message continues the last: choose one"
             )
         template = self._default if tools is None or self._tool_use is None else self._tool_use
         variables = _variables(messages, tools, documents, template_kwargs, prompt=add_generation_prompt)
@@ -145,15 +166,15 @@ class ChatTemplate:
         field = continue_final_message if isinstance(continue_final_message, str) else "content"
         final = mark_final(variables["messages"], field, template.text)
         text = cut_at_mark(template.render(variables).text, final)
-        # The spans would have to be cut as well; a message that goes on is no training example, and nobody asks.
+        # Generation spans are left out: a message that is to be continued is not a training example.
         return Rendered(text=text, has_generation=template.has_generation)
 
     def render_ahead(self, conversations: Iterable[Conversation], *, prompts: bool = True) -> None:
-        """Render what will be asked for of these conversations, many at a time, where a request costs something.
+        """Render what will be requested for these conversations, many at a time, if requests cost something.
 
-        That is of templates that are not of our suite: they are rendered in a process of their own. It changes no
-        result. What is not asked for before the next call is forgotten. ``prompts``: masks are asked for, which may
-        need what stands before every turn.
+        That is the case for templates that are not of our suite, which are rendered in a separate process. It changes
+        no result. What is not requested before the next call is forgotten. ``prompts`` says that masks will be made,
+        which may need the text before every turn.
         """
         wanted: dict[int, list[dict[str, Any]]] = {}
         for conversation in conversations:
@@ -163,10 +184,10 @@ class ChatTemplate:
                 return
             counts = [(len(messages), False)]
             if prompts and template.except_roles is None:
-                # Its source does not show where messages begin: every turn is compared with what a model sees.
-                asked = (number for number, message in enumerate(messages) if message.get("role") == "assistant")
-                counts += [(number, True) for number in asked if number]
-            with contextlib.suppress(InputError):  # for whoever asks for it
+                # Its source does not show where messages begin: masking compares every turn with what a model sees.
+                turns = (number for number, message in enumerate(messages) if message.get("role") == "assistant")
+                counts += [(number, True) for number in turns if number]
+            with contextlib.suppress(InputError):  # it is raised again when the conversation is rendered
                 _check_names(kwargs)
                 wanted.setdefault(id(template), []).extend(
                     _variables(messages[:count], tools, None, kwargs, prompt=prompt) for count, prompt in counts
@@ -176,7 +197,7 @@ class ChatTemplate:
                 limited.ahead(wanted.get(id(limited), []))
 
     def render_conversation(self, conversation: Conversation, *, add_generation_prompt: bool = False) -> Rendered:
-        """:meth:`render` with the conversation's own tools and template arguments."""
+        """Render a conversation with its own tools and template arguments; see :meth:`render`."""
         _check_names(conversation.template_kwargs)
         return self.render(
             conversation.messages,
@@ -188,7 +209,7 @@ class ChatTemplate:
     def render_many(
         self, conversations: Iterable[Conversation], *, add_generation_prompt: bool = False
     ) -> list[Rendered | InputError]:
-        """The text of each conversation; in the place of one that the template refuses stands the error, not raised."""
+        """Render many conversations; the result for one that the template refuses is its error, which is not raised."""
         results: list[Rendered | InputError] = []
         conversations = list(conversations)
         if not add_generation_prompt:
@@ -202,7 +223,7 @@ class ChatTemplate:
 
 
 def _compiled(setup: TemplateSetup, text: str, name: str) -> CompiledTemplate | LimitedTemplate:
-    """A text of our suite is rendered in this process, any other one by the helper, which has bounds."""
+    """Compile a text of our suite for this process, any other for the helper process, which has bounds."""
     ours = find(setup.name)
     return (CompiledTemplate if ours is not None and ours.text == text else LimitedTemplate)(setup, text, name)
 
@@ -215,7 +236,7 @@ def _variables(
     *,
     prompt: bool,
 ) -> dict[str, Any]:
-    """What a template sees: new plain values, in one order, so that equal ones are written as equal bytes."""
+    """Return what a template sees: new plain values in a fixed order, so that equal values give equal bytes."""
     variables: dict[str, Any] = plain(kwargs) if kwargs else {}
     variables["messages"] = plain_messages(messages)
     variables["tools"] = plain_dicts(tools, "tools")
@@ -228,6 +249,6 @@ def _check_names(template_kwargs: Mapping[str, Any]) -> None:
     taken = _RESERVED & template_kwargs.keys()
     if taken:
         raise InputError(
-            f"the template arguments hold {', '.join(sorted(taken))}, which stand for the record itself and cannot be "
-            "given that way: rename or remove them"
+            f"the template arguments hold {', '.join(sorted(taken))}, which are reserved for the record itself: rename "
+            "or remove them"
         )

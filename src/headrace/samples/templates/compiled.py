@@ -1,7 +1,4 @@
-"""What a chat template is made of, and its Jinja source, compiled: variables -> text, and errors that name the line.
-
-What a chat template is made of: enough to make it again in another process, or to name it in a manifest.
-"""
+"""The setup of a chat template, and its compiled source, which renders variables to text."""
 
 from __future__ import annotations
 
@@ -21,15 +18,20 @@ from headrace.samples.templates.sandbox import MAX_CHARS, MAX_STEPS, Budget, Ref
 
 
 class TemplateSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of a template, what it sees besides the messages, and where it came from.
+    """The text of a template, what it sees in addition to the messages, and where it came from.
 
-    ``text``             the Jinja source
-    ``tool_use``         the source used instead where there are tools, as Hugging Face's template of that name
-    ``special_tokens``   ``bos_token``, ``eos_token``, ... as the template sees them
-    ``now``              the time that ``strftime_now`` gives, or None where neither source asks for it
-    ``name``             of the template: ``default``, or as its folder or our suite calls it
-    ``source``           the file, or ``suite:NAME``, or ``text``
-    ``end_of_turn``      what ends an assistant's turn, where it is known: for templates of our suite
+    It is enough to make the template again in another process, or to name it in a manifest.
+
+    Attributes:
+        text: The Jinja source.
+        tool_use: The source that is used instead if there are tools, like Hugging Face's template of that name.
+        special_tokens: ``bos_token``, ``eos_token``, ... as the template sees them.
+        now: The time that ``strftime_now`` prints, or None if neither source uses it.
+        name: The name of the template: ``default``, or its name in its folder or in our suite.
+        source: The file, or ``suite:NAME``, or ``text``.
+        end_of_turn: The text that ends an assistant's turn, if it is known: for templates of our suite.
+        max_steps: The most steps of loops and macros in one rendering.
+        max_chars: The most characters of a rendered text.
     """
 
     text: str
@@ -49,9 +51,9 @@ class TemplateSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> str:
-        """The hash of all that decides the rendered text: sources, special tokens, the time where it is asked for.
+        """The hash of everything that decides the rendered text: sources, special tokens, and the time if it is used.
 
-        Where the template came from is no part of it.
+        Where the template came from is not included.
         """
         now = self.now.isoformat() if self.now is not None and self.asks_for_time else None
         decides = [self.text, self.tool_use, sorted(self.special_tokens.items()), now]
@@ -59,13 +61,14 @@ class TemplateSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompiledTemplate:
-    """One source with the budget of a rendering; one rendering at a time.
+    """One compiled source with the budget of a rendering; it renders one conversation at a time.
 
-    ``except_roles``: None where the template may look ahead; else the roles that no conversation may have for
-    `Rendered.message_begins` to be known.
+    Attributes:
+        except_roles: The roles that a conversation must not have for `Rendered.message_begins` to be known; None if the
+            template may look ahead, so that it is never known.
 
-    Raises :class:`ConfigError` where the source is no template, or a generation block stands where its place cannot be
-    known.
+    Raises:
+        ConfigError: If the source is not a template, or the place of a generation block in the text cannot be known.
     """
 
     def __init__(self, setup: TemplateSetup, text: str, name: str) -> None:
@@ -77,17 +80,17 @@ class CompiledTemplate:
             self._template, environment = compiled(text, now=setup.now or datetime.min, budget=self._budget)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
-                f"{self._label}, line {error.lineno}: it is no Jinja template: {error.message}"
+                f"{self._label}, line {error.lineno}: it is not a Jinja template: {error.message}"
             ) from error
         except RecursionError as error:
             raise ConfigError(f"{self._label}: it is nested too deeply to be compiled") from error
-        except Exception as error:  # what Python's compiler makes of it, such as loops in loops in loops
+        except Exception as error:  # errors of Python's compiler, such as too many nested loops
             raise ConfigError(f"{self._label}: it cannot be compiled: {type(error).__name__}: {error}") from error
         if environment.fault is not None:
             line, reason = environment.fault
             raise ConfigError(
-                f"{self._label}, line {line}: {reason}, or take the blocks out: masks come from differences of "
-                "prefixes then"
+                f"{self._label}, line {line}: {reason}, or remove the blocks: masks are then found by comparing "
+                "prefixes"
             )
         self.has_generation = environment.has_generation
         one_by_one = environment.one_by_one
@@ -96,9 +99,11 @@ class CompiledTemplate:
         self._context: Context | None = None
 
     def render(self, variables: dict[str, Any]) -> Rendered:
-        """The text for these variables, which win over special tokens.
+        """Return the text for these variables, which win over special tokens.
 
-        Raises :class:`InputError`, with the line, where the template fails on them.
+        Raises:
+            InputError: If the template fails on them; names the line.
+            ConfigError: If there is not enough memory for the text.
         """
         budget = self._budget
         max_chars = budget.max_chars
@@ -134,9 +139,9 @@ class CompiledTemplate:
         )
 
     def _fresh_context(self, variables: dict[str, Any]) -> Context:
-        """A context that nothing was set in: the last one, emptied, since making one costs as much as a message.
+        """Return an empty context. The last one is emptied and used again, since making one costs as much as a message.
 
-        One in which a rendering failed is not used again.
+        A context in which a rendering failed is not used again.
         """
         context, self._context = self._context, None
         if context is None:
@@ -159,13 +164,13 @@ class CompiledTemplate:
         if isinstance(error, RefusedError):
             return f"{where}: it refuses this conversation: {error}"
         if isinstance(error, RecursionError):
-            return f"{where}: its macros or loops call each other without end"
+            return f"{where}: its macros or recursive loops call each other without end"
         if isinstance(error, jinja2.TemplateError):
             return f"{where}: {error}"
         return f"{where}: {type(error).__name__}: {error}"
 
     def _line(self, traceback: TracebackType | None) -> int | None:
-        """The line of the template where it failed: that of its innermost frame."""
+        """Return the line of the template at which it failed: that of its innermost frame."""
         line = None
         while traceback is not None:
             if traceback.tb_frame.f_globals.get("__jinja_template__") is self._template:

@@ -1,13 +1,14 @@
-"""Rendering in a process of its own, whose time and memory are bounded whatever the template does.
+"""Render templates in a helper process, whose time and memory are bounded whatever the template does.
 
     this process                                    the helper, one for all templates of this process
     LimitedTemplate -- marshal, length first -->    CompiledTemplate, RLIMIT_AS, a timer of CPU time for each rendering
-                    <-- MessagePack, length first --  Rendered, or the error in words
+                    <-- MessagePack, length first --  Rendered, or the message of the error
 
-What the sandbox counts (steps, characters) ends a template in the same way on every machine, and comes first. It cannot
-count what one expression does: a string doubled forty times, a filter over an endless slice, constants folded when the
-template is compiled. The kernel's bounds hold for these too. They depend on the machine, and so what exceeds them is a
-`RenderLimitError`, which ends a run whatever the run does with bad records: no result differs in silence.
+The sandbox counts steps and characters. These bounds come first and end a template in the same way on every machine.
+But the sandbox cannot count what one expression does: a string doubled forty times, a filter over an endless slice,
+constants that are folded when the template is compiled. The kernel's bounds hold for these too. They depend on the
+machine, so exceeding one is a `RenderLimitError`, which ends a run however it treats bad records: no result differs
+silently.
 
 A helper that was ended is started again for the next rendering. It ends with the process that it serves.
 """
@@ -36,16 +37,16 @@ from headrace.samples.templates.compiled import CompiledTemplate, TemplateSetup
 from headrace.samples.templates.messages import Rendered
 
 MAX_SECONDS = 30.0
-"""CPU time of one rendering, or of compiling: a thousand times what the longest conversation takes."""
+"""The most CPU time of one rendering, or of compiling: a thousand times what the longest conversation takes."""
 MAX_MEMORY_BYTES = 1 << 30
-"""Memory of the helper, besides what it has when it starts."""
+"""The most memory of the helper, in addition to what it uses when it starts."""
 _BATCH_BYTES = 1 << 19
-"""Conversations that are sent together: some hundred, or one large one."""
+"""The size of conversations that are sent together: some hundred, or one large one."""
 _KEPT_TEMPLATES = 64
 _PIPE_BYTES = 1 << 20
 _LENGTH_BYTES = 8
 _MARSHAL = 2
-"""The last version that writes equal values as equal bytes."""
+"""The last version of marshal that writes equal values as equal bytes."""
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from headrace.samples.templates.limited import serve; serve(int(sys.argv[1]))"
@@ -53,23 +54,26 @@ _PROGRAM = (
 
 
 class _Reply(msgspec.Struct, frozen=True, array_like=True):
-    """What became of one request."""
+    """The result of one request."""
 
     kind: str
-    """``text``, ``input`` or ``config`` for an error, ``memory``, or ``unknown`` for a template not known here."""
+    """``text``; ``input`` or ``config`` for an error; ``memory``; or ``unknown`` for a template that the helper does
+    not have.
+    """
     text: bytes = b""
-    """UTF-8, with halves of surrogate pairs as they are; of an error the message."""
+    """UTF-8, with unpaired surrogates as they are; for an error, its message."""
     spans: list[tuple[int, int]] = []
     begins: list[int] = []
     has_generation: bool = False
     except_roles: tuple[str, ...] | None = None
-    """Of a compiled template: see `CompiledTemplate.except_roles`."""
+    """For a compiled template; see `CompiledTemplate.except_roles`."""
 
 
 class LimitedTemplate:
-    """As `CompiledTemplate`, and rendering is done by the helper.
+    """A template like `CompiledTemplate` that the helper process renders.
 
-    Raises :class:`ConfigError` where the source is no template, or cannot be compiled within the bounds.
+    Raises:
+        ConfigError: If the source is not a template, or cannot be compiled within the bounds.
     """
 
     def __init__(self, setup: TemplateSetup, text: str, name: str) -> None:
@@ -79,14 +83,15 @@ class LimitedTemplate:
         self._key = xxhash.xxh3_128_hexdigest(marshal.dumps(parts))
         self._compiling = marshal.dumps(("compile", self._key, MAX_SECONDS, parts))
         self._ahead: dict[bytes, _Reply] = {}
-        made = self._raised(self._compile())
-        self.has_generation = made.has_generation
-        self.except_roles = made.except_roles
+        compiled = self._raised(self._compile())
+        self.has_generation = compiled.has_generation
+        self.except_roles = compiled.except_roles
 
     def render(self, variables: dict[str, Any]) -> Rendered:
-        """See `CompiledTemplate.render`.
+        """Return the text for these variables; see `CompiledTemplate.render`.
 
-        Raises :class:`RenderLimitError` where it takes more time or memory than it may.
+        Raises:
+            RenderLimitError: If rendering takes more time or memory than allowed.
         """
         values = _written(variables)
         reply = self._ahead.pop(values, None)
@@ -95,7 +100,7 @@ class LimitedTemplate:
         return self._rendered(reply)
 
     def ahead(self, many: Sequence[dict[str, Any]]) -> None:
-        """Render what will be asked for next, many with one request; what was not asked for meanwhile is forgotten."""
+        """Render what will be requested next, many conversations with one request; forget what was not requested."""
         self._ahead.clear()
         batch: list[bytes] = []
         size = 0
@@ -112,7 +117,7 @@ class LimitedTemplate:
             self._render_ahead(batch)
 
     def _render_ahead(self, batch: list[bytes]) -> None:
-        # The error of one that ends the helper is for whoever asks for that one.
+        # The error of a conversation that ends the helper is raised when that conversation is rendered.
         with contextlib.suppress(_EndedError):
             self._ahead.update(zip(batch, self._ask(batch), strict=True))
 
@@ -122,7 +127,7 @@ class LimitedTemplate:
         except _EndedError as ended:
             if ended.is_out_of_time:
                 raise self._out_of_time() from None
-        try:  # somebody else may have ended it
+        try:  # something else may have ended the helper, so try once more
             return self._ask(values)
         except _EndedError as ended:
             raise self._ended(ended) from None
@@ -159,59 +164,61 @@ class LimitedTemplate:
         if reply.kind == "config":
             raise ConfigError(message)
         raise RenderLimitError(
-            f"{self._label}: it takes more than {MAX_MEMORY_BYTES:,} bytes of memory, the most allowed. {_ADVICE}"
+            f"{self._label}: rendering takes more than {MAX_MEMORY_BYTES:,} bytes of memory, the most allowed. "
+            f"{_ADVICE}"
         )
 
     def _out_of_time(self) -> RenderLimitError:
         return RenderLimitError(
-            f"{self._label}: it takes more than {MAX_SECONDS:g} seconds of CPU time, the most that one rendering may "
-            f"take. {_ADVICE}"
+            f"{self._label}: rendering takes more than {MAX_SECONDS:g} seconds of CPU time, the most allowed. {_ADVICE}"
         )
 
     def _ended(self, ended: _EndedError) -> RenderLimitError:
         return RenderLimitError(
             f"{self._label}: the process that renders it ended {ended}, for the second time. It may have exceeded its "
-            f"{MAX_MEMORY_BYTES:,} bytes of memory. {_ADVICE}"
+            f"bound of {MAX_MEMORY_BYTES:,} bytes of memory. {_ADVICE}"
         )
 
 
 _ADVICE = (
-    "A filter, a slice or a doubled string makes too much of this conversation: correct the template, or leave the "
-    "conversation out. This bound depends on the machine, so that the run ends here even if it skips bad records"
+    "A filter, a slice or a repeated string makes too much of this conversation: correct the template, or remove the "
+    "conversation. This bound depends on the machine, so the run ends here even if it skips bad records"
 )
 
 
 def _written(variables: dict[str, Any]) -> bytes:
-    """Plain values as bytes. They are our own and go to our own process of the same Python, so that nothing is trusted
-    that came from elsewhere; unlike MessagePack, marshal keeps tuples, long integers and halves of surrogate pairs.
+    """Return plain values as bytes.
+
+    They come from this process and go to a helper of the same Python, so nothing from elsewhere is trusted. Unlike
+    MessagePack, marshal keeps tuples, long integers and unpaired surrogates.
     """
     try:
         return marshal.dumps(variables, _MARSHAL)
     except ValueError as error:
-        raise InputError(f"the conversation cannot be handed to its template: {error}") from None
+        raise InputError(f"the conversation cannot be passed to its template: {error}") from None
 
 
 class _EndedError(Exception):
     """The helper ended before it replied."""
 
-    def __init__(self, status: int, said: str) -> None:
+    def __init__(self, status: int, last_line: str) -> None:
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
-        super().__init__(f"{how}{f' ({said})' if said else ''}")
+        super().__init__(f"{how}{f' ({last_line})' if last_line else ''}")
         self.is_out_of_time = -status in (signal.SIGPROF, signal.SIGXCPU)
 
 
 class _Helper:
-    """The process, started when it is first asked."""
+    """The helper process, started when it is first needed."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: bytes, num_replies: int) -> list[_Reply]:
-        """The replies to one request, in order.
+        """Return the replies to one request, in order.
 
         Raises:
-            _EndedError: the helper ended before it had given all. The next request starts another one.
+            _EndedError: If the helper ended before it had sent all replies. The next request starts another helper.
         """
         with self._lock:
             process = self._process
@@ -228,12 +235,12 @@ class _Helper:
             return replies
 
     def end(self) -> None:
-        """End the process, if there is one."""
+        """End the process, if it is running."""
         with self._lock:
             self._end()
 
     def forget(self) -> None:
-        """In a forked process: the helper belongs to the other one."""
+        """Forget the helper after a fork: it belongs to the parent process."""
         process, self._process, self._lock = self._process, None, Lock()
         if process is not None:
             process.returncode = 0
@@ -243,7 +250,7 @@ class _Helper:
 
     @staticmethod
     def _started() -> subprocess.Popen[bytes]:
-        # Unbuffered, so that a fork never holds half a request; in a session of its own, so that Ctrl-C is ours alone.
+        # Unbuffered, so that a fork never holds half a request; in a new session, so that Ctrl-C reaches only us.
         process = subprocess.Popen(
             [sys.executable, "-I", "-c", _PROGRAM, str(MAX_MEMORY_BYTES), *sys.path],
             stdin=subprocess.PIPE,
@@ -253,26 +260,26 @@ class _Helper:
             start_new_session=True,
         )
         for pipe in (process.stdin, process.stdout):
-            # A batch in one piece; where the system does not allow it, in several.
+            # So that a batch is sent in one piece; if the system does not allow it, it takes several.
             with contextlib.suppress(OSError, AttributeError):
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)  # type: ignore[arg-type]
         return process
 
     @staticmethod
     def _exchange(process: subprocess.Popen[bytes], request: bytes, num_replies: int) -> list[_Reply]:
-        given, taken = process.stdin, process.stdout
-        if given is None or taken is None:
+        stdin, stdout = process.stdin, process.stdout
+        if stdin is None or stdout is None:
             raise HeadraceError("the pipes of the rendering process are missing. This is a defect: please report it.")
         try:
             left = memoryview(len(request).to_bytes(_LENGTH_BYTES, "little") + request)
             while left:
-                left = left[given.write(left) :]
+                left = left[stdin.write(left) :]
         except BrokenPipeError:
             raise _status(process) from None
         replies: list[_Reply] = []
         buffer = bytearray()
         while len(replies) < num_replies:
-            piece = os.read(taken.fileno(), _PIPE_BYTES)
+            piece = os.read(stdout.fileno(), _PIPE_BYTES)
             if not piece:
                 raise _status(process)
             buffer += piece
@@ -299,8 +306,8 @@ class _Helper:
 
 
 def _status(process: subprocess.Popen[bytes]) -> _EndedError:
-    said = process.stderr.read() if process.stderr is not None else b""
-    lines = said.decode("utf-8", "replace").split("\n") if said else []
+    output = process.stderr.read() if process.stderr is not None else b""
+    lines = output.decode("utf-8", "replace").split("\n") if output else []
     return _EndedError(process.wait(), next((line.strip() for line in reversed(lines) if line.strip()), ""))
 
 
@@ -311,24 +318,24 @@ os.register_at_fork(after_in_child=_HELPER.forget)
 
 
 def serve(max_memory_bytes: int) -> None:
-    """Render what comes in, until nothing does. What the helper runs."""
-    given, taken = open(0, "rb", _PIPE_BYTES), open(1, "wb", _PIPE_BYTES)  # noqa: SIM115 - until the process ends
+    """Render requests until there are no more; this is the helper's program."""
+    stdin, stdout = open(0, "rb", _PIPE_BYTES), open(1, "wb", _PIPE_BYTES)  # noqa: SIM115 - until the process ends
     most = _address_space_bytes() + max_memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     templates: dict[str, CompiledTemplate] = {}
-    while (request := _read(given)) is not None:
+    while (request := _read(stdin)) is not None:
         action, key, seconds, values = marshal.loads(request)
         del request
         if action == "compile":
             replies = [_compiled(templates, key, seconds, *values)]
             while len(templates) > _KEPT_TEMPLATES:
                 del templates[next(iter(templates))]
-            _write(taken, replies.pop())
+            _write(stdout, replies.pop())
         else:
-            for one in values:
-                _write(taken, _reply(templates.get(key), seconds, one))
-        taken.flush()
+            for variables in values:
+                _write(stdout, _reply(templates.get(key), seconds, variables))
+        stdout.flush()
 
 
 def _compiled(
@@ -336,9 +343,9 @@ def _compiled(
 ) -> bytes:
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
-        made = CompiledTemplate(msgspec.json.decode(setup, type=TemplateSetup), text, name)
-        reply = _Reply("text", has_generation=made.has_generation, except_roles=made.except_roles)
-        templates[key] = made
+        template = CompiledTemplate(msgspec.json.decode(setup, type=TemplateSetup), text, name)
+        reply = _Reply("text", has_generation=template.has_generation, except_roles=template.except_roles)
+        templates[key] = template
     except ConfigError as error:
         reply = _Reply("config", _encoded(str(error)))
     except MemoryError:
@@ -357,7 +364,7 @@ def _reply(template: CompiledTemplate | None, seconds: float, values: bytes) -> 
         return msgspec.msgpack.encode(_Reply("text", text, list(found.generation_spans), list(found.message_begins)))
     except InputError as error:
         return msgspec.msgpack.encode(_Reply("input", _encoded(str(error))))
-    except (ConfigError, MemoryError):  # the second where the text is encoded
+    except (ConfigError, MemoryError):  # MemoryError may come from encoding the text
         return msgspec.msgpack.encode(_Reply("memory"))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -375,14 +382,14 @@ def _address_space_bytes() -> int:
         return 0
 
 
-def _read(given: BinaryIO) -> bytes | None:
-    length = given.read(_LENGTH_BYTES)
+def _read(stdin: BinaryIO) -> bytes | None:
+    length = stdin.read(_LENGTH_BYTES)
     if len(length) < _LENGTH_BYTES:
         return None
-    body = given.read(int.from_bytes(length, "little"))
+    body = stdin.read(int.from_bytes(length, "little"))
     return body or None
 
 
-def _write(taken: BinaryIO, reply: bytes) -> None:
-    taken.write(len(reply).to_bytes(_LENGTH_BYTES, "little"))
-    taken.write(reply)
+def _write(stdout: BinaryIO, reply: bytes) -> None:
+    stdout.write(len(reply).to_bytes(_LENGTH_BYTES, "little"))
+    stdout.write(reply)

@@ -1,9 +1,4 @@
-"""Where a chat template and its special tokens come from: a tokeniser's folder, a file, or our suite.
-
-The few files that templates come from, read with errors that name them.
-
-The special tokens that a tokeniser's folder gives its chat template: ``bos_token``, ``eos_token``, ...
-"""
+"""Load a chat template and its special tokens from a tokeniser's folder, a file, or our suite."""
 
 from __future__ import annotations
 
@@ -20,9 +15,10 @@ from headrace.samples.templates.suite import find, suite_names
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``, or an empty one where there is no such file.
+    """Return the JSON object in ``path``, or an empty one if the file does not exist.
 
-    Raises :class:`InputError` where it cannot be read, or is no object.
+    Raises:
+        InputError: If the file cannot be read, or is not a JSON object.
     """
     try:
         content = path.read_bytes()
@@ -33,17 +29,21 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         return msgspec.json.decode(content, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{path}: it is no JSON object: {error}") from error
+        raise InputError(f"{path}: it is not a JSON object: {error}") from error
 
 
 def read_text(path: Path) -> str:
-    """The text in ``path``, UTF-8, every line ended by ``\\n``. Raises :class:`InputError` where it cannot be read."""
+    """Return the UTF-8 text in ``path`` with line ends ``\\n``.
+
+    Raises:
+        InputError: If the file cannot be read, or is not UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: byte {error.start} is no UTF-8; templates are UTF-8 text") from error
+        raise InputError(f"{path}: byte {error.start} is not UTF-8; templates must be UTF-8 text") from error
 
 
 CONFIG = "tokenizer_config.json"
@@ -51,14 +51,14 @@ _MAP = "special_tokens_map.json"
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """Names and texts of the special tokens in ``folder``; empty where its files name none.
+    """Return names and texts of the special tokens in ``folder``; empty if its files name none.
 
-    Every ``*_token`` of ``tokenizer_config.json`` and of its ``extra_special_tokens``. Where the file has no
-    ``added_tokens_decoder`` it is an old one, and ``special_tokens_map.json`` wins, as in transformers 5. The object
-    ``special_tokens`` is AstrAI's and stands in for names that are not found otherwise.
+    They are every ``*_token`` of ``tokenizer_config.json``, and its ``extra_special_tokens``. A file without
+    ``added_tokens_decoder`` is an old one, and then ``special_tokens_map.json`` wins, as in transformers 5. The object
+    ``special_tokens`` is AstrAI's and is used for names that are not found otherwise.
 
-    What a tokeniser's class in Python would add on its own (a default ``<s>``) is not known here; such folders are
-    rare, since saving a tokeniser writes all of them out.
+    Tokens that a tokeniser's class in Python would add by default (such as ``<s>``) are not known here. Such folders
+    are rare, since saving a tokeniser writes all tokens.
     """
     config = read_json(folder / CONFIG)
     values = dict(config)
@@ -73,7 +73,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
 def _texts(values: Any) -> dict[str, str]:
     if not isinstance(values, dict):
         return {}
-    # A token is its text, or a dict that says how it is matched besides.
+    # A token is its text, or a dict that also says how it is matched.
     contents = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
     return {name: content for name, content in contents.items() if isinstance(content, str)}
 
@@ -84,7 +84,7 @@ _OLD = "chat_template.json"
 
 
 def load_setup(path: str | PathLike[str], *, name: str | None, tokenizer: str | PathLike[str] | None) -> TemplateSetup:
-    """What :meth:`ChatTemplate.load` compiles; the same arguments and errors."""
+    """Return the setup that :meth:`ChatTemplate.load` compiles; same arguments and errors."""
     place = Path(path)
     tokens = None if tokenizer is None else special_tokens(_folder(tokenizer))
     if place.is_dir():
@@ -96,12 +96,12 @@ def load_setup(path: str | PathLike[str], *, name: str | None, tokenizer: str | 
         close = get_close_matches(str(path), suite_names(), 3)
         hint = f"Did you mean {' or '.join(close)}? " if close else ""
         raise ConfigError(
-            f"{str(path)!r} is no folder, no file and no template of ours. {hint}"
-            f"`suite_names()` lists {len(suite_names())}"
+            f"{str(path)!r} is not a folder, a file or the name of a template of ours. {hint}"
+            f"`suite_names()` lists all {len(suite_names())} names"
         )
     if name is not None:
-        raise ConfigError(f"{str(path)!r} is one template and has no {name!r}: leave the name out")
-    # A folder that names none would leave out the BOS that the family writes, without a word.
+        raise ConfigError(f"{str(path)!r} is a single template and has no {name!r}: leave the name out")
+    # With a folder that names no tokens, the BOS of the family would be left out silently.
     tokens = tokens or ours.special_tokens
     return TemplateSetup(
         text=ours.text,
@@ -116,15 +116,15 @@ def _folder(tokenizer: str | PathLike[str]) -> Path:
     folder = Path(tokenizer)
     folder = folder.parent if folder.is_file() else folder
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder; a tokeniser's folder or its tokenizer.json is needed")
+        raise ConfigError(f"{folder}: no such folder; pass a tokeniser's folder or its tokenizer.json")
     return folder
 
 
 def _from_file(path: Path, name: str | None, tokens: dict[str, str]) -> TemplateSetup:
     if path.suffix == ".json":
-        raise ConfigError(f"{path}: give the folder that this file lies in, or a .jinja file")
+        raise ConfigError(f"{path}: pass the folder that holds this file, or a .jinja file")
     if name is not None:
-        raise ConfigError(f"{path}: a file is one template and has no {name!r}: leave the name out")
+        raise ConfigError(f"{path}: a file is a single template and has no {name!r}: leave the name out")
     return TemplateSetup(text=read_text(path), special_tokens=tokens, source=str(path))
 
 
@@ -133,13 +133,13 @@ def _from_folder(folder: Path, name: str | None, tokens: dict[str, str]) -> Temp
     if not found:
         raise ConfigError(
             f"{folder}: no chat template; looked for {_FILE}, {_MORE}/*.jinja, and chat_template in {CONFIG} and "
-            f"{_OLD}. A base model has none: give a .jinja file, or one of ours by its name"
+            f"{_OLD}. A base model has none: pass a .jinja file, or the name of one of ours"
         )
     wanted = "default" if name is None else name
     if wanted not in found:
         names = ", ".join(map(repr, sorted(found)))
         if name is None:
-            raise ConfigError(f"{folder}: it has the templates {names} and none is the default: choose one by its name")
+            raise ConfigError(f"{folder}: it has the templates {names}, and none is the default: choose one by `name`")
         raise ConfigError(f"{folder}: no chat template {name!r}; it has {names}")
     source, text = found[wanted]
     tool_use = found.get("tool_use") if name is None else None
@@ -153,7 +153,7 @@ def _from_folder(folder: Path, name: str | None, tokens: dict[str, str]) -> Temp
 
 
 def _files(folder: Path) -> dict[str, tuple[str, str]]:
-    """Name -> (file, text) of the templates in files of their own. They hide what the configuration holds."""
+    """Return file and text of the templates in files of their own, by name. They hide those of the configuration."""
     paths = {path.name.removesuffix(".jinja"): path for path in sorted((folder / _MORE).glob("*.jinja"))}
     if (folder / _FILE).is_file():
         # A file `default.jinja` among the others would win over this one, as it does in transformers.
@@ -170,7 +170,7 @@ def _of_old_file(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 def _named(value: Any, path: Path) -> dict[str, tuple[str, str]]:
-    """A template, or a list of ``{"name", "template"}``, or a dict of them."""
+    """Return the templates of a string, of a list of ``{"name", "template"}``, or of a dict."""
     if value is None:
         return {}
     if isinstance(value, str):
@@ -182,6 +182,6 @@ def _named(value: Any, path: Path) -> dict[str, tuple[str, str]]:
     if isinstance(value, dict) and all(isinstance(text, str) for text in [*value, *value.values()]):
         return {name: (str(path), text) for name, text in value.items()}
     raise InputError(
-        f"{path}: chat_template is a {type(value).__name__}, {value!r:.80}; a string, or a list of objects with "
-        "name and template, is needed"
+        f"{path}: chat_template is a {type(value).__name__}, {value!r:.80}; allowed are a string, and a list of "
+        "objects with name and template"
     )

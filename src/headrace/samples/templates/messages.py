@@ -1,8 +1,6 @@
-"""Messages as templates see them, plain JSON values as transformers 5 hands them over, and what a template returns.
+"""Convert messages to the plain values that templates see, mark where a message is to be continued, and `Rendered`.
 
-``continue_final_message``: the text ends where the final message ends, so that a model goes on with it.
-
-What a template made of a conversation.
+The values are those that transformers 5 passes to templates.
 """
 
 from __future__ import annotations
@@ -17,25 +15,29 @@ import msgspec
 from headrace.errors import InputError
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names that a message's reasoning goes by. Templates read the first; those of gpt-oss the second."""
+"""The names for a message's reasoning. Most templates read the first, those of gpt-oss the second."""
 MAX_DEPTH = 256
 _MAX_PARTS = 200_000
 _EXACT = frozenset((str, int, float, bool, type(None)))
 
 
 def plain(value: Any) -> Any:
-    """``value`` built anew of dicts, lists, tuples, strings, numbers, booleans and None.
+    """Copy ``value`` as dicts, lists, tuples, strings, numbers, booleans and None.
 
-    Anything else (an image, an array) becomes a placeholder with the name of its type, ``<ndarray>``: templates ask
-    only whether it is there, and its methods are none of their business.
+    Any other value (an image, an array) becomes a placeholder with the name of its type, ``<ndarray>``: templates only
+    ask whether it is there, and must not reach its methods.
 
-    Raises :class:`InputError` for a value that is nested too deeply, or refers to itself, or has too many parts.
+    Raises:
+        InputError: If a value is nested too deeply, refers to itself, or has too many parts.
     """
     return value if type(value) in _EXACT else _Copy().of(value, 0)
 
 
 class _Copy:
-    """The copy of one value. A list that holds another one many times over, as aliases of YAML do, grows with each."""
+    """The copy of one value, with a bound of its parts.
+
+    A list that refers to another one many times, as YAML aliases do, grows with each reference.
+    """
 
     __slots__ = ("left",)
 
@@ -58,7 +60,7 @@ class _Copy:
             below = self._below(depth, value)
             items = [self.of(item, below) for item in value]
             return items if isinstance(value, list) else tuple(items)
-        numpy = sys.modules.get("numpy")  # where nobody has imported it, no value is of it
+        numpy = sys.modules.get("numpy")  # if it is not imported, no value can be NumPy's
         if numpy is not None and isinstance(value, numpy.generic):
             return self.of(value.item(), depth + 1)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -70,28 +72,30 @@ class _Copy:
     def _below(self, depth: int, parts: Sized) -> int:
         self.left -= len(parts)
         if self.left < 0:
-            raise InputError(f"a value has more than {_MAX_PARTS:,} parts, the most that a template is given")
+            raise InputError(f"a value has more than {_MAX_PARTS:,} parts, the most that a template may get")
         if depth == MAX_DEPTH:
             raise InputError(
-                f"a value is nested more than {MAX_DEPTH} levels deep, the most that a template is given, or refers "
+                f"a value is nested more than {MAX_DEPTH} levels deep, the most that a template may get, or refers "
                 "to itself"
             )
         return depth + 1
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as new dicts, without fields that are None, the reasoning under each name that templates read.
+    """Return the messages as new dicts without fields that are None, and with reasoning under each name that is read.
 
-    A field that is None counts as missing, since most templates would print the word. Raises :class:`InputError` where
-    there is no message, or one is no dict.
+    A field that is None counts as missing, since most templates would print the word.
+
+    Raises:
+        InputError: If there is no message, or one is not a dict.
     """
     if not isinstance(messages, list | tuple):
-        raise InputError(f"the messages are a {type(messages).__name__}; a list of dicts is needed")
+        raise InputError(f"the messages are a {type(messages).__name__}; they must be a list of dicts")
     if not messages:
         raise InputError("the conversation is empty; a chat template needs at least one message")
     found = []
     for number, message in enumerate(messages):
-        # Most messages are a role and a text.
+        # Most messages have only a role and a text, and need no further work.
         is_usual = type(message) is dict and len(message) == 2
         if is_usual and type(message.get("role")) is str and type(message.get("content")) is str:
             found.append(dict(message))
@@ -102,7 +106,7 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 def _plain_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise InputError(f"message {number} is a {type(message).__name__}, {message!r:.80}; a dict is needed")
+        raise InputError(f"message {number} is a {type(message).__name__}, {message!r:.80}; it must be a dict")
     fields = {key: value if type(value) is str else plain(value) for key, value in message.items() if value is not None}
     for name in REASONING:
         if name in fields:
@@ -112,25 +116,32 @@ def _plain_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def plain_dicts(items: Sequence[Mapping[str, Any]] | None, what: str) -> list[dict[str, Any]] | None:
-    """Tools or documents as plain dicts. Raises :class:`InputError` where one of them is no dict."""
+    """Return tools or documents as plain dicts.
+
+    Raises:
+        InputError: If one of them is not a dict.
+    """
     if items is None:
         return None
     if not isinstance(items, list | tuple):
-        raise InputError(f"{what} are a {type(items).__name__}; a list of dicts is needed")
+        raise InputError(f"{what} are a {type(items).__name__}; they must be a list of dicts")
     for number, item in enumerate(items):
         if not isinstance(item, Mapping):
-            raise InputError(f"entry {number} of {what} is a {type(item).__name__}; a dict is needed")
+            raise InputError(f"entry {number} of {what} is a {type(item).__name__}; it must be a dict")
     return [plain(item) for item in items]
 
 
 _MARK = "HEADRACE_CUTS_THE_TEXT_HERE "
-"""Put after the final message and looked for in the text; the space at its end tells whether the template trims."""
+"""A mark after the final message, for which the text is searched; the space at its end shows whether the template
+trims.
+"""
 
 
 def mark_final(messages: list[dict[str, Any]], field: str, template: str) -> str:
-    """Mark the end of ``field`` in the last message, in place; returns the text that goes on.
+    """Mark the end of ``field`` in the last message, in place, and return the text that is to be continued.
 
-    Raises :class:`InputError` where the message has no such text, or the template does not read that field.
+    Raises:
+        InputError: If the message has no such text, or the template does not read the field.
     """
     final = messages[-1]
     content = final.get(field)
@@ -140,7 +151,7 @@ def mark_final(messages: list[dict[str, Any]], field: str, template: str) -> str
     if field in REASONING:
         fields = [name for name in REASONING if final.get(name) == content]
     if not any(name in template for name in fields):
-        raise InputError(f"the template reads no {field!r}, so that a message cannot be continued there")
+        raise InputError(f"the template does not read {field!r}, so a message cannot be continued there")
     if isinstance(content, list | tuple):
         for part in reversed(content):
             if isinstance(part, dict) and "text" in part:
@@ -154,11 +165,15 @@ def mark_final(messages: list[dict[str, Any]], field: str, template: str) -> str
 
 
 def cut_at_mark(text: str, final: str) -> str:
-    """The text up to the mark. Raises :class:`InputError` where the template has left out or changed the message."""
+    """Return the text up to the mark.
+
+    Raises:
+        InputError: If the template left the message out or changed it.
+    """
     mark = _MARK.strip()
     if final.strip() not in text or mark not in text:
         raise InputError(
-            "the final message does not stand in the rendered text as it is, and cannot be continued: the template "
+            "the rendered text does not hold the final message unchanged, so it cannot be continued: the template "
             f"leaves out or changes parts of {final.strip()!r:.80}"
         )
     place = text.rindex(mark)
@@ -168,19 +183,22 @@ def cut_at_mark(text: str, final: str) -> str:
 
 def _marked(text: object, field: str) -> str:
     if not isinstance(text, str):
-        raise InputError(f"{field!r} of the final message is a {type(text).__name__}; text is needed to continue it")
+        raise InputError(f"{field!r} of the final message is a {type(text).__name__}; only text can be continued")
     return text + _MARK
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """The whole text of a conversation.
 
-    ``generation_spans``: ``[begin, end)`` in characters of ``text``, one for each ``{% generation %}`` block that was
-    rendered, in order; ``has_generation``: the template has such blocks at all.
-
-    ``message_begins``: where each message begins in ``text``, of templates that are known to write one after another,
-    whatever follows (`one_by_one`): what stands before message ``i`` is what the messages before it alone become, less
-    what closes a text. 0 for a first message that the template writes apart. Empty for all other templates.
+    Attributes:
+        text: The text.
+        generation_spans: ``[begin, end)`` in characters of ``text`` for each ``{% generation %}`` block that was
+            rendered, in order.
+        has_generation: Whether the template has such blocks at all.
+        message_begins: Where each message begins in ``text``, for templates that are known to write one message after
+            another, whatever follows (see `one_by_one`): what comes before message ``i`` is the text of the messages
+            before it, without what closes a text. 0 for a first message that the template writes separately. Empty for
+            all other templates.
     """
 
     text: str

@@ -1,33 +1,32 @@
-"""The environment in which chat templates run: what Hugging Face gives them, no more, and with an end.
+"""The environment in which chat templates run, and the analysis of their source.
 
-Same as transformers 5: jinja2's immutable sandbox, `trim_blocks`, `lstrip_blocks`, `break` and `continue`, the
-globals `raise_exception`, `strftime_now`, `dict` and `namespace` (both without a way to Python's internals), the
-filter `tojson` without HTML escapes, and the block `{% generation %}`.
+The environment is that of transformers 5: jinja2's immutable sandbox, `trim_blocks`, `lstrip_blocks`, `break` and
+`continue`, the globals `raise_exception`, `strftime_now`, `dict` and `namespace` (both without a way to Python's
+internals), the filter `tojson` without HTML escapes, and the block `{% generation %}`.
 
-Different, each for a reason:
+It differs in four ways, each for a reason:
 
-* the time is given, not asked for: a store made again has the same bytes;
-* `lipsum` and the filter `random` are refused, since their text is another one on every run;
-* loops, macros, `*` and `**` have a budget, and so has the text: a template cannot run for ever;
-* where a generation block stands is counted exactly, and a place that cannot be known is an error.
+* the time is passed in, so that a store that is made again has the same bytes;
+* `lipsum` and the filter `random` are refused, since their text differs in every run;
+* loops, macros, `*`, `**` and the length of the text have a budget, so that no template runs for ever;
+* the place of a generation block is counted exactly, and a place that cannot be known is an error.
 
-What this cannot stop: one expression that takes much time or memory (a string doubled forty times, `ljust` to 10^9).
+This cannot stop one expression that takes much time or memory (a string doubled forty times, `ljust` to 10^9).
 Templates that are not of our suite therefore run in a process with bounds of its own (`limited`).
 
-Templates that write one message after another, as their source shows: what they make of a message depends on it and
-on those before it, never on what follows.
-
-Of such a template the text of the first ``i`` messages is how the whole text begins, up to the place where message
-``i`` begins, and the generation prompt is the same behind every one of them. So one rendering shows where every message
-begins and what a model sees before it writes it. What is looked for in the source:
+The analysis (`one_by_one`) finds templates whose source shows that they write one message after another: what they
+write for a message depends on it and on those before it, never on what follows. Then the text of the first ``i``
+messages is the beginning of the whole text, up to where message ``i`` begins, and the generation prompt is the same
+after every message. So one rendering shows where every message begins and what a model sees before it writes it. The
+source must have
 
 * one loop over the messages (or all but the first), at the top level, that runs to its end;
-* before it and in it nothing that looks ahead: no ``loop.last``, no ``messages[-1]``, no second loop over them, no
-  ``add_generation_prompt``;
-* behind it nothing that depends on the conversation.
+* before and in the loop nothing that looks ahead: no ``loop.last``, no ``messages[-1]``, no second loop over the
+  messages, no ``add_generation_prompt``;
+* after the loop nothing that depends on the conversation.
 
-A part that looks ahead and stands in the branch of a role, as ``messages[loop.index0 + 1]`` does for answers of tools,
-only rules out conversations with that role. Whatever is not understood here is left to comparisons of renderings.
+A part that looks ahead in the branch of a role, as ``messages[loop.index0 + 1]`` does for answers of tools, only rules
+out conversations with that role. Whatever the analysis does not understand is left to comparisons of renderings.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ _FOREIGN = (
 
 
 class OneByOne(NamedTuple):
-    """The loop that writes the messages, and the roles that no conversation may have for all this to hold."""
+    """The loop that writes the messages, and the roles that a conversation must not have for the analysis to hold."""
 
     loop: nodes.For
     except_roles: tuple[str, ...]
@@ -75,7 +74,7 @@ class _AheadError(Exception):
 
 
 def one_by_one(tree: nodes.Template) -> OneByOne | None:
-    """What the source shows; None where it does not show that the template writes one message after another."""
+    """Return what the source shows, or None if it does not show that the template writes one message after another."""
     names = _aliases(tree)
     loops = [node for node in tree.body if isinstance(node, nodes.For) and _is_list(node.iter, names)]
     if len(loops) != 1 or any(node for kind in _FOREIGN for node in tree.find_all(kind)):
@@ -101,7 +100,7 @@ class _Reader:
         self._names = names
         self._assigned = assigned
         target = loop.target
-        # A message that is given another name, or the name to something else, says nothing about roles.
+        # If the loop variable is reassigned, or is not a plain name, tests of its role show nothing.
         stores = Counter(name.name for name in loop.find_all(nodes.Name) if name.ctx != "load")
         is_plain = isinstance(target, nodes.Name) and stores[target.name] == 1
         self._message = target.name if is_plain and isinstance(target, nodes.Name) else None
@@ -114,10 +113,10 @@ class _Reader:
             self.read(node, frozenset(), loop="messages")
 
     def read(self, node: nodes.Node, roles: frozenset[str], *, loop: str | None) -> None:
-        """Read a part in front of the loop or in it; ``loop``: what that name stands for: the one over the
-        ``messages``, ``another`` in it, or None.
+        """Read a part before the loop or in it.
 
-        ``roles``: the part is only for messages of one of these; empty: for all.
+        ``loop`` says what that name stands for: the loop over the ``messages``, ``another`` loop in it, or None.
+        ``roles``: the part is only used for messages of one of these roles; empty means for all.
         """
         if isinstance(node, nodes.Name):
             if node.name == "add_generation_prompt":
@@ -151,7 +150,7 @@ class _Reader:
             self.read(child, roles, loop=None if isinstance(node, nodes.Macro) else loop)
 
     def read_behind(self, node: nodes.Node) -> None:
-        """Read a part behind the loop: the same whatever the conversation is."""
+        """Read a part after the loop, which must be the same for all conversations."""
         known = self._assigned | _OF_CONVERSATION | {"loop"}
         if any(name.name in known for name in [node, *node.find_all(nodes.Name)] if isinstance(name, nodes.Name)):
             raise _AheadError
@@ -162,7 +161,7 @@ class _Reader:
         self.except_roles |= roles
 
     def _roles(self, test: nodes.Node) -> frozenset[str] | None:
-        """The roles that a message has where the test holds; None where it does not say."""
+        """Return the roles that a message has if the test is true; None if the test does not say."""
         if isinstance(test, nodes.And):
             return self._roles(test.left) or self._roles(test.right)
         if isinstance(test, nodes.Or):
@@ -186,7 +185,7 @@ class _Reader:
 
 
 def _aliases(tree: nodes.Template) -> frozenset[str]:
-    """``messages`` and the names that are only ever given to them, or to all but the first; none, if they change."""
+    """Return ``messages`` and the names that stand only for them, or for all but the first; no names if they change."""
     names = frozenset((_MESSAGES,))
     given: dict[str, list[nodes.Node]] = {}
     for node in tree.find_all(nodes.Assign):
@@ -203,7 +202,7 @@ def _aliases(tree: nodes.Template) -> frozenset[str]:
 
 
 def _is_list(node: nodes.Node | None, names: frozenset[str]) -> bool:
-    """Whether it is all messages, or all but the first."""
+    """Return whether a node is all messages, or all but the first."""
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
         cut = node.arg
         is_rest = isinstance(cut.start, nodes.Const) and cut.start.value == 1 and cut.stop is None and cut.step is None
@@ -212,7 +211,7 @@ def _is_list(node: nodes.Node | None, names: frozenset[str]) -> bool:
 
 
 def _is_first_message(node: nodes.Node) -> bool:
-    """``messages[0]``, which every beginning has."""
+    """Return whether a node is ``messages[0]``, which every beginning of the conversation has."""
     return (
         isinstance(node, nodes.Getitem)
         and isinstance(node.node, nodes.Name)
@@ -233,39 +232,40 @@ def _looks_back(node: nodes.Node) -> bool:
 
 
 def _assigned(tree: nodes.Template) -> frozenset[str]:
-    """Every name that the template gives a value, macros included."""
+    """Return every name to which the template assigns a value, including macros."""
     names = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
     names |= {macro.name for macro in tree.find_all(nodes.Macro)}
     return frozenset(names | {reference.name for reference in tree.find_all(nodes.NSRef)})
 
 
 MAX_STEPS = 10_000_000
-"""Iterations of loops and calls of macros in one rendering: a second or more of work, and some hundred times what a
-conversation of a thousand turns takes."""
+"""The most iterations of loops and calls of macros in one rendering: a second or more of work, and some hundred times
+what a conversation of a thousand turns takes.
+"""
 MAX_CHARS = 1 << 26
-"""Characters of one rendered conversation."""
+"""The most characters of one rendered conversation."""
 _MAX_BITS = 1 << 16
 _STEP = "headrace step"
 _WITHIN = "headrace within"
 _EDGE = "headrace edge"
 _BEGIN = "headrace begin"
-"""Filters that the compiled template calls; their names cannot be written in a template."""
+"""Filters that the compiled template calls; a template cannot write their names."""
 _MISPLACED = (
     "this generation block stands in a macro, a call, a filter, a set, a recursive loop or another generation block, "
-    "where its place in the text is not known. Move it into the body"
+    "so its place in the text is not known. Move it into the body"
 )
 _LEFT = "a break or continue leaves the generation block that it stands in. Close the block first"
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
 class RefusedError(TemplateRuntimeError):
-    """What a template said with `raise_exception`."""
+    """The message that a template raises with `raise_exception`."""
 
 
 class Budget:
-    """How far one rendering has come: steps that are left, characters written, edges of generation blocks.
+    """The state of one rendering: steps that are left, characters written, and edges of generation blocks.
 
-    And, of a template that writes one message after another, where each begins.
+    For a template that writes one message after another, also where each message begins.
     """
 
     __slots__ = ("begins", "edges", "max_chars", "max_steps", "steps", "written")
@@ -276,14 +276,14 @@ class Budget:
         self.start()
 
     def start(self) -> None:
-        """Begin a rendering."""
+        """Reset the state for a new rendering."""
         self.steps = self.max_steps
         self.written = 0
         self.edges: list[int] = []
         self.begins: list[int] = []
 
     def spend(self, steps: int) -> None:
-        """Take ``steps`` off what is left."""
+        """Subtract ``steps`` from those that are left."""
         self.steps -= steps
         if self.steps < 0:
             raise TemplateRuntimeError(
@@ -292,24 +292,24 @@ class Budget:
 
 
 class GenerationBlock(Extension):
-    """``{% generation %}...{% endgeneration %}``: what the model writes. Rendered as it stands, and its place kept.
+    """``{% generation %}...{% endgeneration %}``: what the model writes. The text stays the same, its place is kept.
 
-    Hugging Face renders the block into a string first. Here the two ends are marked: by the time a mark is reached, all
-    text before it has been yielded and counted, since jinja2 yields in order outside of buffers. What is set inside the
-    block stays inside, as it does there.
+    Hugging Face renders the block into a string first. Here the two ends are marked. When a mark is reached, all text
+    before it has been yielded and counted, since jinja2 yields in order outside of buffers. Variables that are set
+    inside the block stay inside, as in Hugging Face.
     """
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Read the block: a mark, a scope with its body, a mark."""
+        """Parse the block as a mark, a scope with its body, and a mark."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return [_mark(_EDGE, line), nodes.Scope(body).set_lineno(line), _mark(_EDGE, line)]
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox with a budget. ``fault`` says where a generation block is wrong, and how."""
+    """The sandbox with a budget. ``fault`` says which generation block is wrong, and how."""
 
     intercepted_binops = frozenset(("*", "**"))
 
@@ -332,13 +332,13 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals["lipsum"] = _random
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As jinja2's, without its detour over an exception for the fields of a message."""
+        """Look up an attribute as jinja2 does, but without an exception for each field of a message."""
         if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """``*`` and ``**``, where the result is of a size that a template may have."""
+        """Compute ``*`` and ``**`` if the result is of an allowed size."""
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
             if bits > _MAX_BITS:
@@ -350,7 +350,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             length = len(repeated) if isinstance(repeated, str | list | tuple) else 0
             if length and times * length > self.budget.max_chars:
                 raise TemplateRuntimeError(
-                    f"{length:,} times {times:,} is longer than {self.budget.max_chars:,}, the most allowed"
+                    f"a value of length {length:,} repeated {times:,} times is longer than "
+                    f"{self.budget.max_chars:,}, the most allowed"
                 )
         return super().call_binop(context, operator, left, right)
 
@@ -364,9 +365,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def _watch(self, node: nodes.Node, *, buffered: bool, block: bool) -> None:
-        """Have loops and macros spend steps, and find generation blocks whose edges cannot be told.
+        """Make loops and macros spend steps, and find generation blocks whose edges cannot be counted.
 
-        ``buffered``: jinja2 collects the text here instead of yielding it; ``block``: `break` would leave a block.
+        ``buffered``: jinja2 collects the text here instead of yielding it. ``block``: `break` would leave a generation
+        block.
         """
         for child in node.iter_child_nodes():
             collects, leaves = buffered, block
@@ -378,7 +380,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             elif isinstance(child, nodes.Macro):
                 collects = True
                 child.body.insert(0, _mark(_STEP, child.lineno))
-            elif isinstance(child, nodes.Scope):  # which only generation blocks make
+            elif isinstance(child, nodes.Scope):  # only generation blocks make these
                 self.has_generation = True
                 if buffered:
                     self.fault = self.fault or (child.lineno, _MISPLACED)
@@ -416,7 +418,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Dict:
-    """The global ``dict``, of which only calls are of use: the type itself would lead to Python's internals."""
+    """The global ``dict``, which can only be called: the type itself would lead to Python's internals."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -429,7 +431,7 @@ class _Namespace(Namespace):
     """The global ``namespace``; a name with a leading underscore would be a way to Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        # `namespace(self=...)` is right: the instance is taken from the positional arguments, as jinja2 does.
+        # `namespace(self=...)` is allowed, so the instance comes from the positional arguments, as in jinja2.
         self, *rest = args
         values = dict(*rest, **kwargs)
         for name in values:
@@ -443,11 +445,11 @@ class _Namespace(Namespace):
 
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace has no names with a leading underscore, found {name!r}: rename it")
+        raise SecurityError(f"a namespace allows no names with a leading underscore, found {name!r}: rename it")
 
 
 def _mark(filter_name: str, line: int) -> nodes.Node:
-    """A statement that calls a filter of ours and writes nothing."""
+    """Return a statement that calls one of our filters and writes nothing."""
     return nodes.ExprStmt(nodes.Filter(nodes.Const(None), filter_name, [], [], None, None)).set_lineno(line)
 
 
@@ -467,13 +469,14 @@ def _to_json(
 
 @pass_context
 def _random(_: Context, *args: Any, **kwargs: Any) -> str:
-    raise SecurityError("random text would be another one on every run: take `random` and `lipsum` out of the template")
+    raise SecurityError("random text would differ in every run: remove `random` and `lipsum` from the template")
 
 
 def compiled(source: str, *, now: datetime, budget: Budget) -> tuple[jinja2.Template, ChatEnvironment]:
-    """The template, ready to render, and its environment. Cost: some milliseconds.
+    """Return the template, ready to render, and its environment. Cost: some milliseconds.
 
-    Raises ``jinja2.TemplateSyntaxError`` where it cannot be read.
+    Raises:
+        jinja2.TemplateSyntaxError: If the source cannot be parsed.
     """
     environment = ChatEnvironment(now=now, budget=budget)
     return environment.from_string(source), environment

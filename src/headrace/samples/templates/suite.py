@@ -1,10 +1,9 @@
-"""Our own templates in the manner of the public families: what each wants and how it behaves.
+"""Our own chat templates, written in the style of the public families, with what is known about each family.
 
-Markers and line ends are those of the family; the Jinja and the prose around lists of tools are ours. Each comes twice:
-``chatml`` without and ``chatml-generation`` with ``{% generation %}`` blocks, the same text from both. To train a model
-that exists, take its own template from its tokeniser's folder; where that has no blocks, ours of the family often fits.
-
-The families of our suite, by name: special tokens, end of turn, roles, and where prefixes do not hold.
+Markers and line ends are those of the family; the Jinja and the prose around lists of tools are ours. Each template
+comes twice, with the same text: ``chatml`` without and ``chatml-generation`` with ``{% generation %}`` blocks. To train
+an existing model, use its own template from its tokeniser's folder; if that has no blocks, ours of the family often
+fits.
 """
 
 from __future__ import annotations
@@ -21,20 +20,21 @@ _SYSTEM = ("system", *_TALK)
 _TOOLS = (*_SYSTEM, "tool")
 _LAST_TURN_THINKS = "reasoning is shown in the last turn and left out of earlier ones"
 _EOS_AT_END = "the text ends with eos_token unless a generation prompt is asked for"
-_LAST_USER = "{what} before the last user message, which is another one in every prefix"
+_LAST_USER = "{what} before the last user message, which differs in every prefix"
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a family's template.
+    """What is known about a family's template.
 
-    ``special_tokens``  that the template prints, as the family has them
-    ``end_of_turn``     the text that ends an assistant's turn, or ``"eos_token"``; None where only the next header does
-    ``roles``           that it knows; where it knows any role, those that are usual
-    ``features``        of ``tools``, ``thinking``, ``documents``, ``images``, ``date``
-    ``unstable``        why the text of the first messages, with a generation prompt, may not be how the whole begins;
-                        empty where it always is
-    ``any_order``       whether roles may come in any order; else user and assistant in turn
-    ``file``            of the suite, where it is not the family's own name
+    Attributes:
+        special_tokens: The special tokens that the template prints, as the family has them.
+        end_of_turn: The text that ends an assistant's turn, or ``"eos_token"``; None if only the next header does.
+        roles: The roles that it knows; if it accepts any role, the usual ones.
+        features: Any of ``tools``, ``thinking``, ``documents``, ``images``, ``date``.
+        unstable: Why the text of the first messages, with a generation prompt, may not be the beginning of the whole
+            text; empty if it always is.
+        any_order: Whether roles may come in any order; otherwise user and assistant alternate.
+        file: The file of the suite, if it is not named like the family.
     """
 
     special_tokens: dict[str, str]
@@ -47,7 +47,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prefix_stable(self) -> bool:
-        """Whether each turn's header and text can be told by differences of prefixes."""
+        """Whether each turn's header and text can be found by comparing prefixes."""
         return not self.unstable
 
 
@@ -117,7 +117,7 @@ FAMILIES: dict[str, Family] = {
         *_SPM,
         roles=_TOOLS,
         features=("tools", "thinking"),
-        unstable=_LAST_USER.format(what="with tools: they stand"),
+        unstable=_LAST_USER.format(what="with tools: these stand"),
     ),
     "mistral-nemo": _of(
         *_SPM, roles=_TOOLS, features=("tools",), unstable=_LAST_USER.format(what="the system prompt and tools stand")
@@ -127,7 +127,7 @@ FAMILIES: dict[str, Family] = {
         *_SPM, roles=_TOOLS, features=("tools",), unstable=_LAST_USER.format(what="the system prompt and tools stand")
     ),
     "mistral-v7": _of(
-        *_SPM, roles=_TOOLS, features=("tools",), unstable=_LAST_USER.format(what="with tools: they stand")
+        *_SPM, roles=_TOOLS, features=("tools",), unstable=_LAST_USER.format(what="with tools: these stand")
     ),
     "mixtral": _of(*_SPM, roles=_TALK, any_order=False),
     "nemotron": _of("<s>", "<SPECIAL_12>", "<SPECIAL_12>"),
@@ -164,17 +164,20 @@ class SuiteTemplate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """What the template sees where no tokeniser says otherwise."""
+        """The special tokens that the template sees if no tokeniser names others."""
         return self.family.special_tokens
 
     def ends_turn(self, special_tokens: dict[str, str]) -> str | None:
-        """The text that ends an assistant's turn with these special tokens; None where only the next header does."""
+        """Return the text that ends an assistant's turn with these special tokens; None if only a next header does."""
         end = self.family.end_of_turn
         return special_tokens.get(end) if end == "eos_token" else end
 
 
 def suite_names(*, generation: bool | None = None) -> list[str]:
-    """The names of all templates, sorted; of those with (or without) ``{% generation %}`` blocks only, if asked."""
+    """Return the names of all templates, sorted.
+
+    ``generation`` selects those with (or without) ``{% generation %}`` blocks.
+    """
     names = [] if generation is True else list(FAMILIES)
     if generation is not False:
         names += [name + _GENERATION for name in FAMILIES]
@@ -183,7 +186,7 @@ def suite_names(*, generation: bool | None = None) -> list[str]:
 
 @cache
 def find(name: str) -> SuiteTemplate | None:
-    """The template of that name, or None."""
+    """Return the template with this name, or None."""
     has_generation = name.endswith(_GENERATION)
     plain_name = name.removesuffix(_GENERATION)
     family = FAMILIES.get(plain_name)
@@ -192,6 +195,6 @@ def find(name: str) -> SuiteTemplate | None:
     file = files("headrace.samples.templates") / "suite" / f"{family.file or plain_name}.jinja"
     text = file.read_text(encoding="utf-8")
     if not has_generation:
-        # A comment trims the same spaces as the block it replaces, and so the text is the same.
+        # A comment trims the same spaces as the block that it replaces, so the text is the same.
         text = _BLOCK.sub(r"{#\1 \2 \3#}", text)
     return SuiteTemplate(name=name, text=text, has_generation=has_generation, family=family)

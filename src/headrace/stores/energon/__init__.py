@@ -1,15 +1,17 @@
-"""Datasets as Megatron-Energon keeps them: shards below a folder with a ``.nv-meta``, read and written.
+"""Datasets of Megatron-Energon, shards below a folder with a ``.nv-meta``: read and written.
 
-    info          .info.json, .info.yaml      which shards, how many samples in each
-    splits        split.yaml, split.json      which shards are train, val, test; what is left out
-    dataset_yaml  dataset.yaml                what the samples are; nothing that it names is imported
-    sqlite_index  index.sqlite                where a key, a part lies; facts of media
-    store         EnergonStore: the samples of one part, from tars or from stores of tokens
-    jsonl         JsonlSamplesStore: a record a line, with its .jsonl.idx
-    filesystem    FilesystemStore: plain files, as an auxiliary dataset
-    joined        JoinedStore: several datasets side by side, by join_index_<hash>.bin
-
-Its YAML is a dialect (``config_file``), and so are the braces of its lists (``braces``).
+config_file    reads YAML and JSON files in Energon's dialect
+splits         .info.json, split.yaml: the shards, their numbers of samples, and the parts train, val, test
+dataset_yaml   dataset.yaml: the type of the samples; nothing that it names is imported
+sqlite_index   index.sqlite: places of samples and parts by key, and metadata of media
+sqlite_writer  writes index.sqlite and its uuid
+lookup         numbers of samples by key, and without the samples that are left out
+shards         shards that are tars or stores of tokens
+store          EnergonStore: the samples of one part
+jsonl          JsonlSamplesStore: one record a line, with its .jsonl.idx
+filesystem     FilesystemStore: plain files, used as an auxiliary dataset
+joined         JoinedStore: several datasets side by side, by join_index_<hash>.bin
+join_writer    writes a join index
 """
 
 from __future__ import annotations

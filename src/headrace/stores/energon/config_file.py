@@ -1,14 +1,11 @@
-"""The files of an Energon dataset by name, and the small ones among them, YAML and JSON, read as Energon reads them.
+"""Names of the files of an Energon dataset, and a reader of its YAML and JSON files in Energon's dialect.
 
-Energon's YAML knows maps, lists and scalars. A plain scalar is null (``null``, ``~``) or a truth value (``true``,
-``yes``, ``false``, ``no``), each in any case; where it holds a ``.`` or an ``e``, a number as Python's ``float`` takes
-it, else an integer as ``int`` takes it; and what is none of these a string. A quoted one and a block are strings, and
-so is every key. Anchors and tags are passed over, an alias is the string ``"*name"``.
+Energon's YAML has maps, lists and scalars. A plain scalar is null (``null``, ``~``) or a truth value (``true``,
+``yes``, ``false``, ``no``), each in upper or lower case. If it contains a ``.`` or an ``e``, it is a number if Python's
+``float`` accepts it; otherwise it is an integer if ``int`` accepts it; and everything else is a string. Quoted scalars,
+blocks and all keys are strings. Anchors and tags are ignored, and an alias is the string ``"*name"``.
 
-Two things are read here that Energon fails on: a value that is left out (``key:``) is null, and a file that begins
-with ``---`` is its one document.
-
-Names of the files of an Energon dataset, and which kind of dataset lies at a path.
+Headrace reads two things on which Energon fails: a missing value (``key:``) is null, and a file may begin with ``---``.
 """
 
 from __future__ import annotations
@@ -30,11 +27,11 @@ _LOADER: Final[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
 def read_config(path: Path) -> Any:
-    """The content of a ``.yaml`` or ``.json``.
+    """Read a ``.yaml`` or ``.json`` file and return its content.
 
     Raises:
         FileNotFoundError: there is no such file.
-        StoreError: it cannot be read, is malformed, or has another suffix.
+        StoreError: the file cannot be read, is malformed, or has another suffix.
     """
     try:
         data = path.read_bytes()
@@ -46,35 +43,36 @@ def read_config(path: Path) -> Any:
         try:
             return msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise StoreError(f"{path}: no JSON: {error}") from error
+            raise StoreError(f"{path}: not valid JSON: {error}") from error
     if path.suffix != ".yaml":
-        raise StoreError(f"{path}: the name of a configuration ends in .yaml or .json; Energon reads no other")
+        raise StoreError(f"{path}: the name of a configuration must end in .yaml or .json; Energon reads no others")
     return read_yaml(data, str(path))
 
 
 def read_yaml(data: bytes, where: str) -> Any:
-    """The content of a document in Energon's dialect.
+    """Parse a YAML document in Energon's dialect.
 
     Raises:
-        StoreError: malformed, several documents, or nested too deep; names ``where`` and the line.
+        StoreError: the data are malformed, hold several documents, or are nested too deeply; the message names
+            ``where`` and the line.
     """
     try:
         events = iter(yaml.parse(data.decode(), Loader=_LOADER))
         found = _document(events, where)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise StoreError(f"{where}: no YAML: {' '.join(str(error).split())}") from error
+        raise StoreError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
     return found
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` where a known name is close, else the known names."""
+    """Return ``; did you mean 'x'?`` if a known name is close, or else a list of the known names."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(map(repr, names[:20])) or 'none'}"
 
 
 def as_map(value: Any, where: str) -> dict[str, Any]:
-    """The value, which must be a map.
+    """Return the value if it is a map.
 
     Raises:
         StoreError: it is something else.
@@ -85,7 +83,7 @@ def as_map(value: Any, where: str) -> dict[str, Any]:
 
 
 def as_strings(value: Any, where: str) -> list[str]:
-    """The value, which must be a list of strings.
+    """Return the value if it is a list of strings.
 
     Raises:
         StoreError: it is something else.
@@ -99,7 +97,7 @@ def as_strings(value: Any, where: str) -> list[str]:
 
 
 def described(value: Any) -> str:
-    """What a value is, for a message."""
+    """Describe a value for a message."""
     kinds = {dict: "a map", list: "a list", type(None): "nothing"}
     return kinds.get(type(value)) or f"the {type(value).__name__} {value!r}"
 
@@ -111,7 +109,7 @@ def _document(events: Iterator[Any], where: str) -> Any:
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:
-                raise StoreError(f"{where}: holds several documents; a configuration is one")
+                raise StoreError(f"{where}: holds several documents; a configuration must be one")
         elif isinstance(event, yaml.NodeEvent):
             found = _value(event, events, where, 0)
     return found
@@ -119,7 +117,7 @@ def _document(events: Iterator[Any], where: str) -> Any:
 
 def _value(event: Any, events: Iterator[Any], where: str, depth: int) -> Any:
     if depth > MAX_DEPTH:
-        raise StoreError(f"{where}: nested deeper than {MAX_DEPTH} levels")
+        raise StoreError(f"{where}: is nested deeper than {MAX_DEPTH} levels")
     if isinstance(event, yaml.AliasEvent):
         return f"*{event.anchor}"
     if isinstance(event, yaml.ScalarEvent):
@@ -164,7 +162,7 @@ Kind = Literal["webdataset", "filesystem"]
 
 
 def folder_kind(root: Path) -> Kind | None:
-    """What lies in a folder by its ``.nv-meta``, as Energon tells it; None where it has none, or an empty one."""
+    """Return which kind of dataset a folder holds by its ``.nv-meta``, as Energon decides it; None if it holds none."""
     meta = root / META_FOLDER
     if (meta / INFO_NAME).is_file() or (meta / OLD_INFO_NAME).is_file():
         return "webdataset"

@@ -1,4 +1,4 @@
-"""What the samples of a dataset are: ``.nv-meta/dataset.yaml``, as data. Nothing that it names is imported here."""
+"""Reads ``.nv-meta/dataset.yaml``, which says what the samples of a dataset are. Nothing that it names is imported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLAVOURS: Final = {
         "VidQA",
     )
 }
-"""The classes of before 7.0, one a sample type."""
+"""The classes from before Energon 7.0, one for each sample type, and their sample types."""
 
 _NAMES: Final = ("__module__", "__class__", "__function__")
 _OURS: Final = ("sample_type", "field_map", "sample_loader", "part_filter", "subflavors")
@@ -48,7 +48,7 @@ DatasetKind = Literal["typed", "crude", "other"]
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """A class or function that a file names: ``__module__`` with ``__class__`` or ``__function__``."""
+    """A class or function that a file names by ``__module__`` and ``__class__`` or ``__function__``."""
 
     module: str
     name: str
@@ -63,16 +63,17 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a ``dataset.yaml``.
 
     Attributes:
-        kind: ``"typed"`` samples of ``sample_type``; ``"crude"`` ones, which a cooker makes into something; of a class
-            that is neither, ``"other"``, all of whose arguments are in ``options``.
-        class_ref: the class that Energon makes.
-        sample_type: of typed samples.
-        field_map: field -> where its value is found, ``"txt,json[caption]"``; or
-        sample_loader: a function, as a reference, or as ``"file.py:name"`` relative to ``.nv-meta``.
+        kind: ``"typed"`` for samples of ``sample_type``; ``"crude"`` for samples that a cooker converts; ``"other"``
+            for another class, all of whose arguments are in ``options``.
+        class_ref: the class that Energon instantiates.
+        sample_type: the class of typed samples.
+        field_map: for each field where its value is found, such as ``"txt,json[caption]"``; typed samples have either
+            this or ``sample_loader``.
+        sample_loader: a function, as a reference or as ``"file.py:name"`` relative to ``.nv-meta``.
         part_filter: names of the parts to read, or a function; None reads those that ``field_map`` names, or all.
-        subflavors: set on every sample.
+        subflavors: subflavors of every sample.
         options: further arguments of the class.
-        path: the file it was read from.
+        path: the file from which the content was read.
     """
 
     kind: DatasetKind
@@ -87,10 +88,11 @@ class DatasetConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_dataset(root: Path, dataset_config: str | None = None) -> DatasetConfig | None:
-    """The ``dataset.yaml`` of a dataset, or a file of another name; None where it is missing.
+    """Read the ``dataset.yaml`` of a dataset, or a file of another name; None if there is no ``dataset.yaml``.
 
     Raises:
-        StoreError: malformed, a named file is missing, an unknown key, or keys that exclude each other.
+        StoreError: the file is malformed, has an unknown key, or has keys that exclude each other; or the file of
+            another name is missing.
         ConfigError: the name leaves ``.nv-meta``.
     """
     path = config_path(root, dataset_config or DATASET_NAME)
@@ -128,13 +130,16 @@ def _checked(found: dict[str, Any], path: Path) -> DatasetConfig:
     options = _options(rest, _OURS, where)
     if (field_map is None) == (sample_loader is None):
         both = "both field_map and sample_loader" if field_map is not None else "neither field_map nor sample_loader"
-        raise StoreError(f"{where}: has {both}; typed samples are made by one of them")
+        raise StoreError(f"{where}: has {both}; typed samples need exactly one of them")
     if sample_loader is not None and part_filter is None:
         raise StoreError(
-            f"{where}: has a sample_loader and no part_filter; name the parts that it needs, or a function"
+            f"{where}: has a sample_loader but no part_filter; set part_filter to the parts that it needs, or to a"
+            " function"
         )
     if field_map is not None and part_filter is not None:
-        raise StoreError(f"{where}: part_filter goes with a sample_loader; a field_map reads the parts that it names")
+        raise StoreError(
+            f"{where}: part_filter is only for a sample_loader; a field_map already says which parts are read"
+        )
     return DatasetConfig(
         kind="typed",
         sample_type=sample_type,
@@ -149,7 +154,7 @@ def _reference(found: dict[str, Any], where: str) -> Reference:
     kinds = [key for key in ("__class__", "__function__") if key in found]
     if "__module__" not in found or len(kinds) != 1:
         raise StoreError(
-            f"{where}: a class is named by __module__ and __class__, a function by __module__ and __function__; found"
+            f"{where}: a class needs __module__ and __class__, a function __module__ and __function__; found"
             f" {', '.join(found)}"
         )
     module, name = found["__module__"], found[kinds[0]]
@@ -163,12 +168,12 @@ def _reference(found: dict[str, Any], where: str) -> Reference:
 def _sample_type(value: Any, flavour: str | None, class_ref: Reference, where: str) -> Reference:
     if flavour is not None:
         if value is not None:
-            raise StoreError(f"{where}: {class_ref.name} is of {flavour}; it takes no sample_type")
+            raise StoreError(f"{where}: {class_ref.name} has the sample type {flavour}; remove sample_type")
         return Reference(module=class_ref.module, name=flavour)
     if value is None:
         raise StoreError(
-            f"{where}: has no sample_type; give one, with its __module__ and __class__, and a field_map; or for samples"
-            f" as they are write __module__: megatron.energon and __class__: {CRUDE}"
+            f"{where}: has no sample_type; add one, with its __module__ and __class__, and a field_map; or, for crude"
+            f" samples, write __module__: megatron.energon and __class__: {CRUDE}"
         )
     found = _reference(as_map(value, f"{where}: sample_type"), f"{where}: sample_type")
     if found.is_function:
@@ -183,7 +188,8 @@ def _field_map(value: Any, where: str) -> dict[str, str] | None:
     for field, access in found.items():
         if not isinstance(access, str):
             raise StoreError(
-                f"{where}: {field} must name a part, as jpg or txt,json[caption], found {described(access)}; quote it"
+                f"{where}: {field} must name a part, such as jpg or txt,json[caption], found {described(access)};"
+                " quote it"
             )
     return found
 
@@ -204,6 +210,6 @@ def _options(rest: dict[str, Any], ours: tuple[str, ...], where: str) -> dict[st
     for key in rest:
         if key not in _OPTIONS:
             if key in _OURS:
-                raise StoreError(f"{where}: {key} does not go with {CRUDE}; a cooker makes samples of crude data")
+                raise StoreError(f"{where}: {key} is not for {CRUDE}, whose samples are made by a cooker; remove it")
             raise StoreError(f"{where}: unknown key {key!r}{near(key, (*ours, *_OPTIONS))}")
     return rest

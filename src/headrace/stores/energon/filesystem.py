@@ -1,4 +1,4 @@
-"""A folder of plain files as samples, grouped by their names as the members of a tar are."""
+"""`FilesystemStore`, which reads the files of a folder as samples, grouped by name like the members of a tar."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from headrace.stores.store import Problem
 from headrace.stores.tar.names import sample_part
 
 SHARD: Final = "."
-"""The name of the one shard: the folder itself."""
+"""The name of the only shard: the folder itself."""
 
 
 class _Listing(msgspec.Struct, frozen=True):
-    """The samples of a folder: keys in order, and for each its parts and their files."""
+    """The samples of a folder: their keys, in order, and the file of each of their parts."""
 
     keys: list[str]
     parts: list[dict[str, str]]
@@ -33,18 +33,25 @@ class _Listing(msgspec.Struct, frozen=True):
 
 
 class FilesystemStore(SampleStore):
-    """A folder; ``cats/0017.jpg`` and ``cats/0017.txt`` are the parts ``jpg`` and ``txt`` of sample ``cats/0017``.
+    """A folder of files: ``cats/0017.jpg`` and ``cats/0017.txt`` are the parts ``jpg`` and ``txt`` of ``cats/0017``.
 
-    Samples are in natural order of the names. `part` opens one file by its name and lists nothing; samples need a list
-    of the folder, which is made when it is first asked for. Hidden files and folders are left out, and whatever leads
-    out of the folder.
+    Samples are in the natural order of their names. `part` opens one file by its name without listing the folder.
+    Reading samples needs a list of the folder, which is made at the first use. Hidden files and folders, and links that
+    lead out of the folder, are left out.
 
     Args:
         path: the folder.
-        using: how to read, ``"pread"`` or ``"mmap"``; or a reader.
+        using: ``"pread"`` or ``"mmap"``, or a `Reader`.
 
     Raises:
-        StoreError: it is no folder.
+        StoreError: the path is not a folder.
+
+    Example:
+        >>> import pathlib
+        >>> pathlib.Path("files").mkdir()
+        >>> _ = pathlib.Path("files/0001.txt").write_text("a note")
+        >>> headrace.stores.FilesystemStore("files")[0].parts
+        {'txt': b'a note'}
     """
 
     format = "files"
@@ -54,7 +61,7 @@ class FilesystemStore(SampleStore):
         self._reader = reader(using)
         self.root = Path(path)
         if not self.root.is_dir():
-            raise StoreError(f"{self.path}: no folder; a store of files is a folder of them")
+            raise StoreError(f"{self.path}: not a folder; expected a folder of files")
         self._real = os.path.realpath(self.root)
         self._listed: _Listing | None = None
         place = self.root / META_FOLDER / INDEX_NAME
@@ -62,23 +69,23 @@ class FilesystemStore(SampleStore):
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """One, the folder itself."""
+        """One shard, the folder itself."""
         return (SHARD,)
 
     @property
     def shard_bounds(self) -> IntArray:
-        """(2,) int64: 0 and the number of samples. The first time a pass over the names."""
+        """(2,) int64: 0 and the number of samples. The first use lists the folder."""
         return np.array([0, len(self._listing.keys)])
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Every file of every sample."""
+        """All files of all samples, and the index of media metadata."""
         index = () if self.index is None else (self.index.path,)
         return (*index, *(self.root / name for parts in self._listing.parts for name in parts.values()))
 
     @property
     def fingerprint(self) -> str:
-        """xxh3_128 of the names and sizes of the files. O(files), as a folder has no list of them."""
+        """xxh3_128 of the names and sizes of the files. O(files), since a folder has no list of them."""
         hasher = xxhash.xxh3_128(self.format.encode())
         for parts in self._listing.parts:
             for name in parts.values():
@@ -86,7 +93,7 @@ class FilesystemStore(SampleStore):
         return hasher.hexdigest()
 
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
-        """See `SampleStore.read`."""
+        """Return samples by number, as `SampleStore.read` does."""
         found = []
         for index in positions(indices, len(self), f"{self.path}: sample numbers").tolist():
             names = self._listing.parts[index]
@@ -95,27 +102,27 @@ class FilesystemStore(SampleStore):
         return found
 
     def key(self, index: int) -> str:
-        """The key of a sample."""
+        """Return the key of one sample."""
         return self._listing.keys[int(sample_numbers([index], len(self), self.path)[0])]
 
     def find(self, key: str) -> int:
-        """By the list of names."""
+        """Return the number of the sample with a key, from the list of the folder."""
         number = self._listing.numbers.get(key)
         if number is None:
             raise KeyError(f"{self.path}: no sample {key!r}")
         return number
 
     def places(self, index: int) -> dict[str, PartPlace]:
-        """The whole file of each part."""
+        """Return the whole file of each part."""
         names = self._listing.parts[int(sample_numbers([index], len(self), self.path)[0])]
         return {part: PartPlace(str(self.root / name), 0, self._stat(name).st_size) for part, name in names.items()}
 
     def part(self, name: str) -> bytes:
-        """The bytes of a file by its name in the folder.
+        """Return the bytes of a file by its name relative to the folder.
 
         Raises:
             KeyError: there is no such file.
-            StoreError: the name or a link leads out of the folder; the file cannot be read.
+            StoreError: the name or a link leads out of the folder, or the file cannot be read.
         """
         safe_relative(name)
         if not (self.root / name).is_file():
@@ -123,17 +130,19 @@ class FilesystemStore(SampleStore):
         return self._bytes(name)
 
     def media_metadata(self, name: str) -> dict[str, Any] | None:
-        """Facts of a media file by its name, None where it has none; see `SqliteIndex.media_metadata`.
+        """Return the metadata of a media file by its name, None if it has none; see `SqliteIndex.media_metadata`.
 
         Raises:
-            StoreError: none were gathered.
+            StoreError: the folder has no metadata of media.
         """
         if self.index is None:
-            raise StoreError(f"{self.root / META_FOLDER / INDEX_NAME}: missing; energon prepare-media gathers metadata")
+            raise StoreError(
+                f"{self.root / META_FOLDER / INDEX_NAME}: missing; gather media metadata with energon prepare-media"
+            )
         return self.index.media_metadata(name)
 
     def check(self) -> Iterator[Problem]:
-        """Read every file, and look for media whose metadata is there and which are not."""
+        """Read every file, and report metadata of media files that do not exist."""
         for parts in self._listing.parts:
             for name in parts.values():
                 try:
@@ -144,11 +153,11 @@ class FilesystemStore(SampleStore):
         if self.index is not None and self.index.has_media:
             for row in self.index.media():
                 if not (self.root / row.entry).is_file():
-                    message = "media_metadata tells of a file that is not there"
+                    message = "media_metadata names a file that does not exist"
                     yield Problem(path=str(self.index.path), place=row.entry, message=message)
 
     def close(self) -> None:
-        """Let go of the files and the index."""
+        """Close the files and the index."""
         self._reader.close()
         if self.index is not None:
             self.index.close()
@@ -201,5 +210,5 @@ def _list(root: Path, real: str) -> _Listing:
 def _reopen(kind: type[FilesystemStore], path: str, using: Reader, fingerprint: str | None) -> FilesystemStore:
     store = kind(path, using=using)
     if fingerprint is not None and store.fingerprint != fingerprint:
-        raise StoreError(f"{path}: has changed since the store was handed to this process; open it again")
+        raise StoreError(f"{path}: has changed since the store was passed to this process; open it again")
     return store

@@ -1,4 +1,4 @@
-"""Makes a join index of the ``index.sqlite`` of several datasets."""
+"""Writes a join index from the ``index.sqlite`` files of several datasets."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from headrace.stores.energon.sqlite_index import BATCH_ROWS, open_read_only
 from headrace.stores.energon.store import EnergonStore
 
 MAX_COLUMNS: Final = 11
-"""SQLite attaches ten databases to a first one."""
+"""SQLite can attach ten databases to a first one."""
 
 _NONE: Final = (-1, -1, -1)
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
-    """What a join became.
+    """A join index that was written.
 
     Attributes:
-        path: the index.
-        rows: joined samples.
-        skipped: primary samples that are left out, as a partner is missing.
-        missing: for each column, rows that lack it.
+        path: path of the index.
+        rows: number of joined samples.
+        skipped: number of primary samples that were left out because a partner is missing.
+        missing: for each column, the number of rows without it.
     """
 
     path: Path
@@ -40,21 +40,22 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_join(folder: Path, columns: Sequence[JoinColumn]) -> Join:
-    """Join datasets by key and write the index: about 4 us a row and column.
+    """Join datasets by key and write the index. About 4 us a row and column.
 
-    It gets Energon's name where that is free, so that Energon reads it; a name with the split in it where the join of
-    another split of the same datasets has that one. Rows are in the order of the primary dataset. Nothing is written
-    before all rows are right.
+    The index gets Energon's name if that is free, so that Energon reads it. If the join of another split of the same
+    datasets already has this name, the index gets a name that depends on the split. Rows are in the order of the
+    primary dataset. The index only appears once all rows are found to be valid.
 
     Raises:
-        InputError: a sample has no partner in the split of a column with nonmatch ``"error"``, or two have one key.
-        StoreError: a dataset has no ``index.sqlite`` of samples.
+        InputError: a sample has no partner in the split of a column with nonmatch ``"error"``, or two samples have the
+            same key.
+        StoreError: a dataset has no ``index.sqlite`` with its samples.
         ConfigError: the columns cannot be joined.
-        OutputError: the system refuses.
+        OutputError: the system reports an error.
     """
     check_columns(columns)
     if len(columns) > MAX_COLUMNS:
-        raise ConfigError(f"{len(columns)} datasets are to be joined; at most {MAX_COLUMNS} can be")
+        raise ConfigError(f"a join of {len(columns)} datasets was requested; at most {MAX_COLUMNS} are allowed")
     ours, theirs = folder / join_name(columns, with_split=True), folder / join_name(columns)
     with output_errors(folder, "create"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,7 @@ def write_join(folder: Path, columns: Sequence[JoinColumn]) -> Join:
                 file.write(np.array(rows, "<i8").tobytes())
             except (TypeError, ValueError, OverflowError) as error:
                 raise StoreError(
-                    f"{columns[0].store.path}: an index.sqlite has a place that is no number: {error}"
+                    f"{columns[0].store.path}: an index.sqlite has a place that is not a number: {error}"
                 ) from error
         file.sync()
         with output_errors(theirs, "read"):
@@ -74,7 +75,7 @@ def write_join(folder: Path, columns: Sequence[JoinColumn]) -> Join:
         if is_free:
             file.path = theirs
     if is_free:
-        # Of a time when the other name was taken.
+        # An older index may have this name, from a time when the other name was taken.
         with output_errors(ours, "remove"):
             ours.unlink(missing_ok=True)
     return Join(path=file.path, rows=counts.rows, skipped=counts.skipped, missing=tuple(counts.missing))
@@ -103,21 +104,23 @@ def _rows(columns: Sequence[JoinColumn], counts: _Counts) -> Iterator[list[list[
                 if rows:
                     yield rows
     except sqlite3.Error as error:
-        raise StoreError(f"{first.path}: the indices cannot be joined: {error}") from error
+        raise StoreError(f"{first.path}: the index.sqlite files cannot be joined: {error}") from error
 
 
 def _index(store: EnergonStore) -> Path:
     if store.index is None or not store.index.has_samples:
-        raise StoreError(f"{store.path}: has no index.sqlite with its samples, which a join needs; prepare it again")
+        raise StoreError(
+            f"{store.path}: has no index.sqlite with its samples, which a join needs; prepare the dataset again"
+        )
     return store.index.path
 
 
 def _select(base: sqlite3.Connection, number: int, store: EnergonStore) -> None:
-    """Tables of the shards of a column with their places in its split, and of the samples that are left out."""
+    """Create tables of a column's shards with their places in its split, and of the samples that are left out."""
     numbers = {name: at for at, name in enumerate(store.info.shard_counts)}
     wanted, part = set(store.shards), store.part_shards
     places = [(numbers[name], place) for place, name in enumerate(part.listed) if name in wanted]
-    if number:  # a shard that is listed twice has its samples twice, and a partner is one of them: the first
+    if number:  # the samples of a shard that is listed twice occur twice; the first one is the partner
         places = list({shard: (shard, place) for shard, place in reversed(places)}.values())
     base.execute(f"CREATE TEMP TABLE shards{number} (tar_file_id INTEGER, place INTEGER)")
     base.executemany(f"INSERT INTO shards{number} VALUES (?, ?)", places)
@@ -128,20 +131,20 @@ def _select(base: sqlite3.Connection, number: int, store: EnergonStore) -> None:
 
 
 def _check_unique(base: sqlite3.Connection, number: int, store: EnergonStore) -> None:
-    """Indices of before 7.3 may have a key twice."""
+    # Since Energon 7.3 the table does not allow a key twice.
     name = _schema(number)
     found = base.execute(
         f"SELECT s.sample_key FROM {name}.samples s WHERE s.tar_file_id IN (SELECT tar_file_id FROM shards{number})"
         f" AND {_kept(number)} GROUP BY s.sample_key HAVING COUNT(*) > 1 LIMIT 1"
     ).fetchone()
     if found is not None:
-        raise InputError(f"{store.path}: cannot be joined: key {found[0]!r} is there twice; a key names one sample")
+        raise InputError(f"{store.path}: cannot be joined: key {found[0]!r} occurs twice; keys must be unique")
 
 
 def _query(num_columns: int) -> str:
-    """For each primary sample in order: key, place, and of each other column the shard of its partner, and its place.
+    """Return the query for key and place of each primary sample, in order, and shard and place of its partners.
 
-    The place is null where the partner's shard is not of the split, or the partner is left out.
+    The place of a partner is null if its shard is not in the split, or if the partner is left out.
     """
     selected, joined = ["s.sample_key", "o.place", "s.byte_offset", "s.byte_size"], []
     for number in range(1, num_columns):
@@ -182,11 +185,11 @@ def _row(values: tuple[Any, ...], columns: Sequence[JoinColumn], counts: _Counts
     for number, shard in absent:
         if columns[number].nonmatch == "error":
             store = columns[number].store
-            where = "has none" if shard is None else "has it in another part, or excludes it"
+            where = "has no such key" if shard is None else "has it in another part, or excludes it"
             raise InputError(
                 f"{columns[0].store.path}: sample {values[0]!r} has no partner in {store.path},"
                 f" split_part {store.split_part!r}, which {where}; with nonmatch: skip such samples are"
-                " left out, with none they are kept"
+                " left out, and with nonmatch: none they are kept"
             )
         counts.missing[number] += 1
     return row

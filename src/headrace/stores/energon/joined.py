@@ -1,12 +1,11 @@
-"""Samples of several datasets side by side, by a join index, ``join_index_<sha256>.bin``.
-
-Join indices: which samples of several datasets belong together by their keys, ``join_index_<sha256>.bin``.
+"""`JoinedStore`, which reads samples of several datasets side by side by a join index, ``join_index_<sha256>.bin``.
 
     8 bytes ``JIDX0001``, int64 number of columns, then rows of (shard, byte, bytes) a column, int64 little-endian
 
-A shard is counted in the list of the column's split; (-1, -1, -1) stands for no sample. The name is a hash of the
-datasets' uuids, excludes and rules, and says nothing of the split, so that in Energon the joins of two splits share one
-file. Here a file under that name is used only if its rows are those of this split; else the join has a name of its own.
+The number of a shard is its position in the column's split; (-1, -1, -1) means that there is no sample. The name is a
+hash of the datasets' uuids, excludes and rules. It does not depend on the split, so in Energon the joins of two splits
+share one file. Headrace uses a file of that name only if its rows belong to this split; otherwise the join has a name
+of its own.
 """
 
 from __future__ import annotations
@@ -32,19 +31,26 @@ from headrace.stores.store import Problem
 MAGIC: Final = b"JIDX0001"
 HEADER_BYTES: Final = 16
 PLACE: Final = 3
-"""Numbers that say where a sample is: shard, byte, bytes."""
+"""How many numbers the place of a sample has: shard, byte, bytes."""
 
 Nonmatch = Literal["error", "skip", "none"]
 
 
 class JoinColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the datasets that are joined: the first is the primary one, whose samples are all taken in its order.
+    """One of the datasets of a join. The first is the primary dataset, whose samples are joined in its order.
 
     Attributes:
-        store: opened with the split of the join.
-        nonmatch: what becomes of a primary sample that has no partner in this split: ``"error"``, it is left out by
-            ``"skip"``, and is alone with ``"none"``. Of the primary itself always ``"error"``.
-        name: of its parts in a joined sample; by default its number.
+        store: the dataset, opened with the split of the join.
+        nonmatch: what to do with a primary sample that has no partner in this split: ``"error"`` raises an error,
+            ``"skip"`` leaves the sample out, and ``"none"`` keeps it without the partner. For the primary dataset it
+            must be ``"error"``.
+        name: name of the column in the names of parts of a joined sample; by default its number.
+
+    Example:
+        >>> store = headrace.stores.EnergonStore("shards", split_part="train")
+        >>> column = headrace.stores.energon.JoinColumn(store=store, name="images")
+        >>> column.nonmatch
+        'error'
     """
 
     store: EnergonStore
@@ -53,16 +59,16 @@ class JoinColumn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cache_folder(metadataset: str | os.PathLike[str]) -> Path:
-    """Where the join indices of a metadataset lie: ``<name>.yaml.cache`` beside it."""
+    """Return the folder of a metadataset's join indices: ``<name>.yaml.cache`` beside it."""
     path = Path(metadataset)
     return path.with_name(f"{path.name}.cache")
 
 
 def join_name(columns: Sequence[JoinColumn], *, with_split: bool = False) -> str:
-    """Name of the index of a join: Energon's, or with the shards of each split in it.
+    """Return the name of the index of a join: Energon's name, or one that also depends on the shards of each split.
 
-    Energon hashes excludes in the order of a set, which changes from process to process where there are several; here
-    they are sorted.
+    Energon hashes excludes in the order of a set, which differs from process to process if there are several; here they
+    are sorted.
 
     Raises:
         StoreError: a dataset has no ``index.uuid``.
@@ -84,7 +90,7 @@ def join_name(columns: Sequence[JoinColumn], *, with_split: bool = False) -> str
 def check_columns(columns: Sequence[JoinColumn]) -> None:
     """Raise ConfigError unless the columns can be joined."""
     if not columns:
-        raise ConfigError("a join needs a primary dataset and others")
+        raise ConfigError("a join has no columns; it needs a primary dataset and others")
     if columns[0].nonmatch != "error":
         raise ConfigError(
             f"the primary dataset of a join, {columns[0].store.path}, must have nonmatch: error; found"
@@ -92,7 +98,7 @@ def check_columns(columns: Sequence[JoinColumn]) -> None:
         )
     for column in columns:
         if column.nonmatch not in ("error", "skip", "none"):
-            raise ConfigError(f"{column.store.path}: nonmatch is error, skip or none; found {column.nonmatch!r}")
+            raise ConfigError(f"{column.store.path}: nonmatch must be error, skip or none; found {column.nonmatch!r}")
         if not all(name.endswith(".tar") for name in column.store.shards):
             raise ConfigError(f"{column.store.path}: only datasets of tar shards can be joined")
     names = [str(number) if column.name is None else column.name for number, column in enumerate(columns)]
@@ -101,34 +107,37 @@ def check_columns(columns: Sequence[JoinColumn]) -> None:
 
 
 def read_rows(path: Path, using: Reader, num_columns: int) -> IntArray:
-    """(rows, columns, 3) int64: the rows of a join index, mapped where the reader maps. O(1).
+    """Read the rows of a join index, (rows, columns, 3) int64; they are mapped if the reader maps. O(1).
 
     Raises:
-        StoreError: it is missing, malformed, or of another number of columns.
+        StoreError: the index is missing or malformed, or has another number of columns.
     """
     data = using.view(str(path))
     if data is None:
         data = using.read_ranges(str(path), np.array([0]), np.array([using.size(str(path))]))
     if data[: len(MAGIC)].tobytes() != MAGIC or len(data) < HEADER_BYTES:
-        raise StoreError(f"{path}: begins with {data[:8].tobytes()!r}, a join index with {MAGIC!r}; {_AGAIN}")
+        raise StoreError(
+            f"{path}: begins with {data[:8].tobytes()!r}, but a join index begins with {MAGIC!r}; {_AGAIN}"
+        )
     found = int(np.frombuffer(data[len(MAGIC) : HEADER_BYTES], "<i8")[0])
     row_bytes = num_columns * PLACE * 8
     if found != num_columns or (len(data) - HEADER_BYTES) % row_bytes:
         raise StoreError(
-            f"{path}: {len(data) - HEADER_BYTES} bytes of rows of {found} columns; expected rows of {num_columns}"
+            f"{path}: has {len(data) - HEADER_BYTES} bytes of rows of {found} columns; expected rows of {num_columns}"
             f" columns, {row_bytes} bytes each; {_AGAIN}"
         )
-    using.release(str(path))  # the array holds the mapping
+    using.release(str(path))  # the array keeps the mapping alive
     rows: IntArray = np.frombuffer(data[HEADER_BYTES:], "<i8").reshape(-1, num_columns, PLACE)
     return rows
 
 
 def find_join(folder: Path, columns: Sequence[JoinColumn], using: Reader) -> Path:
-    """The index of a join in a cache folder: ours, or Energon's if its rows are those of this split, as far as some of
-    them tell; every row is compared when it is read.
+    """Find the index of a join in a cache folder: Headrace's, or Energon's if its rows belong to this split.
+
+    Only some of the rows are compared here; every row is compared when it is read.
 
     Raises:
-        StoreError: there is none.
+        StoreError: there is no index.
         ConfigError: the columns cannot be joined.
     """
     ours, theirs = folder / join_name(columns, with_split=True), folder / join_name(columns)
@@ -144,11 +153,11 @@ def find_join(folder: Path, columns: Sequence[JoinColumn], using: Reader) -> Pat
 
 
 def rows_fault(rows: IntArray, columns: Sequence[JoinColumn], num_tried: int = 16) -> str | None:
-    """What shows that rows are not of this join: their number, or one of some that are spread over them."""
+    """Return why rows cannot belong to this join, or None; checks their number and some of them, evenly spread."""
     primary = len(columns[0].store)
     exact = all(column.nonmatch != "skip" for column in columns)
     if len(rows) > primary or (exact and len(rows) != primary):
-        return f"holds {len(rows):,} rows, the primary dataset {primary:,} samples: of another split"
+        return f"has {len(rows):,} rows for {primary:,} samples of the primary dataset, so it belongs to another split"
     for number in np.unique(np.linspace(0, len(rows) - 1, min(num_tried, len(rows))).astype(np.int64)).tolist():
         keys = set()
         for at, column in enumerate(columns):
@@ -159,10 +168,10 @@ def rows_fault(rows: IntArray, columns: Sequence[JoinColumn], num_tried: int = 1
             if 0 <= shard < len(column.store.part_shards.listed):
                 place = column.store.place_of(shard, offset, size)
             if place is None:
-                return f"row {number} names no sample of {column.store.path}: of another split"
+                return f"row {number} names no sample of {column.store.path}, so it belongs to another split"
             keys.add(column.store.read_places([place], ())[0].key)
         if len(keys) > 1:
-            return f"row {number} joins samples of different keys: of another split"
+            return f"row {number} joins samples with different keys, so it belongs to another split"
     return None
 
 
@@ -172,30 +181,38 @@ def _uuid(root: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise StoreError(
-            f"{path}: cannot be read: {error.strerror or error}; a dataset that is joined needs it: prepare it again"
+            f"{path}: cannot be read: {error.strerror or error}; a join needs this file: prepare the dataset again"
         ) from error
 
 
 _AGAIN: Final = "make it with headrace prepare or energon prepare of the metadataset"
 
 Joined = tuple[RawSample | None, ...]
-"""One sample a column, None where it has no partner."""
+"""One sample for each column; None if a column has no partner."""
 
 
 class JoinedStore(SampleStore):
-    """The samples of a primary dataset, each with its partners in others.
+    """The samples of a primary dataset, each with its partners in other datasets.
 
-    `read_joined` gives them column by column. As a store it is one shard, the index; a sample is that of the primary
-    dataset with the parts of all columns, ``"<column>.<part>"``.
+    `read_joined` returns them column by column. As a store it has one shard, the index. A sample has the key of the
+    primary dataset's sample and the parts of all columns, named ``"<column>.<part>"``.
 
     Args:
         columns: the datasets; the first is the primary one.
-        folder: where the index lies, see `cache_folder`.
-        using: how to read the index, ``"mmap"`` or ``"pread"``; or a reader.
+        folder: the folder of the index, see `cache_folder`.
+        using: how to read the index: ``"mmap"`` or ``"pread"``, or a `Reader`.
 
     Raises:
         StoreError: there is no index of this join, or it is malformed.
         ConfigError: the datasets cannot be joined.
+
+    Example:
+        >>> train = headrace.stores.EnergonStore("shards", split_part="train")
+        >>> columns = [headrace.stores.energon.JoinColumn(store=train, name=name) for name in ("left", "right")]
+        >>> join = headrace.stores.energon.write_join(headrace.stores.energon.cache_folder("mix.yaml"), columns)
+        >>> joined = headrace.stores.JoinedStore(columns, "mix.yaml.cache")
+        >>> len(joined) == len(train), sorted(joined[0].parts)
+        (True, ['left.jpg', 'left.txt', 'right.jpg', 'right.txt'])
     """
 
     format = "joined"
@@ -212,7 +229,7 @@ class JoinedStore(SampleStore):
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """The name of the index."""
+        """One shard, the name of the index."""
         return (self.index_path.name,)
 
     @property
@@ -233,33 +250,33 @@ class JoinedStore(SampleStore):
         return xxhash.xxh3_128_hexdigest(repr(facts).encode())
 
     def read_joined(self, indices: IntArray, parts: Sequence[Collection[str] | None] | None = None) -> list[Joined]:
-        """The samples of some numbers, column by column, in the order asked for.
+        """Return samples by number, in the order of ``indices``, each with its sample of every column.
 
         Args:
             indices: (n,) int64 in [0, len).
-            parts: for each column the parts wanted, None for all of them.
+            parts: for each column the parts to read; None reads all.
 
         Raises:
-            IndexError: no such sample.
-            StoreError: a row is not of these datasets: it names no sample, or samples of different keys.
+            IndexError: there is no such sample.
+            StoreError: a row does not belong to these datasets: it names no sample, or samples with different keys.
             InputError: a sample is malformed.
         """
         wanted = [None] * len(self.columns) if parts is None else list(parts)
         found = []
         for at, column in enumerate(self.columns):
             places = self._places(indices, at)
-            there = [place for place in places if place is not None]
-            samples = iter(column.store.read_places(there, wanted[at]))
+            present = [place for place in places if place is not None]
+            samples = iter(column.store.read_places(present, wanted[at]))
             found.append([None if place is None else next(samples) for place in places])
         joined = list(zip(*found, strict=True))
         for index, row in zip(indices.tolist(), joined, strict=True):
             if len({sample.key for sample in row if sample is not None}) > 1:
                 keys = ", ".join(repr(sample.key) for sample in row if sample is not None)
-                raise self._foreign(f"row {index} joins samples of different keys: {keys}")
+                raise self._foreign(f"row {index} joins samples with different keys: {keys}")
         return joined
 
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
-        """See `SampleStore.read`; parts are named ``"<column>.<part>"``."""
+        """Return samples by number, as `SampleStore.read` does; parts are named ``"<column>.<part>"``."""
         wanted: list[Collection[str] | None] | None = None
         if parts is not None:
             wanted = [{part[len(name) + 1 :] for part in parts if part.startswith(f"{name}.")} for name in self.names]
@@ -276,14 +293,14 @@ class JoinedStore(SampleStore):
         return found
 
     def key(self, index: int) -> str:
-        """The key of a sample, which all columns share."""
+        """Return the key of a sample, which is the same in all columns."""
         number = sample_numbers([index], len(self), self.path)
         # `_places` refuses a row without a primary sample.
         places = [place for place in self._places(number, 0) if place is not None]
         return self.columns[0].store.read_places(places, ())[0].key
 
     def find(self, key: str) -> int:
-        """By a search of the primary dataset, and of the rows, which are in its order."""
+        """Find the number of the sample with a key in the primary dataset, and then its row by bisection."""
         store = self.columns[0].store
         shard, offset = store.start_of(store.find(key))
         low, high = 0, len(self._rows)
@@ -294,11 +311,11 @@ class JoinedStore(SampleStore):
             else:
                 high = middle
         if low == len(self._rows) or tuple(self._rows[low, 0, :2].tolist()) != (shard, offset):
-            raise KeyError(f"{self.path}: sample {key!r} has not all its partners, and is left out")
+            raise KeyError(f"{self.path}: sample {key!r} is left out, since it lacks a partner")
         return low
 
     def places(self, index: int) -> dict[str, PartPlace]:
-        """Where each part lies, named ``"<column>.<part>"``."""
+        """Return where each part lies; parts are named ``"<column>.<part>"``."""
         number = sample_numbers([index], len(self), self.path)
         found: dict[str, PartPlace] = {}
         for at, (name, column) in enumerate(zip(self.names, self.columns, strict=True)):
@@ -308,7 +325,7 @@ class JoinedStore(SampleStore):
         return found
 
     def check(self) -> Iterator[Problem]:
-        """Read every row and the samples that it names."""
+        """Read every row and the samples that it names, and yield the first fault."""
         for index in range(len(self)):
             try:
                 self.read_joined(np.array([index]), [()] * len(self.columns))
@@ -318,7 +335,7 @@ class JoinedStore(SampleStore):
                 return
 
     def close(self) -> None:
-        """Let go of the index and of the files of all columns."""
+        """Close the index and the files of all columns."""
         self._reader.close()
         for column in self.columns:
             column.store.close()
@@ -327,7 +344,7 @@ class JoinedStore(SampleStore):
         return _reopen, (type(self), self.columns, self._folder, self._reader, self.index_path.name)
 
     def _places(self, indices: IntArray, at: int) -> list[tuple[int, int] | None]:
-        """Where the samples of one column are, each proved to begin and end where its row says."""
+        """Return the places of samples of one column; each is verified to begin and end where its row says."""
         indices = positions(indices, len(self), f"{self.path}: sample numbers")
         column = self.columns[at]
         num_shards = len(column.store.part_shards.listed)
@@ -339,15 +356,16 @@ class JoinedStore(SampleStore):
             place = column.store.place_of(shard, offset, size) if 0 <= shard < num_shards else None
             if place is None:
                 raise self._foreign(
-                    f"row {index}: byte {offset} of shard {shard}, {size} bytes, is no sample of {column.store.path}"
+                    f"row {index}: the {size} bytes from byte {offset} of shard {shard} on are not a sample of"
+                    f" {column.store.path}"
                 )
             found.append(place)
         return found
 
     def _foreign(self, what: str) -> StoreError:
         return StoreError(
-            f"{self.path}: {what}; it is of another split, or a dataset was prepared again: make the index anew with"
-            " headrace prepare of the metadataset"
+            f"{self.path}: {what}; the index belongs to another split, or a dataset was prepared again: make the index"
+            " again with headrace prepare of the metadataset"
         )
 
 
@@ -356,5 +374,5 @@ def _reopen(
 ) -> JoinedStore:
     store = kind(columns, folder, using=using)
     if store.index_path.name != name:
-        raise StoreError(f"{store.path}: {name} was opened, and is gone; open the join again")
+        raise StoreError(f"{store.path}: the index {name} of the opened join is gone; open the join again")
     return store

@@ -1,9 +1,8 @@
-"""JSON lines as samples, one record a line, with a ``.jsonl.idx`` beside the file or an index made by a pass.
+"""`JsonlSamplesStore`, which reads JSON lines as samples, one record a line, and the index ``X.jsonl.idx``.
 
-``X.jsonl.idx``: where the records of a JSON lines file begin, as Energon writes it since 7.2.
-
-N + 1 little-endian 64-bit integers, no header. Entry 0 is 0, entry i the begin of record i, entry N the size of the
-file. Blank lines belong to the record before them, those at the begin to the first.
+Energon writes the index since 7.2: N + 1 little-endian 64-bit integers and no header. Entry 0 is 0, entry i is where
+record i begins, and entry N is the size of the file. Blank lines belong to the record before them, or to the first
+record if they come before it. Without an index beside the file, a pass over the file makes one.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ _log = logging.getLogger("headrace")
 
 
 def index_place(path: str | Path) -> Path:
-    """Where the index of a file lies: beside it."""
+    """Return the path of the index beside a file."""
     return Path(path).with_suffix(SUFFIX)
 
 
 def indexed_lines(path: str, using: Reader, *, strict: bool = True) -> IntArray:
-    """(N + 1,) int64: the index beside a file, or one in the cache, or by a pass over the file.
+    """Return the index of a file, (N + 1,) int64: the one beside it, one in the cache, or a new one after a pass.
 
     Raises:
-        StoreError: the file is missing; or ``strict`` and its index is of another file.
-        InputError: a line is no JSON object.
+        StoreError: the file is missing; or its index belongs to another file, if ``strict``.
+        InputError: a line is not a JSON object.
     """
     size = using.size(path)
     place = index_place(path)
@@ -56,10 +55,10 @@ def indexed_lines(path: str, using: Reader, *, strict: bool = True) -> IntArray:
         offsets, fault = _entries(place, size, using)
         if fault is None:
             return offsets
-        message = f"{place}: {fault}; make it anew with headrace prepare or energon prepare"
+        message = f"{place}: {fault}; make it again with headrace prepare or energon prepare"
         if strict:
             raise StoreError(message + ", or open the file with strict=False")
-        _log.warning("%s; it is not used", message)
+        _log.warning("%s; the index is ignored", message)
     return _cached(path, size, using)
 
 
@@ -67,9 +66,9 @@ def write_lines(path: str | Path, using: str | Reader = "pread") -> int:
     """Write the index of a file beside it, byte for byte as Energon does, and return the number of records.
 
     Raises:
-        InputError: a line is no JSON object.
+        InputError: a line is not a JSON object.
         StoreError: the file is missing.
-        OutputError: the system refuses.
+        OutputError: the system reports an error.
     """
     offsets = scan_lines(str(path), reader(using).for_pass())
     atomic_write(index_place(path), offsets.astype(_ENTRY).tobytes())
@@ -77,11 +76,11 @@ def write_lines(path: str | Path, using: str | Reader = "pread") -> int:
 
 
 def scan_lines(path: str, using: Reader) -> IntArray:
-    """(N + 1,) int64 by a pass over a file, about 2 ns a byte.
+    """Make the index of a file by a pass over it, (N + 1,) int64. About 2 ns a byte.
 
     Raises:
-        InputError: a line that does not begin with ``{`` and end with ``}``, or no record at all.
-        StoreError: it cannot be read.
+        InputError: a line does not begin with ``{`` and end with ``}``, or there are no records.
+        StoreError: the file cannot be read.
     """
     size = using.size(path)
     found: list[IntArray] = []
@@ -92,7 +91,7 @@ def scan_lines(path: str, using: Reader) -> IntArray:
         data = using.read_ranges(path, np.array([begin]), np.array([length]))
         if begin + length < size:
             whole = length - int(np.argmax(data[::-1] == _NEWLINE))
-            if whole == length and data[-1] != _NEWLINE:  # the line goes on
+            if whole == length and data[-1] != _NEWLINE:  # the line continues in the next chunk
                 rest = np.concatenate((rest, data))
                 continue
         else:
@@ -102,13 +101,13 @@ def scan_lines(path: str, using: Reader) -> IntArray:
         rest = data[whole:]
     offsets = np.concatenate(found) if found else np.empty(0, np.int64)
     if not len(offsets):
-        raise InputError(f"{path}: holds no record; expected JSON objects, one a line")
+        raise InputError(f"{path}: holds no record; expected one JSON object a line")
     offsets[0] = 0
     return np.concatenate((offsets, [size]))
 
 
 def read_lines(path: str, using: Reader, *, first_only: bool = False) -> Iterator[tuple[int, bytes]]:
-    """First byte and bytes of each line that is not blank, or of the first one."""
+    """Yield first byte and bytes of each line that is not blank, or only of the first one."""
     size = using.size(path)
     offset, rest = 0, b""
     step = 4096 if first_only else _CHUNK_BYTES
@@ -129,7 +128,7 @@ def read_lines(path: str, using: Reader, *, first_only: bool = False) -> Iterato
 
 
 def _records(data: NDArray[np.uint8], first_byte: int, lines: int, path: str, found: list[IntArray]) -> int:
-    """Append where the records of whole lines begin; returns the number of lines."""
+    """Append to ``found`` where the records of whole lines begin, and return the number of lines."""
     ends = np.flatnonzero(data == _NEWLINE)
     if not len(ends) or ends[-1] != len(data) - 1:
         ends = np.append(ends, len(data))
@@ -137,13 +136,13 @@ def _records(data: NDArray[np.uint8], first_byte: int, lines: int, path: str, fo
     last = np.maximum(ends - 1, 0)
     last = np.where((data[last] == _RETURN) & (last > begins), last - 1, last)
     kept = (ends - begins >= 2) & (data[np.minimum(begins, len(data) - 1)] == _OPEN) & (data[last] == _CLOSE)
-    # What is not plainly a record is looked at line by line: blank ones, and those with blanks around the record.
+    # All other lines are checked one by one: blank lines, and lines with blanks around the record.
     for line in np.flatnonzero(~kept).tolist():
         text = data[begins[line] : ends[line]].tobytes().strip()
         if text and not (text.startswith(b"{") and text.endswith(b"}") and len(text) > 1):
             raise InputError(
-                f"{path}: line {lines + line + 1}, byte {first_byte + int(begins[line])}: no JSON object from {{ to }}:"
-                f" {text[:40]!r}; expected one a line"
+                f"{path}: line {lines + line + 1}, byte {first_byte + int(begins[line])}: not a JSON object from {{ to"
+                f" }}: {text[:40]!r}; expected one a line"
             )
         kept[line] = bool(text)
     found.append(begins[kept] + first_byte)
@@ -151,18 +150,18 @@ def _records(data: NDArray[np.uint8], first_byte: int, lines: int, path: str, fo
 
 
 def _entries(place: Path, size: int, using: Reader) -> tuple[IntArray, str | None]:
-    """The entries of an index, and what is wrong with them; its ends are looked at."""
+    """Return the entries of an index, and what is wrong with them; only the first and the last one are checked."""
     data = using.view(str(place))
     if data is None:
         length = using.size(str(place))
         data = using.read_ranges(str(place), np.array([0]), np.array([length]))
     if len(data) < 2 * _ENTRY.itemsize or len(data) % _ENTRY.itemsize:
-        return np.empty(0, np.int64), f"{len(data)} bytes, which is no index: 8 bytes a record and 8 more"
-    # The array holds the mapping; the pool need not.
+        return np.empty(0, np.int64), f"has {len(data)} bytes, but an index has 8 bytes a record and 8 more"
+    # The array keeps the mapping alive; the pool need not.
     using.release(str(place))
     offsets: IntArray = np.frombuffer(data, _ENTRY)
     if offsets[0] != 0 or offsets[-1] != size:
-        return offsets, f"goes from byte {offsets[0]} to {offsets[-1]}, the file from 0 to {size}"
+        return offsets, f"goes from byte {offsets[0]} to {offsets[-1]}, but the file from 0 to {size}"
     return offsets, None
 
 
@@ -181,7 +180,7 @@ def _cached(path: str, size: int, using: Reader) -> IntArray:
     offsets = scan_lines(path, using.for_pass())
     _log.info("%s: indexed %s records", path, f"{len(offsets) - 1:,}")
     for folder in folders:
-        # An index that cannot be kept costs the next start its time only.
+        # If the index cannot be kept, the next start only takes longer.
         with contextlib.suppress(OutputError):
             keep_arrays(folder, name, {"offsets": offsets}, b"{}")
             break
@@ -192,16 +191,22 @@ PART: Final = "json"
 
 
 class JsonlSamplesStore(SampleStore):
-    """A ``.jsonl`` file: record i is the sample of key ``"i"`` with one part ``json``, the bytes of the record.
+    """A ``.jsonl`` file of samples: record i has the key ``"i"`` and one part, ``json``, with the bytes of the record.
 
     Args:
         path: the file.
-        using: how to read, ``"mmap"`` or ``"pread"``; or a reader.
-        strict: refuse an index that does not end where the file does. False makes it anew, in the cache.
+        using: ``"mmap"`` or ``"pread"``, or a `Reader`.
+        strict: refuse an index that does not end where the file ends. False makes a new one in the cache.
 
     Raises:
-        StoreError: missing, or the index is of another file.
-        InputError: without an index: a line that is no JSON object; names it.
+        StoreError: the file is missing, or the index belongs to another file.
+        InputError: there is no index, and a line, which the message names, is not a JSON object.
+
+    Example:
+        >>> import pathlib
+        >>> _ = pathlib.Path("records.jsonl").write_text('{"text": "one"}\\n{"text": "two"}\\n')
+        >>> headrace.stores.JsonlSamplesStore("records.jsonl")[1].parts
+        {'json': b'{"text": "two"}'}
     """
 
     format = "jsonl samples"
@@ -216,7 +221,7 @@ class JsonlSamplesStore(SampleStore):
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """The name of the file."""
+        """One shard, the name of the file."""
         return (Path(self.path).name,)
 
     @property
@@ -241,7 +246,7 @@ class JsonlSamplesStore(SampleStore):
         return xxhash.xxh3_128_hexdigest(repr(facts).encode())
 
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
-        """See `SampleStore.read`; blanks around a record are left out."""
+        """Return records by number, as `SampleStore.read` does, without blanks around them."""
         begins, sizes = self._ranges(indices)
         shard = self.shards[0]
         if parts is not None and PART not in parts:
@@ -254,24 +259,24 @@ class JsonlSamplesStore(SampleStore):
             record = data[begin:end].strip()
             if record[:1] != b"{" or record[-1:] != b"}":
                 raise InputError(
-                    f"{self.path}: sample {index}: by its index it is {record[:40]!r}, no JSON object: the"
-                    " index is of another file; make it anew"
+                    f"{self.path}: sample {index}: by its index it is {record[:40]!r}, not a JSON object: the"
+                    " index belongs to another file; make it again"
                 )
             found.append(RawSample(str(index), shard, index, {PART: record}))
         return found
 
     def key(self, index: int) -> str:
-        """The number of the record."""
+        """Return the number of the record as a string."""
         return str(int(sample_numbers([index], len(self), self.path)[0]))
 
     def find(self, key: str) -> int:
-        """The number itself."""
+        """Return the key as a number."""
         if key.isascii() and key.isdigit() and str(int(key)) == key and int(key) < len(self):
             return int(key)
         raise KeyError(f"{self.path}: no sample {key!r}; the keys of its {len(self):,} records are their numbers")
 
     def places(self, index: int) -> dict[str, PartPlace]:
-        """Where the record lies."""
+        """Return where the record lies."""
         number = sample_numbers([index], len(self), self.path)
         begins, sizes = self._ranges(number)
         data = self._reader.read_ranges(self.path, begins, sizes).tobytes()
@@ -279,14 +284,14 @@ class JsonlSamplesStore(SampleStore):
         return {PART: PartPlace(self.path, int(begins[0]) + before, len(data.strip()))}
 
     def check(self) -> Iterator[Problem]:
-        """Read every line: whether the index is of this file, and every record JSON."""
+        """Read every line, and check that the index belongs to this file and that every record is JSON."""
         try:
             found = scan_lines(self.path, self._reader.for_pass())
         except HeadraceError as error:
             yield Problem(path=self.path, place="", message=str(error).removeprefix(f"{self.path}: "))
             return
         if not np.array_equal(found, self._offsets):
-            yield Problem(path=self.path, place="", message="its index is of another file; make it anew")
+            yield Problem(path=self.path, place="", message="its index belongs to another file; make it again")
             return
         for index in range(len(self)):
             record = self.read(np.array([index]))[0].parts[PART]
@@ -294,10 +299,10 @@ class JsonlSamplesStore(SampleStore):
                 msgspec.json.decode(record, type=dict[str, Any])
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 place = f"record {index}, byte {self._offsets[index]}"
-                yield Problem(path=self.path, place=place, message=f"no JSON object: {error}")
+                yield Problem(path=self.path, place=place, message=f"not a JSON object: {error}")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file. A later read opens it again."""
         self._reader.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -310,14 +315,14 @@ class JsonlSamplesStore(SampleStore):
         if is_bad.any():
             at = int(np.argmax(is_bad))
             raise InputError(
-                f"{self.path}: sample {numbers[at]}: from byte {begins[at]} to {ends[at]} by its index, which is of"
-                " another file; make it anew"
+                f"{self.path}: sample {numbers[at]}: goes from byte {begins[at]} to {ends[at]} in the index: the index"
+                " belongs to another file; make it again"
             )
         return begins, ends - begins
 
 
 def is_records_of_text(path: str, using: Reader) -> bool:
-    """Whether a ``.jsonl`` holds samples and not tokens: an index of samples beside it, or a first line like it.
+    """Return whether a ``.jsonl`` holds samples and not tokens: by an index of samples beside it, or by its first line.
 
     A line of tokens is an object with a list of numbers for each key; AstrAI's oldest store has lists of such lists.
     """
@@ -327,13 +332,13 @@ def is_records_of_text(path: str, using: Reader) -> bool:
         try:
             record = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return False  # which is neither: the message of a store of tokens says what was expected
+            return False  # neither of the two; opening it as tokens raises an error that says what is expected
         return isinstance(record, dict) and bool(record) and not all(_is_numbers(item) for item in record.values())
     return False
 
 
 def _is_numbers(value: object) -> bool:
-    """A list of numbers or truth values, or of lists of them."""
+    """Return whether a value is a list of numbers or truth values, or of lists of them."""
     return isinstance(value, list) and all(
         isinstance(item, int | float) or (isinstance(item, list) and _is_numbers(item)) for item in value[:3]
     )
@@ -342,5 +347,5 @@ def _is_numbers(value: object) -> bool:
 def _reopen(kind: type[JsonlSamplesStore], path: str, using: Reader, strict: bool, fingerprint: str) -> SampleStore:
     store = kind(path, using=using, strict=strict)
     if store.fingerprint != fingerprint:
-        raise StoreError(f"{path}: has changed since the store was handed to this process; open it again")
+        raise StoreError(f"{path}: has changed since the store was passed to this process; open it again")
     return store

@@ -1,7 +1,4 @@
-"""Which number a sample has: by its key, and where some samples are left out.
-
-Numbers of samples in a dataset some of whose samples are left out. Pure arithmetic.
-"""
+"""Numbers of samples: `KeyLookup` finds them by key, `Numbering` counts them without samples that are left out."""
 
 from __future__ import annotations
 
@@ -19,14 +16,14 @@ from headrace.stores.tar.index import KeyTable
 
 
 class KeyLookup:
-    """The keys of some shards of a dataset.
+    """Finds samples by key in some shards of a dataset.
 
     Args:
         root: the folder of the dataset.
-        all_names: of the shards of the info file, as the index numbers them.
-        names: of the shards that are looked at, each once.
+        all_names: names of all shards in the info file, in whose order the index numbers them.
+        names: names of the shards to search, each once.
         shards: these shards.
-        counts: (shards,) int64, their samples.
+        counts: (shards,) int64, their numbers of samples.
     """
 
     def __init__(
@@ -43,10 +40,10 @@ class KeyLookup:
         self._table: KeyTable | None = None
 
     def places(self, key: str) -> Iterator[tuple[int, int]]:
-        """Shard and index of each sample of a key, proved by reading it.
+        """Yield shard and index of each sample with a key; each one is verified by reading it.
 
         Raises:
-            StoreError: the index is not of these shards.
+            StoreError: the index belongs to other shards.
         """
         if self.index is None or not self.index.has_samples:
             yield from self._scanned(key)
@@ -58,21 +55,23 @@ class KeyLookup:
                 yield at, row.sample
 
     def indices(self, at: int, keys: frozenset[str]) -> dict[int, str]:
-        """The samples of some keys in a shard, index -> key; raises as `places`."""
+        """Return the key of each sample with one of the keys in a shard, by index; raises as `places` does."""
         if self.index is None or not self.index.has_samples:
             return {index: key for index, key in enumerate(self._shards.keys(at)) if key in keys}
         found = {index: key for key in sorted(keys) for shard, index in self.places(key) if shard == at}
-        # An index holds a key once. Where two shards have it, the later one's sample is what an exclude is for.
+        # An index holds a key only once. If two shards have the key, an exclude means the sample of the later shard.
         if missing := keys - set(found.values()):
             found |= {index: key for index, key in enumerate(self._shards.keys(at)) if key in missing}
         return found
 
     def stale(self, what: str) -> StoreError:
-        """The error of an index that is not of these shards."""
-        return StoreError(f"{self.path}: {what}; it is not of these shards: prepare the dataset again, or remove it")
+        """Return the error for an index that belongs to other shards."""
+        return StoreError(
+            f"{self.path}: {what}; the index belongs to other shards: prepare the dataset again, or remove the index"
+        )
 
     def _scanned(self, key: str) -> Iterator[tuple[int, int]]:
-        """By a table of the hashes of all keys, made when it is first needed by a pass over all headers."""
+        """Find samples by a table of hashes of all keys, which takes one pass over all headers when first needed."""
         if self._table is None:
             keys = (found for at in range(len(self._names)) for found in self._shards.keys(at))
             self._table = KeyTable(keys, int(self._bounds[-1]))
@@ -86,23 +85,24 @@ class KeyLookup:
         try:
             found = self._shards.key(at, index)
         except (IndexError, InputError) as error:
-            raise self.stale(f"tells of sample {index} of {self._names[at]}") from error
+            raise self.stale(f"names sample {index} of {self._names[at]}, which cannot be read") from error
         if found != key:
-            raise self.stale(f"has key {key!r} for sample {index} of {self._names[at]}, which is {found!r}")
+            raise self.stale(f"has the key {key!r} for sample {index} of {self._names[at]}, whose key is {found!r}")
 
 
 class Numbering:
-    """Sample numbers to shards and back. *Raw* numbers count the samples that are left out, *numbers* do not.
+    """Converts sample numbers to shards and back. *Raw* numbers include the samples that are left out, numbers do not.
 
-    With counts (3, 2) and raw sample 1 left out: numbers 0, 1, 2, 3 are raw 0, 2, 3, 4, and the bounds 0, 2, 4.
+    For example, with counts (3, 2) and raw sample 1 left out, the numbers 0, 1, 2, 3 are raw 0, 2, 3, 4, and the bounds
+    are 0, 2, 4.
 
     Args:
-        counts: (shards,) int64, samples of each shard.
-        left_out: raw numbers, sorted, each once.
+        counts: (shards,) int64, number of samples in each shard.
+        left_out: raw numbers of the samples that are left out, sorted, without repeats.
 
     Attributes:
-        raw_bounds: (shards + 1,) int64, raw number of the first sample of each shard, and of all.
-        bounds: the same in numbers.
+        raw_bounds: (shards + 1,) int64, raw number of the first sample of each shard, and the total.
+        bounds: the same, without the samples that are left out.
     """
 
     def __init__(self, counts: IntArray, left_out: IntArray) -> None:
@@ -113,14 +113,14 @@ class Numbering:
         self.bounds.flags.writeable = False
 
     def places(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
-        """For each number its shard, and its index in the shard with those that are left out; both (n,) int64."""
+        """Return for each number its shard, and its index in the shard counting samples left out; both (n,) int64."""
         if len(self._before):
             numbers = numbers + np.searchsorted(self._before, numbers, side="right")
         shards = np.searchsorted(self.raw_bounds, numbers, side="right") - 1
         return shards, numbers - self.raw_bounds[shards]
 
     def number(self, shard: int, index: int) -> int | None:
-        """The number of a sample of a shard; None if it is left out."""
+        """Return the number of a sample of a shard; None if it is left out."""
         raw = int(self.raw_bounds[shard]) + index
         at = int(np.searchsorted(self.left_out, raw))
         if at < len(self.left_out) and self.left_out[at] == raw:

@@ -1,7 +1,4 @@
-"""The shards of a dataset, whatever is in each: tars, or stores of documents of tokens.
-
-Shards of a dataset that hold documents of tokens: each document is a sample, each key of the store a part of it.
-"""
+"""The shards of a dataset, each of which is a tar or a store of documents of tokens."""
 
 from __future__ import annotations
 
@@ -25,14 +22,14 @@ from headrace.stores.tar.shards import TarShards
 class DocumentShards:
     """Stores of tokens as shards, each opened when it is first read: ``.jsonl``, ``.h5``, ``.bin`` with ``.idx``, ...
 
-    Document i is the sample of key ``"i"`` with a part ``<key>.npy`` for each key of its store, which holds the bytes
-    of such a file. Nothing of another kind than ``.npy`` is made.
+    Document i is the sample with the key ``"i"``. It has a part ``<key>.npy`` for each key of its store, which holds
+    the tokens as the bytes of an ``.npy`` file.
 
     Args:
-        root: the folder that the names are relative to.
-        names: of the shards.
-        counts: (shards,) int64: the documents that each must have.
-        using: how to read, see `headrace.io.reader`.
+        root: the folder to which the names are relative.
+        names: names of the shards.
+        counts: (shards,) int64, the number of documents that each shard must have.
+        using: ``"mmap"`` or ``"pread"``, or a `Reader`.
     """
 
     def __init__(self, root: str | Path, names: Sequence[str], counts: IntArray, *, using: str | Reader) -> None:
@@ -43,7 +40,7 @@ class DocumentShards:
         self._stores: dict[int, Store] = {}
 
     def read(self, shards: IntArray, indices: IntArray, parts: Collection[str] | None) -> list[RawSample]:
-        """The documents ``indices`` of ``shards``, in the order asked for."""
+        """Return the documents ``indices`` of ``shards``, in this order."""
         found = []
         for shard, index in zip(shards.tolist(), indices.tolist(), strict=True):
             store = self.store(shard)
@@ -53,14 +50,14 @@ class DocumentShards:
         return found
 
     def store(self, shard: int) -> Store:
-        """The store of a shard.
+        """Return the store of a shard.
 
         Raises:
-            StoreError: it cannot be opened, or has another number of documents.
+            StoreError: the store cannot be opened, or has another number of documents.
         """
         store = self._stores.get(shard)
         if store is None:
-            from headrace.stores.opening import open_tokens  # which opens datasets that hold such shards
+            from headrace.stores.opening import open_tokens  # imported late, since `open` also opens such datasets
 
             place = self._root / self._names[shard]
             store = open_tokens(place, reader=self._using)
@@ -68,7 +65,7 @@ class DocumentShards:
                 found = len(store)
                 store.close()
                 raise StoreError(
-                    f"{place}: has {found:,} documents, the info file lists {self._counts[shard]:,}; prepare the"
+                    f"{place}: has {found:,} documents, but the info file lists {self._counts[shard]:,}; prepare the"
                     " dataset again"
                 )
             self._stores[shard] = store
@@ -82,14 +79,14 @@ class DocumentShards:
             yield Problem(path=str(self._root / self._names[shard]), place="", message=str(error))
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close all stores."""
         stores, self._stores = self._stores, {}
         for store in stores.values():
             store.close()
 
 
 def count_documents(place: Path, using: str | Reader) -> int:
-    """How many documents a store of tokens has; raises as `headrace.stores.open_tokens`."""
+    """Return the number of documents in a store of tokens; raises as `headrace.stores.open_tokens` does."""
     from headrace.stores.opening import open_tokens
 
     with open_tokens(place, reader=using) as store:
@@ -108,18 +105,18 @@ def _npy(tokens: TokenArray) -> bytes:
 
 
 class DatasetShards:
-    """Samples by shard and number in the shard. Nothing is opened before it is read.
+    """Reads samples by shard and number in the shard. A shard is opened when it is first read.
 
     Args:
-        root: the folder that the names are relative to.
-        names: of the shards, each once.
-        counts: (shards,) int64, the number of samples of each.
+        root: the folder to which the names are relative.
+        names: names of the shards, each once.
+        counts: (shards,) int64, the number of samples in each shard.
         using: the reader.
-        hidden: take ``dir/.hid`` as a sample.
-        make_missing: make the index of a tar that has none, and keep it in the cache.
+        hidden: whether ``dir/.hid`` is a sample.
+        make_missing: whether to make the index of a tar that has none, and to keep it in the cache.
 
     Raises:
-        InputError: a shard is compressed; says how to unpack it.
+        InputError: a shard is compressed; the message says how to unpack it.
     """
 
     def __init__(
@@ -133,7 +130,7 @@ class DatasetShards:
         make_missing: bool,
     ) -> None:
         for name in names:
-            if name.endswith(SUFFIXES):  # which Energon's prepare takes, and its reader does not
+            if name.endswith(SUFFIXES):  # Energon's prepare accepts such shards, but its reader does not
                 check_uncompressed(str(root / name))
         self._root = root
         self._names = names
@@ -142,7 +139,7 @@ class DatasetShards:
         self._made: dict[int, str | IntArray] = {}
         self.is_tar = np.array([name.endswith(".tar") for name in names], np.bool_)
         self._all_tars = bool(self.is_tar.all())
-        # Both kinds keep the numbers of the shards; what is not theirs is never asked for.
+        # Both kinds are given all shards, so that they share their numbers; each is only asked for its own.
         self.tars = TarShards(
             root, names, counts, using=using, hidden=hidden, index=self._index if make_missing else None
         )
@@ -150,7 +147,7 @@ class DatasetShards:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The tars, each followed by its index, and the files of the other stores."""
+        """The files of all shards, in order; each tar is followed by its index."""
         found: list[Path] = []
         for shard, name in enumerate(self._names):
             if self.is_tar[shard]:
@@ -160,7 +157,7 @@ class DatasetShards:
         return tuple(found)
 
     def read(self, shards: IntArray, indices: IntArray, parts: Collection[str] | None) -> list[RawSample]:
-        """The samples ``indices`` of ``shards``, in the order asked for; see `SampleStore.read`."""
+        """Return the samples ``indices`` of ``shards``, in this order; see `SampleStore.read`."""
         if self._all_tars:
             return self.tars.read(shards, indices, parts)
         found: list[RawSample | None] = [None] * len(shards)
@@ -171,25 +168,25 @@ class DatasetShards:
         return [sample for sample in found if sample is not None]
 
     def key(self, shard: int, index: int) -> str:
-        """The key of a sample."""
+        """Return the key of a sample."""
         if self.is_tar[shard]:
             return self.tars.key(shard, index)
         return self.read(np.array([shard]), np.array([index]), ())[0].key
 
     def keys(self, shard: int) -> list[str]:
-        """The keys of a shard; of a tar by a pass over its headers."""
+        """Return the keys of a shard; for a tar, this is a pass over its headers."""
         return self.tars.keys(shard) if self.is_tar[shard] else list(map(str, range(int(self._counts[shard]))))
 
     def places(self, shard: int, index: int) -> dict[str, PartPlace]:
-        """Where the parts of a sample lie; what is made of a document lies nowhere."""
+        """Return where the parts of a sample lie; empty for a document, whose parts are made when they are read."""
         return self.tars.places(shard, index) if self.is_tar[shard] else {}
 
     def offsets(self, shard: int) -> IntArray:
-        """(samples + 1,) int64: the index of a tar."""
+        """Return the index of a tar, (samples + 1,) int64."""
         return self.tars.offsets(shard)
 
     def facts(self, shard: int) -> tuple[Any, ...]:
-        """What tells the content of a shard from another. O(1)."""
+        """Return facts that identify the content of a shard, for a fingerprint. O(1)."""
         if not self.is_tar[shard]:
             return (self._documents.store(shard).fingerprint,)
         offsets = self.tars.offsets(shard)
@@ -202,13 +199,13 @@ class DatasetShards:
         yield from self.tars.check(shard) if self.is_tar[shard] else self._documents.check(shard)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close all shards."""
         self.tars.close()
         self._documents.close()
 
     def _index(self, shard: int) -> str | IntArray:
-        if (made := self._made.get(shard)) is not None:
-            return made
+        if (index := self._made.get(shard)) is not None:
+            return index
         path = self._root / self._names[shard]
         place = index_path(path)
         if place.exists() or not path.exists():

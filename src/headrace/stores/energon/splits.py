@@ -1,12 +1,11 @@
-"""Which shards a dataset has, and which of them belong to which part: ``.info.json`` and ``split.yaml``.
+"""Reads and writes the info and split files of a dataset, which list its shards and the parts to which they belong.
 
-Expands braces as Energon does, by the rules of its package ``braceexpand``.
+``.nv-meta/.info.json`` (before Energon 7.0 ``.info.yaml``) lists the shards and their numbers of samples;
+``split.yaml`` lists the shards of each part, and what is excluded.
 
-They are not those of `headrace.io.expand_braces`, which reads what a user types: here braces nest, ranges have steps,
-count down and run over letters, a backslash escapes, and braces that do not match are an error. The names in a split
-file mean what Energon makes of them.
-
-Which shards a dataset has, and how many samples are in each: ``.nv-meta/.info.json``, before 7.0 ``.info.yaml``.
+Braces in a split file are expanded by the rules of ``braceexpand``, as in Energon. They differ from those of
+`headrace.io.expand_braces`, which is for patterns that a user types: braces nest, ranges have steps, count down and run
+over letters, a backslash escapes, and braces that do not match are an error.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from headrace.stores.energon.config_file import (
 )
 
 MAX_EXPANDED: Final = 1_000_000
-"""More names than this from one pattern is taken for a slip of the pen."""
+"""A pattern that stands for more names than this is taken for a typing error."""
 
 _LETTERS: Final = string.ascii_uppercase + string.ascii_lowercase
 _NUMBERS: Final = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?", re.ASCII)
@@ -48,26 +47,26 @@ _ESCAPED: Final = re.compile(r"\\(.)")
 
 
 def expand(pattern: str, where: str) -> list[str]:
-    """The names that a pattern stands for, the last braces fastest.
+    """Return the names that a pattern stands for; the last braces vary fastest.
 
         >>> expand("s{08..10}{a,b{1..2}}", "split.yaml")
         ['s08a', 's08b1', 's08b2', 's09a', 's09b1', 's09b2', 's10a', 's10b1', 's10b2']
 
     Raises:
-        StoreError: braces that do not match, or over ``MAX_EXPANDED`` names; names ``where``.
+        StoreError: the braces do not match, or there are more than ``MAX_EXPANDED`` names; the message names ``where``.
     """
     if "{" not in pattern and "}" not in pattern and "\\" not in pattern:
         return [pattern]
     names = list(islice(_expanded(pattern, pattern, where), MAX_EXPANDED + 1))
     if len(names) > MAX_EXPANDED:
-        raise StoreError(f"{where}: {pattern!r} stands for over {MAX_EXPANDED:,} names")
+        raise StoreError(f"{where}: {pattern!r} stands for over {MAX_EXPANDED:,} names, which is the limit")
     return names
 
 
 def collapse(names: list[str]) -> list[str]:
-    """The names with runs of them as ranges, in their order, as Energon writes a split file.
+    """Return the names, in order, with runs of them as ranges, as Energon writes a split file.
 
-    One number in the name may count up by one, with as many digits throughout.
+    Within a run, one number in the name counts up by one, always with the same number of digits.
 
         >>> collapse(["a_08.tar", "a_09.tar", "a_10.tar", "b.tar"])
         ['a_{08..10}.tar', 'b.tar']
@@ -93,15 +92,15 @@ def collapse(names: list[str]) -> list[str]:
 
 
 def _pieces(name: str) -> list[str]:
-    """Text and runs of digits by turns; the runs are at odd places."""
+    """Split a name into text and runs of digits, which alternate; the runs have odd indices."""
     return re.split(r"(\d+)", name)
 
 
 def _counted(before: list[str], after: list[str]) -> int | None:
-    """The place of the one number that is greater by one, with as many digits."""
+    """Return the index of the only number that differs, if it is greater by one with the same number of digits."""
     if len(before) != len(after) or before[::2] != after[::2]:
         return None
-    # Compared by value, as there: 01 and 1 are the same number.
+    # Numbers are compared by value, as in Energon: 01 and 1 are the same number.
     differing = [place for place in range(1, len(before), 2) if int(before[place]) != int(after[place])]
     if len(differing) != 1:
         return None
@@ -111,7 +110,7 @@ def _counted(before: list[str], after: list[str]) -> int | None:
 
 
 def _expanded(pattern: str, whole: str, where: str) -> Iterator[str]:
-    """Every name of a pattern. Choices are taken one at a time, so that a bound can stop them."""
+    """Yield every name of a pattern, one at a time, so that the caller can stop."""
     choices: list[list[str]] = []
     literal = 0
     for begin, end in _outer_braces(pattern, whole, where):
@@ -125,7 +124,7 @@ def _expanded(pattern: str, whole: str, where: str) -> Iterator[str]:
     if total > MAX_EXPANDED:
         raise StoreError(f"{where}: {whole!r} stands for {total:,} names; at most {MAX_EXPANDED:,} are allowed")
     for parts in product(*choices):
-        # Each level takes its escapes off, so those within braces count twice, as there.
+        # Each level removes its escapes, so escapes within braces are removed twice, as in braceexpand.
         yield _ESCAPED.sub(r"\1", "".join(parts))
 
 
@@ -146,7 +145,7 @@ def _outer_braces(pattern: str, whole: str, where: str) -> Iterator[tuple[int, i
                 yield begin, at
         at += 1
     if depth:
-        raise StoreError(f"{where}: the braces of {whole!r} do not match; a brace of a name is written \\{{ or \\}}")
+        raise StoreError(f"{where}: the braces of {whole!r} do not match; write \\{{ or \\}} for a brace in a name")
 
 
 def _choices(inside: str, whole: str, where: str) -> list[str]:
@@ -157,7 +156,7 @@ def _choices(inside: str, whole: str, where: str) -> list[str]:
         begin, end = _LETTERS.index(first), _LETTERS.index(last)
         return [_LETTERS[at] for at in _steps(begin, end, step)]
     items = list(_items(inside))
-    if len(items) == 1:  # neither a range nor a list: the braces are part of the name
+    if len(items) == 1:  # neither a range nor a list, so the braces are part of the name
         return ["{" + name + "}" for name in _expanded(inside, whole, where)]
     return [name for item in items for name in _expanded(item, whole, where)]
 
@@ -167,7 +166,7 @@ def _numbers(first: str, last: str, step: str | None, whole: str, where: str) ->
     width = max(len(first), len(last)) if padded else 0
     numbers = _steps(int(first), int(last), int(step or 1) or 1)
     if len(numbers) > MAX_EXPANDED:
-        raise StoreError(f"{where}: {whole!r} stands for over {MAX_EXPANDED:,} names")
+        raise StoreError(f"{where}: {whole!r} stands for over {MAX_EXPANDED:,} names, which is the limit")
     return [f"{number:0{width}d}" for number in numbers]
 
 
@@ -176,7 +175,7 @@ def _steps(first: int, last: int, step: int) -> range:
 
 
 def _items(inside: str) -> Iterator[str]:
-    """What commas outside of inner braces set apart."""
+    """Yield the items that are separated by commas outside inner braces."""
     depth = begin = at = 0
     while at < len(inside):
         character = inside[at]
@@ -193,7 +192,7 @@ def _items(inside: str) -> Iterator[str]:
 
 _KEYS: Final = ("energon_version", "shard_counts")
 _MAX_COUNT: Final = 1 << 40
-"""A tar of so many samples has 500 TB of headers alone."""
+"""The most samples in a shard; a tar of so many samples would have 500 TB of headers alone."""
 
 _log = logging.getLogger("headrace")
 
@@ -202,9 +201,10 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     """The shards of a dataset.
 
     Attributes:
-        shard_counts: name relative to the dataset -> its number of samples; its order numbers the shards of the index.
-        energon_version: of the tool that prepared them.
-        path: the file it was read from.
+        shard_counts: number of samples of each shard, by its name relative to the dataset. The index numbers shards in
+            this order.
+        energon_version: version of the tool that prepared the dataset.
+        path: the file from which this was read.
     """
 
     shard_counts: dict[str, int]
@@ -213,14 +213,14 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_info(root: Path, *, strict: bool = True) -> Info:
-    """The info of a dataset; a ``.info.json`` wins over a ``.info.yaml``.
+    """Read the info file of a dataset; a ``.info.json`` is preferred to a ``.info.yaml``.
 
     Args:
         root: the folder of the dataset.
-        strict: refuse unknown keys, as Energon does; else warn.
+        strict: whether unknown keys are an error, as in Energon, or only cause a warning.
 
     Raises:
-        StoreError: there is none, or it is malformed, or a name leaves the folder.
+        StoreError: there is no info file, it is malformed, or a name leaves the folder.
     """
     for name in (INFO_NAME, OLD_INFO_NAME):
         path = root / META_FOLDER / name
@@ -230,8 +230,8 @@ def read_info(root: Path, *, strict: bool = True) -> Info:
             continue
         return _checked_info(as_map(found, str(path)), path, strict)
     raise StoreError(
-        f"{root / META_FOLDER / INFO_NAME}: missing, and no {OLD_INFO_NAME} either; a dataset of tar shards is prepared"
-        f" with headrace prepare or energon prepare"
+        f"{root / META_FOLDER / INFO_NAME}: missing, and there is no {OLD_INFO_NAME} either; prepare the dataset with"
+        f" headrace prepare or energon prepare"
     )
 
 
@@ -239,31 +239,31 @@ def write_info(root: Path, shard_counts: Mapping[str, int], energon_version: str
     """Write ``.nv-meta/.info.json``, byte for byte as Energon does.
 
     Raises:
-        OutputError: the system refuses.
+        OutputError: the system reports an error.
     """
     content = {"energon_version": energon_version, "shard_counts": dict(shard_counts)}
     atomic_write(root / META_FOLDER / INFO_NAME, json.dumps(content, indent=2).encode())
 
 
 def check_keys(found: Mapping[str, Any], known: tuple[str, ...], where: str, strict: bool) -> None:
-    """Refuse keys that are not known, or warn of them.
+    """Raise an error for unknown keys, or warn of them if not ``strict``.
 
     Raises:
-        StoreError: ``strict`` and there is one; names the nearest known one.
+        StoreError: there is an unknown key, and ``strict`` is set; the message names the nearest known key.
     """
     for key in found:
         if key not in known:
             message = f"{where}: unknown key {key!r}{near(key, known)}"
             if strict:
-                raise StoreError(message + "; Energon refuses it too; strict=False passes over it")
-            _log.warning("%s; it is passed over", message)
+                raise StoreError(message + "; Energon refuses it too; open with strict=False to ignore it")
+            _log.warning("%s; it is ignored", message)
 
 
 def _checked_info(found: dict[str, Any], path: Path, strict: bool) -> Info:
     where = str(path)
     check_keys(found, _KEYS, where, strict)
     if "shard_counts" not in found:
-        raise StoreError(f"{where}: has no shard_counts, which says how many samples each shard has")
+        raise StoreError(f"{where}: has no shard_counts, which must say how many samples each shard has")
     counts = as_map(found["shard_counts"], f"{where}: shard_counts")
     for name, count in counts.items():
         try:
@@ -276,7 +276,7 @@ def _checked_info(found: dict[str, Any], path: Path, strict: bool) -> Info:
             )
     version = found.get("energon_version")
     if version is not None and not isinstance(version, str):
-        version = str(version)  # 7.0 in the YAML of a former version is a number
+        version = str(version)  # in YAML of older versions, 7.0 is a number
     return Info(shard_counts=counts, energon_version=version, path=path)
 
 
@@ -284,12 +284,12 @@ DEFAULT_PART = "train"
 
 
 class Splits(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a dataset, braces expanded.
+    """The parts of a dataset, with braces expanded.
 
     Attributes:
-        parts: name of the part -> its shards in order; one that is listed twice is there twice.
-        exclude: ``"<shard>"`` leaves a shard out of every part, ``"<shard>/<key>"`` one sample.
-        path: the file it was read from.
+        parts: the shards of each part, in order; a shard that is listed twice appears twice.
+        exclude: entries that are left out of every part: ``"<shard>"`` a shard, ``"<shard>/<key>"`` one sample.
+        path: the file from which this was read.
     """
 
     parts: dict[str, tuple[str, ...]]
@@ -301,10 +301,10 @@ class SplitPart(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a dataset.
 
     Attributes:
-        listed: its shards in order, those that are excluded too: what the rows of a join index count.
-        shards: its shards in order.
-        keys: shard -> keys of its samples that are left out.
-        exclude: all that the split file excludes, of other parts too.
+        listed: its shards in order, including excluded ones; join indices number the shards so.
+        shards: its shards in order, without excluded ones.
+        keys: for each shard the keys of its samples that are left out.
+        exclude: everything that the split file excludes, also in other parts.
     """
 
     listed: tuple[str, ...]
@@ -314,25 +314,25 @@ class SplitPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_splits(root: Path, split_config: str | None = None, *, strict: bool = True) -> Splits:
-    """The split file of a dataset: ``split.yaml``, or else ``split.json``; or one of another name.
+    """Read the split file of a dataset: ``split.yaml``, or else ``split.json``; or a file of another name.
 
     Raises:
-        StoreError: it is missing or malformed.
+        StoreError: the file is missing or malformed.
         ConfigError: the name leaves ``.nv-meta``.
     """
     found = find_splits(root, split_config, strict=strict)
     if found is None:
         name = split_config or SPLIT_NAME
-        instead = "" if split_config else f", and no {JSON_SPLIT_NAME} either"
+        instead = "" if split_config else f", and there is no {JSON_SPLIT_NAME} either"
         raise StoreError(
-            f"{root / META_FOLDER / name}: missing{instead}; it lists the shards of train, val and test, and is written"
-            " by headrace prepare or energon prepare"
+            f"{root / META_FOLDER / name}: missing{instead}; a split file lists the shards of train, val and test;"
+            " headrace prepare or energon prepare writes it"
         )
     return found
 
 
 def find_splits(root: Path, split_config: str | None = None, *, strict: bool = True) -> Splits | None:
-    """As `read_splits`, None where the file is missing."""
+    """Read the split file as `read_splits` does; None if it is missing."""
     names = (split_config,) if split_config else (SPLIT_NAME, JSON_SPLIT_NAME)
     for name in names:
         path = config_path(root, name)
@@ -345,18 +345,18 @@ def find_splits(root: Path, split_config: str | None = None, *, strict: bool = T
 
 
 def config_path(root: Path, name: str) -> Path:
-    """Where a configuration of a dataset lies, by the name that the user gave.
+    """Return the path of a configuration of a dataset by its name, which comes from the user.
 
     Raises:
         ConfigError: the name leaves ``.nv-meta``.
     """
     if not name or Path(name).is_absolute() or ".." in Path(name).parts:
-        raise ConfigError(f"{name!r}: a configuration is named relative to {root / META_FOLDER}, without ..")
+        raise ConfigError(f"{name!r}: a configuration must be named relative to {root / META_FOLDER}, without ..")
     return root / META_FOLDER / name
 
 
 def split_part(splits: Splits, name: str, info: Info) -> SplitPart:
-    """One part of a dataset.
+    """Return one part of a dataset.
 
     Raises:
         ConfigError: there is no part of this name.
@@ -373,14 +373,14 @@ def split_part(splits: Splits, name: str, info: Info) -> SplitPart:
                 f"{splits.path}: part {name!r}: shard {shard!r} is not in {info.path}{close}; prepare the dataset again"
             )
     if not shards:
-        what = "all of its shards are excluded" if listed else "it lists none"
+        what = "all of its shards are excluded" if listed else "the split file lists none"
         raise StoreError(f"{splits.path}: part {name!r} has no shards: {what}")
     keys = excluded_keys(splits.exclude, set(shards))
     return SplitPart(listed=listed, shards=shards, keys=keys, exclude=splits.exclude)
 
 
 def whole(info: Info) -> SplitPart:
-    """All shards of a dataset in the order of its info file."""
+    """Return all shards of a dataset as one part, in the order of its info file."""
     shards = tuple(info.shard_counts)
     return SplitPart(listed=shards, shards=shards, keys={})
 
@@ -388,10 +388,10 @@ def whole(info: Info) -> SplitPart:
 def write_splits(
     root: Path, parts: Mapping[str, Sequence[str]], *, exclude: Sequence[str] = (), split_config: str | None = None
 ) -> None:
-    """Write a split file, byte for byte as Energon does: runs of names as ranges.
+    """Write a split file, byte for byte as Energon does, with runs of names as ranges.
 
     Raises:
-        OutputError: the system refuses.
+        OutputError: the system reports an error.
         ConfigError: the name ends in neither ``.yaml`` nor ``.json``.
     """
     path = config_path(root, split_config or SPLIT_NAME)
@@ -404,12 +404,12 @@ def write_splits(
     elif path.suffix == ".yaml":
         data = yaml.dump(content, sort_keys=False)
     else:
-        raise ConfigError(f"{path}: a split file is named .yaml or .json")
+        raise ConfigError(f"{path}: the name of a split file must end in .yaml or .json")
     atomic_write(path, data.encode())
 
 
 def _escaped(name: str) -> str:
-    """The pattern that stands for one name. Energon writes names with braces as they are, and reads others back."""
+    """Return the pattern of one name. Energon does not escape braces, so it reads other names than it wrote."""
     return "".join(f"\\{character}" if character in "\\{}" else character for character in name)
 
 
@@ -417,7 +417,7 @@ def _checked(found: dict[str, object], path: Path, strict: bool) -> Splits:
     where = str(path)
     check_keys(found, ("split_parts", "exclude"), where, strict)
     if "split_parts" not in found:
-        raise StoreError(f"{where}: has no split_parts, which lists the shards of each part")
+        raise StoreError(f"{where}: has no split_parts, which must list the shards of each part")
     parts = {}
     for name, patterns in as_map(found["split_parts"], f"{where}: split_parts").items():
         inside = f"{where}: split_parts: {name}"
@@ -430,7 +430,8 @@ def _checked(found: dict[str, object], path: Path, strict: bool) -> Splits:
 
 
 def excluded_keys(exclude: frozenset[str], shards: set[str]) -> dict[str, frozenset[str]]:
-    """Energon compares ``shard/key`` as a whole; both may hold slashes, so every cut that names a shard counts."""
+    """Return the keys that are excluded in each of some shards."""
+    # Energon compares `shard/key` as a whole, and both may contain slashes, so every cut that names a shard counts.
     found: dict[str, set[str]] = {}
     for entry in exclude:
         at = entry.find("/")

@@ -1,7 +1,7 @@
-"""Reads ``.nv-meta/index.sqlite``: where each sample of a dataset lies by its key, and each part by its name.
+"""Reads ``.nv-meta/index.sqlite``, which has the place of each sample by its key, and of each part by its name.
 
-Every schema since Energon 5.3 is read: ``samples`` with or without ``id``, ``sample_parts`` since 7.0, the tables of
-media since 7.3. Training needs none of it.
+Every schema since Energon 5.3 is supported: ``samples`` with or without ``id``, ``sample_parts`` since 7.0, and the
+tables of media since 7.3. Training does not need the index.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH_ROWS: Final = 10_000
 
 
 class SampleRow(NamedTuple):
-    """A row of ``samples``: which sample of which shard of the info file, and its bytes in the tar."""
+    """A row of ``samples``: number of the shard in the info file, key, number and range in the tar of the sample."""
 
     shard: int
     key: str
@@ -33,7 +33,7 @@ class SampleRow(NamedTuple):
 
 
 class PartRow(NamedTuple):
-    """A row of ``sample_parts``: the bytes of one part, without the header of the tar."""
+    """A row of ``sample_parts``: the range of the content of one part in the tar, without its header."""
 
     shard: int
     sample: int
@@ -43,7 +43,7 @@ class PartRow(NamedTuple):
 
 
 class MediaRow(NamedTuple):
-    """A row of ``media_metadata``: ``kind`` is ``"av"`` or ``"image"``, ``facts`` its JSON."""
+    """A row of ``media_metadata``: ``kind`` is ``"av"`` or ``"image"``, ``facts`` is the metadata as JSON."""
 
     entry: str
     kind: str
@@ -51,13 +51,20 @@ class MediaRow(NamedTuple):
 
 
 class SqliteIndex:
-    """The index of a dataset, read-only, as it was when it was first asked. Safe in threads and across a fork.
+    """The index of a dataset, read-only, as it was at the first query. It is safe in threads and across a fork.
 
     Args:
-        path: the ``index.sqlite``.
+        path: path of the ``index.sqlite``.
 
     Raises:
-        StoreError: at the first question: missing, no database, or without the tables that the question needs.
+        StoreError: at the first query: the file is missing, is not a database, or lacks the tables of the query.
+
+    Example:
+        >>> import pathlib
+        >>> index = headrace.stores.energon.SqliteIndex(pathlib.Path("shards/.nv-meta/index.sqlite"))
+        >>> first = next(index.samples())
+        >>> first.shard, first.sample, first.offset
+        (0, 0, 0)
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,22 +74,22 @@ class SqliteIndex:
 
     @property
     def has_samples(self) -> bool:
-        """Whether it knows samples; the index of a folder of files knows media only."""
+        """Whether it has the samples; the index of a folder of files has only metadata of media."""
         return "samples" in self.tables
 
     @property
     def has_parts(self) -> bool:
-        """Whether it knows the parts of the samples, as since 7.0."""
+        """Whether it has the parts of the samples, as since Energon 7.0."""
         return self.has_samples and "sample_parts" in self.tables
 
     @property
     def has_media(self) -> bool:
-        """Whether metadata of media was gathered, as is possible since 7.3."""
+        """Whether it has metadata of media, as is possible since Energon 7.3."""
         return "media_metadata" in self.tables
 
     @property
     def tables(self) -> dict[str, tuple[str, ...]]:
-        """Names of the tables -> their columns."""
+        """The columns of each table by its name."""
         if self._tables is None:
             names = [row[0] for row in self._rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
             found = {}
@@ -92,28 +99,31 @@ class SqliteIndex:
         return self._tables
 
     def sample(self, key: str) -> SampleRow | None:
-        """Where the sample of a key lies; of several the first."""
+        """Return where the sample with a key lies, the first one if there are several; None if there is none."""
         return next(iter(self.samples_of(key)), None)
 
     def samples_of(self, key: str) -> list[SampleRow]:
-        """The samples of a key: one, or several in indices of before 7.3; empty where there are none."""
+        """Return the samples with a key: none, one, or several in indices from before Energon 7.3."""
         self._need("samples")
         rows = self._rows(f"{_SAMPLES} WHERE sample_key = ? ORDER BY tar_file_id, sample_index", key)
         found = [SampleRow._make(row) for row in rows]
         for row in found:
             if type(row.shard) is not int or type(row.sample) is not int:
-                raise StoreError(f"{self.path}: samples: key {key!r} has no numbers: {row}; prepare the dataset again")
+                raise StoreError(
+                    f"{self.path}: samples: the row of key {key!r} has values that are not numbers: {row}; prepare the"
+                    " dataset again"
+                )
         return found
 
     def samples(self, shard: int | None = None) -> Iterator[SampleRow]:
-        """All samples, or those of one shard, in the order of shards and samples."""
+        """Yield all samples, or those of one shard, in the order of shards and samples."""
         self._need("samples")
         where = "" if shard is None else " WHERE tar_file_id = ?"
         order = " ORDER BY tar_file_id, sample_index"
         return map(SampleRow._make, self._rows(_SAMPLES + where + order, *([] if shard is None else [shard])))
 
     def part(self, key: str, part: str) -> PartRow | None:
-        """Where the bytes of a part lie; of several of one name the last one, as in reading a sample."""
+        """Return where a part lies; if several have the same name, the last one, as when a sample is read."""
         self._need("sample_parts")
         rows = self._rows(
             "SELECT p.tar_file_id, p.sample_index, p.part_name, p.content_byte_offset, p.content_byte_size"
@@ -125,7 +135,7 @@ class SqliteIndex:
         return next(map(PartRow._make, rows), None)
 
     def parts(self, shard: int) -> Iterator[PartRow]:
-        """The parts of the samples of a shard, in the order of the tar."""
+        """Yield the parts of the samples of a shard, in the order of the tar."""
         self._need("sample_parts")
         return map(
             PartRow._make,
@@ -137,13 +147,13 @@ class SqliteIndex:
         )
 
     def media_metadata(self, entry: str) -> dict[str, Any] | None:
-        """Facts of one media file, ``{"type": "image", "width": 640, ...}``; None where it has none.
+        """Return the metadata of one media file, ``{"type": "image", "width": 640, ...}``; None if it has none.
 
         Args:
             entry: name of the member of the tar, or of the file relative to its folder.
 
         Raises:
-            StoreError: none were gathered for this dataset.
+            StoreError: the dataset has no metadata of media.
         """
         self._need("media_metadata")
         sql = "SELECT entry_key, metadata_type, metadata_json FROM media_metadata WHERE entry_key = ?"
@@ -151,19 +161,19 @@ class SqliteIndex:
         return None if row is None else {"type": row.kind, **self._facts(row)}
 
     def media(self) -> Iterator[MediaRow]:
-        """All rows of media metadata, in the order of the table."""
+        """Yield all rows of media metadata, in the order of the table."""
         self._need("media_metadata")
         rows = self._rows("SELECT entry_key, metadata_type, metadata_json FROM media_metadata ORDER BY rowid")
         return map(MediaRow._make, rows)
 
     def media_filters(self) -> list[tuple[str, str]]:
-        """By what the media were found: strategy (``EXTENSION``, ``HEADER``, ``GLOB``) and its patterns."""
+        """Return the filters that found the media: strategy (``EXTENSION``, ``HEADER``, ``GLOB``) and patterns."""
         if "media_filters" not in self.tables:
             return []
         return list(self._rows("SELECT strategy, patterns FROM media_filters ORDER BY filter_id"))
 
     def close(self) -> None:
-        """Let go of the file; a later question opens it again."""
+        """Close the file. A later query opens it again."""
         self._local.close()
 
     def __reduce__(self) -> tuple[type[SqliteIndex], tuple[Path]]:
@@ -177,10 +187,10 @@ class SqliteIndex:
 
     def _need(self, table: str) -> None:
         if table not in self.tables:
-            gathered = "headrace prepare or energon prepare" if table != "media_metadata" else "energon prepare-media"
+            command = "headrace prepare or energon prepare" if table != "media_metadata" else "energon prepare-media"
             raise StoreError(
                 f"{self.path}: has no table {table}; its tables are {', '.join(self.tables) or 'none'}; make it with"
-                f" {gathered}"
+                f" {command}"
             )
 
     def _rows(self, sql: str, *values: object) -> Iterator[tuple[Any, ...]]:
@@ -192,14 +202,14 @@ class SqliteIndex:
             finally:
                 cursor.close()
         except UnicodeEncodeError:
-            return  # a name that is not UTF-8, which no index holds
+            return  # the name is not UTF-8, so it cannot be in an index
         except (sqlite3.Error, UnicodeDecodeError) as error:
-            hint = "" if self.path.is_file() else "; it is missing, prepare the dataset again"
+            hint = "" if self.path.is_file() else "; the file is missing, prepare the dataset again"
             raise StoreError(f"{self.path}: cannot be read: {error}{hint}") from error
 
 
 class _Connections(threading.local):
-    """One connection a thread and process: SQLite's do not survive a fork."""
+    """Keeps one connection for each thread and process, since connections of SQLite do not survive a fork."""
 
     def __init__(self) -> None:
         self._connection: sqlite3.Connection | None = None
@@ -219,7 +229,7 @@ class _Connections(threading.local):
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """A connection that neither locks nor writes, nor looks whether the file changes."""
+    """Open a connection that neither locks nor writes, and does not check whether the file changes."""
     return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
 
 

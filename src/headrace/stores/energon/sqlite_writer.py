@@ -1,4 +1,4 @@
-"""Writes ``.nv-meta/index.sqlite`` and ``index.uuid``: the same rows as Energon, in the order of the shards."""
+"""Writes ``.nv-meta/index.sqlite`` and ``index.uuid`` with the same rows as Energon, in the order of the shards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headrace.stores.energon.sqlite_index import MediaRow
 from headrace.stores.tar.scan import ScannedShard
 
 UUID_SPACE: Final = uuid.UUID("6b1c1c53-6cd9-5c39-8a0e-3a6d2f7c9d10")
-"""Names of ours within it are digests of the content of an index."""
+"""The namespace of the uuids that Headrace makes; their names in it are digests of the content of an index."""
 
 _TABLES: Final = (
     """CREATE TABLE samples (
@@ -72,7 +72,7 @@ _PRAGMAS: Final = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EX
 
 
 class Duplicate(NamedTuple):
-    """A sample whose key an earlier one has: its shard and number, and those of the earlier one."""
+    """A sample with the key of an earlier one: its shard and number, and those of the earlier sample."""
 
     key: str
     shard: int
@@ -82,14 +82,14 @@ class Duplicate(NamedTuple):
 
 
 class AddedShard(NamedTuple):
-    """What became of a shard: a digest of what was added, and the samples that were left out."""
+    """The result of adding a shard: a digest of its samples, and the duplicates that were left out."""
 
     digest: bytes
     duplicates: tuple[Duplicate, ...]
 
 
 class EarlierShard(NamedTuple):
-    """A shard in an index of before: its number there, and the digest that `SqliteWriter.add_shard` gave."""
+    """A shard in an earlier index: path of the index, number of the shard in it, and digest of the shard."""
 
     path: Path
     shard: int
@@ -98,16 +98,28 @@ class EarlierShard(NamedTuple):
 
 
 class SqliteWriter:
-    """Writes the index of a dataset a shard at a time; it appears whole, with its uuid, or not at all.
+    """Writes the index of a dataset, one shard at a time. It appears whole, with its uuid, or not at all.
 
-    The uuid is made of the content of the index (Energon's is random), so the same shards give the same one. As a
+    The uuid is derived from the content of the index (Energon's is random), so the same shards have the same uuid. As a
     context manager it commits at the end.
 
     Args:
         root: the folder of the dataset.
 
     Raises:
-        OutputError: the system refuses.
+        OutputError: the system reports an error.
+
+    Example:
+        >>> import pathlib
+        >>> from headrace.stores.tar.scan import scan_shard
+        >>> from headrace.stores.tar.writer import TarWriter
+        >>> pathlib.Path("notes/.nv-meta").mkdir(parents=True)
+        >>> with TarWriter("notes/0.tar") as tar:
+        ...     offset = tar.add("0001", {"txt": b"a note"})
+        >>> with headrace.stores.energon.SqliteWriter(pathlib.Path("notes")) as writer:
+        ...     added = writer.add_shard(0, scan_shard("notes/0.tar"))
+        >>> headrace.stores.energon.SqliteIndex(pathlib.Path("notes/.nv-meta/index.sqlite")).sample("0001").offset
+        0
     """
 
     def __init__(self, root: Path) -> None:
@@ -128,16 +140,17 @@ class SqliteWriter:
                 raise
 
     def add_shard(self, shard: int, scanned: ScannedShard, *, skip_duplicates: bool = False) -> AddedShard:
-        """Add the samples of a shard, which has its place in the info file; about 4 us a sample and 1 us a part.
+        """Add the samples of a shard. About 4 us a sample and 1 us a part.
 
         Args:
-            shard: its number.
-            scanned: its samples.
-            skip_duplicates: a sample whose key is there already is left out, and told; else it is an error.
+            shard: the shard's number in the info file.
+            scanned: the shard's samples.
+            skip_duplicates: whether to leave out samples whose keys are already there, and to return them; otherwise
+                they are an error.
 
         Raises:
-            InputError: a key is there already, in this shard or another; or a name is not UTF-8.
-            OutputError: the system refuses.
+            InputError: a key is already there, in this shard or another; or a name is not UTF-8.
+            OutputError: the system reports an error.
         """
         begins = scanned.offsets[:-1].tolist()
         sizes = np.diff(scanned.offsets).tolist()
@@ -170,17 +183,18 @@ class SqliteWriter:
         return AddedShard(digest.digest(), duplicates)
 
     def copy_shard(self, shard: int, earlier: EarlierShard, *, skip_duplicates: bool = False) -> AddedShard:
-        """Add the samples of a shard, and the metadata of its media, as an earlier index has them; quicker, and the
-        shard is not read. The same rows come of it as of `add_shard`.
+        """Copy the samples of a shard, and the metadata of its media, from an earlier index.
+
+        This makes the same rows as `add_shard`, but is faster and does not read the shard.
 
         Args:
-            shard: its number now.
-            earlier: where its rows are. All shards that are copied are of one index.
-            skip_duplicates: as of `add_shard`.
+            shard: the shard's number in the info file now.
+            earlier: where its rows are. All shards must be copied from the same index.
+            skip_duplicates: as in `add_shard`.
 
         Raises:
-            InputError: a key is there already.
-            OutputError: the system refuses.
+            InputError: a key is already there.
+            OutputError: the system reports an error.
         """
         base = self._connection()
         last = self._last_row() if skip_duplicates else 0
@@ -213,19 +227,19 @@ class SqliteWriter:
         return AddedShard(earlier.digest, duplicates)
 
     def add_media(self, rows: Iterable[MediaRow], filters: Iterable[tuple[str, str]] = ()) -> None:
-        """Add metadata of media files, and by what they were found; the tables are made by the first call.
+        """Add metadata of media files, and the filters that found them. The first call creates the tables.
 
         Raises:
-            OutputError: the system refuses.
+            OutputError: the system reports an error.
         """
         with _errors(self.path):
             _insert_media(self._connection(), rows, filters)
 
     def commit(self) -> str:
-        """Give the files their names, and return the uuid.
+        """Give the files their final names, and return the uuid.
 
         Raises:
-            OutputError: the system refuses.
+            OutputError: the system reports an error.
         """
         base = self._connection()
         try:
@@ -238,7 +252,7 @@ class SqliteWriter:
                 _sync(self._temporary)
                 name = str(uuid.uuid5(UUID_SPACE, self._digest.hexdigest()))
                 place = self.path.with_name(UUID_NAME)
-                # A join is found by the uuid: the old one goes first, so that it never stands beside the new index.
+                # A join is found by the uuid. Remove the old uuid first, so that it never lies beside the new index.
                 place.unlink(missing_ok=True)
                 self._temporary.rename(self.path)
                 sync_folder(self.path)
@@ -248,7 +262,7 @@ class SqliteWriter:
         return name
 
     def discard(self) -> None:
-        """Remove what was written. Nothing happens after a commit."""
+        """Remove what was written. After a commit this does nothing."""
         base, self._base = self._base, None
         if base is not None:
             base.close()
@@ -267,7 +281,7 @@ class SqliteWriter:
 
     def _connection(self) -> sqlite3.Connection:
         if self._base is None:
-            raise OutputError(f"{self.path}: was written already")
+            raise OutputError(f"{self.path}: the index is already written")
         return self._base
 
     def _take(self, shard: int, digest: bytes) -> None:
@@ -293,7 +307,7 @@ class SqliteWriter:
         return found or 0
 
     def _left_out(self, rows: Iterable[tuple[str, int]], num_rows: int, shard: int, last: int) -> tuple[Duplicate, ...]:
-        """Which of the rows of a shard were there already, where those behind the row ``last`` are its own."""
+        """Return which rows of a shard were already there; rows after ``last`` are those that the shard has added."""
         base = self._connection()
         if self._last_row() - last == num_rows:
             return ()
@@ -306,7 +320,7 @@ class SqliteWriter:
         return tuple(found)
 
     def _duplicate(self, rows: list[tuple[int, str, int, int, int]]) -> str:
-        """Which key is there twice; of the batch that failed some rows may have been inserted."""
+        """Say which key is there twice. Some rows of the batch that failed may have been inserted."""
         seen: dict[str, tuple[int, int]] = {}
         for shard, key, index, _, _ in rows:
             found = seen.get(key)
@@ -315,21 +329,21 @@ class SqliteWriter:
                 found = self._connection().execute(sql, (key, shard)).fetchone()
             if found is not None:
                 return (
-                    f"key {key!r} is there twice: sample {found[1]} of shard {found[0]} and sample {index} of shard"
-                    f" {shard}, counted from 0 as in the info file; a key names one sample of a dataset"
+                    f"key {key!r} occurs twice: in sample {found[1]} of shard {found[0]} and in sample {index} of shard"
+                    f" {shard}, counted from 0 as in the info file; keys must be unique in a dataset"
                 )
             seen[key] = (shard, index)
-        return "a sample without a key"
+        return "a sample has no key"
 
 
 def update_media(root: Path, rows: Iterable[MediaRow], filters: Iterable[tuple[str, str]]) -> None:
-    """Add metadata of media files to the index of a dataset, or make an index of a folder of files.
+    """Add metadata of media files to the index of a dataset, or create the index of a folder of files.
 
-    What is there of the same entries is replaced, all else stays, the uuid too. The index is written anew beside the
-    old one.
+    Existing metadata of the same entries is replaced. Everything else stays, including the uuid. A copy of the index is
+    changed and then replaces the old one.
 
     Raises:
-        OutputError: the system refuses.
+        OutputError: the system reports an error.
     """
     path = root / META_FOLDER / INDEX_NAME
     temporary = _temporary(path)
@@ -359,8 +373,8 @@ def _insert_media(base: sqlite3.Connection, rows: Iterable[MediaRow], filters: I
 
 def _unwritable(shard: int, error: UnicodeEncodeError) -> InputError:
     return InputError(
-        f"shard {shard}, counted from 0 as in the info file: the name {error.object!r} is not UTF-8, and an index holds"
-        " no other; rename the member"
+        f"shard {shard}, counted from 0 as in the info file: the name {error.object!r} is not UTF-8, which an index"
+        " cannot hold; rename the member"
     )
 
 
@@ -387,7 +401,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _errors(path: Path) -> Iterator[Any]:
-    """Turn what SQLite and the system refuse into an OutputError."""
+    """Turn errors of SQLite and of the system into an OutputError."""
     try:
         with output_errors(path, "write"):
             yield

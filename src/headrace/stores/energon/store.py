@@ -1,8 +1,7 @@
-"""A dataset that Energon prepared: shards of samples below a folder with a ``.nv-meta``.
+"""`EnergonStore`, which reads a dataset that Energon or Headrace prepared: shards below a folder with a ``.nv-meta``.
 
-What of a dataset is opened: its info and its split file, and how far they may disagree.
-
-Compares ``index.sqlite`` with the shards that it is of, and the keys of all shards with each other.
+`open_dataset` reads its info and split files; `check_index` and `check_keys` compare ``index.sqlite`` with the shards,
+and the keys of all shards with each other.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from headrace.stores.tar.names import sample_part
 
 
 def check_index(index: SqliteIndex, info: Info, names: Sequence[str], shards: DatasetShards) -> Iterator[Problem]:
-    """Every row of ``samples`` of some shards against their headers and indices; the first fault of each shard."""
+    """Compare every row of ``samples`` with the headers and indices of shards, and yield the first fault of each."""
     path = str(index.path)
     numbers = {name: number for number, name in enumerate(info.shard_counts)}
     try:
@@ -60,7 +59,7 @@ def check_index(index: SqliteIndex, info: Info, names: Sequence[str], shards: Da
 
 
 def check_keys(path: str, names: Sequence[str], shards: DatasetShards) -> Iterator[Problem]:
-    """Keys that several samples of the tars have, by one more pass over the headers; 16 bytes a sample are kept."""
+    """Find keys that several samples of the tars have, by another pass over the headers, with 16 bytes a sample."""
     bounds = [0]
     read: list[int] = []
 
@@ -69,7 +68,7 @@ def check_keys(path: str, names: Sequence[str], shards: DatasetShards) -> Iterat
             try:
                 found = shards.keys(at)
             except HeadraceError:
-                continue  # which the check of the shard tells of
+                continue  # the check of the shard reports this
             read.append(at)
             bounds.append(bounds[-1] + len(found))
             yield from found
@@ -83,7 +82,7 @@ def check_keys(path: str, names: Sequence[str], shards: DatasetShards) -> Iterat
             places.setdefault(shards.key(at, index), []).append(f"{names[at]} sample {index}")
         for key, where in places.items():
             if len(where) > 1 and faults.to_name(np.array([True])):
-                message = f"is there {len(where)} times: {', '.join(where[:5])}; a key names one sample"
+                message = f"occurs {len(where)} times: {', '.join(where[:5])}; keys must be unique"
                 yield Problem(path=path, place=f"key {key!r}", message=message)
     yield from faults.rest()
 
@@ -92,15 +91,16 @@ def _fault(index: SqliteIndex, number: int, at: int, shards: DatasetShards) -> t
     try:
         keys, offsets = shards.keys(at), shards.offsets(at).tolist()
     except HeadraceError:
-        return None  # which the check of the shard tells of
+        return None  # the check of the shard reports this
     rows = list(index.samples(number))
     for row, place in zip(rows, range(len(keys)), strict=False):
         wanted = (place, keys[place], offsets[place], offsets[place + 1] - offsets[place])
         found = (row.sample, row.key, row.offset, row.size)
         if found != wanted:
-            return f"sample {place}", f"(index, key, byte, size) is {found}, in the shard {wanted}; prepare it again"
+            message = f"(index, key, byte, size) is {found}, but {wanted} in the shard; prepare the dataset again"
+            return f"sample {place}", message
     if len(rows) != len(keys):
-        return "", f"has {len(rows):,} samples, the shard {len(keys):,}; prepare it again"
+        return "", f"has {len(rows):,} samples, but the shard has {len(keys):,}; prepare the dataset again"
     return _part_fault(index.parts(number), len(keys), at, shards) if index.has_parts else None
 
 
@@ -109,13 +109,15 @@ def _part_fault(rows: Iterator[PartRow], count: int, at: int, shards: DatasetSha
     for sample in range(count):
         found = {}
         while row is not None and row.sample == sample:
-            found[row.part] = (row.offset, row.size)  # of several of one name the last one, as in reading
+            found[row.part] = (row.offset, row.size)  # if several have the same name, the last one counts
             row = next(rows, None)
         wanted = {part: (place.offset, place.size) for part, place in shards.places(at, sample).items()}
         if found != wanted:
-            message = f"its parts (byte, size) are {found}, in the shard {wanted}; prepare it again"
+            message = f"its parts (byte, size) are {found}, but {wanted} in the shard; prepare the dataset again"
             return f"sample {sample}", message
-    return None if row is None else (f"sample {row.sample}", f"part {row.part!r} is not in the shard; prepare it again")
+    if row is None:
+        return None
+    return f"sample {row.sample}", f"part {row.part!r} is not in the shard; prepare the dataset again"
 
 
 _ENTRY_BYTES: Final = 8
@@ -123,7 +125,7 @@ _log = logging.getLogger("headrace")
 
 
 class OpenedShards(msgspec.Struct, frozen=True, kw_only=True):
-    """The shards of a dataset and of the part of it that is wanted, and the files that say so, the last one last."""
+    """The shards of a dataset and of the part that was opened, and the files that list them: info, then split."""
 
     info: Info
     part: SplitPart
@@ -131,14 +133,14 @@ class OpenedShards(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_dataset(root: Path, part: str | None, split_config: str | None, strict: bool) -> OpenedShards:
-    """Read info and split of a dataset.
+    """Read the info and split files of a dataset.
 
     Raises:
-        StoreError: missing, malformed, or at odds.
-        ConfigError: there is no such part; a split file is named and no part.
+        StoreError: a file is missing or malformed, or the files contradict each other.
+        ConfigError: there is no such part, or ``split_config`` is set without a part.
     """
     if part is None and split_config is not None:
-        raise ConfigError(f"{root}: split_config={split_config!r} needs a split_part, as 'train'")
+        raise ConfigError(f"{root}: split_config={split_config!r} needs a split_part, such as 'train'")
     info = read_info(root, strict=strict)
     if part is None:
         opened = OpenedShards(info=info, part=whole(info), files=(info.path,))
@@ -147,7 +149,7 @@ def open_dataset(root: Path, part: str | None, split_config: str | None, strict:
         if splits is not None:
             opened = OpenedShards(info=info, part=split_part(splits, part, info), files=(info.path, splits.path))
         elif part == DEFAULT_PART:
-            _log.warning("%s: no split file; all shards are taken as %s", root, part)
+            _log.warning("%s: there is no split file; all shards are used as %s", root, part)
             opened = OpenedShards(info=info, part=whole(info), files=(info.path,))
         else:
             raise ConfigError(f"{root}: no part {part!r}: there is no split file, so all shards are {DEFAULT_PART!r}")
@@ -155,7 +157,7 @@ def open_dataset(root: Path, part: str | None, split_config: str | None, strict:
 
 
 def _as_indexed(root: Path, opened: OpenedShards) -> OpenedShards:
-    """The same with the counts that the indices of the shards have, where there is one and it has another."""
+    """Replace the numbers of samples in the info file by those of the shards' indices, if they differ, and warn."""
     counts = dict(opened.info.shard_counts)
     differing = []
     for name in dict.fromkeys(opened.part.shards):
@@ -166,15 +168,15 @@ def _as_indexed(root: Path, opened: OpenedShards) -> OpenedShards:
     if not differing:
         return opened
     more = "" if len(differing) == 1 else f", and {len(differing) - 1} more"
-    _log.warning("%s: counts other than in the indices of the shards, which hold: %s%s", root, differing[0], more)
+    _log.warning("%s: the info file has wrong counts; those of the indices are used: %s%s", root, differing[0], more)
     return msgspec.structs.replace(opened, info=msgspec.structs.replace(opened.info, shard_counts=counts))
 
 
 def indexed_count(tar: Path) -> int | None:
-    """The samples of a tar by the size of its index; None where there is none, or it is no tar.
+    """Return the number of samples in a tar by the size of its index; None if it has no index, or is not a tar.
 
     Raises:
-        StoreError: the index cannot be one.
+        StoreError: the size is not that of an index.
     """
     if tar.suffix != ".tar":
         return None
@@ -184,28 +186,37 @@ def indexed_count(tar: Path) -> int | None:
     except OSError:
         return None
     if size < _ENTRY_BYTES or size % _ENTRY_BYTES:
-        raise StoreError(f"{place}: {size} bytes, which is no index: 8 bytes a sample and 8 more; prepare it again")
+        raise StoreError(
+            f"{place}: has {size} bytes, but an index has 8 bytes a sample and 8 more; prepare the dataset again"
+        )
     return size // _ENTRY_BYTES - 1
 
 
 class EnergonStore(SampleStore):
-    """A folder with ``.nv-meta``: one part of its shards, or all of them. O(1) a shard; shards are opened when read.
+    """One part of the shards of a folder with ``.nv-meta``, or all of them.
+
+    Opening it costs O(1) a shard; a shard is opened when it is first read.
 
     Args:
         path: the folder.
-        split_part: a part of the split file (``"train"``), less what it excludes; None takes all shards of the info
-            file in its order, and no split file is read.
+        split_part: a part of the split file, such as ``"train"``, without what the file excludes; None uses all shards
+            of the info file in its order, and reads no split file.
         split_config: name of another split file in ``.nv-meta``.
-        dataset_config: name of another ``dataset.yaml`` there.
-        using: how to read, ``"mmap"`` or ``"pread"``; or a reader.
-        strict: refuse what Energon refuses. False warns instead of unknown keys and of counts that differ from the
-            index of a shard, which then hold; takes all shards as ``"train"`` where no split file is; and makes the
-            index of a tar that has none.
-        hidden: take ``dir/.hid`` as a sample, as Energon does.
+        dataset_config: name of another ``dataset.yaml`` in ``.nv-meta``.
+        using: ``"mmap"`` or ``"pread"``, or a `Reader`.
+        strict: whether to refuse what Energon refuses. False warns of unknown keys, and of counts that differ from the
+            index of a shard, and then uses those of the index. It also uses all shards as ``"train"`` if there is no
+            split file, and makes the index of a tar that has none.
+        hidden: whether ``dir/.hid`` is a sample, as in Energon.
 
     Raises:
-        StoreError: a file is missing or malformed; names it and what to do.
+        StoreError: a file is missing or malformed; the message names it and says what to do.
         ConfigError: there is no such part.
+
+    Example:
+        >>> store = headrace.stores.EnergonStore("shards", split_part="train")
+        >>> sorted(store[0].parts)
+        ['jpg', 'txt']
     """
 
     format = "energon"
@@ -249,32 +260,32 @@ class EnergonStore(SampleStore):
 
     @property
     def info(self) -> Info:
-        """The shards of the whole dataset, and their counts."""
+        """All shards of the dataset, and their numbers of samples."""
         return self._opened.info
 
     @property
     def part_shards(self) -> SplitPart:
-        """What the split file says of this part."""
+        """The shards of this part, and what is left out of them."""
         return self._opened.part
 
     @property
     def split_part(self) -> str | None:
-        """The part that was opened; None if it is all shards."""
+        """The part that was opened; None for all shards."""
         return self._options["split_part"]  # type: ignore[return-value]
 
     @property
     def split_config(self) -> str | None:
-        """The name of the split file; None for the usual one."""
+        """The name of the split file; None for the default one."""
         return self._options["split_config"]  # type: ignore[return-value]
 
     @property
     def dataset(self) -> DatasetConfig | None:
-        """The ``dataset.yaml``, None where there is none."""
+        """The content of the ``dataset.yaml``; None if there is none."""
         return self._dataset
 
     @property
     def subflavors(self) -> dict[str, Any]:
-        """Those of the ``dataset.yaml``, which every sample gets."""
+        """The subflavors of the ``dataset.yaml``, which every sample gets."""
         return {} if self._dataset is None else dict(self._dataset.subflavors)
 
     @property
@@ -289,21 +300,21 @@ class EnergonStore(SampleStore):
 
     @property
     def num_left_out(self) -> int:
-        """Samples that the split file excludes."""
+        """Number of samples that the split file excludes."""
         return len(self._numbering.left_out)
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The configurations, the shards, and their indices."""
+        """The configuration files, the shards, and their indices."""
         index = () if self.index is None else (self.index.path,)
         dataset = () if self._dataset is None else (self._dataset.path,)
         return (*self._opened.files, *dataset, *index, *self._shards.files)
 
     @property
     def fingerprint(self) -> str:
-        """xxh3_128 of names, counts, sizes and ends of the shards, and of what is left out; the first time O(shards).
+        """xxh3_128 of names, counts, sizes and index entries of the shards, and of what is left out.
 
-        It vouches for no byte within a shard.
+        The first use costs O(shards). It does not depend on the contents of the samples.
         """
         if self._fingerprint is None:
             facts = [self._shards.facts(shard) for shard in range(len(self._distinct))]
@@ -311,16 +322,19 @@ class EnergonStore(SampleStore):
         return self._fingerprint
 
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
-        """See `SampleStore.read`; a part that is no file is a document of tokens as ``.npy``."""
+        """Return samples by number, as `SampleStore.read` does; documents of tokens become parts ``<key>.npy``."""
         shards, locals_ = self._places(indices)
         return self._shards.read(shards, locals_, parts)
 
     def key(self, index: int) -> str:
-        """The key of a sample."""
+        """Return the key of one sample."""
         return self._shards.key(*self._place(index))
 
     def find(self, key: str) -> int:
-        """By ``index.sqlite`` where it is, else by the headers of all shards, which the first call reads."""
+        """Return the number of the sample with a key.
+
+        It is found in ``index.sqlite``. If there is no such file, the first call reads the headers of all shards.
+        """
         numbers = (self._number(at, index) for at, index in self._lookup.places(key))
         found = next((number for number in numbers if number is not None), None)
         if found is None:
@@ -330,18 +344,23 @@ class EnergonStore(SampleStore):
         return found
 
     def places(self, index: int) -> dict[str, PartPlace]:
-        """Where each part of a sample lies; a document of tokens has no place, and is left out."""
+        """Return where each part of a sample lies; empty for a document of tokens, which has no place."""
         return self._shards.places(*self._place(index))
 
     def part(self, name: str) -> bytes:
-        """The bytes of a member of a shard by its full name, ``"cats/0017.jpg"``, whichever part its shard is in.
+        """Return the bytes of a member by its full name, ``"cats/0017.jpg"``.
+
+        With an ``index.sqlite`` that lists parts, the member may be in any shard of the dataset, also one of another
+        part of the split.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such member.
         """
         split = sample_part(name)
         if split is None:
-            raise KeyError(f"{self.path}: {name!r} is no name of a part: KEY.PART, as cats/0017.jpg")
+            raise KeyError(
+                f"{self.path}: {name!r} is not the name of a member: expected KEY.PART, such as cats/0017.jpg"
+            )
         key, part = split
         names = list(self.info.shard_counts)
         if self.index is not None and self.index.has_parts:
@@ -349,7 +368,7 @@ class EnergonStore(SampleStore):
             if row is None:
                 raise KeyError(f"{self.path}: no part {name!r} in {self.index.path}")
             if not 0 <= row.shard < len(names):
-                raise self._lookup.stale(f"tells of shard {row.shard}")
+                raise self._lookup.stale(f"names shard {row.shard}, which does not exist")
             place = str(self.root / names[row.shard])
             return self._reader.read_ranges(place, np.array([row.offset]), np.array([row.size])).tobytes()
         sample = self.read(np.array([self.find(key)]), (part,))[0]
@@ -358,19 +377,24 @@ class EnergonStore(SampleStore):
         return sample.parts[part]
 
     def media_metadata(self, name: str) -> dict[str, Any] | None:
-        """Facts of a media file by its full name, None where it has none; see `SqliteIndex.media_metadata`.
+        """Return the metadata of a media file by its full name, None if it has none; see `SqliteIndex.media_metadata`.
 
         Raises:
-            StoreError: none were gathered.
+            StoreError: the dataset has no metadata of media.
         """
         if self.index is None:
-            raise StoreError(f"{self.root / META_FOLDER / INDEX_NAME}: missing; energon prepare gathers media metadata")
+            raise StoreError(
+                f"{self.root / META_FOLDER / INDEX_NAME}: missing; gather media metadata with energon prepare"
+            )
         return self.index.media_metadata(name)
 
     def place_of(self, shard: int, offset: int, size: int) -> tuple[int, int] | None:
-        """Shard and index of the sample at a byte of a shard of the split as it is *listed*, excluded ones counted.
+        """Return shard and index of the sample that a row of a join index names; None if no sample lies exactly there.
 
-        None if no sample lies exactly there; what rows of a join index name.
+        Args:
+            shard: number of the shard in the list of the split, which includes excluded shards.
+            offset: byte of the shard where the sample begins.
+            size: number of bytes of the sample.
         """
         name = self._opened.part.listed[shard]
         if name not in self._distinct_places:
@@ -383,22 +407,22 @@ class EnergonStore(SampleStore):
         return at, index
 
     def start_of(self, index: int) -> tuple[int, int]:
-        """Shard of the split as it is listed, and byte, where a sample begins; the first of a shard's places."""
+        """Return where a sample begins: the (first) number of its shard in the list of the split, and the byte."""
         shard, local = self._place(index)
         listed = self._opened.part.listed.index(self._distinct[shard])
         return listed, int(self._shards.offsets(shard)[local])
 
     def part_places(self, place: tuple[int, int]) -> dict[str, PartPlace]:
-        """Where each part of the sample at a place lies that ``place_of`` gave."""
+        """Return where each part lies of the sample at a place that ``place_of`` returned."""
         return self._shards.places(*place)
 
     def read_places(self, places: list[tuple[int, int]], parts: Collection[str] | None = None) -> list[RawSample]:
-        """The samples at places that ``place_of`` gave."""
+        """Return the samples at places that ``place_of`` returned."""
         pairs = np.array(places, np.int64).reshape(-1, 2)
         return self._shards.read(pairs[:, 0], pairs[:, 1], parts)
 
     def check(self) -> Iterator[Problem]:
-        """Every header of every shard, against index, info file and ``index.sqlite``; and that a key is there once."""
+        """Compare all headers of all shards with index, info file and ``index.sqlite``, and look for repeated keys."""
         for shard in range(len(self._distinct)):
             yield from self._shards.check(shard)
         if self.index is not None:
@@ -406,7 +430,7 @@ class EnergonStore(SampleStore):
         yield from check_keys(self.path, self._distinct, self._shards)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close all files."""
         self._shards.close()
         self._reader.close()
         if self.index is not None:
@@ -416,7 +440,7 @@ class EnergonStore(SampleStore):
         return _reopen, (type(self), self.path, self._options, self._reader, self._key())
 
     def _key(self) -> str:
-        """What tells this opening from another without a look at the shards."""
+        """Return a hash of everything that identifies the opened samples without reading the shards."""
         counts = [(name, self.info.shard_counts[name]) for name in self.shards]
         left_out = self._numbering.left_out.tobytes()
         return xxhash.xxh3_128_hexdigest(repr((self.format, counts, left_out)).encode())
@@ -431,11 +455,11 @@ class EnergonStore(SampleStore):
         return int(shards[0]), int(indices[0])
 
     def _number(self, at: int, index: int) -> int | None:
-        """The number of a sample, in the first of its shard's places in the part; None if it is left out."""
+        """Return the number of a sample, in the first place of its shard in the part; None if it is left out."""
         return self._numbering.number(int(np.flatnonzero(self._which == at)[0]), index)
 
     def _left_out(self, counts: IntArray) -> IntArray:
-        """(n,) int64: raw numbers of the samples that are excluded, ascending."""
+        """Return the raw numbers of the samples that are excluded, (n,) int64, ascending."""
         keys = self._opened.part.keys
         if not keys:
             return np.empty(0, np.int64)
@@ -444,7 +468,7 @@ class EnergonStore(SampleStore):
             indices = self._lookup.indices(self._distinct_places[shard], wanted)
             found[self._distinct_places[shard]] = indices
             for key in sorted(wanted - set(indices.values())):
-                _log.warning("%s: excludes %s/%s, and there is no such sample", self._opened.files[-1], shard, key)
+                _log.warning("%s: excludes %s/%s, but there is no such sample", self._opened.files[-1], shard, key)
         begins = np.concatenate(([0], np.cumsum(counts[self._which])))
         raw = [
             int(begins[at]) + index for at, shard in enumerate(self._which.tolist()) for index in found.get(shard, ())
@@ -458,5 +482,5 @@ def _reopen(kind: type[EnergonStore], path: str, options: dict[str, Any], using:
     except HeadraceError as error:
         raise StoreError(f"{path}: cannot be opened in this process: {error}") from error
     if store._key() != key:
-        raise StoreError(f"{path}: has changed since the store was handed to this process; open it again")
+        raise StoreError(f"{path}: has changed since the store was passed to this process; open it again")
     return store

@@ -1,14 +1,12 @@
-"""One HDF5 file of documents of several keys, as AstrAI kept them up to 1.3.11.
+"""`Hdf5Store`, which reads AstrAI's HDF5 layout: documents of several keys in one file.
 
-The HDF5 layout of AstrAI: where the values of each key lie in the file.
-
-    /<key>/              a group a key
+    /<key>/              a group for each key
     /<key>/data_<i>      1-D, contiguous, no filters, no attributes: the values of one document, or of many
 
-Every dataset is one range of bytes of the file. So h5py is asked once, when the file is opened, where each begins;
-values are then read as from any other file, mapped or by ``preadv``.
+Every dataset is one range of bytes of the file. So h5py is only used when the file is opened, to find where each
+dataset begins. Values are then read as from any other file, by mapping or ``preadv``.
 
-Source: AstrAI 1.3.7 to 1.3.11, ``save_h5`` and ``load_h5``. The page ``docs/formats/hdf5.md`` says what is refused.
+Source: AstrAI 1.3.7 to 1.3.11, ``save_h5`` and ``load_h5``. The page ``docs/formats/hdf5.md`` lists what is refused.
 """
 
 from __future__ import annotations
@@ -41,10 +39,10 @@ class Segments(msgspec.Struct, frozen=True):
     """The datasets of one key, in order.
 
     Attributes:
-        names: of the datasets.
-        dtype: of all of them.
-        offsets: (n,) int64, the byte of the file where each begins.
-        bounds: (n + 1,) int64, prefix sums of their values.
+        names: names of the datasets.
+        dtype: the dtype of all of them.
+        offsets: (n,) int64, the byte of the file where each dataset begins.
+        bounds: (n + 1,) int64, prefix sums of their numbers of values.
     """
 
     names: tuple[str, ...]
@@ -54,10 +52,10 @@ class Segments(msgspec.Struct, frozen=True):
 
 
 def load_h5py(path: str) -> Any:
-    """The package.
+    """Import h5py and return it.
 
     Raises:
-        MissingExtraError: it is not installed; names the file that needs it.
+        MissingExtraError: h5py is not installed; the message names the file that needs it.
     """
     try:
         import h5py
@@ -67,17 +65,18 @@ def load_h5py(path: str) -> Any:
 
 
 def check_order(order: str) -> None:
-    """Raise ConfigError for an order that does not exist."""
+    """Raise ConfigError if there is no such order of datasets."""
     if order not in get_args(DatasetOrder):
         allowed = ", ".join(map(repr, get_args(DatasetOrder)))
         raise ConfigError(f"order={order!r} is unknown; the orders of datasets are {allowed}")
 
 
 def read_layout(path: str, file_bytes: int, order: DatasetOrder) -> dict[str, Segments]:
-    """The segments of each key, keys by name as HDF5 lists them. About 40 us a dataset.
+    """Return the segments of each key; keys are sorted by name, as HDF5 lists them. About 40 us a dataset.
 
     Raises:
-        StoreError: not a whole HDF5 file, or not in this layout; says which group or dataset.
+        StoreError: the file is not a complete HDF5 file, or does not have this layout; the message names the group or
+            dataset.
         MissingExtraError: h5py is not installed.
     """
     h5py = load_h5py(path)
@@ -87,34 +86,34 @@ def read_layout(path: str, file_bytes: int, order: DatasetOrder) -> dict[str, Se
             keys = [name.decode() for name in root]
             found = {key: _segments(h5py, path, _child(h5py, path, root, key, "/"), key, order) for key in keys}
     except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path}: not a whole HDF5 file: {error}") from error
+        raise StoreError(f"{path}: not a complete HDF5 file: {error}") from error
     if not found:
-        raise StoreError(f"{path}: names no key; a store has a group for each, with datasets data_0, data_1, ...")
+        raise StoreError(f"{path}: has no key; a store has a group for each key, with datasets data_0, data_1, ...")
     for key, segments in found.items():
         num_bytes = np.diff(segments.bounds) * segments.dtype.itemsize
         outside = np.flatnonzero(segments.offsets > file_bytes - num_bytes)
         if len(outside):
             at = int(outside[0])
             raise StoreError(
-                f"{path}: /{key}/{segments.names[at]}: {num_bytes[at]} bytes from byte {segments.offsets[at]} on do not"
-                f" lie in the file of {file_bytes} bytes: it was cut short"
+                f"{path}: /{key}/{segments.names[at]}: {num_bytes[at]} bytes from byte {segments.offsets[at]} on are"
+                f" expected, but the file has only {file_bytes} bytes: it was cut short"
             )
     return found
 
 
 def missing_numbers(segments: Segments) -> list[str]:
-    """Names that the numbering of the datasets leaves out."""
+    """Return the names that are missing in the numbering of the datasets."""
     numbers = [name.removeprefix("data_") for name in segments.names]
     if not all(number.isdecimal() and number.isascii() for number in numbers):
         return []
-    there = {int(number) for number in numbers}
-    return [f"data_{number}" for number in range(len(there)) if number not in there]
+    found = {int(number) for number in numbers}
+    return [f"data_{number}" for number in range(len(found)) if number not in found]
 
 
 def _child(h5py: Any, path: str, parent: Any, name: str, where: str) -> Any:
-    """What a name means in its group. Links elsewhere are not followed: they could name any file."""
+    """Open the object of a name in its group. Soft and external links are not followed, as they could name any file."""
     if parent.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
-        raise StoreError(f"{path}: {where}{name} is a link; only what lies in the file itself is read")
+        raise StoreError(f"{path}: {where}{name} is a link; only objects in the file itself are read")
     return h5py.h5o.open(parent, name.encode())
 
 
@@ -131,21 +130,21 @@ def _segments(h5py: Any, path: str, group: Any, key: str, order: DatasetOrder) -
         where = f"{path}: /{key}/{name}"
         dataset = _child(h5py, path, group, name, f"/{key}/")
         if not isinstance(dataset, h5py.h5d.DatasetID):
-            raise StoreError(f"{where} is a group; a key holds datasets only")
+            raise StoreError(f"{where} is a group; a key may hold only datasets")
         if len(dataset.shape or ()) != 1:
-            raise StoreError(f"{where} has the shape {dataset.shape}; a document is one-dimensional")
+            raise StoreError(f"{where} has the shape {dataset.shape}; a document must be one-dimensional")
         if dtype is None:
             dtype = _dtype(where, dataset.dtype)
         if dataset.dtype != dtype:
             raise StoreError(
-                f"{where} is of {dataset.dtype}, the datasets before it are of {dtype}; a key has one dtype"
+                f"{where} is of {dataset.dtype}, but the datasets before it are of {dtype}; a key must have one dtype"
             )
         (bounds[at + 1],) = dataset.shape
         offset = dataset.get_offset()
         if offset is None and bounds[at + 1]:
             raise StoreError(
-                f"{where} is chunked, compressed, external or was never written; values are read where they lie one"
-                " after another: h5repack --layout CONTI --filter NONE makes such a file"
+                f"{where} is chunked, compressed, external or was never written; only contiguous values can be read:"
+                " convert the file with h5repack --layout CONTI --filter NONE"
             )
         offsets[at] = offset or 0
     np.cumsum(bounds, out=bounds)
@@ -162,22 +161,30 @@ _ENDS_BYTES = 4096
 
 
 class Hdf5Store(SegmentedStore):
-    """One ``.h5`` file. A document is a dataset of a key; keys and parallel keys are those of `SegmentedStore`.
+    """A ``.h5`` file. A document is a dataset of a key; the main key and parallel keys are as in `SegmentedStore`.
 
-    Opening it costs about 40 us a dataset, with h5py; values are then read without it, as views where mapped.
+    Opening it costs about 40 us a dataset, with h5py. Values are then read without h5py, as views if the file is
+    mapped.
 
     Args:
         path: the file.
-        key: the main key.
-        using: how to read, ``"mmap"`` or ``"pread"``; or a reader.
-        order: of the datasets: ``"number"``, data_2 before data_10; ``"name"``, data_10 before data_2, which is how
-            AstrAI read files with more than ten.
-        vouched: the manifest's entry.
+        key: the main key; None for the default.
+        using: ``"mmap"`` or ``"pread"``, or a `Reader`.
+        order: order of the datasets: ``"number"``, with data_2 before data_10, or ``"name"``, with data_10 before
+            data_2, as AstrAI read files with more than ten datasets.
+        vouched: the file's entry in a manifest.
 
     Raises:
-        StoreError: missing, incomplete, or not in this layout; says what was found and where.
+        StoreError: the file is missing or incomplete, or does not have this layout; the message says what was found and
+            where.
         ConfigError: there is no such key or order.
         MissingExtraError: h5py is not installed.
+
+    Example:
+        >>> arrays = {"sequence": [np.array([5]), np.array([6, 7])]}
+        >>> shard = headrace.stores.write_hdf5("pair.h5", arrays)
+        >>> headrace.stores.Hdf5Store("pair.h5").document(1).tolist()
+        [6, 7]
     """
 
     format = "hdf5"
@@ -204,21 +211,21 @@ class Hdf5Store(SegmentedStore):
             {name: segments.dtype for name, segments in self._segments.items()},
             key,
         )
-        if vouched is not None:  # of a key without datasets only the manifest knows the dtype
-            silent = [name for name, segments in self._segments.items() if not segments.names and name in vouched.keys]
-            self._assumed = {name: key_dtype(vouched.keys[name].dtype) for name in silent}
+        if vouched is not None:  # only the manifest knows the dtype of a key without datasets
+            empty = [name for name, segments in self._segments.items() if not segments.names and name in vouched.keys]
+            self._assumed = {name: key_dtype(vouched.keys[name].dtype) for name in empty}
             self._dtypes.update(self._assumed)
         for fault in self._disagreements():
             raise StoreError(f"{self.file}: not the shard that the manifest lists: {fault}")
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The file."""
+        """The HDF5 file."""
         return (Path(self.file),)
 
     @property
     def fingerprint(self) -> str:
-        """xxh3_128 of the keys, their dtypes and documents, and the first and last 4 KiB of each. O(documents)."""
+        """xxh3_128 of the keys, their dtypes and lengths, and the first and last 4 KiB of each key. O(documents)."""
         hasher = xxhash.xxh3_128(self.format.encode())
         for key in self._keys:
             segments = self._segments[key]
@@ -231,7 +238,7 @@ class Hdf5Store(SegmentedStore):
         return hasher.hexdigest()
 
     def stream_view(self, key: str | None = None) -> TokenArray | None:
-        """The mapped values of a key that is all in one dataset, as AstrAI's pipeline wrote them."""
+        """Return the mapped values of a key whose values are all in one dataset, as AstrAI's pipeline wrote them."""
         name = self._known(key)
         segments = self._segments[name]
         total = int(segments.bounds[-1])
@@ -240,20 +247,20 @@ class Hdf5Store(SegmentedStore):
         return self._read(0, total, name) if total else read_only(np.empty(0, self._dtypes[name]))
 
     def gather(self, begins: IntArray, length: int) -> TokenArray:
-        """(len(begins), length) values of the main key, a fresh array: one call of the reader."""
+        """Return (len(begins), length) values of the main key in a new array, with one call of the reader."""
         checked = self._checked_begins(begins, length)
         values = self._read_parts(checked, length, self._keys[0])
         return values.reshape(len(checked), length)
 
     def can_be(self, key: str, dtype: np.dtype[Any]) -> bool:
-        """Anything, where a key has no datasets."""
+        """Return True for the key's own dtype, and for any dtype if the key has no datasets."""
         return self._dtypes[key] == dtype or not self._segments[key].names
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
-        """Every rule of the layout, bools, ids, and every byte if a manifest beside the file vouches for it.
+        """Check every rule of the layout, bools, ids, and all bytes if a manifest beside the file lists it.
 
-        Ids are those of the main key, and of all keys of integers that a manifest says hold ids. The file is opened
-        anew, so what the store has seen before does not matter.
+        Ids are checked in the main key, or in all integer keys that hold ids according to the manifest. The file is
+        opened again, so the state of this store does not matter.
         """
         vouched = self._vouched
         place = Path(self.file)
@@ -278,7 +285,7 @@ class Hdf5Store(SegmentedStore):
                 yield from store._check_key(key, vouched, vocab_size)
 
     def close(self) -> None:
-        """Let go of the file; arrays stay valid, and a later read opens it again."""
+        """Close the file. Arrays stay valid, and a later read opens it again."""
         self._reader.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -304,7 +311,8 @@ class Hdf5Store(SegmentedStore):
     def _check_key(self, key: str, vouched: OutputShard | None, vocab_size: int | None) -> Iterator[Problem]:
         segments = self._segments[key]
         for name in missing_numbers(segments)[:1]:
-            yield Problem(path=self.file, place=f"/{key}", message=f"{name} is missing among {len(segments.names)}")
+            message = f"{name} is missing among {len(segments.names)} datasets"
+            yield Problem(path=self.file, place=f"/{key}", message=message)
         info = None if vouched is None else vouched.keys.get(key)
         main = key == self._keys[0]
         has_ids = main if info is None else info.ids and (main or self._dtypes[key].kind in "iu")
@@ -317,16 +325,19 @@ class Hdf5Store(SegmentedStore):
         )
 
     def _disagreements(self) -> Iterator[str]:
-        """What the manifest's entry says otherwise."""
+        """Yield a message for each difference from the manifest's entry."""
         if self._vouched is None:
             return
         found = {key: (dtype.name, int(self._bounds[key][-1])) for key, dtype in self.dtypes.items()}
         listed = {key: (info.dtype, info.tokens) for key, info in self._vouched.keys.items()}
         if (found, self.num_documents) != (listed, self._vouched.documents):
-            yield f"found {self.num_documents} documents, {found}, listed {self._vouched.documents} and {listed}"
+            yield (
+                f"found {self.num_documents} documents with {found}, but the manifest lists {self._vouched.documents}"
+                f" with {listed}"
+            )
         sizes = [file.size for file in self._vouched.files]
         if sizes != [self._reader.size(self.file)]:
-            yield f"it has {self._reader.size(self.file)} bytes, listed {sizes[0]}"
+            yield f"the file has {self._reader.size(self.file)} bytes, but the manifest lists {sizes[0]}"
 
 
 def _reopen(
@@ -335,5 +346,5 @@ def _reopen(
     store = Hdf5Store(file, **how).with_dtypes(assumed)
     store.path = path
     if store.fingerprint != fingerprint:
-        raise StoreError(f"{file}: has changed since the store was handed to this process; open it again")
+        raise StoreError(f"{file}: has changed since the store was passed to this process; open it again")
     return store

@@ -1,4 +1,4 @@
-"""Writes the HDF5 layout of AstrAI: what its own ``save_h5`` would, and atomically."""
+"""Writes AstrAI's HDF5 layout, as its own ``save_h5`` does, but atomically."""
 
 from __future__ import annotations
 
@@ -26,21 +26,31 @@ if TYPE_CHECKING:
 
 
 class Hdf5Writer:
-    """Writes one ``.h5``, each document a dataset of each key; it appears whole at `finish`, or not at all.
+    """Writes one ``.h5``, in which each document is a dataset of each key. It appears whole at `finish`, or not at all.
 
-    A context manager that removes its temporary file unless `finish` was called. A killed one leaves it (a hidden
-    ``.tmp``), and its shard is begun anew: HDF5 cannot be continued in the middle. Each dataset costs 50 us and 800
-    bytes of the file, so it is for some thousand documents a file, or for long ones.
+    The writer is a context manager that removes its temporary file unless `finish` was called. If it is killed, it
+    leaves a hidden ``.tmp`` behind, and the shard has to be written again, since HDF5 cannot be continued in the
+    middle. Each dataset takes 50 us and 800 bytes of the file, so use it for a few thousand documents a file, or for
+    long ones.
 
     Args:
-        path: ends in ``.h5`` or ``.hdf5``; its folder must be there. A file that is there is replaced at `finish`.
+        path: path that ends in ``.h5`` or ``.hdf5``; its folder must exist. A file of this name is replaced at
+            `finish`.
         dtypes: dtype of each key.
-        values: the keys that hold no ids of a vocabulary but masks, lengths, rewards; for the manifest.
+        values: keys whose values are not ids of a vocabulary but masks, lengths or rewards; a manifest records this.
 
     Raises:
-        ConfigError: another suffix, no keys, a name that cannot be a key, or a dtype that the format does not have.
-        OutputError: the system refuses the file.
+        ConfigError: the path has another suffix, there are no keys, a name cannot be a key, or the format does not have
+            a dtype.
+        OutputError: the system reports an error.
         MissingExtraError: h5py is not installed.
+
+    Example:
+        >>> with headrace.stores.Hdf5Writer("two.h5", dtypes={"sequence": "int32"}) as writer:
+        ...     writer.add_documents({"sequence": np.array([5, 6, 7])}, {"sequence": np.array([1, 2])})
+        ...     shard = writer.finish()
+        >>> headrace.open("two.h5").lengths.tolist()
+        [1, 2]
     """
 
     format = "hdf5"
@@ -50,7 +60,7 @@ class Hdf5Writer:
     ) -> None:
         self._path = Path(path)
         if self._path.suffix not in HDF5_SUFFIXES:
-            raise ConfigError(f"{self._path}: an HDF5 store ends in {' or '.join(HDF5_SUFFIXES)}")
+            raise ConfigError(f"{self._path}: the name of an HDF5 store must end in {' or '.join(HDF5_SUFFIXES)}")
         self._dtypes, self._values = checked_keys(self._path, dtypes, values)
         self._counts = dict.fromkeys(self._dtypes, 0)
         self._num_tokens = dict.fromkeys(self._dtypes, 0)
@@ -64,31 +74,31 @@ class Hdf5Writer:
 
     @property
     def prefix(self) -> str:
-        """Path without the suffix."""
+        """The path without the suffix."""
         return str(self._path.with_suffix(""))
 
     @property
     def num_documents(self) -> int:
-        """Documents added so far, of the first key."""
+        """Number of documents of the first key added so far."""
         return next(iter(self._counts.values()))
 
     @property
     def num_tokens(self) -> int:
-        """Values added so far, of all keys."""
+        """Number of values added so far, over all keys."""
         return sum(self._num_tokens.values())
 
     def add_documents(self, tokens: Mapping[str, NDArray[Any]], lengths: Mapping[str, NDArray[np.int64]]) -> None:
         """Append documents.
 
         Args:
-            tokens: for each key (sum of its lengths,) values, the documents one after another.
-            lengths: for each key (n,) values of each document; n is the same for all.
+            tokens: for each key the (sum of its lengths,) values of the documents, one after another.
+            lengths: for each key the (n,) lengths of the documents; n is the same for all keys.
 
         Raises:
             ConfigError: the writer is no longer open.
-            InputError: other keys than the writer's, values that do not fit into the dtype, or lengths that do not
-                fit the values. Nothing of this call is written then.
-            OutputError: the system refuses the write; the writer is of no further use.
+            InputError: the keys differ from the writer's, values do not fit into the dtype, or the lengths do not add
+                up to the number of values. Then nothing of this call is written.
+            OutputError: the system reports an error; the writer cannot be used any more.
         """
         checked: dict[str, list[NDArray[Any]]] = {}
         check_given(self._path, self._dtypes, tokens=tokens, lengths=lengths)
@@ -98,15 +108,15 @@ class Hdf5Writer:
             checked[key] = np.split(data, np.cumsum(counts)[:-1]) if len(counts) else []
         if len({len(documents) for documents in checked.values()}) > 1:
             found = ", ".join(f"{len(documents)} for {key!r}" for key, documents in checked.items())
-            raise InputError(f"{self._path}: different numbers of documents: {found}")
+            raise InputError(f"{self._path}: the keys have different numbers of documents: {found}")
         self._append(checked)
 
     def finish(self) -> WrittenShard:
-        """Bring the file to the disk and give it its name.
+        """Bring the file to the disk and give it its final name.
 
         Raises:
             ConfigError: the writer is no longer open.
-            OutputError: the system refuses; nothing is left behind, and a file that was there is there still.
+            OutputError: the system reports an error; nothing is left behind, and an older file of this name is kept.
         """
         self._check_open()
         try:
@@ -134,7 +144,7 @@ class Hdf5Writer:
         )
 
     def discard(self) -> None:
-        """Remove the temporary file. Nothing happens after `finish`."""
+        """Remove the temporary file. After `finish` this does nothing."""
         if self._is_open:
             self._is_open = False
             self._file.close()
@@ -155,7 +165,7 @@ class Hdf5Writer:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise ConfigError(f"{self._path}: the writer was finished or discarded; it takes no more")
+            raise ConfigError(f"{self._path}: the writer was finished or discarded; it accepts no more documents")
 
     def __enter__(self) -> Self:
         return self
@@ -167,9 +177,9 @@ class Hdf5Writer:
 
 
 class _Output(io.FileIO):
-    """The temporary file, which never fails in front of HDF5: it could not close its file then, and would crash.
+    """The temporary file, which never raises an error to HDF5: HDF5 could not close its file then, and would crash.
 
-    The first error is kept for `raise_error`, and what is written after it is thrown away.
+    The first error is kept for `raise_error`, and everything that is written after it is discarded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -177,12 +187,12 @@ class _Output(io.FileIO):
         self._error: OSError | None = None
 
     def raise_error(self) -> None:
-        """Raise what went wrong, if anything did."""
+        """Raise the first error, if there was one."""
         if self._error is not None:
             raise self._error
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write all of it."""
+        """Write all of ``data``."""
         view = memoryview(data).cast("B")
         try:
             done = 0
@@ -193,7 +203,7 @@ class _Output(io.FileIO):
         return len(view)
 
     def truncate(self, size: int | None = None, /) -> int:
-        """Make it as long as HDF5 says."""
+        """Set the size of the file."""
         try:
             return super().truncate(size)
         except OSError as error:
@@ -202,12 +212,12 @@ class _Output(io.FileIO):
 
 
 def write_hdf5(path: str | os.PathLike[str], arrays: Mapping[str, Sequence[NDArray[Any]]]) -> WrittenShard:
-    """Write each array as a dataset of its key, in one call; keys may have different numbers of them.
+    """Write each array as a dataset of its key, in one call. Keys may have different numbers of arrays.
 
     Raises:
-        ConfigError: as `Hdf5Writer`.
-        InputError: arrays of a key with different dtypes, or of more dimensions than one.
-        OutputError: the system refuses.
+        ConfigError: as in `Hdf5Writer`.
+        InputError: the arrays of a key have different dtypes, or an array has more than one dimension.
+        OutputError: the system reports an error.
         MissingExtraError: h5py is not installed.
     """
     check_local(path)
@@ -216,7 +226,7 @@ def write_hdf5(path: str | os.PathLike[str], arrays: Mapping[str, Sequence[NDArr
         found = dict.fromkeys(part.dtype for part in parts)
         if len(found) > 1:
             raise InputError(
-                f"{os.fspath(path)}: key {key!r} has arrays of {', '.join(map(str, found))}; a key has one dtype"
+                f"{os.fspath(path)}: key {key!r} has arrays of {', '.join(map(str, found))}; a key must have one dtype"
             )
         dtypes[key] = next(iter(found), np.dtype(np.int64))
     with Hdf5Writer(path, dtypes=dtypes) as writer:

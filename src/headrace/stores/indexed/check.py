@@ -1,7 +1,4 @@
-"""Reads a whole indexed shard and says everything that is wrong with it.
-
-Compares an indexed shard with the sums that its manifest lists, and says what lies where they differ.
-"""
+"""Reads a whole indexed shard and reports everything that is wrong with it, by itself and against its manifest."""
 
 from __future__ import annotations
 
@@ -23,19 +20,19 @@ from headrace.stores.written import OutputShard
 
 
 def check_sums(prefix: str, vouched: OutputShard, index: Index | None, stream: Stream | None) -> Iterator[Problem]:
-    """Sizes and hashes of both files against the manifest; a block that differs is named with what lies in it."""
+    """Compare sizes and hashes of both files with the manifest; a block that differs is named with its content."""
     data, idx = vouched.files
     yield from check_file(prefix + ".bin", data, holds=partial(_in_bin, index, stream))
     yield from check_file(prefix + ".idx", idx, holds=partial(_in_idx, index))
 
 
 def _in_idx(index: Index | None, begin: int, end: int) -> str:
-    """What a range of the ``.idx`` holds, in words."""
+    """Describe what a range of the ``.idx`` holds."""
     return "" if index is None else f" ({index.arrays.describe(begin, end)})"
 
 
 def _in_bin(index: Index | None, stream: Stream | None, begin: int, end: int) -> str:
-    """Which documents have bytes in a range of the ``.bin``, in words."""
+    """Describe which documents have bytes in a range of the ``.bin``."""
     if index is None or stream is None:
         return ""
     itemsize = index.dtype.itemsize
@@ -61,13 +58,13 @@ def check_indexed(
     vouched: OutputShard | None,
     vocab_size: int | None,
 ) -> Iterator[Problem]:
-    """Every fault of ``<prefix>.bin`` and ``<prefix>.idx``, and of the manifest beside them if ``vouched`` is None.
+    """Yield every fault of ``<prefix>.bin`` and ``<prefix>.idx``, and of the manifest beside them.
 
-    The files are opened anew with ``opened``, so what the store has seen before does not matter. One pass over the
-    ``.idx``, one over the ``.bin`` for each of: checksums, if a manifest vouches for the shard; ids, if ``vocab_size``
-    is given.
+    The manifest is only loaded if ``vouched`` is None. The index is opened again with ``opened``, so the state of an
+    open store does not matter. This takes one pass over the ``.idx``, and one pass over the ``.bin`` for each of these:
+    checksums, if a manifest lists the shard; and ids, if ``vocab_size`` is set.
     """
-    using = copy.copy(using)  # which has no files yet
+    using = copy.copy(using)  # a copy has no files open
     try:
         yield from _check(prefix, using, opened, vouched, vocab_size)
     finally:
@@ -108,14 +105,17 @@ def _check(
 
 
 def _check_index(index: Index, bin_bytes: int) -> Iterator[Problem]:
-    """Every pointer, size and document index."""
+    """Check every pointer, size and document index."""
     count, itemsize = len(index.sizes), index.dtype.itemsize
     faults = Faults(index.path, "document indices")
     for begin in range(0, index.num_documents, CHUNK):
         bounds = index.bounds.read(begin, min(begin + CHUNK, index.num_documents) + 1)
         wrong = (bounds[1:] < bounds[:-1]) | (bounds[1:] > count) | (bounds[1:] < 0)
         for at in faults.to_name(wrong):
-            message = f"goes from sequence {bounds[at]} to {bounds[at + 1]}; allowed is upwards within 0 to {count}"
+            message = (
+                f"goes from sequence {bounds[at]} to {bounds[at + 1]}; document indices may not decrease and must be"
+                f" within 0 to {count}"
+            )
             yield Problem(path=index.path, place=f"document {begin + at}", message=message)
     yield from faults.rest()
     faults = Faults(index.path, "sequences")
@@ -130,9 +130,9 @@ def _check_index(index: Index, bin_bytes: int) -> Iterator[Problem]:
 
 
 def _check_coverage(path: str, index: Index, stream: Stream, bin_bytes: int) -> Iterator[Problem]:
-    """Bytes that belong to nothing. O(sequences) memory where the stream is scattered."""
+    """Find bytes that belong to no document. O(sequences) memory if the stream is scattered."""
     if index.size > index.arrays.end:
-        message = f"{index.size - index.arrays.end} bytes after the document indices, which nothing refers to"
+        message = f"{index.size - index.arrays.end} unused bytes after the document indices"
         yield Problem(path=index.path, place=f"byte {index.arrays.end}", message=message)
     if type(stream) is ContiguousStream:
         gaps = [(index.last_byte, bin_bytes)]
@@ -154,14 +154,14 @@ def _check_coverage(path: str, index: Index, stream: Stream, bin_bytes: int) -> 
 
 
 def _check_counts(prefix: str, vouched: OutputShard, index: Index, stream: Stream) -> Iterator[Problem]:
-    """The numbers that the manifest gives for the shard."""
+    """Compare the shard with the numbers in its manifest's entry."""
     facts = {
         "documents": (vouched.documents, index.num_documents),
         "tokens": (vouched.tokens, stream.num_tokens),
         "dtype": ("/".join(key.dtype for key in vouched.keys.values()), index.dtype.name),
         "contiguous": (vouched.contiguous, vouched.contiguous and type(stream) is ContiguousStream),
     }
-    if index.arrays.bounds is None:  # each sequence was asked to be a document
+    if index.arrays.bounds is None:  # opened with each sequence as a document, so the numbers differ
         del facts["documents"]
     for name, (listed, found) in facts.items():
         if listed != found:
@@ -169,7 +169,7 @@ def _check_counts(prefix: str, vouched: OutputShard, index: Index, stream: Strea
 
 
 def _check_ids(path: str, using: Reader, index: Index, stream: Stream, vocab_size: int) -> Iterator[Problem]:
-    """Ids outside of the vocabulary, the first in each document."""
+    """Find ids outside the vocabulary, the first one in each document."""
     dtype = index.dtype
     if dtype.kind not in "iu":
         yield Problem(path=path, place="", message=f"{dtype.name} numbers are not token ids")
@@ -186,9 +186,9 @@ def _check_ids(path: str, using: Reader, index: Index, stream: Stream, vocab_siz
             return
         wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
         documents, firsts = np.unique(index.documents_of(stream.sequences(wrong + begin)), return_index=True)
-        # A document that goes on from the block before was named there.
+        # A document that began in the previous block may have been named there.
         for at in faults.to_name(documents != last):
-            message = f"id {ids[wrong[firsts[at]]]} is outside of the vocabulary, 0 to {vocab_size - 1}"
+            message = f"id {ids[wrong[firsts[at]]]} is outside the vocabulary, 0 to {vocab_size - 1}"
             place = f"document {documents[at]}, token {begin + wrong[firsts[at]]} of the stream"
             yield Problem(path=path, place=place, message=message)
         last = int(documents[-1]) if len(documents) else last

@@ -1,7 +1,4 @@
-"""The arrays of one ``.idx``: where they lie in the file, read where they are needed and never loaded whole.
-
-Where the arrays of an index lie in its file: what all formats with a ``.bin`` and an ``.idx`` have in common.
-"""
+"""The arrays of one ``.idx``, for all formats with a ``.bin`` and an ``.idx``; only the needed parts are read."""
 
 from __future__ import annotations
 
@@ -20,15 +17,15 @@ from headrace.stores.arguments import IntArray, TokenArray, read_only
 
 
 class ArrayPlace(msgspec.Struct, frozen=True):
-    """One array of little-endian integers.
+    """The place of one array of little-endian integers in a file.
 
     Attributes:
-        name: what its entries are.
-        offset: byte of the first.
-        dtype: as NumPy writes it.
-        count: entries.
-        stride: bytes from one entry to the next; 0 where they are adjacent.
-        scale: what each entry is to be multiplied by: the format counts elements, we count bytes.
+        name: what the entries are, for messages.
+        offset: byte of the first entry.
+        dtype: dtype of the entries, in NumPy's notation.
+        count: number of entries.
+        stride: bytes from one entry to the next; 0 if they are adjacent.
+        scale: factor of each entry: some formats count elements, where Headrace counts bytes.
     """
 
     name: str
@@ -40,12 +37,12 @@ class ArrayPlace(msgspec.Struct, frozen=True):
 
     @property
     def step(self) -> int:
-        """Bytes from one entry to the next."""
+        """Bytes from one entry to the next, also if they are adjacent."""
         return self.stride or np.dtype(self.dtype).itemsize
 
     @property
     def end(self) -> int:
-        """Byte behind the last entry."""
+        """The byte after the last entry."""
         return self.offset + ((self.count - 1) * self.step + np.dtype(self.dtype).itemsize if self.count else 0)
 
 
@@ -53,14 +50,14 @@ class Arrays(msgspec.Struct, frozen=True, kw_only=True):
     """The arrays of one ``.idx``.
 
     Attributes:
-        dtype: of the tokens in the ``.bin``.
-        header_bytes: bytes before the arrays.
-        sizes: (N,) tokens of each sequence.
+        dtype: dtype of the tokens in the ``.bin``.
+        header_bytes: number of bytes before the arrays.
+        sizes: (N,) number of tokens in each sequence.
         pointers: (N,) where each sequence begins in the ``.bin``.
-        bounds: (D,) sequences up to the beginning of each document; None where each sequence is a document.
-        modes: (N,) a number for the kind of each sequence; None where there is none.
-        end: bytes of the file that mean something.
-        shift: what is to be subtracted from a stored number to have the token.
+        bounds: (D,) number of sequences before each document; None if each sequence is a document.
+        modes: (N,) a number for the kind of each sequence; None if there are no modes.
+        end: number of bytes of the file that are in use.
+        shift: number to subtract from a stored number to get the token.
     """
 
     dtype: np.dtype[Any]
@@ -73,7 +70,7 @@ class Arrays(msgspec.Struct, frozen=True, kw_only=True):
     shift: int = 0
 
     def describe(self, begin: int, end: int) -> str:
-        """What bytes ``begin`` to ``end`` of the ``.idx`` hold, in words."""
+        """Describe what the bytes ``begin`` to ``end`` of the ``.idx`` hold."""
         found = ["header"] if begin < min(end, self.header_bytes) else []
         for place in (self.sizes, self.pointers, self.bounds, self.modes):
             if place is not None:
@@ -81,45 +78,45 @@ class Arrays(msgspec.Struct, frozen=True, kw_only=True):
                 if low < high:
                     first, last = (low - place.offset) // place.step, (high - 1 - place.offset) // place.step
                     found.append(f"{place.name} {first} to {last}")
-        return ", ".join(found) or "nothing that is used"
+        return ", ".join(found) or "unused bytes"
 
 
 def token_ids(stored: TokenArray, shift: int, path: str) -> TokenArray:
-    """The tokens that stored numbers mean; a fresh array where they are shifted.
+    """Return the tokens of stored numbers; a new array if the numbers are shifted.
 
     Raises:
-        StoreError: a stored number that no token gives.
+        StoreError: a stored number stands for no token.
     """
     if not shift:
         return stored
     if not stored.all():
         raise StoreError(
-            f"{path}: holds the number 0, which a file of ids + 1 never does; open it with dialect='megatron', which"
-            " takes the ids as they are"
+            f"{path}: holds the number 0, which a file of ids + 1 never holds; open it with dialect='megatron', which"
+            " does not shift the ids"
         )
     ids: TokenArray = stored - stored.dtype.type(shift)
     return ids
 
 
 CHUNK: Final = 1 << 15
-"""Entries that one pass over an array has in memory at a time: they fit into the processor's cache, and are no more
-bytes than the allocator keeps at hand; twice as many take twice as long."""
+"""Entries that a pass over an array holds in memory at a time. They fit into the processor's cache and into the memory
+that the allocator keeps for reuse; with twice as many, a pass takes twice as long."""
 
 _WINDOW: Final = 512
-"""Entries that a search reads at once where the file is not mapped: 4 KiB."""
+"""Entries that a search reads at once if the file is not mapped: 4 KiB."""
 
 
 class IntegerColumn:
-    """One little-endian integer array in a file, as int64, at any alignment and any step from entry to entry.
+    """Reads a little-endian integer array in a file as int64, with any alignment and any step between entries.
 
     Args:
-        reader: brings the bytes.
+        reader: reads the bytes.
         path: the file.
         offset: byte of the first entry.
-        dtype: of the entries.
-        count: how many there are.
-        stride: bytes from one entry to the next; 0 where they are adjacent.
-        scale: what each entry is multiplied by.
+        dtype: dtype of the entries.
+        count: number of entries.
+        stride: bytes from one entry to the next; 0 if they are adjacent.
+        scale: factor of each entry.
     """
 
     def __init__(
@@ -140,33 +137,33 @@ class IntegerColumn:
         self._count = count
         self._step = stride or self._dtype.itemsize
         self._scale = scale
-        # Only such an array can be searched without a copy of it.
+        # Only such an array can be searched without copying it.
         self._is_plain = self._dtype == np.dtype("<i8") and self._step == 8 and sys.byteorder == "little"
-        # Made once: these are the keys and the makers that the reader keeps views by.
+        # The keys under which the reader keeps views, made once since every read needs one.
         self._array_key = (offset, "array")
         self._memory_key = (offset, "memory")
 
     @classmethod
     def at(cls, reader: Reader, path: str, place: ArrayPlace) -> IntegerColumn:
-        """The array that lies at a place."""
+        """Make the column of the array at a place."""
         return cls(reader, path, place.offset, place.dtype, place.count, stride=place.stride, scale=place.scale)
 
     def __len__(self) -> int:
         return self._count
 
     def read(self, begin: int, end: int) -> IntArray:
-        """(end - begin,) int64: a copy of the entries ``begin`` to ``end``, which lie in the array."""
+        """Return a copy of the entries ``begin`` to ``end``, which lie in the array, as (end - begin,) int64."""
         mapped = self._reader.kept(self._path, self._array_key, self.view)
         found = self._from_file(begin, end) if mapped is None else mapped[begin:end]
         return self._scaled(found.astype(np.int64, copy=mapped is not None))
 
     def stored(self, begin: int, end: int) -> NDArray[Any]:
-        """(end - begin,) the same in the dtype of the file, not scaled."""
+        """Return the same entries as ``read``, in the dtype of the file and not scaled."""
         mapped = self._reader.kept(self._path, self._array_key, self.view)
         return self._from_file(begin, end) if mapped is None else mapped[begin:end].copy()
 
     def take(self, at: IntArray) -> IntArray:
-        """(n,) int64: the entries at these places, which lie in the array."""
+        """Return the entries at these positions, which lie in the array, as (n,) int64."""
         mapped = self._reader.kept(self._path, self._array_key, self.view)
         if mapped is not None:
             return self._scaled(mapped[at].astype(np.int64, copy=False))
@@ -175,23 +172,24 @@ class IntegerColumn:
         return self._scaled(data.view(self._dtype).astype(np.int64, copy=False))
 
     def array(self) -> NDArray[Any]:
-        """(count,) all entries as they are in the file, read-only: a view of the mapping, else read. Not scaled."""
+        """Return all (count,) entries as they are in the file, read-only and not scaled; a view if it is mapped."""
         mapped = self._reader.kept(self._path, self._array_key, self.view)
         return read_only(self._from_file(0, self._count)) if mapped is None else mapped
 
     def last_at_most(self, values: IntArray) -> IntArray:
-        """(n,) int64: the place of the last entry that is at most each value, in a non-decreasing array of int64.
+        """Return the position of the last entry that is at most each value, (n,) int64.
 
-        The first entry must be at most every value. O(log entries) each, about 1.5 us where the file is mapped.
+        The array must not decrease, and its first entry must be at most every value. O(log entries) each, about 1.5 us
+        if the file is mapped.
         """
         memory = self._reader.kept(self._path, self._memory_key, self._memory) if self._is_plain else None
         if memory is not None:
-            # np.searchsorted would copy the unaligned array; bisect reads only the entries it compares.
+            # np.searchsorted would copy the unaligned array; bisect reads only the entries that it compares.
             values = values if self._scale == 1 else values // self._scale
             return np.fromiter(map(partial(bisect_right, memory), values.tolist()), np.int64, len(values)) - 1
         if not len(values):
             return np.zeros(0, np.int64)
-        # Halve until a window of entries is left, which one read brings. Invariant: entry[low] <= value < entry[high].
+        # Halve until a window of entries is left, which is read at once. Invariant: entry[low] <= value < entry[high].
         low, high = np.zeros(len(values), np.int64), np.full(len(values), self._count)
         width = min(_WINDOW, self._count)
         for _ in range((self._count // width).bit_length()):
@@ -204,7 +202,6 @@ class IntegerColumn:
         return first + below_in_window - 1
 
     def _from_file(self, begin: int, end: int) -> NDArray[Any]:
-        """(end - begin,) in the dtype of the file."""
         count = end - begin
         if not count:
             return np.empty(0, self._dtype)
@@ -217,11 +214,11 @@ class IntegerColumn:
             return entries
         highest = np.iinfo(np.int64).max // self._scale
         if entries.max() > highest or entries.min() < -highest:
-            raise StoreError(f"{self._path}: a pointer to element {np.abs(entries).max()} lies in no file")
+            raise StoreError(f"{self._path}: a pointer to element {np.abs(entries).max()} is beyond any file")
         return entries * self._scale
 
     def view(self, data: NDArray[np.uint8]) -> NDArray[Any]:
-        """(count,) the entries within the bytes of the whole file, without a copy. Not scaled."""
+        """Return the (count,) entries as a view of the bytes of the whole file, not scaled."""
         if not self._count:
             return read_only(np.empty(0, self._dtype))
         return np.ndarray((self._count,), self._dtype, data, self._offset, (self._step,))
@@ -231,7 +228,7 @@ class IntegerColumn:
 
 
 class OneSequenceEach:
-    """The document indices where each sequence is a document: 0, 1, 2, ... N; nothing is kept."""
+    """The document indices if each sequence is a document: 0, 1, 2, ... N, computed when needed."""
 
     def __init__(self, num_sequences: int) -> None:
         self._count = num_sequences + 1
@@ -240,19 +237,19 @@ class OneSequenceEach:
         return self._count
 
     def read(self, begin: int, end: int) -> IntArray:
-        """(end - begin,) int64: the numbers themselves."""
+        """Return the numbers ``begin`` to ``end``, (end - begin,) int64."""
         return np.arange(begin, end)
 
     def take(self, at: IntArray) -> IntArray:
-        """(n,) int64: the places themselves."""
+        """Return the positions themselves."""
         return at
 
     def last_at_most(self, values: IntArray) -> IntArray:
-        """(n,) int64: the values themselves."""
+        """Return the values themselves."""
         return values
 
     def array(self) -> IntArray:
-        """(N + 1,) int64, made anew."""
+        """Return a new array of all entries, (N + 1,) int64."""
         return np.arange(self._count)
 
 
@@ -260,18 +257,18 @@ class Index:
     """One index: its arrays, and the checks that cost O(1).
 
     Args:
-        reader: brings the bytes.
-        path: the ``.idx``, which was found to be at least ``arrays.end`` bytes long.
-        arrays: where they lie.
+        reader: reads the bytes.
+        path: the ``.idx``, which is known to be at least ``arrays.end`` bytes long.
+        arrays: the places of the arrays.
         bin_bytes: size of the ``.bin``.
 
     Attributes:
-        arrays: where they lie, and the dtype of the tokens.
-        sizes: (N,) tokens of each sequence.
+        arrays: the places of the arrays, and the dtype of the tokens.
+        sizes: (N,) number of tokens in each sequence.
         pointers: (N,) byte of the ``.bin`` where each sequence begins.
-        bounds: (D,) sequences up to the beginning of each document; the last is N.
-        modes: (N,) the kind of each sequence, where the index has it.
-        last_byte: where the last sequence ends in the ``.bin``, in bytes; 0 without sequences.
+        bounds: (D,) number of sequences before each document; the last is N.
+        modes: (N,) kind of each sequence; None if the index has no modes.
+        last_byte: byte of the ``.bin`` where the last sequence ends; 0 without sequences.
 
     Raises:
         StoreError: the first or last entries of the arrays do not fit the files.
@@ -292,16 +289,16 @@ class Index:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of the tokens in the ``.bin``."""
+        """The dtype of the tokens in the ``.bin``."""
         return self.arrays.dtype
 
     @property
     def num_documents(self) -> int:
-        """Documents, empty ones included."""
+        """Number of documents, including empty ones."""
         return len(self.bounds) - 1
 
     def sequence(self, number: int) -> tuple[int, int]:
-        """Tokens of one sequence, and the byte where it begins; about 0.8 us where the file is mapped."""
+        """Return the number of tokens in one sequence and the byte where it begins; about 0.8 us if mapped."""
         views = self._reader.kept(self.path, "sizes and pointers", self._views)
         if views is None:
             return int(self.sizes.read(number, number + 1)[0]), int(self.pointers.read(number, number + 1)[0])
@@ -309,26 +306,25 @@ class Index:
         return sizes.item(number), pointers.item(number) * self.arrays.pointers.scale
 
     def _views(self, data: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[Any]]:
-        # They die with the open file, as all that a reader keeps.
         return self.sizes.view(data), self.pointers.view(data)
 
     def for_pass(self) -> Index:
-        """The same index for one pass over all entries, through `Reader.for_pass`."""
+        """Return the same index for one pass over all entries, through `Reader.for_pass`."""
         return Index(self._reader.for_pass(), self.path, self.arrays, self._bin_bytes)
 
     def documents_of(self, sequences: IntArray) -> IntArray:
-        """(n,) int64: the document that each sequence belongs to."""
+        """Return the document to which each sequence belongs, (n,) int64."""
         return self.bounds.last_at_most(sequences)
 
     def _check_ends(self, bin_bytes: int) -> int:
         path, count = self.path, len(self.sizes)
         first, last = self.bounds.take(np.array([0, len(self.bounds) - 1])).tolist()
         if self.arrays.bounds is not None and (first != 0 or last != count):
-            lost = "; merging with GPT-NeoX and Aleph Alpha's builder lose the documents" if last == 0 else ""
+            lost = "; merges with GPT-NeoX and with Aleph Alpha's builder lose the documents" if last == 0 else ""
             raise StoreError(
                 f"{path}: byte {self.arrays.bounds.offset}: the document indices must go from 0 to {count} (the number"
                 f" of sequences); found {first} to {last} in {len(self.bounds)} of them{lost}; open it with"
-                " documents='sequences' to take each sequence as a document, or merge again"
+                " documents='sequences' to make each sequence a document, or merge again"
             )
         if count == 0:
             return 0
@@ -337,8 +333,8 @@ class Index:
         end = int(pointer + size * self.dtype.itemsize)
         if begin < 0 or pointer < 0 or size < 0:
             raise StoreError(
-                f"{path}: a negative pointer or size: sequence 0 begins at byte {begin}, sequence {count - 1} at byte"
-                f" {pointer} and has {size} tokens"
+                f"{path}: a pointer or size is negative: sequence 0 begins at byte {begin}, sequence {count - 1} begins"
+                f" at byte {pointer} and has {size} tokens"
             )
         if end > bin_bytes:
             raise StoreError(

@@ -1,6 +1,6 @@
-"""The bytes of an ``.idx``, Megatron's or fairseq's, and who wrote them: projects differ in what a dtype code means.
+"""The layout of an ``.idx`` of Megatron or fairseq, and the dialects, which differ in the meaning of dtype codes.
 
-All little-endian, no padding. N is the number of sequences, D the number of documents *plus one*.
+The file is little-endian without padding. N is the number of sequences, D the number of documents *plus one*.
 
     offset       bytes  type   content
     0            9      bytes  "MMIDIDX" and two NULs
@@ -13,12 +13,9 @@ All little-endian, no padding. N is the number of sequences, D the number of doc
     34+12N       8 D    i64    0, then the number of sequences up to the end of each document; the last is N
     34+12N+8D    N      i8     a mode for each sequence, in a multimodal .idx only; of 2023-07 to 2023-10 as i32
 
-fairseq's has neither D nor the document indices: 26 + 12 N bytes. Nothing but the size of the file says which it is.
+fairseq's has neither D nor the document indices: 26 + 12 N bytes. Only the size of the file tells the two apart.
 
-Source: Megatron-Core 0.16, ``megatron/core/datasets/indexed_dataset.py``; fairseq, ``fairseq/data/indexed_dataset.py``.
-The page ``docs/formats/indexed.md`` says what is refused, and why.
-
-Who wrote a pair of ``.bin`` and ``.idx``: projects differ in what a dtype code means, and in what they leave out.
+The dialects differ in the meaning of the dtype codes and in what they leave out:
 
 code                      1..5, 8   6         7         9, 10
 megatron                  same      float64   float32   -         Megatron-Core, Megatron-LM since 2023-06
@@ -26,7 +23,8 @@ deepspeed                 same      float64   float64   -         Megatron-DeepS
 neox                      same      float32   float64   -         GPT-NeoX, Aleph Alpha's copy of it
 fairseq                   same      float64   float64   uint32, uint64   no documents in its index
 
-Opens Megatron's or fairseq's ``.idx``, and decides what its bytes leave open.
+Source: Megatron-Core 0.16, ``megatron/core/datasets/indexed_dataset.py``; fairseq, ``fairseq/data/indexed_dataset.py``.
+The page ``docs/formats/indexed.md`` lists what is refused, and why.
 """
 
 from __future__ import annotations
@@ -62,12 +60,18 @@ _CODES: Final[dict[Dialect, dict[int, np.dtype[Any]]]] = {
 
 
 class IndexedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a pair of ``.bin`` and ``.idx`` is to be understood, where its bytes do not say.
+    """How to read a pair of ``.bin`` and ``.idx`` if its bytes leave that open.
 
     Attributes:
-        dialect: who wrote it; None takes what the bytes tell, and asks where they do not.
-        documents: ``"indices"`` are what the index says; with ``"sequences"`` each sequence is a document, whatever
-            the index says, so that it also opens where a tool lost them.
+        dialect: which program wrote the pair; None decides by the bytes, and raises an error if they do not tell.
+        documents: with ``"indices"``, documents are those of the index; with ``"sequences"``, each sequence is a
+            document, whatever the index says. So a pair whose documents were lost by a tool opens too.
+
+    Example:
+        >>> options = headrace.stores.IndexedOptions(documents="sequences")
+        >>> store = headrace.stores.IndexedStore("data/web", options=options)
+        >>> store.num_documents == store.num_sequences
+        True
     """
 
     dialect: Dialect | None = None
@@ -85,27 +89,27 @@ AS_FOUND: Final = IndexedOptions()
 
 
 def codes(dialect: Dialect) -> dict[int, np.dtype[Any]]:
-    """The dtypes of a dialect by their codes."""
+    """Return the dtypes of a dialect by their codes."""
     return dict(_CODES[dialect])
 
 
 def code_of(dtype: DTypeLike, dialect: Dialect) -> int:
-    """The code that a dialect writes for a dtype.
+    """Return the code that a dialect writes for a dtype.
 
     Raises:
-        ConfigError: it is no dtype, or the readers of the dialect do not know it; says which ones they know.
+        ConfigError: it is not a dtype, or the readers of the dialect do not know it; the message lists those they know.
     """
     try:
         wanted = np.dtype(dtype)
     except TypeError as error:
-        raise ConfigError(f"dtype={dtype!r} is no dtype: {error}") from error
+        raise ConfigError(f"dtype={dtype!r} is not a dtype: {error}") from error
     for code, known in _CODES[dialect].items():
         if wanted == known:
             return code
     known_names = ", ".join(dict.fromkeys(known.name for known in _CODES[dialect].values()))
     where = " (fairseq's readers know it: dialect='fairseq')" if wanted in _CODES["fairseq"].values() else ""
     raise ConfigError(
-        f"dtype {wanted.name} is unknown to readers of the {dialect} dialect{where}; it has {known_names}"
+        f"dtype {wanted.name} is unknown to readers of the {dialect} dialect{where}; they know {known_names}"
     )
 
 
@@ -119,11 +123,11 @@ class IdxLayout(msgspec.Struct, frozen=True):
     """Where the arrays of one ``.idx`` lie.
 
     Attributes:
-        dtype_code: what the header says.
+        dtype_code: dtype code in the header.
         num_sequences: N.
         num_bounds: D, documents + 1; 0 in fairseq's layout.
-        dialect: says what the code means; ``"fairseq"`` is also the layout without documents.
-        mode_bytes: bytes of a sequence's mode: 1, 4, or 0 where there are no modes.
+        dialect: decides the meaning of the code; ``"fairseq"`` is also the layout without documents.
+        mode_bytes: bytes of each sequence's mode, 1 or 4; 0 if there are no modes.
     """
 
     dtype_code: int
@@ -134,32 +138,32 @@ class IdxLayout(msgspec.Struct, frozen=True):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of the tokens in the ``.bin``."""
+        """The dtype of the tokens in the ``.bin``."""
         return codes(self.dialect)[self.dtype_code]
 
     @property
     def has_documents(self) -> bool:
-        """Whether the layout has document indices at all."""
+        """Whether the layout has document indices."""
         return self.dialect != "fairseq"
 
     @property
     def end(self) -> int:
-        """Bytes of the whole ``.idx``."""
+        """Number of bytes in the whole ``.idx``."""
         return len(self.header()) + (12 + self.mode_bytes) * self.num_sequences + 8 * self.num_bounds
 
     @property
     def bounds_at(self) -> int:
-        """Byte where the int64 document indices begin."""
+        """The byte where the int64 document indices begin."""
         return len(self.header()) + 12 * self.num_sequences
 
     def header(self) -> bytes:
-        """The first bytes, up to the sizes."""
+        """Return the bytes before the sizes."""
         if not self.has_documents:
             return _FAIRSEQ_HEADER.pack(MAGIC, VERSION, self.dtype_code, self.num_sequences)
         return HEADER.pack(MAGIC, VERSION, self.dtype_code, self.num_sequences, self.num_bounds)
 
     def arrays(self, *, with_documents: bool = True) -> Arrays:
-        """The same for readers of all formats; without documents each sequence is one."""
+        """Return the places of the arrays; with ``with_documents=False``, each sequence is a document."""
         begin, count = len(self.header()), self.num_sequences
         after = self.bounds_at + 8 * self.num_bounds
         bounds = ArrayPlace("document indices", self.bounds_at, "<i8", self.num_bounds)
@@ -175,87 +179,87 @@ class IdxLayout(msgspec.Struct, frozen=True):
         )
 
     def describe(self, begin: int, end: int) -> str:
-        """What bytes ``begin`` to ``end`` of the ``.idx`` hold, in words."""
+        """Describe what the bytes ``begin`` to ``end`` of the ``.idx`` hold."""
         return self.arrays().describe(begin, end)
 
 
 def parse_header(path: str, header: bytes, idx_bytes: int, options: IndexedOptions = AS_FOUND) -> IdxLayout:
-    """The layout that the first 34 bytes of an ``.idx`` of this size tell of.
+    """Parse the layout from the first 34 bytes of an ``.idx`` of this size.
 
-    What codes 6 and 7 mean they do not tell: without ``options.dialect`` the layout says ``"megatron"``.
+    They do not tell what the codes 6 and 7 mean: without ``options.dialect`` the layout's dialect is ``"megatron"``.
 
     Raises:
-        StoreError: not this format, or cut short, or not of the dialect; the message says which.
+        StoreError: the file is not of this format, is cut short, or is not of the dialect; the message says which.
     """
     if header[: len(MAGIC)] != MAGIC:
         raise StoreError(f"{path}: an .idx begins with the 9 bytes {MAGIC!r}; found {header[: len(MAGIC)]!r}")
     if idx_bytes < _FAIRSEQ_HEADER.size:
-        raise StoreError(f"{path}: cut short: {idx_bytes} bytes, the header alone has {HEADER.size}")
+        raise StoreError(f"{path}: cut short: it has {idx_bytes} bytes, but the header alone takes {HEADER.size}")
     _, version, code, sequences = _FAIRSEQ_HEADER.unpack_from(header)
     if version != VERSION:
-        raise StoreError(f"{path}: byte 9: version {version} of the .idx is unknown; only {VERSION} is read")
+        raise StoreError(f"{path}: byte 9: version {version} of the .idx is unknown; only {VERSION} is supported")
     # fairseq writes 26 bytes of header, the same magic and version, and no documents.
     is_fairseq = idx_bytes == _FAIRSEQ_HEADER.size + 12 * sequences
     if is_fairseq != (options.dialect == "fairseq") and options.dialect is not None:
-        has, way = ("no documents", "dialect='fairseq'") if is_fairseq else ("documents", "another dialect")
+        found, right = ("no documents", "dialect='fairseq'") if is_fairseq else ("documents", "another dialect")
         raise StoreError(
-            f"{path}: dialect={options.dialect!r} was asked for, but {idx_bytes} bytes for {sequences} sequences is a"
-            f" layout with {has}; open it with {way}, or without one"
+            f"{path}: dialect={options.dialect!r} was requested, but {idx_bytes} bytes for {sequences} sequences mean a"
+            f" layout with {found}; open it with {right}, or without a dialect"
         )
     dialect: Dialect = "fairseq" if is_fairseq else options.dialect or "megatron"
     if not is_fairseq and idx_bytes < HEADER.size:
-        raise StoreError(f"{path}: cut short: {idx_bytes} bytes, the header alone has {HEADER.size}")
+        raise StoreError(f"{path}: cut short: it has {idx_bytes} bytes, but the header alone takes {HEADER.size}")
     if code not in codes(dialect):
         known = ", ".join(f"{key} {dtype.name}" for key, dtype in codes(dialect).items())
-        also = "; 9 and 10 are fairseq's, whose .idx has 26 + 12 N bytes" if code in codes("fairseq") else ""
+        also = "; 9 and 10 are codes of fairseq, whose .idx has 26 + 12 N bytes" if code in codes("fairseq") else ""
         raise StoreError(f"{path}: byte 17: dtype code {code} is unknown; the codes are {known}{also}")
     if is_fairseq:
         return IdxLayout(code, sequences, 0, dialect)
     bounds = HEADER.unpack_from(header)[-1]
     if bounds == 0:
-        raise StoreError(f"{path}: byte 26: no document indices; even an empty store has one, 0")
+        raise StoreError(f"{path}: byte 26: there are no document indices; even an empty store has one, which is 0")
     layout = IdxLayout(code, sequences, bounds, dialect)
     if idx_bytes < layout.end:
         raise StoreError(
             f"{path}: cut short: {sequences} sequences and {bounds} document indices take {layout.end} bytes,"
-            f" the file has {idx_bytes}"
+            f" but the file has {idx_bytes}"
         )
     mode_bytes = {layout.end + sequences: 1, layout.end + 4 * sequences: 4}.get(idx_bytes, 0) if sequences else 0
     return IdxLayout(code, sequences, bounds, dialect, mode_bytes)
 
 
 def dtype_code(dtype: DTypeLike, *, ids: bool = True) -> int:
-    """Megatron's code of a dtype, of ids or of any numbers.
+    """Return Megatron's code of a dtype; ``ids`` restricts it to the dtypes of ids.
 
     Raises:
-        ConfigError: a dtype without a code, or one that is not for ids.
+        ConfigError: the dtype has no code, or is not one for ids.
     """
     try:
         wanted = np.dtype(dtype)
     except TypeError as error:
-        raise ConfigError(f"dtype={dtype!r} is no dtype: {error}") from error
+        raise ConfigError(f"dtype={dtype!r} is not a dtype: {error}") from error
     fitting = {code: known for code, known in codes("megatron").items() if known.kind in "iu" or not ids}
     for code, known in fitting.items():
         if wanted == known:
             return code
     allowed = ", ".join(known.name for known in fitting.values())
     what = "tokens" if ids else "values"
-    raise ConfigError(f"dtype {wanted.name} cannot hold {what} in the indexed format; it has {allowed}")
+    raise ConfigError(f"dtype {wanted.name} cannot hold {what} in the indexed format; allowed are {allowed}")
 
 
 def optimal_dtype(vocab_size: int | None) -> np.dtype[Any]:
-    """The dtype that Megatron writes for a vocabulary: uint16 below 65,500 ids, else (or unknown) int32."""
+    """Return the dtype that Megatron writes for a vocabulary: uint16 below 65,500 ids, otherwise int32."""
     return np.dtype("<u2" if vocab_size is not None and vocab_size < 65_500 else "<i4")
 
 
 def open_index(reader: Reader, path: str, bin_bytes: int, options: IndexedOptions = AS_FOUND) -> Index:
-    """The index of ``<prefix>.idx`` beside a ``.bin`` of this size. O(1), but O(N) for floating-point numbers.
+    """Open the index ``<prefix>.idx`` beside a ``.bin`` of this size. O(1), but O(N) for floating-point numbers.
 
     Warns:
-        UserWarning: with ``documents="sequences"``, where the documents are lost.
+        UserWarning: the documents are lost, and ``documents="sequences"`` is used.
 
     Raises:
-        StoreError: malformed, or what the options say is not so, or they must say more.
+        StoreError: the index is malformed, contradicts the options, or needs an option to be read.
     """
     size = reader.size(path)
     begin = np.zeros(1, np.int64)
@@ -272,38 +276,38 @@ def open_index(reader: Reader, path: str, bin_bytes: int, options: IndexedOption
     return index
 
 
-def _decided(reader: Reader, path: str, layout: IdxLayout, bin_bytes: int, asked: Dialect | None) -> Dialect:
-    """The dialect whose number for this code has the size that the ``.bin`` shows; the one asked for if it may be."""
+def _decided(reader: Reader, path: str, layout: IdxLayout, bin_bytes: int, requested: Dialect | None) -> Dialect:
+    """Find the dialect whose dtype for this code fits the size of the ``.bin``; use the requested one if possible."""
     code, count = layout.dtype_code, layout.num_sequences
     sizes = IntegerColumn(reader, path, len(layout.header()), "<i4", count)
     total = sum(int(sizes.read(at, min(at + CHUNK, count)).sum()) for at in range(0, count, CHUNK))
     meanings: dict[Dialect, np.dtype[Any]] = {name: codes(name)[code] for name in DIALECTS if name != "fairseq"}
     fits = [name for name, dtype in meanings.items() if total * dtype.itemsize == bin_bytes]
-    if asked is not None:
-        if fits and asked not in fits:
+    if requested is not None:
+        if fits and requested not in fits:
             raise StoreError(
-                f"{path}: byte 17: dtype code {code} is {meanings[asked].name} with dialect={asked!r}, but {total}"
-                f" numbers take {bin_bytes} bytes in the .bin: they are {meanings[fits[0]].name}; open it with"
-                f" dialect={fits[0]!r}, or without one"
+                f"{path}: byte 17: dtype code {code} is {meanings[requested].name} with dialect={requested!r}, but"
+                f" {total} numbers take {bin_bytes} bytes in the .bin: they are {meanings[fits[0]].name}; open it with"
+                f" dialect={fits[0]!r}, or without a dialect"
             )
-        return asked
+        return requested
     if fits:
         return fits[0]
-    says = ", ".join(f"{dtype.name} with dialect={name!r}" for name, dtype in meanings.items())
+    choices = ", ".join(f"{dtype.name} with dialect={name!r}" for name, dtype in meanings.items())
     raise StoreError(
-        f"{path}: byte 17: dtype code {code} means different numbers to different tools, and {total} numbers in a .bin"
-        f" of {bin_bytes} bytes do not tell which; choose: {says}"
+        f"{path}: byte 17: dtype code {code} means different dtypes in different tools, and {total} numbers in a .bin"
+        f" of {bin_bytes} bytes do not tell which; choose: {choices}"
     )
 
 
 def _check_fairseq(index: Index, bin_bytes: int) -> None:
-    """Megatron's index that was cut in the right place has the size of fairseq's; its pointers then begin elsewhere."""
+    """Raise StoreError if the pointers do not fit, as in an index of Megatron cut short to the size of fairseq's."""
     first = int(index.pointers.read(0, 1)[0]) if len(index.pointers) else 0
     if first != 0 or index.last_byte != bin_bytes:
         raise StoreError(
             f"{index.path}: {index.size} bytes = 26 + 12 x {len(index.sizes)} sequences is the size of fairseq's"
-            f" layout, whose sequences fill the .bin; found bytes {first} to {index.last_byte} of {bin_bytes}: this"
-            " is an .idx of Megatron that was cut short, or the .bin is another's"
+            f" layout, whose sequences fill the .bin; but here they fill bytes {first} to {index.last_byte} of"
+            f" {bin_bytes}: this is an .idx of Megatron that was cut short, or the .bin belongs to another .idx"
         )
 
 
@@ -313,6 +317,6 @@ def _warn_if_lost(reader: Reader, path: str, layout: IdxLayout) -> None:
     if first != 0 or last != layout.num_sequences:
         warnings.warn(
             f"{path}: the documents are lost (their indices go from {first} to {last}, not from 0 to"
-            f" {layout.num_sequences}): each sequence is taken as a document, as documents='sequences' asks",
+            f" {layout.num_sequences}): each sequence is a document, because of documents='sequences'",
             stacklevel=2,
         )

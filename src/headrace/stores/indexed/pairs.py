@@ -1,35 +1,33 @@
-"""Opens a pair of ``.bin`` and ``.idx``, whichever of the formats that share these names it is.
+"""Opens a pair of ``.bin`` and ``.idx`` of any format that uses these names, and reads the two older formats.
 
-The older layout of fairseq and of Megatron-LM (until 2023-09), which they call "lazy" and "cached".
-
-All little-endian, no padding. N is the number of items, which are Headrace's sequences.
+`TntStore` reads the older layout of fairseq and of Megatron-LM (until 2023-09), which they call "lazy" and "cached". It
+is little-endian without padding. N is the number of items, which Headrace calls sequences.
 
     offset          bytes     type   content
     0               8         bytes  "TNTIDX" and two NULs
     8               8         u64    version, 1
     16              16        u64 2  dtype code (fairseq's), bytes of an element
-    32              16        u64 2  N, number of sizes: N where each item has one dimension
-    48              8         u64    D, documents + 1: in Megatron's only; all that follows then begins 8 bytes later
+    32              16        u64 2  N, number of sizes: N if each item has one dimension
+    48              8         u64    D, documents + 1: only in Megatron's; all that follows then begins 8 bytes later
     48              8 (N+1)   i64    dimensions up to each item: 0, 1, ... N
     56 + 8N         8 (N+1)   i64    elements up to each item in the .bin
     64 + 16N        8 N       i64    tokens of each item
-    64 + 24N        8 D       i64    in Megatron's only (at 72 + 24N): items up to the end of each document
+    64 + 24N        8 D       i64    only in Megatron's (at 72 + 24N): items up to the end of each document
 
-fairseq stores each id plus 1, as its ancestor in Lua did; Megatron's copies store the ids. An index with D is
-Megatron's. One without may also be an early copy's, from before Megatron had documents, so it has to be said.
+fairseq stores each id plus 1, as its predecessor in Lua did; Megatron's copies store the ids. An index with D is
+Megatron's. An index without D may be fairseq's, or that of an early copy, from before Megatron had documents, so the
+user has to say which.
 
 Source: fairseq, ``fairseq/data/indexed_dataset.py``; Megatron-LM until ``34ac1ad05e``, ``indexed_dataset.py``.
 
-Aleph Alpha's ``MemoryMapDataset``: ``.bin``, ``.idx`` and ``.meta.json``.
+`AlephAlphaStore` reads Aleph Alpha's ``MemoryMapDataset``, in which a document is one pair (start, length):
 
     .bin         the tokens, nothing else
     .idx         N pairs (start, length) of the index dtype, both in elements, no header
     .meta.json   {"dtype": "int32", "index_dtype": "int64", "document_count": N}; it is written last
 
-A document is one pair; there are no sequences below it.
-
 Source: Aleph-Alpha/scaling, ``src/scaling/core/data/memory_map.py``. Its variant for images (``pb_memory_map.py``)
-counts bytes of protobuf messages, which are no tokens.
+counts bytes of protobuf messages, which are not tokens.
 """
 
 from __future__ import annotations
@@ -56,16 +54,27 @@ _KIND: Final = "the older 'cached' layout (TNTIDX)"
 
 
 class TntStore(IndexedStore):
-    """One shard in the older layout. Arguments and costs as of `IndexedStore`.
+    """One shard in the older layout. Arguments and costs are those of `IndexedStore`.
 
-    With ``options.dialect="fairseq"`` 1 is subtracted from what is stored, so that documents are copies. Without a
-    dialect an index with documents is taken as Megatron's, and one without is refused: nothing tells the two apart.
+    With ``options.dialect="fairseq"``, 1 is subtracted from each stored number, so documents are copies. Without a
+    dialect, an index with documents is read as Megatron's, and an index without documents is refused, since nothing
+    tells whether it stores ids or ids + 1.
+
+    Example:
+        >>> import pathlib
+        >>> np.array([5, 6, 7], "<i4").tofile("old.bin")
+        >>> header = b"TNTIDX\\0\\0" + np.array([1, 4, 4, 2, 2], "<u8").tobytes()  # version, code, bytes, items, sizes
+        >>> arrays = np.array([0, 1, 2, 0, 1, 3, 1, 2], "<i8").tobytes()  # dimensions, elements, sizes
+        >>> _ = pathlib.Path("old.idx").write_bytes(header + arrays)
+        >>> options = headrace.stores.IndexedOptions(dialect="megatron")
+        >>> headrace.stores.TntStore("old", options=options).document(1).tolist()
+        [6, 7]
     """
 
     format = "tntidx"
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
-        """As of `IndexedStore`; and every item has one dimension."""
+        """Check the shard as `IndexedStore` does, and that every item has one dimension."""
         dimensions = IntegerColumn(
             self._reader, self.index.path, self.index.arrays.header_bytes, "<i8", self.num_sequences
         )
@@ -74,7 +83,7 @@ class TntStore(IndexedStore):
             wrong = np.flatnonzero(found != np.arange(begin, begin + len(found)))
             if len(wrong):
                 at = begin + int(wrong[0])
-                message = f"begins with dimension {found[wrong[0]]}; items of one dimension count 0, 1, 2, ..."
+                message = f"begins at dimension {found[wrong[0]]} instead of {at}; items must have one dimension each"
                 yield Problem(path=self.index.path, place=f"sequence {at}", message=message)
                 break
         yield from super().check(vocab_size=vocab_size)
@@ -89,50 +98,50 @@ class TntStore(IndexedStore):
         end = int(total.read(0, 1)[0]) * arrays.dtype.itemsize
         if end != index.last_byte:
             raise StoreError(
-                f"{path}: byte {arrays.pointers.end}: {_KIND} ends with the elements of all items; found that they end"
-                f" at byte {end} of the .bin, the last item at byte {index.last_byte}"
+                f"{path}: byte {arrays.pointers.end}: the elements end at byte {end} of the .bin, but the last item"
+                f" ends at byte {index.last_byte}; in {_KIND} both are the same"
             )
         return index
 
 
 def _arrays(path: str, head: bytes, idx_bytes: int, options: IndexedOptions) -> Arrays:
     if idx_bytes < _HEADER.size:
-        raise StoreError(f"{path}: cut short: {idx_bytes} bytes, the header of {_KIND} has {_HEADER.size}")
+        raise StoreError(f"{path}: cut short: it has {idx_bytes} bytes, but the header of {_KIND} takes {_HEADER.size}")
     _, version, code, element_bytes, count, num_sizes = _HEADER.unpack_from(head)
     if version != 1:
-        raise StoreError(f"{path}: byte 8: version {version} of {_KIND} is unknown; only 1 is read")
+        raise StoreError(f"{path}: byte 8: version {version} of {_KIND} is unknown; only 1 is supported")
     known = codes("fairseq")
     if code not in known:
         listed = ", ".join(f"{key} {dtype.name}" for key, dtype in known.items())
         raise StoreError(f"{path}: byte 16: dtype code {code} of {_KIND} is unknown; the codes are {listed}")
     if known[code].itemsize != element_bytes:
-        floats = "; such files of floating-point numbers are not read" if code in FLOAT_CODES else ""
+        floats = "; such files of floating-point numbers are not supported" if code in FLOAT_CODES else ""
         raise StoreError(
-            f"{path}: byte 24: an element has {element_bytes} bytes, {known[code].name} has {known[code].itemsize}"
-            f"{floats}"
+            f"{path}: byte 24: an element has {element_bytes} bytes, but {known[code].name} has"
+            f" {known[code].itemsize}{floats}"
         )
     if num_sizes != count:
         raise StoreError(
             f"{path}: byte 40: {num_sizes} sizes for {count} items: items of several dimensions are not documents of"
-            " tokens, and not read"
+            " tokens, and are not supported"
         )
     without = _HEADER.size + 8 * (3 * count + 2)
     num_bounds = struct.unpack_from("<Q", head, _HEADER.size)[0] if idx_bytes >= _HEADER.size + 8 else 0
     has_documents = idx_bytes == without + 8 + 8 * num_bounds
     if not has_documents and idx_bytes != without:
         raise StoreError(
-            f"{path}: cut short, or not {_KIND}: {count} items take {without} bytes, with {num_bounds} document indices"
-            f" {without + 8 + 8 * num_bounds}; the file has {idx_bytes}"
+            f"{path}: cut short, or not {_KIND}: {count} items take {without} bytes, or"
+            f" {without + 8 + 8 * num_bounds} with {num_bounds} document indices, but the file has {idx_bytes}"
         )
     if has_documents and options.dialect == "fairseq":
         raise StoreError(
-            f"{path}: dialect='fairseq' was asked for, but this index has documents, which only Megatron's has; open it"
+            f"{path}: dialect='fairseq' was requested, but this index has documents, so it is Megatron's; open it"
             " without a dialect"
         )
     if not has_documents and options.dialect is None:
         raise StoreError(
-            f"{path}: {_KIND} without documents: fairseq stores ids + 1, early copies in Megatron the ids themselves,"
-            " and the index does not tell which; open it with dialect='fairseq' or dialect='megatron'"
+            f"{path}: this is {_KIND} without documents: fairseq stores ids + 1, early copies in Megatron the ids"
+            " themselves, and the index does not tell which; open it with dialect='fairseq' or dialect='megatron'"
         )
     header = _HEADER.size + (8 if has_documents else 0)
     pointers = header + 8 * (count + 1)
@@ -156,7 +165,7 @@ _DTYPES: Final = ("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32"
 
 
 class _Meta(msgspec.Struct, frozen=True):
-    """What ``.meta.json`` holds; other fields are left alone."""
+    """The content of ``.meta.json``; other fields are ignored."""
 
     dtype: str
     index_dtype: str
@@ -164,7 +173,17 @@ class _Meta(msgspec.Struct, frozen=True):
 
 
 class AlephAlphaStore(IndexedStore):
-    """One shard of Aleph Alpha's format. Arguments and costs as of `IndexedStore`."""
+    """One shard of Aleph Alpha's format. Arguments and costs are those of `IndexedStore`.
+
+    Example:
+        >>> import pathlib
+        >>> np.array([5, 6, 7], "<i4").tofile("pair.bin")
+        >>> np.array([[0, 1], [1, 2]], "<i8").tofile("pair.idx")  # start and length of each document
+        >>> meta = '{"dtype": "int32", "index_dtype": "int64", "document_count": 2}'
+        >>> _ = pathlib.Path("pair.meta.json").write_text(meta)
+        >>> headrace.stores.AlephAlphaStore("pair").document(1).tolist()
+        [6, 7]
+    """
 
     format = "aleph-alpha"
 
@@ -181,8 +200,8 @@ class AlephAlphaStore(IndexedStore):
         if size != 2 * item * meta.document_count:
             raise StoreError(
                 f"{path}: {meta.document_count} documents take {2 * item * meta.document_count} bytes, a start and a"
-                f" length of {meta.index_dtype} each; the file has {size}: it was cut short, or"
-                f" {META_SUFFIX} is another's"
+                f" length of {meta.index_dtype} each, but the file has {size}: it was cut short, or the"
+                f" {META_SUFFIX} belongs to another store"
             )
         dtype: np.dtype[Any] = np.dtype(meta.dtype).newbyteorder("<")
         count = meta.document_count
@@ -205,7 +224,7 @@ def _read_meta(using: Reader, path: str) -> _Meta:
         meta = msgspec.json.decode(data, type=_Meta)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(
-            f"{path}: is not what Aleph Alpha's builder writes ({error}); expected dtype, index_dtype and"
+            f"{path}: Aleph Alpha's builder does not write such a file ({error}); expected dtype, index_dtype and"
             " document_count"
         ) from error
     for name, found, allowed in (("dtype", meta.dtype, _DTYPES), ("index_dtype", meta.index_dtype, _INDEX_DTYPES)):
@@ -222,10 +241,10 @@ SUFFIXES = (".bin", ".idx")
 def open_pair(
     prefix: str | os.PathLike[str], *, using: str | Reader = "mmap", options: IndexedOptions = AS_FOUND
 ) -> IndexedStore:
-    """The store of ``<prefix>.bin`` and ``<prefix>.idx``; the first bytes of the ``.idx`` say which format it is.
+    """Open ``<prefix>.bin`` and ``<prefix>.idx``. The first bytes of the ``.idx`` decide which format it is.
 
     Raises:
-        StoreError: one of the two is missing, or they are malformed.
+        StoreError: one of the two files is missing, or they are malformed.
     """
     found = [suffix for suffix in SUFFIXES if Path(f"{prefix}{suffix}").is_file()]
     if not found:
@@ -233,8 +252,8 @@ def open_pair(
     for suffix in SUFFIXES:
         if suffix not in found:
             raise StoreError(
-                f"{prefix}{suffix}: missing beside {prefix}{found[0]}; a store is the pair of both (an interrupted"
-                " write or copy leaves one alone)"
+                f"{prefix}{suffix}: missing beside {prefix}{found[0]}; a store needs both files (an interrupted write"
+                " or copy leaves only one)"
             )
     return _kind(str(prefix))(prefix, using=reader(using), options=options)
 
@@ -247,7 +266,7 @@ def _kind(prefix: str) -> type[IndexedStore]:
         raise StoreError(f"{prefix}.idx: cannot be opened: {error.strerror}") from error
     if magic.startswith(TNT_MAGIC):
         return TntStore
-    # Aleph Alpha's index has no magic: its first number is a start, 0.
+    # Aleph Alpha's index has no magic bytes: its first number is a start, 0.
     if magic != MAGIC and Path(prefix + META_SUFFIX).is_file():
         return AlephAlphaStore
     return IndexedStore

@@ -1,7 +1,4 @@
-"""Megatron's ``.bin`` and ``.idx``: one shard of documents of tokens.
-
-What a ``headrace.json`` says of an indexed shard that is being opened.
-"""
+"""`IndexedStore`, which reads one shard of Megatron's ``.bin`` and ``.idx``."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from headrace.stores.written import OutputShard
 
 
 def manifest_entry(prefix: str) -> OutputShard | None:
-    """The entry of the manifest beside a shard; None if there is none, or it is broken (which `check` reports)."""
+    """Return the entry of the manifest beside a shard; None if there is none or it is damaged, as `check` reports."""
     path = Path(prefix).parent / MANIFEST_NAME
     try:
         status = path.stat()
@@ -41,22 +38,22 @@ def manifest_entry(prefix: str) -> OutputShard | None:
 
 @functools.lru_cache(maxsize=4)
 def _manifest(folder: Path, modified_ns: int, size: int) -> Manifest:
-    # Time and size are there to tell one state of the file from the next.
+    # Time and size are only part of the cache's key, so that a changed file is loaded again.
     return load_manifest(folder)
 
 
 def listed_dtype(shard: OutputShard) -> str:
-    """The dtype that the manifest gives for the tokens of a shard."""
+    """Return the dtype that the manifest lists for the tokens of a shard."""
     return "/".join(key.dtype for key in shard.keys.values())
 
 
 def listed_numbers(shard: OutputShard) -> str:
-    """What the manifest says of a shard, in words."""
+    """Describe a shard by the numbers that the manifest lists."""
     return numbers(listed_dtype(shard), shard.documents, shard.tokens, *(file.size for file in shard.files))
 
 
 def numbers(dtype: str, documents: int, tokens: int, bin_bytes: int, idx_bytes: int) -> str:
-    """What a shard is, in words."""
+    """Describe a shard by its numbers."""
     return f"{documents} documents, {tokens} {dtype} tokens, .bin of {bin_bytes} and .idx of {idx_bytes} bytes"
 
 
@@ -67,22 +64,28 @@ _ENDS_BYTES = 4096
 class IndexedStore(Store):
     """One shard in the layout of Megatron's ``IndexedDataset``. Opening it is O(1).
 
-    A document is one or several sequences, or none. Pointers are honoured, never assumed to be contiguous: whether
-    they are is found by one pass over the ``.idx`` (2 to 3 ns a sequence) when the token *stream* is first used
-    (`num_tokens`, `fetch`, `gather`, `find_documents`, `document_begins`), unless a ``headrace.json`` beside it
-    vouches. Where they are not, prefix sums of 8 bytes a sequence are kept. `document` never needs the pass.
+    A document is one or several sequences, or none. Sequences are read where their pointers say, which need not be
+    contiguous. When the token *stream* is first used (`num_tokens`, `fetch`, `gather`, `find_documents`,
+    `document_begins`), one pass over the ``.idx`` finds out whether they are, at 2 to 3 ns a sequence, unless a
+    ``headrace.json`` beside the shard says so. If they are not contiguous, prefix sums of 8 bytes a sequence are kept.
+    `document` never needs the pass.
 
     Args:
         prefix: the path without ``.bin`` and ``.idx``.
-        using: how to read, ``"mmap"`` (documents are views, no copy) or ``"pread"``; or a reader.
-        vouched: the manifest's entry; without it the manifest beside the shard is asked, where there is one.
-        options: what the bytes do not say: the dialect, and what a document is.
+        using: ``"mmap"`` (documents are views without a copy) or ``"pread"``, or a `Reader`.
+        vouched: the shard's entry in a manifest; by default the manifest beside the shard is used, if there is one.
+        options: the dialect, and what a document is, if the bytes do not tell.
 
     Attributes:
-        index: the arrays of the ``.idx``, for this room.
+        index: the arrays of the ``.idx``, for use within ``headrace.stores``.
 
     Raises:
         StoreError: a file is missing or malformed; the message says what was found and what was expected.
+
+    Example:
+        >>> store = headrace.stores.IndexedStore("data/web")
+        >>> bool(len(store.document(0)) == store.lengths[0])
+        True
     """
 
     format = "indexed"
@@ -109,13 +112,13 @@ class IndexedStore(Store):
         self._shift = self.index.arrays.shift
         if vouched is not None and not self._agrees(vouched):
             raise StoreError(
-                f"{self.prefix}: not the shard that the manifest lists: found {self._found()},"
-                f" listed {listed_numbers(vouched)}"
+                f"{self.prefix}: not the shard that the manifest lists: found {self._found()}, but the manifest lists"
+                f" {listed_numbers(vouched)}"
             )
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """One stream, ``"tokens"``."""
+        """The only key, ``"tokens"``."""
         return _KEYS
 
     @property
@@ -130,7 +133,7 @@ class IndexedStore(Store):
 
     @property
     def num_documents(self) -> int:
-        """Number of documents, empty ones included. O(1)."""
+        """Number of documents, including empty ones. O(1)."""
         return self.index.num_documents
 
     @property
@@ -140,13 +143,13 @@ class IndexedStore(Store):
 
     @property
     def lengths(self) -> IntArray:
-        """(num_documents,) int64: tokens of each document; 8 bytes a sequence more while it is computed."""
+        """(num_documents,) int64: the number of tokens in each document. Computing it takes 8 bytes a sequence more."""
         sizes, bounds = self.index.sizes, self.index.bounds.read(0, len(self.index.bounds))
         ends = np.zeros(len(sizes) + 1, np.int64)
         np.cumsum(sizes.read(0, len(sizes)), out=ends[1:])
         if bounds.min() < 0 or bounds.max() > len(sizes):
             raise StoreError(
-                f"{self.index.path}: document indices outside of 0 to {len(sizes)}, the number of sequences"
+                f"{self.index.path}: document indices lie outside 0 to {len(sizes)}, the number of sequences"
             )
         return np.diff(ends[bounds])
 
@@ -154,7 +157,7 @@ class IndexedStore(Store):
     def fingerprint(self) -> str:
         """xxh3_128 of the format, dtype, counts, sizes of both files, and their first and last 4 KiB."""
         index = self.index
-        # What was always there comes first: the same files keep their fingerprint from version to version.
+        # Later facts are only appended if they are set, so that the same files keep their fingerprint across versions.
         facts = (
             self.format,
             self._dtype.str,
@@ -174,12 +177,12 @@ class IndexedStore(Store):
 
     @property
     def num_sequences(self) -> int:
-        """Number of sequences, empty ones included. O(1)."""
+        """Number of sequences, including empty ones. O(1)."""
         return len(self.index.sizes)
 
     @property
     def sequence_lengths(self) -> TokenArray:
-        """(N,) tokens of each sequence, read-only, in the dtype of the file (int32, or int64 in the older formats)."""
+        """(N,) number of tokens in each sequence, read-only, in the dtype of the file (int32; older formats int64)."""
         return self.index.sizes.array()
 
     @property
@@ -189,19 +192,19 @@ class IndexedStore(Store):
 
     @property
     def modes(self) -> TokenArray | None:
-        """(N,) int8 (int32 in files of 2023): the kind of each sequence of a multimodal store; None without kinds."""
+        """(N,) int8 (int32 in files of 2023): the kind of each sequence of a multimodal store, or None."""
         return None if self.index.modes is None else self.index.modes.array()
 
     def sequence(self, index: int, offset: int = 0, length: int | None = None) -> TokenArray:
-        """(length,) tokens of one sequence from ``offset`` on, by default all that are left; a view where mapped.
+        """Return (length,) tokens of one sequence from ``offset`` on, by default to its end; a view if mapped.
 
         Raises:
-            IndexError: no such sequence, or a range that is not within it.
+            IndexError: there is no such sequence, or the range is not within it.
         """
         number = _sequence_number(index, self.num_sequences)
         size, begin = self.index.sequence(number)
         if size < 0:
-            raise StoreError(f"{self.index.path}: sequence {number} has {size} tokens; found a negative size")
+            raise StoreError(f"{self.index.path}: sequence {number} has {size} tokens; sizes may not be negative")
         count = size - offset if length is None else length
         if not 0 <= offset <= offset + count <= size:
             raise IndexError(
@@ -211,10 +214,10 @@ class IndexedStore(Store):
         return self._read_bytes(begin + offset * itemsize, count * itemsize, f"sequence {number}")
 
     def sequences(self, numbers: IntArray) -> list[TokenArray]:
-        """The tokens of sequences, in this order: as `sequence` gives each, but the index is asked once for all.
+        """Return the tokens of several sequences, in the order of ``numbers``, with one read of the index for all.
 
         Raises:
-            IndexError: no such sequence.
+            IndexError: there is no such sequence.
         """
         numbers = positions(numbers, self.num_sequences, "sequences")
         num_bytes = self.index.sizes.take(numbers) * self._dtype.itemsize
@@ -222,17 +225,17 @@ class IndexedStore(Store):
         return [self._read_bytes(begin, length, f"sequence {number}") for number, begin, length in rows]
 
     def document(self, index: int, keys: str | KeyList | None = None) -> Any:
-        """(length,) tokens of one document, without a copy where the file is mapped and its sequences are adjacent."""
+        """Return the (length,) tokens of one document; a view if the file is mapped and its sequences are adjacent."""
         number = document_number(index, self.num_documents)
         return by_keys(lambda _: self._read_document(number), keys, _KEYS)
 
     def fetch(self, begin: int, end: int, keys: str | KeyList | None = None) -> Any:
-        """(end - begin,) tokens of the stream, without a copy where the file is mapped and contiguous."""
+        """Return the (end - begin,) tokens of the stream, without a copy if the file is mapped and contiguous."""
         check_range(begin, end, self._use_stream().num_tokens)
         return by_keys(lambda _: self._read_stream(begin, end), keys, _KEYS)
 
     def gather(self, begins: IntArray, length: int) -> TokenArray:
-        """(len(begins), length) tokens, a fresh array. A mapped contiguous shard takes about 2 us and the copying."""
+        """Return (len(begins), length) tokens in a new array; about 2 us plus copying if mapped and contiguous."""
         stream = self._use_stream()
         if type(stream) is ContiguousStream and not self._shift:
             make = functools.partial(windows, dtype=self._dtype, num_tokens=stream.num_tokens, length=length)
@@ -244,7 +247,7 @@ class IndexedStore(Store):
         return self._read_ranges(*stream.ranges(begins, length)).reshape(len(begins), length)
 
     def stream_view(self, key: str | None = None) -> TokenArray | None:
-        """The mapped ``.bin`` where it is contiguous."""
+        """Return the mapped ``.bin`` if its sequences are contiguous."""
         stream = self._use_stream()
         if type(stream) is not ContiguousStream or self._shift or self._reader.view(self._bin) is None:
             return None
@@ -252,7 +255,7 @@ class IndexedStore(Store):
         return whole
 
     def document_buffers(self, documents: IntArray, begins: IntArray, lengths: IntArray) -> list[memoryview]:
-        """Where each sequence is a document, straight from the mapped ``.bin`` through the pointers: no pass before."""
+        """Return ranges of documents; if each sequence is a document, the pointers are used without a pass before."""
         whole = None if self._shift else self._reader.kept(self._bin, "tokens", self._whole_tokens)
         if whole is None or self.index.arrays.bounds is not None or self._stream is not None:
             return super().document_buffers(documents, begins, lengths)
@@ -265,7 +268,7 @@ class IndexedStore(Store):
         return [view[begin:end] for begin, end in zip(firsts.tolist(), (firsts + lengths).tolist(), strict=True)]
 
     def length_chunks(self, num_documents: int) -> Iterator[IntArray]:
-        """The lengths of all documents, from the sizes of their sequences."""
+        """Yield the lengths of all documents, computed from the sizes of their sequences."""
         index = self.index.for_pass()
         for first in range(0, self.num_documents, num_documents):
             end = min(first + num_documents, self.num_documents)
@@ -276,7 +279,7 @@ class IndexedStore(Store):
             low, high = int(bounds[0]), int(bounds[-1])
             if int(np.diff(bounds).min()) < 0 or low < 0 or high > len(index.sizes):
                 raise StoreError(
-                    f"{index.path}: document indices may not decrease, nor pass {len(index.sizes)} sequences"
+                    f"{index.path}: document indices decrease or exceed the number of sequences, {len(index.sizes)}"
                 )
             sizes = index.sizes.read(low, high)
             if high - low == len(bounds) - 1 and bool((bounds[1:] - bounds[:-1] == 1).all()):
@@ -287,23 +290,23 @@ class IndexedStore(Store):
             yield np.diff(ends[bounds - low])
 
     def find_documents(self, begins: IntArray) -> IntArray:
-        """(n,) int64: the non-empty document that holds each token. About 3 us each where the ``.idx`` is mapped."""
+        """Return the non-empty document that holds each token, (n,) int64. About 3 us each if mapped."""
         stream = self._use_documents()
         return self.index.documents_of(stream.sequences(positions(begins, stream.num_tokens, "begins")))
 
     def document_begins(self, documents: IntArray) -> IntArray:
-        """(n,) int64: the token where each document begins; ``num_documents`` itself gives ``num_tokens``."""
+        """Return the token where each document begins, (n,) int64; for ``num_documents``, ``num_tokens``."""
         documents = positions(documents, self.num_documents + 1, "documents")
         return self._use_documents().begins(self.index.bounds.take(documents))
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
-        """Every rule of the format, every id, and every byte if a manifest beside the shard vouches for it."""
+        """Check every rule of the format, every id, and all bytes if a manifest beside the shard lists it."""
         return check_indexed(
             self.prefix, self._reader, opened=self._open_index, vouched=self._vouched, vocab_size=vocab_size
         )
 
     def close(self) -> None:
-        """Let go of both files; arrays stay valid, and a later read opens the files again."""
+        """Close both files. Arrays stay valid, and a later read opens the files again."""
         self._reader.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -314,7 +317,7 @@ class IndexedStore(Store):
         return open_index(using, self.prefix + ".idx", using.size(self._bin), self.options)
 
     def _use_stream(self) -> Stream:
-        # No lock: two threads may both look, and find the same.
+        # No lock is needed: if two threads both look, they find the same.
         if self._stream is None:
             vouched = self._vouched or manifest_entry(self.prefix)
             trusted = vouched is not None and vouched.contiguous and self._agrees(vouched)
@@ -326,11 +329,11 @@ class IndexedStore(Store):
         return self._stream
 
     def _whole_tokens(self, data: NDArray[np.uint8]) -> TokenArray:
-        """The mapped ``.bin``, as far as it is whole tokens."""
+        """Return the mapped ``.bin`` as tokens, without bytes at its end that make no whole token."""
         return data[: len(data) - len(data) % self._dtype.itemsize].view(self._dtype)
 
     def _use_documents(self) -> Stream:
-        """The stream, and document indices that are known to rise."""
+        """Return the stream, after a check that the document indices do not decrease."""
         stream = self._use_stream()
         if self._bounds_unchecked:
             check_bounds(self.index)
@@ -338,9 +341,9 @@ class IndexedStore(Store):
         return stream
 
     def _agrees(self, shard: OutputShard) -> bool:
-        """Whether a manifest's entry has the numbers of the files. O(1)."""
+        """Return whether a manifest's entry has the numbers of the files. O(1)."""
         sizes = [file.size for file in shard.files]
-        # Where each sequence was asked to be a document, the manifest counts others.
+        # If each sequence is a document by option, the manifest's number does not apply.
         documents = self.num_documents if self.index.arrays.bounds is not None else shard.documents
         listed = (listed_dtype(shard), shard.documents, sizes)
         if listed != (self._dtype.name, documents, [self._bin_bytes, self.index.size]):
@@ -378,13 +381,13 @@ class IndexedStore(Store):
         return read_only(self._read_ranges(offsets, lengths))
 
     def _read_ranges(self, offsets: IntArray, lengths: IntArray) -> TokenArray:
-        """Byte ranges one after another as tokens, a fresh array."""
+        """Read byte ranges one after another as tokens, into a new array."""
         return token_ids(
             self._reader.read_ranges(self._bin, offsets, lengths).view(self._dtype), self._shift, self._bin
         )
 
     def _read_bytes(self, offset: int, length: int, what: str) -> TokenArray:
-        """One byte range as tokens, read-only: a view of the mapping, or read."""
+        """Return one byte range as tokens, read-only; a view if the file is mapped."""
         if length and not (0 <= offset <= self._bin_bytes - length and length > 0):
             raise StoreError(
                 f"{self._bin}: {what} lies at bytes {offset} to {offset + length}; the file has {self._bin_bytes} bytes"
@@ -397,7 +400,7 @@ def _reopen(kind: type[IndexedStore], path: str, prefix: str, how: dict[str, Any
     store = kind(prefix, **how)
     store.path = path
     if store.fingerprint != fingerprint:
-        raise StoreError(f"{prefix}: has changed since the store was handed to this process; open it again")
+        raise StoreError(f"{prefix}: has changed since the store was passed to this process; open it again")
     return store
 
 

@@ -1,8 +1,8 @@
-"""How the token stream of one indexed shard maps to bytes of its ``.bin``.
+"""Maps the token stream of one indexed shard to bytes of its ``.bin``.
 
-In nearly every shard the sequences lie one after another: the place in the stream is the place in the file, divided
-by the size of a token. A filtered or reordered ``.idx`` over the same ``.bin`` is allowed too; then the stream jumps
-about in the file. Which of the two holds is found by looking at every pointer once (2 to 3 ns each), not assumed.
+In nearly every shard the sequences lie one after another, so a position in the stream times the size of a token is a
+position in the file. An ``.idx`` may also select or reorder sequences of a ``.bin``; then the stream is scattered over
+the file. Headrace does not assume either: it looks at every pointer once, which takes 2 to 3 ns each.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from headrace.stores.store import IntArray
 
 
 class Stream(ABC):
-    """Arithmetic between tokens of the stream, sequences, and bytes of the ``.bin``.
+    """Converts between tokens of the stream, sequences, and bytes of the ``.bin``.
 
     Attributes:
-        num_tokens: tokens in the stream.
+        num_tokens: number of tokens in the stream.
     """
 
     num_tokens: int
 
     @abstractmethod
     def begins(self, sequences: IntArray) -> IntArray:
-        """(n,) int64: the token where each sequence begins; sequence N gives ``num_tokens``."""
+        """Return the token where each sequence begins, (n,) int64; for sequence N, ``num_tokens``."""
 
     @abstractmethod
     def sequences(self, tokens: IntArray) -> IntArray:
-        """(n,) int64: the sequence that holds each token, all in ``[0, num_tokens)``."""
+        """Return the sequence that holds each token, (n,) int64; all tokens are in ``[0, num_tokens)``."""
 
     @abstractmethod
     def ranges(self, begins: IntArray, length: int) -> tuple[IntArray, IntArray]:
-        """The byte ranges (offsets, lengths) that make up ``length`` tokens from each begin on, in order."""
+        """Return the byte ranges (offsets, lengths) of ``length`` tokens from each begin on, in order."""
 
 
 class ContiguousStream(Stream):
-    """Sequences one after another from byte 0 on: the stream is the file. O(1) memory."""
+    """The stream of sequences that lie one after another from byte 0 on, so it equals the file. O(1) memory."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -48,7 +48,7 @@ class ContiguousStream(Stream):
         self.num_tokens = index.last_byte // self._itemsize
 
     def begins(self, sequences: IntArray) -> IntArray:
-        """The pointers, in tokens."""
+        """Return the pointers, in tokens."""
         count = len(self._index.pointers)
         if count == 0:
             return np.zeros(len(sequences), np.int64)
@@ -56,18 +56,18 @@ class ContiguousStream(Stream):
         return np.where(sequences < count, pointers // self._itemsize, self.num_tokens)
 
     def sequences(self, tokens: IntArray) -> IntArray:
-        """Of sequences that begin at the same byte the last is the one that is not empty."""
+        """Return the sequence that holds each token: of several that begin at its byte, the last is not empty."""
         if not len(tokens):
             return np.zeros(0, np.int64)
         return self._index.pointers.last_at_most(tokens * self._itemsize)
 
     def ranges(self, begins: IntArray, length: int) -> tuple[IntArray, IntArray]:
-        """One range a begin."""
+        """Return one range for each begin."""
         return begins * self._itemsize, np.full(len(begins), length * self._itemsize, np.int64)
 
 
 class ScatteredStream(Stream):
-    """Sequences anywhere in the file: prefix sums of their sizes are kept, 8 bytes a sequence."""
+    """The stream of sequences that lie anywhere in the file. It keeps prefix sums of sizes, 8 bytes a sequence."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -78,23 +78,26 @@ class ScatteredStream(Stream):
             sizes = index.sizes.read(begin, min(begin + CHUNK, count))
             if sizes.min() < 0:
                 at = int(np.argmin(sizes))
-                raise StoreError(f"{index.path}: sequence {begin + at} has {sizes[at]} tokens; found a negative size")
+                raise StoreError(
+                    f"{index.path}: sequence {begin + at} has {sizes[at]} tokens; sizes may not be negative"
+                )
             self._ends[begin + 1 : begin + 1 + len(sizes)] = sizes
         np.cumsum(self._ends, out=self._ends)
         self.num_tokens = int(self._ends[-1])
 
     def begins(self, sequences: IntArray) -> IntArray:
-        """A look into the prefix sums."""
+        """Return the prefix sums of the sizes."""
         return self._ends[sequences]
 
     def sequences(self, tokens: IntArray) -> IntArray:
-        """A search in the prefix sums."""
+        """Search the prefix sums."""
         return np.searchsorted(self._ends, tokens, side="right") - 1
 
     def ranges(self, begins: IntArray, length: int) -> tuple[IntArray, IntArray]:
-        """One range for each part of a sequence.
+        """Return one range for each part of a sequence.
 
-        Example: sizes 3, 2, 4 and 6 tokens from token 1 on are tokens 1..2 of sequence 0, all of 1, and 0..1 of 2.
+        For example, with sizes 3, 2 and 4, the 6 tokens from token 1 on are tokens 1..2 of sequence 0, all of sequence
+        1, and tokens 0..1 of sequence 2.
         """
         parts, firsts, counts = cut_at(self._ends, begins, length)
         return self._index.pointers.take(parts) + firsts * self._itemsize, counts * self._itemsize
@@ -104,16 +107,16 @@ def examine(index: Index) -> Stream:
     """Look at every size and pointer of the ``.idx`` once, in chunks, and return the stream that they describe.
 
     Raises:
-        StoreError: a negative size.
+        StoreError: a size is negative.
     """
     return ContiguousStream(index) if _is_contiguous(index.for_pass()) else ScatteredStream(index)
 
 
 def check_bounds(index: Index) -> None:
-    """Look at every document index once, in chunks.
+    """Check every document index, in chunks.
 
     Raises:
-        StoreError: document indices that decrease.
+        StoreError: the document indices decrease.
     """
     if index.arrays.bounds is None:  # each sequence is a document
         return
@@ -136,7 +139,7 @@ def _is_contiguous(index: Index) -> bool:
     for begin in range(0, count, CHUNK):
         end = min(begin + CHUNK, count)
         sizes, pointers = index.sizes.stored(begin, end), index.pointers.read(begin, end)
-        # Cast once to compare: the sizes are int32, and times the bytes of a token they may not be.
+        # The sizes are int32; multiplied by the size of a token they may exceed it.
         steps = np.multiply(sizes[:-1], itemsize, dtype=np.int64)
         if pointers[0] != expected or sizes.min() < 0 or not np.array_equal(pointers[1:] - pointers[:-1], steps):
             return False

@@ -1,13 +1,11 @@
-"""Writes the indexed format, byte for byte as Megatron's ``IndexedDatasetBuilder``, in memory that does not grow.
+"""Writes the indexed format, byte for byte as Megatron's ``IndexedDatasetBuilder``, in constant memory.
 
-The files of a pair while it is written sequence by sequence: what `IndexedDatasetBuilder` stands on.
+`IndexedWriter` writes documents. `SequenceFiles`, which `IndexedDatasetBuilder` uses, writes documents sequence by
+sequence; until the index is written, it keeps the index's arrays in temporary files beside the ``.bin``:
 
-    <name>.bin         the tokens; gets its name when the index does
-    <name>.lengths     (sequences,) int32   tokens of each sequence   } beside the .bin, without a name:
-    <name>.bounds      (documents,) int64   sequences up to its end   } what of the index is not yet in its place
-    <name>.modes       (sequences,) int8    modes, if multimodal      }
-
-Memory does not depend on the number of sequences.
+    <name>.lengths     (sequences,) int32   tokens of each sequence
+    <name>.bounds      (documents,) int64   sequences up to the end of each document
+    <name>.modes       (sequences,) int8    modes, if multimodal
 """
 
 from __future__ import annotations
@@ -33,22 +31,29 @@ _KEY = "tokens"
 class IndexedWriter(Writer):
     """Writes one shard: ``<prefix>.bin`` and ``<prefix>.idx``.
 
-    Each document is one sequence; one without tokens is an empty document (an entry in the document indices, no
-    sequence), as Megatron's ``preprocess_data.py`` writes it.
+    Each document is one sequence. A document without tokens gets an entry in the document indices but no sequence, as
+    in Megatron's ``preprocess_data.py``.
 
     Args:
         prefix: path without ``.bin`` and ``.idx``.
-        dtype: of the tokens on disk.
-        ids: False for values that are no ids of a vocabulary (masks, lengths, rewards): the manifest says so, their
-            dtype may be float32 or float64, and `check` takes them for what they are.
-        state: continue from here; the writer is then resumable.
-        resumable: leave the temporary files, so that a killed writer can be continued; see `Writer`.
+        dtype: dtype of the tokens on disk.
+        ids: False for values that are not ids of a vocabulary (masks, lengths, rewards). The manifest records this,
+            float32 and float64 are then allowed, and `check` does not treat the values as ids.
+        state: the state to continue from; the writer is then resumable.
+        resumable: keep the temporary files, so that a killed writer can be continued; see `Writer`.
 
     Raises:
-        ConfigError: a dtype that the format does not have.
-        StateError: the state is another writer's.
-        StoreError: the temporary files are not what the state says.
-        OutputError: the system refuses a file.
+        ConfigError: the format does not have the dtype.
+        StateError: the state belongs to another writer.
+        StoreError: the temporary files differ from what the state says.
+        OutputError: the system reports an error.
+
+    Example:
+        >>> with headrace.stores.IndexedWriter("pair", dtype="uint16") as writer:
+        ...     writer.add_documents(np.array([5, 6, 7]), lengths=np.array([1, 2]))
+        ...     shard = writer.finish()
+        >>> headrace.open("pair").document(1).tolist()
+        [6, 7]
     """
 
     format = "indexed"
@@ -75,31 +80,31 @@ class IndexedWriter(Writer):
             values=() if ids else (_KEY,),
         )
         self._file = self._files[_KEY]
-        # Counted again where it goes on: the lengths are there, and one more number in the state could be wrong.
+        # When continued, the sequences are counted again: one more number in the state could be wrong.
         self._num_sequences = sum(int(np.count_nonzero(lengths)) for lengths in self._file.chunks())
 
     @property
     def prefix(self) -> str:
-        """Path without ``.bin`` and ``.idx``."""
+        """The path without ``.bin`` and ``.idx``."""
         return self._prefix
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of the tokens on disk."""
+        """The dtype of the tokens on disk."""
         return self._dtype
 
     def add_documents(self, tokens: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Append documents; the more at once, the faster.
+        """Append documents. It is faster to add many at once.
 
         Args:
             tokens: (sum of lengths,) integers, the documents one after another.
-            lengths: (n,) tokens of each document, in ``[0, 2^31)``.
+            lengths: (n,) number of tokens in each document, in ``[0, 2^31)``.
 
         Raises:
             ConfigError: the writer is no longer open.
-            InputError: tokens that are not integers or do not fit into the dtype, or lengths that do not fit the
-                tokens. Nothing of this call is written then.
-            OutputError: the system refuses the write; the writer is of no further use.
+            InputError: the tokens are not integers or do not fit into the dtype, or the lengths do not add up to the
+                number of tokens. Then nothing of this call is written.
+            OutputError: the system reports an error; the writer cannot be used any more.
         """
         self._check_open("add documents")
         lengths = checked_lengths(lengths, len(tokens))
@@ -123,7 +128,7 @@ class IndexedWriter(Writer):
             index.write(bounds.astype("<i8").data)
             sequences = int(bounds[-1])
         if index.size != layout.end:
-            raise OutputError(f"{index.path}: {index.size} bytes were written, {layout.end} were due")
+            raise OutputError(f"{index.path}: {index.size} bytes were written, but {layout.end} are expected")
 
     def _lengths_in(self, key: str) -> LengthChunks:
         with_files = reader("pread")
@@ -134,7 +139,7 @@ class IndexedWriter(Writer):
                 sequences = np.diff(bounds)
                 if ((sequences < 0) | (sequences > 1)).any():
                     raise StoreError(
-                        f"{index.path}: not of this writer, which makes one sequence a document: begin anew"
+                        f"{index.path}: belongs to another writer, since a document has several sequences: start again"
                     )
                 lengths = np.zeros(len(sequences), np.int64)
                 lengths[sequences == 1] = index.sizes.read(int(bounds[0]), int(bounds[-1]))
@@ -147,14 +152,16 @@ _PIECE_BYTES = 1 << 20
 
 
 class SequenceFiles:
-    """The ``.bin`` of one pair on its way to disk, and what its index will say.
+    """The files of one pair while it is written sequence by sequence.
+
+    Memory does not depend on the number of sequences.
 
     Args:
-        path: of the ``.bin`` in the end.
-        layout: dtype code, dialect and mode bytes; its counts do not matter.
+        path: final path of the ``.bin``.
+        layout: dtype code, dialect and mode bytes; its counts are ignored.
 
     Raises:
-        OutputError: the system refuses a file.
+        OutputError: the system reports an error.
     """
 
     def __init__(self, path: Path, layout: IdxLayout) -> None:
@@ -170,29 +177,29 @@ class SequenceFiles:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences so far."""
+        """Number of sequences added so far."""
         return self._tokens.num_documents
 
     def add(
         self, tokens: NDArray[Any], lengths: NDArray[np.int64], bounds: NDArray[np.int64], modes: NDArray[np.int8]
     ) -> None:
-        """Append what was checked.
+        """Append sequences whose arguments were checked.
 
         Args:
             tokens: (sum of lengths,) in the dtype of the layout, contiguous.
-            lengths: (n,) tokens of each sequence.
-            bounds: (m,) of each document that ends here, the number of sequences up to its end, of the whole file.
-            modes: (n,) of each sequence, or (0,) where the layout has none.
+            lengths: (n,) number of tokens in each sequence.
+            bounds: (m,) for each document that ends here, the number of sequences in the file up to its end.
+            modes: (n,) mode of each sequence, or (0,) if the layout has no modes.
         """
         self._tokens.add(tokens, lengths)
         self._bounds.write(bounds.astype("<i8").data)
         self._modes.write(modes.data)
 
     def finish(self, idx_path: Path) -> WrittenShard:
-        """Write the index, and give both files their names, the index last.
+        """Write the index, and give both files their final names, the index last.
 
         Raises:
-            OutputError: the system refuses; neither file is there then.
+            OutputError: the system reports an error; then neither file is there.
         """
         num_sequences = self.num_sequences
         num_documents = self._bounds.size // 8 if self._layout.has_documents else num_sequences
@@ -210,7 +217,7 @@ class SequenceFiles:
             files = (self._tokens.data.sum, index.sum)
             commit([self._tokens.data, index])
         finally:
-            self.discard()  # what has its name stays
+            self.discard()  # files that have their final names stay
         return WrittenShard(
             format="indexed",
             prefix=str(idx_path).removesuffix(".idx"),
@@ -242,10 +249,10 @@ class SequenceFiles:
         for piece in self._modes.pieces(_PIECE_BYTES):
             index.write(piece)
         if index.size != layout.end:
-            raise OutputError(f"{index.path}: {index.size} bytes were written, {layout.end} were due")
+            raise OutputError(f"{index.path}: {index.size} bytes were written, but {layout.end} are expected")
 
     def _keep(self, path: Path, name: str) -> AtomicFile:
-        """A file that only this process needs, and that no kill leaves behind."""
+        """Create a file that only this process needs; it has no name, so a kill does not leave it behind."""
         file = AtomicFile(path.with_name(f"{path.name.removesuffix('.bin')}.{name}"))
         self._kept.append(file)
         with contextlib.suppress(OSError):

@@ -1,1 +1,1 @@
-"""Records of tokens as JSON, one a line: read through an index of the lines, checked and written."""
+"""JSON lines of tokens, one record a line: read through an index of the lines, checked and written."""

@@ -1,10 +1,8 @@
-"""Where the records of a JSON lines file begin, how long their lists are, and which dtype holds the lists of a key.
+"""The index of a JSON lines file: where its records begin, the lengths of their lists, and the dtype of each key.
 
-The index of a file of 8 MiB or more is kept in ``.headrace-index`` beside it, or where that cannot be written in
-``$HEADRACE_CACHE``, or ``~/.cache/headrace``. It is found again by the name, size and time of modification of the
-file and a hash of its ends.
-
-Lists of numbers in JSON, and the dtype that holds all lists of a key.
+The index of a file of 8 MiB or more is kept in ``.headrace-index`` beside the file or, if that cannot be written, in
+``$HEADRACE_CACHE`` or ``~/.cache/headrace``. It is found again by the file's name, size and modification time, and by a
+hash of the first and last bytes of the file.
 """
 
 from __future__ import annotations
@@ -37,10 +35,10 @@ _KINDS: Final = {"bool": np.dtype(np.bool_), "int": np.dtype(np.int64), "float":
 
 
 def decode_record(data: bytes | memoryview) -> tuple[dict[str, Any], bool]:
-    """The lists of one record, by key; and whether all of them hold integers only.
+    """Return the lists of one record by key, and whether all of them hold only integers.
 
     Raises:
-        msgspec.DecodeError: no JSON object of lists of numbers, or an integer beyond 64 bits.
+        msgspec.DecodeError: the data are not a JSON object of lists of numbers, or an integer exceeds 64 bits.
     """
     try:
         return _INTEGERS.decode(data), True
@@ -49,37 +47,42 @@ def decode_record(data: bytes | memoryview) -> tuple[dict[str, Any], bool]:
 
 
 class Kinds:
-    """The kinds of number seen so far, for each key: ``bool``, ``int``, ``float``; nothing where all were empty."""
+    """Collects which kind of number each key holds: ``bool``, ``int`` or ``float``."""
 
     def __init__(self) -> None:
         self._seen: dict[str, str] = {}
 
     def add(self, key: str, values: list[Any], where: str, *, integers: bool = False) -> None:
-        """Look at a list, or only at whether it holds anything where it is known to hold integers.
+        """Add the kinds of the values in a list; ``integers`` says that it is known to hold only integers.
 
         Raises:
-            StoreError: truth values and numbers in one key.
+            StoreError: a key holds both truth values and numbers.
         """
         for kind in {type(value).__name__ for value in (values[:1] if integers else values)}:
             before = self._seen.setdefault(key, kind)
             if before == kind:
                 continue
             if "bool" in (before, kind):
-                raise StoreError(f"{where}: key {key!r} holds both true or false and numbers; a key holds one of them")
+                raise StoreError(
+                    f"{where}: key {key!r} holds both truth values (true, false) and numbers; only one kind is allowed"
+                )
             self._seen[key] = "float"
 
     def dtype(self, key: str) -> np.dtype[Any]:
-        """bool; int64; float64 where a fraction was seen; int64 where nothing was."""
+        """Return bool, int64, or float64 if a fraction was seen; int64 also if all lists of the key were empty."""
         return _KINDS[self._seen.get(key, "int")]
 
 
 def as_array(values: list[Any], dtype: np.dtype[Any]) -> TokenArray:
-    """The list as a read-only array."""
+    """Return the list as a read-only array."""
     return read_only(np.array(values, dtype))
 
 
 def json_can_be(has: np.dtype[Any], count: int, dtype: np.dtype[Any]) -> bool:
-    """Whether ``count`` JSON numbers may as well be of another dtype: integers of float64, and none at all of any."""
+    """Return whether ``count`` JSON numbers of dtype ``has`` can be read as ``dtype``.
+
+    Integers can be read as float64, and a key without numbers as any dtype.
+    """
     return has == dtype or not count or (has == np.int64 and dtype == np.float64)
 
 
@@ -95,10 +98,10 @@ class LineIndex(msgspec.Struct, frozen=True):
     """The records of one file.
 
     Attributes:
-        offsets: (n,) int64, the byte where each begins.
-        ends: (n,) int64, the byte where it ends, without the end of the line.
+        offsets: (n,) int64, the byte where each record begins.
+        ends: (n,) int64, the byte where each record ends, without the line break.
         bounds: for each key (n + 1,) int64, prefix sums of the lengths of its lists.
-        dtypes: of each key.
+        dtypes: the dtype of each key.
         xxh3_128: hash of the whole file.
     """
 
@@ -116,10 +119,10 @@ class _Meta(msgspec.Struct, frozen=True):
 
 
 def line_index(path: str, using: Reader) -> LineIndex:
-    """The index of a file, as it was kept or by a pass over it, about 10 ns a byte of integers.
+    """Return the index of a file: a kept one, or a new one after a pass that takes about 10 ns a byte of integers.
 
     Raises:
-        StoreError: a line that is no record, or no records; names the line and what was expected.
+        StoreError: there are no records, or a line is not a record; the message names the line and what was expected.
     """
     size = using.size(path)
     if size < _KEPT_BYTES:
@@ -133,7 +136,7 @@ def line_index(path: str, using: Reader) -> LineIndex:
     index = make_index(path, using)
     _log.info("%s: indexed %s records in %.1f s", path, f"{len(index.offsets):,}", time.monotonic() - began)
     for folder in folders:
-        # An index that cannot be kept costs the next start its time only.
+        # If the index cannot be kept, the next start only takes longer.
         with contextlib.suppress(OutputError):
             keep_arrays(folder, name, *_as_arrays(index))
             break
@@ -141,10 +144,10 @@ def line_index(path: str, using: Reader) -> LineIndex:
 
 
 def make_index(path: str, using: Reader) -> LineIndex:
-    """The index by a pass over the file; nothing is kept.
+    """Make the index by a pass over the file, without keeping it.
 
     Raises:
-        StoreError: as `line_index`.
+        StoreError: as in `line_index`.
     """
     offsets, ends = array("q"), array("q")
     lengths: dict[str, array[int]] = {}
@@ -156,16 +159,16 @@ def make_index(path: str, using: Reader) -> LineIndex:
             record, integers = decode_record(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StoreError(
-                f"{where}: no record of tokens, which is a JSON object with a list of numbers for each key: {error};"
-                " text and messages are made into tokens by headrace prepare"
+                f"{where}: not a record of tokens, which is a JSON object with a list of numbers for each key: {error};"
+                " use headrace prepare to make tokens from text and messages"
             ) from error
         if not lengths:
             lengths = {key: array("q") for key in record}
         if record.keys() != lengths.keys() or not record:
             first = ", ".join(map(repr, lengths)) or "none"
             raise StoreError(
-                f"{where}: has the keys {', '.join(map(repr, record)) or 'none'}, the first record has {first}; all"
-                " records have the same, at least one"
+                f"{where}: has the keys {', '.join(map(repr, record)) or 'none'}, but the first record has {first}; all"
+                " records must have the same keys, at least one"
             )
         for key, values in record.items():
             kinds.add(key, values, where, integers=integers)
@@ -174,7 +177,7 @@ def make_index(path: str, using: Reader) -> LineIndex:
         ends.append(offset + len(line))
     if not lengths:
         raise StoreError(
-            f"{path}: holds no record; expected JSON objects with a list of numbers for each key, one a line"
+            f"{path}: holds no record; expected one JSON object a line, with a list of numbers for each key"
         )
     bounds = {key: np.concatenate(([0], np.cumsum(_ints(counts)))).astype(np.int64) for key, counts in lengths.items()}
     return LineIndex(
@@ -183,7 +186,7 @@ def make_index(path: str, using: Reader) -> LineIndex:
 
 
 def _lines(path: str, using: Reader, hasher: xxhash.xxh3_128) -> Iterator[tuple[int, int, bytes]]:
-    """Number from 1, first byte, and bytes of each line that is not blank."""
+    """Yield number (from 1), first byte and bytes of each line that is not blank, and hash all bytes."""
     size = using.size(path)
     number, offset, rest = 0, 0, b""
     for begin in range(0, size, _CHUNK_BYTES):
@@ -212,7 +215,7 @@ def _name(path: str, size: int, using: Reader) -> str:
 
 
 def cache_folders() -> list[Path]:
-    """Where an index is kept that cannot lie beside its file."""
+    """Return the folders in which an index is kept if it cannot be written beside its file."""
     if named := os.environ.get("HEADRACE_CACHE"):
         return [Path(named) / "jsonl"]
     if named := os.environ.get("XDG_CACHE_HOME"):

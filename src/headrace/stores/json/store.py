@@ -1,4 +1,4 @@
-"""Records of tokens as JSON, one a line."""
+"""`JsonlStore`, which reads tokens from JSON lines, one record a line."""
 
 from __future__ import annotations
 
@@ -28,21 +28,29 @@ _RECENT_RECORDS = 32
 
 
 class JsonlStore(SegmentedStore):
-    """One ``.jsonl`` file: a record a line, ``{"tokens": [1, 2, 3], "loss_mask": [0, 1, 1]}``. For small data.
+    """A ``.jsonl`` file with one record a line, ``{"tokens": [1, 2, 3], "loss_mask": [0, 1, 1]}``. For small data.
 
-    Integers are int64, with a fraction anywhere in a key float64, true and false bool. The first opening is a pass
-    over the file, whose result is kept for files of 8 MiB or more; a document is then one read of its line, and about
-    100 ns a number of all its keys.
+    Integers are read as int64, a key with a fraction anywhere as float64, and true and false as bool. The first opening
+    takes a pass over the file, whose result is kept for files of 8 MiB or more. After that, reading a document means
+    reading its line, and takes about 100 ns for each number of all its keys.
 
     Args:
         path: the file.
         key: the main key.
-        using: how to read, ``"mmap"`` or ``"pread"``; or a reader.
-        vouched: the manifest's entry, whose dtypes the numbers then have.
+        using: ``"mmap"`` or ``"pread"``, or a `Reader`.
+        vouched: the file's entry in a manifest, which then decides the dtypes.
 
     Raises:
-        StoreError: missing, a line that is no record, which is named, or not what the manifest lists.
+        StoreError: the file is missing, a line (which the message names) is not a record, or the file differs from the
+            manifest's entry.
         ConfigError: there is no such key.
+
+    Example:
+        >>> with headrace.stores.JsonlWriter("pair.jsonl", dtypes={"tokens": "int32"}) as writer:
+        ...     writer.add_documents({"tokens": np.array([5, 6, 7])}, {"tokens": np.array([1, 2])})
+        ...     shard = writer.finish()
+        >>> headrace.stores.JsonlStore("pair.jsonl").document(1).tolist()
+        [6, 7]
     """
 
     format = "jsonl"
@@ -69,7 +77,7 @@ class JsonlStore(SegmentedStore):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The file."""
+        """The ``.jsonl`` file."""
         return (Path(self.file),)
 
     @property
@@ -78,19 +86,19 @@ class JsonlStore(SegmentedStore):
         return xxhash.xxh3_128_hexdigest(repr((self.format, self._keys[0], self._index.xxh3_128)).encode())
 
     def can_be(self, key: str, dtype: np.dtype[Any]) -> bool:
-        """float64, where integers were seen, and anything where all lists are empty."""
+        """Return True for the key's own dtype, float64 if it holds integers, and any dtype if all lists are empty."""
         return json_can_be(self._dtypes[key], int(self._bounds[key][-1]), dtype)
 
     def with_dtypes(self, dtypes: Mapping[str, np.dtype[Any]]) -> Self:
-        """The same store with other dtypes of some keys, each of which it can be."""
+        """Return the same store with other dtypes for some keys."""
         other = super().with_dtypes(dtypes)
         other._recent = {}
         return other
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
-        """Read every line again and compare it with the index; every byte if a manifest beside the file vouches for it.
+        """Read every line again and compare it with the index, and all bytes with a manifest beside the file.
 
-        Ids are those of the main key, and of all keys of integers that a manifest says hold ids.
+        Ids are checked in the main key, or in all integer keys that hold ids according to the manifest.
         """
         vouched, place = self._vouched, Path(self.file)
         if vouched is None and (place.parent / MANIFEST_NAME).exists():
@@ -110,7 +118,7 @@ class JsonlStore(SegmentedStore):
         finally:
             using.close()
         if found.xxh3_128 != self._index.xxh3_128:
-            yield Problem(path=self.file, place="", message="was changed since it was indexed; open it again")
+            yield Problem(path=self.file, place="", message="the file changed since it was indexed; open it again")
             return
         try:
             for key in self._keys:
@@ -119,11 +127,11 @@ class JsonlStore(SegmentedStore):
             yield Problem(path=self.file, place="", message=str(error).removeprefix(f"{self.file}: "))
 
     def close(self) -> None:
-        """Let go of the file; arrays stay valid, and a later read opens it again."""
+        """Close the file. Arrays stay valid, and a later read opens it again."""
         self._reader.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A file of the same fingerprint is the one that the manifest lists, and so is not compared with it again.
+        # A file of the same fingerprint is the one that the manifest lists, so it need not be compared again.
         how = self._keys[0], self._reader, self._assumed
         return _reopen, (self.path, self.file, *how, self.fingerprint), {"_vouched": self._vouched}
 
@@ -137,25 +145,28 @@ class JsonlStore(SegmentedStore):
             self._bounds[key],
             vocab_size if has_ids else None,
         ):
-            # One file has the documents of all keys.
+            # The file holds the documents of all keys, so the place has to name the key.
             place = f"key {key!r}, {problem.place}" if problem.place and len(self._keys) > 1 else problem.place
             yield msgspec.structs.replace(problem, place=place)
 
     def _disagreements(self, vouched: OutputShard) -> Iterator[str]:
-        """What the manifest's entry says otherwise. Every byte is looked at by `check`, the size here."""
+        """Yield a message for each difference from the manifest's entry; of the bytes only the size is compared."""
         found = {key: int(bounds[-1]) for key, bounds in self._bounds.items()}
         listed = {key: info.tokens for key, info in vouched.keys.items()}
         if (found, self.num_documents) != (listed, vouched.documents):
-            yield f"found {self.num_documents} documents, {found}, listed {vouched.documents} and {listed}"
+            yield (
+                f"found {self.num_documents} documents with {found} tokens, but the manifest lists"
+                f" {vouched.documents} with {listed}"
+            )
             return
         for key, info in vouched.keys.items():
-            has, wanted = self._index.dtypes[key], key_dtype(info.dtype)
-            is_held = has.kind == wanted.kind or (has.kind == "i" and wanted.kind in "uf")
-            if found[key] and not is_held:
-                yield f"key {key!r} holds {has.name} numbers, listed {info.dtype}"
+            dtype, wanted = self._index.dtypes[key], key_dtype(info.dtype)
+            fits = dtype.kind == wanted.kind or (dtype.kind == "i" and wanted.kind in "uf")
+            if found[key] and not fits:
+                yield f"key {key!r} holds {dtype.name} numbers, but the manifest lists {info.dtype}"
         size = self._reader.size(self.file)
         if [file.size for file in vouched.files] != [size]:
-            yield f"it has {size} bytes, listed {vouched.files[0].size}"
+            yield f"the file has {size} bytes, but the manifest lists {vouched.files[0].size}"
 
     def _read(self, begin: int, end: int, key: str) -> TokenArray:
         parts = zip(*(part.tolist() for part in cut_at(self._bounds[key], np.array([begin]), end - begin)), strict=True)
@@ -181,18 +192,22 @@ class JsonlStore(SegmentedStore):
             lengths = {key: int(np.diff(bounds[number : number + 2])[0]) for key, bounds in self._bounds.items()}
             if {key: len(values) for key, values in found.items()} == lengths:
                 return found
-            problem = f"other lists than those of {lengths} numbers that its index tells of"
+            problem = f"its lists have other lengths than {lengths}, which its index says"
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, KeyError) as error:
             problem = str(error)
-        of = "the index is not of this file, remove it" if self._vouched is None else "not what its manifest lists"
-        raise StoreError(f"{self.file}: document {number}, byte {begin}: {problem}; {of}")
+        if self._vouched is None:
+            advice = "the index belongs to another file; remove it"
+        else:
+            advice = "the file differs from the one that its manifest lists"
+        raise StoreError(f"{self.file}: document {number}, byte {begin}: {problem}; {advice}")
 
 
 def open_json(path: str | os.PathLike[str], *, key: str | None = None, using: str | Reader = "mmap") -> JsonlStore:
-    """The store of a ``.jsonl`` file.
+    """Open a ``.jsonl`` file as a store.
 
     Raises:
-        StoreError: it is no such file; one object of lists of lists is refused with the command that converts it.
+        StoreError: the file is not JSON lines. If it is one JSON object of lists of lists, the message names the
+            command that converts it.
         ConfigError: there is no such key.
     """
     check_local(path)
@@ -200,8 +215,8 @@ def open_json(path: str | os.PathLike[str], *, key: str | None = None, using: st
     using = reader(using)
     if name.endswith(".json") or is_object(name, using):
         raise StoreError(
-            f"{name}: one JSON object, which cannot be read record by record; `headrace convert {name} FOLDER --format"
-            " keyed` makes a store of the lists in it"
+            f"{name}: the file is one JSON object, which cannot be read record by record; convert it into a store with"
+            f" `headrace convert {name} FOLDER --format keyed`"
         )
     return JsonlStore(name, key=key, using=using)
 
@@ -212,15 +227,15 @@ def _reopen(
     store = JsonlStore(file, key=key, using=using).with_dtypes(assumed)
     store.path = path
     if store.fingerprint != fingerprint:
-        raise StoreError(f"{file}: has changed since the store was handed to this process; open it again")
+        raise StoreError(f"{file}: has changed since the store was passed to this process; open it again")
     return store
 
 
 def is_object(path: str, using: Reader) -> bool:
-    """Whether a ``.jsonl`` is one JSON object over all of it, of lists of lists: AstrAI gave that name to both."""
+    """Return whether a ``.jsonl`` is a single JSON object of lists of lists: AstrAI used this suffix for both."""
     size = using.size(path)
     length = min(size, 4096)
     head = using.read_ranges(path, np.array([0]), np.array([length])).tobytes()
-    # The first value of a record begins with a number or ends; the one of an object begins with another list.
+    # In a record, the first list begins with a number or is empty; in such an object, it begins with another list.
     values = b"".join(head.split()).partition(b":")[2]
     return values.startswith(b"[[")

@@ -1,4 +1,4 @@
-"""Writes JSON lines of tokens: a record a line, each key a list of numbers; the file appears whole or not at all."""
+"""Writes JSON lines of tokens, one record a line, in which each key has a list of numbers."""
 
 from __future__ import annotations
 
@@ -22,22 +22,32 @@ _SUFFIX = ".jsonl"
 
 
 class JsonlWriter:
-    """Writes one ``.jsonl``: ``{"tokens":[1,2,3],"loss_mask":[0,1,1]}``, one record a document. For small data.
+    """Writes one ``.jsonl``, in which each document is a record, ``{"tokens":[1,2,3],"loss_mask":[0,1,1]}``.
 
-    A context manager that removes its temporary file unless `finish` was called. Truth values are ``true`` and
-    ``false``. A float is the shortest decimal that its dtype reads back as the same number, so 0.8 of a float32 is
-    ``0.8``. The same documents make the same bytes, however many are added at a time. About 1 us a document and 50 ns
-    a number.
+    JSON lines are for small data.
+
+    The file appears whole at `finish`, or not at all: the writer is a context manager that removes its temporary file
+    unless `finish` was called. Truth values are written as ``true`` and ``false``, and a float as the shortest decimal
+    that its dtype reads back as the same number, so the float32 0.8 is ``0.8``. The same documents make the same bytes,
+    however many are added at a time. Writing takes about 1 us a document and 50 ns a number.
 
     Args:
-        path: ends in ``.jsonl``; its folder must be there. A file that is there is replaced at `finish`.
-        dtypes: dtype of each key, in the order in which a record has them. A file does not say it: whoever reads the
-            file alone has int64, float64 and bool, and only a manifest knows more.
-        values: the keys that hold no ids of a vocabulary but masks, lengths, rewards; for the manifest.
+        path: path that ends in ``.jsonl``; its folder must exist. A file of this name is replaced at `finish`.
+        dtypes: dtype of each key, in the order of the keys in a record. The file itself does not hold the dtypes: read
+            without a manifest, its numbers are int64, float64 or bool.
+        values: keys whose values are not ids of a vocabulary but masks, lengths or rewards; a manifest records this.
 
     Raises:
-        ConfigError: another suffix, no keys, a name that cannot be a key, or a dtype that the format does not have.
-        OutputError: the system refuses the file.
+        ConfigError: the path has another suffix, there are no keys, a name cannot be a key, or the format does not have
+            a dtype.
+        OutputError: the system reports an error.
+
+    Example:
+        >>> with headrace.stores.JsonlWriter("two.jsonl", dtypes={"tokens": "int32"}) as writer:
+        ...     writer.add_documents({"tokens": np.array([5, 6, 7])}, {"tokens": np.array([1, 2])})
+        ...     shard = writer.finish()
+        >>> shard.num_documents, shard.num_tokens
+        (2, 3)
     """
 
     format = "jsonl"
@@ -47,7 +57,7 @@ class JsonlWriter:
     ) -> None:
         self._path = Path(path)
         if self._path.suffix != _SUFFIX:
-            raise ConfigError(f"{self._path}: JSON lines of tokens end in {_SUFFIX}")
+            raise ConfigError(f"{self._path}: the name of a file of JSON lines must end in {_SUFFIX}")
         self._dtypes, self._values = checked_keys(self._path, dtypes, values)
         for key, dtype in self._dtypes.items():
             try:
@@ -62,26 +72,26 @@ class JsonlWriter:
 
     @property
     def prefix(self) -> str:
-        """Path without the suffix."""
+        """The path without the suffix."""
         return str(self._path.with_suffix(""))
 
     @property
     def num_tokens(self) -> int:
-        """Values added so far, of all keys."""
+        """Number of values added so far, over all keys."""
         return sum(self._num_tokens.values())
 
     def add_documents(self, tokens: Mapping[str, NDArray[Any]], lengths: Mapping[str, NDArray[np.int64]]) -> None:
         """Append documents.
 
         Args:
-            tokens: for each key (sum of its lengths,) values, the documents one after another.
-            lengths: for each key (n,) values of each document; n is the same for all.
+            tokens: for each key the (sum of its lengths,) values of the documents, one after another.
+            lengths: for each key the (n,) lengths of the documents; n is the same for all keys.
 
         Raises:
             ConfigError: the writer is no longer open.
-            InputError: other keys than the writer's, values that do not fit into the dtype or that are not finite, or
-                lengths that do not fit the values. Nothing of this call is written then.
-            OutputError: the system refuses the write; the writer is of no further use.
+            InputError: the keys differ from the writer's, values do not fit into the dtype or are not finite, or the
+                lengths do not add up to the number of values. Then nothing of this call is written.
+            OutputError: the system reports an error; the writer cannot be used any more.
         """
         self._check_open()
         check_given(self._path, self._dtypes, tokens=tokens, lengths=lengths)
@@ -94,7 +104,7 @@ class JsonlWriter:
         found = {key: len(bounds) - 1 for key, bounds in ends.items()}
         if len(set(found.values())) > 1:
             shown = ", ".join(f"{number} for {key!r}" for key, number in found.items())
-            raise InputError(f"{self._path}: different numbers of documents: {shown}")
+            raise InputError(f"{self._path}: the keys have different numbers of documents: {shown}")
         count = next(iter(found.values()))
         records = [
             {key: numbers[key][bounds[at] : bounds[at + 1]] for key, bounds in ends.items()} for at in range(count)
@@ -105,16 +115,17 @@ class JsonlWriter:
             self._num_tokens[key] += len(values)
 
     def finish(self) -> WrittenShard:
-        """Bring the file to the disk and give it its name.
+        """Bring the file to the disk and give it its final name.
 
         Raises:
-            ConfigError: the writer is no longer open, or has no document: a file without a record names no keys.
-            OutputError: the system refuses; nothing is left behind, and a file that was there is there still.
+            ConfigError: the writer is no longer open, or no document was added, since a file without records names no
+                keys.
+            OutputError: the system reports an error; nothing is left behind, and an older file of this name is kept.
         """
         self._check_open()
         if not self.num_documents:
             self.discard()
-            raise ConfigError(f"{self._path}: no document was added, and a file without a record is no store")
+            raise ConfigError(f"{self._path}: no document was added, and a file without records is not a store")
         self._is_open = False
         file = self._file.sum
         self._file.commit()
@@ -131,14 +142,14 @@ class JsonlWriter:
         )
 
     def discard(self) -> None:
-        """Remove the temporary file. Nothing happens after `finish`."""
+        """Remove the temporary file. After `finish` this does nothing."""
         if self._is_open:
             self._is_open = False
             self._file.discard()
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise ConfigError(f"{self._path}: the writer was finished or discarded; it takes no more")
+            raise ConfigError(f"{self._path}: the writer was finished or discarded; it accepts no more documents")
 
     def __enter__(self) -> Self:
         return self
@@ -150,17 +161,19 @@ class JsonlWriter:
 
 
 def check_jsonl_dtype(dtype: np.dtype[Any]) -> None:
-    """Raise ConfigError for a dtype whose numbers `JsonlStore` could not read: uint64 goes beyond 64 signed bits."""
+    """Raise ConfigError for uint64, whose numbers `JsonlStore` cannot read: it reads signed integers of 64 bits."""
     if dtype == np.uint64:
-        raise ConfigError("uint64 cannot be JSON lines, whose integers are below 2^63: choose int64")
+        raise ConfigError("uint64 cannot be written as JSON lines, whose integers must be below 2^63: choose int64")
 
 
 def _numbers(values: NDArray[Any], path: Path, key: str) -> list[Any]:
-    """The values as Python has them, to be written as JSON."""
+    """Return the values as Python objects that are written as JSON."""
     if values.dtype.kind != "f":
         return list(values.tolist())
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
-        raise InputError(f"{path}: key {key!r}: value {values[wrong[0]]}, which JSON has no number for")
-    # str gives the shortest decimal for the dtype; the float64 of a float32 has nine digits more than it says.
+        raise InputError(
+            f"{path}: key {key!r}: the value {values[wrong[0]]} cannot be written as JSON; it is not finite"
+        )
+    # str returns the shortest decimal for the dtype; the float64 of a float32 would have nine more digits.
     return list(values.tolist()) if values.dtype == np.float64 else [float(str(value)) for value in values]

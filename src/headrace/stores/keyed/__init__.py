@@ -1,1 +1,1 @@
-"""AstrAI's ``meta.json`` and a ``.bin`` for each key: documents of parallel streams, read, checked and written."""
+"""The keyed format, AstrAI's ``meta.json`` with a ``.bin`` for each key: read, checked and written."""

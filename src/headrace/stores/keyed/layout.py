@@ -1,12 +1,12 @@
-"""The ``meta.json`` of the keyed format: one JSON object, which says what is in the ``.bin`` of each key.
+"""The ``meta.json`` of the keyed format: one JSON object that describes the ``.bin`` of each key.
 
     {"sequence": {"shape": [3], "dtype": "int32", "offsets": [0, 2, 3]}, "loss_mask": {"shape": [3], "dtype": "bool"}}
 
     shape      [N], the number of values in <key>.bin, which holds nothing else
-    dtype      their NumPy name, little-endian
+    dtype      the NumPy name of their dtype, little-endian
     offsets    0, then the number of values up to the end of each document; the last is N; may be absent
 
-Source: AstrAI 1.3.13, ``astrai/dataset/storage.py``. The page ``docs/formats/keyed.md`` says what is refused, and why.
+Source: AstrAI 1.3.13, ``astrai/dataset/storage.py``. The page ``docs/formats/keyed.md`` lists what is refused, and why.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DTYPE_NAMES: Final = (
     *("float16", "float32", "float64"),
 )
 _PIECE_BYTES: Final = 1 << 20
-"""Bytes of JSON numbers that are parsed at a time: a Python integer takes 36 bytes while it is one."""
+"""Bytes of JSON numbers that are parsed at a time: each number takes 36 bytes while it is a Python integer."""
 
 _NO_OFFSETS: Final = msgspec.Raw(b"")
 
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class KeyLayout(msgspec.Struct, frozen=True):
-    """What ``meta.json`` says of one key; ``num_documents`` is None where it has no offsets."""
+    """What ``meta.json`` says about one key. ``num_documents`` is None if the key has no offsets."""
 
     key: str
     dtype: np.dtype[Any]
@@ -53,7 +53,7 @@ class KeyLayout(msgspec.Struct, frozen=True):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the ``.bin`` must have."""
+        """Number of bytes that the ``.bin`` must have."""
         return self.num_tokens * self.dtype.itemsize
 
 
@@ -64,20 +64,21 @@ class _Entry(msgspec.Struct):
 
     @property
     def numbers(self) -> memoryview | None:
-        """The JSON text within the brackets of the offsets; None where there are none."""
+        """The JSON text within the brackets of the offsets; None if there are no offsets."""
         text = memoryview(self.offsets)
         return None if text.nbytes == 0 or bytes(text[:4]) == b"null" else text[1:-1]
 
 
 def parse_meta(path: str, data: bytes) -> dict[str, KeyLayout]:
-    """The layout of each key, in the order of the file. Offsets are counted, and read by `parse_bounds` when needed.
+    """Parse the layout of each key, in the order of the file. Offsets are only counted; `parse_bounds` reads them.
 
     Raises:
-        StoreError: not a ``meta.json`` of this format; the message says what was found and what is allowed.
+        StoreError: the data are not a ``meta.json`` of this format; the message says what was found and what is
+            allowed.
     """
     entries = _entries(path, data)
     if not entries:
-        raise StoreError(f"{path}: names no key; a keyed store has at least one")
+        raise StoreError(f"{path}: names no key; a keyed store needs at least one")
     layouts = {key: _layout(path, key, entry) for key, entry in entries.items()}
     counts = {key: layout.num_documents for key, layout in layouts.items() if layout.num_documents is not None}
     if len(set(counts.values())) > 1:
@@ -87,10 +88,10 @@ def parse_meta(path: str, data: bytes) -> dict[str, KeyLayout]:
 
 
 def parse_bounds(path: str, data: bytes, key: str) -> IntArray:
-    """(num_documents + 1,) int64: the offsets of a key that has some. About 50 ns and, in the end, 8 bytes each.
+    """Parse the offsets of a key that has them: (num_documents + 1,) int64. About 50 ns each.
 
     Raises:
-        StoreError: they are not whole numbers that rise from 0 to the number of values.
+        StoreError: the offsets are not whole numbers, or they decrease.
     """
     entry = _entries(path, data)[key]
     text = bytes(entry.numbers or b"")
@@ -120,7 +121,7 @@ def _entries(path: str, data: bytes) -> dict[str, _Entry]:
         return msgspec.json.decode(data, type=dict[str, _Entry])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(
-            f"{path}: not the {META_NAME} of a keyed store, which gives shape and dtype of each key: {error}"
+            f"{path}: not the {META_NAME} of a keyed store, which has shape and dtype of each key: {error}"
         ) from error
 
 
@@ -133,8 +134,8 @@ def _layout(path: str, key: str, entry: _Entry) -> KeyLayout:
         raise StoreError(f"{path}: key {key!r}: dtype {entry.dtype!r} is unknown; allowed are {', '.join(DTYPE_NAMES)}")
     if len(entry.shape) != 1 or entry.shape[0] < 0:
         raise StoreError(
-            f"{path}: key {key!r}: shape {entry.shape} is not that of a stream of tokens, which is [N]; arrays of more"
-            " dimensions are not read"
+            f"{path}: key {key!r}: shape {entry.shape} is not the shape of a stream of tokens, which is [N]; arrays of"
+            " more dimensions are not supported"
         )
     (count,) = entry.shape
     dtype = np.dtype(entry.dtype).newbyteorder("<")
@@ -151,33 +152,33 @@ def _layout(path: str, key: str, entry: _Entry) -> KeyLayout:
 
 
 def check_key(key: str) -> None:
-    """A key is the name of a file: plain, and not hidden.
+    """Check that a key can be the name of a file, and not of a hidden one.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it cannot.
     """
     if not key or key.startswith(".") or any(mark in key for mark in "/\\\0"):
         raise ConfigError(
             f"{key!r} cannot be a key: it names the file <key>.bin, so it may not be empty, begin with a"
-            " dot, or hold a slash, a backslash or a NUL"
+            " dot, or contain a slash, a backslash or a NUL"
         )
 
 
 def key_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """The dtype that a key is written with.
+    """Return the little-endian dtype with which a key is written.
 
     Raises:
-        ConfigError: a dtype that the format does not have.
+        ConfigError: the format does not have this dtype.
     """
     try:
         wanted = np.dtype(dtype)
     except TypeError as error:
-        raise ConfigError(f"dtype={dtype!r} is no dtype: {error}") from error
+        raise ConfigError(f"dtype={dtype!r} is not a dtype: {error}") from error
     if wanted.name not in DTYPE_NAMES:
-        raise ConfigError(f"dtype {wanted.name} is not known to the keyed format; it has {', '.join(DTYPE_NAMES)}")
+        raise ConfigError(f"dtype {wanted.name} is not known to the keyed format; known are {', '.join(DTYPE_NAMES)}")
     return wanted.newbyteorder("<")
 
 
 def meta_entry(layout: KeyLayout) -> bytes:
-    """The text for one key up to its offsets, exactly as ``json.dump`` writes it."""
+    """Return the text of one key up to its offsets, exactly as ``json.dump`` writes it."""
     return f'{json.dumps(layout.key)}: {{"shape": [{layout.num_tokens}], "dtype": "{layout.dtype.name}"'.encode()

@@ -1,7 +1,4 @@
-"""``meta.json`` and a ``.bin`` for each key: one shard of documents of parallel streams, as AstrAI keeps them.
-
-Reads a whole keyed shard and says everything that is wrong with it.
-"""
+"""`KeyedStore`, which reads one shard of AstrAI's keyed format, and the check of such a shard."""
 
 from __future__ import annotations
 
@@ -29,12 +26,12 @@ from headrace.stores.written import OutputShard
 def check_keyed(
     folder: str, using: Reader, *, main: str, vouched: OutputShard | None, vocab_size: int | None
 ) -> Iterator[Problem]:
-    """Every fault of a folder's ``meta.json`` and of the ``.bin`` of each key.
+    """Yield every fault of a folder's ``meta.json`` and of the ``.bin`` of each key.
 
-    The files are opened anew, so what the store has seen before does not matter. One pass over each ``.bin`` for:
-    checksums, if a manifest vouches for the shard; values of ``bool``; ids, if ``vocab_size`` is given.
+    The files are opened again, so the state of an open store does not matter. Each of these takes one pass over the
+    ``.bin``: checksums, if a manifest lists the shard; values of ``bool``; and ids, if ``vocab_size`` is set.
     """
-    using = copy.copy(using)  # which has no files yet
+    using = copy.copy(using)  # a copy has no files open
     try:
         yield from _check(folder, using, main, vouched, vocab_size)
     finally:
@@ -75,7 +72,7 @@ def _check(
 
 
 def _check_counts(folder: str, vouched: OutputShard, layouts: Mapping[str, KeyLayout]) -> Iterator[Problem]:
-    """The numbers that the manifest gives for the shard."""
+    """Compare the numbers of documents and tokens with the manifest's entry."""
     counts = {layout.num_documents for layout in layouts.values()} - {None}
     for count in counts - {vouched.documents}:
         message = f"documents: the manifest says {vouched.documents}, the shard has {count}"
@@ -98,8 +95,10 @@ def _check_key(
         yield Problem(path=path, place="", message=str(error).removeprefix(f"{path}: "))
         return
     if size != layout.num_bytes:
-        what = f"{layout.num_tokens} values of {layout.dtype.name} take {layout.num_bytes} bytes, the file has {size}"
-        yield Problem(path=path, place="", message=what)
+        message = (
+            f"{layout.num_tokens} values of {layout.dtype.name} take {layout.num_bytes} bytes, but the file has {size}"
+        )
+        yield Problem(path=path, place="", message=message)
     if size < layout.num_bytes:
         return
 
@@ -116,25 +115,33 @@ _ENDS_BYTES = 4096
 
 
 class KeyedStore(Store):
-    """One shard of the keyed format. Opening it is one scan of ``meta.json``, about 3 ns a byte.
+    """One shard of the keyed format. Opening it takes one scan of ``meta.json``, about 3 ns a byte.
 
-    The *main* key decides what a document and the stream are: `num_documents`, `num_tokens`, `lengths`, `gather`. It
-    is the first in ``meta.json`` unless another is asked for, and is also known by the name ``"tokens"``. Another key
-    is *parallel* if it has as many values; `fetch` reads parallel keys only, since place i of one stream says nothing
-    of place i of another that is longer. `document` reads any key, by its own offsets.
+    `num_documents`, `num_tokens`, `lengths` and `gather` refer to the *main* key. It is ``"tokens"`` or else the first
+    key in ``meta.json``, unless another is chosen, and can always be called ``"tokens"``. Another key is *parallel* if
+    it has the same number of values. `fetch` reads only parallel keys, since otherwise position i of one stream says
+    nothing about position i of the other. `document` reads any key, by its own offsets.
 
-    A key without offsets has those of the first key of the same length that has some; where there is none, all of it
-    is one document, or none if it is empty.
+    A key without offsets uses those of the first key that has offsets and the same number of values. If there is none,
+    all of its values are one document, or no document if it is empty.
 
     Args:
-        folder: where ``meta.json`` is.
-        key: the main key.
-        using: how to read, ``"mmap"`` (documents are views, no copy) or ``"pread"``; or a reader.
-        vouched: the manifest's entry.
+        folder: the folder of ``meta.json``.
+        key: the main key; None for the default.
+        using: ``"mmap"`` (documents are views without a copy) or ``"pread"``, or a `Reader`.
+        vouched: the shard's entry in a manifest.
 
     Raises:
         StoreError: a file is missing or malformed; the message says what was found and what was expected.
         ConfigError: there is no such key.
+
+    Example:
+        >>> with headrace.stores.KeyedWriter("pairs", dtypes={"sequence": "int32", "loss_mask": "bool"}) as writer:
+        ...     values = {"sequence": np.array([5, 6, 7]), "loss_mask": np.array([0, 1, 1])}
+        ...     writer.add_documents(values, dict.fromkeys(values, np.array([1, 2])))
+        ...     shard = writer.finish()
+        >>> headrace.stores.KeyedStore("pairs").document(1, keys="loss_mask").tolist()
+        [True, True]
     """
 
     format = "keyed"
@@ -167,14 +174,14 @@ class KeyedStore(Store):
             if size < layout.num_bytes:
                 raise StoreError(
                     f"{self._bin(name)}: cut short: {layout.num_tokens} values of {layout.dtype.name} take"
-                    f" {layout.num_bytes} bytes, the file has {size}"
+                    f" {layout.num_bytes} bytes, but the file has {size}"
                 )
         for file in vouched.files if vouched is not None else ():
             size = self._reader.size(str(Path(self.folder) / file.name))
             if size != file.size:
                 raise StoreError(
-                    f"{self.folder}: not the shard that the manifest lists: {file.name} has {size} bytes, listed"
-                    f" {file.size}"
+                    f"{self.folder}: not the shard that the manifest lists: {file.name} has {size} bytes, but the"
+                    f" manifest lists {file.size}"
                 )
 
     @property
@@ -194,22 +201,22 @@ class KeyedStore(Store):
 
     @property
     def num_documents(self) -> int:
-        """Number of documents, empty ones included. O(1)."""
+        """Number of documents, including empty ones. O(1)."""
         return self._num_documents(self._main.key)
 
     @property
     def has_offsets(self) -> bool:
-        """Whether the file says where the documents of the main key are; without, all of it is one."""
+        """Whether the shard has offsets for the main key; without them, all of its values are one document."""
         return self._sources[self._main.key].num_documents is not None
 
     @property
     def num_tokens(self) -> int:
-        """Values of the main key. O(1)."""
+        """Number of values of the main key. O(1)."""
         return self._main.num_tokens
 
     @property
     def lengths(self) -> IntArray:
-        """(num_documents,) int64: values of each document of the main key."""
+        """(num_documents,) int64: number of values in each document of the main key."""
         return np.diff(self._use_bounds(self._main.key))
 
     @property
@@ -223,27 +230,27 @@ class KeyedStore(Store):
         return hasher.hexdigest()
 
     def document(self, index: int, keys: str | KeyList | None = None) -> Any:
-        """(length,) values of one document, without a copy where the file is mapped.
+        """Return the (length,) values of one document, without a copy if the file is mapped.
 
         Raises:
-            IndexError: out of range.
-            ConfigError: a key that the store does not have, or that has no document of this number.
+            IndexError: the index is out of range.
+            ConfigError: the store does not have a key, or the key has another number of documents.
         """
         number = document_number(index, self.num_documents)
         return by_keys(lambda key: self._read_document(number, key), keys, self._keys)
 
     def fetch(self, begin: int, end: int, keys: str | KeyList | None = None) -> Any:
-        """(end - begin,) values of the stream, without a copy where the file is mapped.
+        """Return the (end - begin,) values of the stream, without a copy if the file is mapped.
 
         Raises:
             IndexError: unless ``0 <= begin <= end <= num_tokens``.
-            ConfigError: a key that the store does not have, or that is not parallel to the main one.
+            ConfigError: the store does not have a key, or the key is not parallel to the main one.
         """
         check_range(begin, end, self.num_tokens)
         return by_keys(lambda key: self._read_stream(begin, end, key), keys, self._keys)
 
     def gather(self, begins: IntArray, length: int) -> TokenArray:
-        """(len(begins), length) values of the main key, a fresh array."""
+        """Return (len(begins), length) values of the main key in a new array."""
         path, dtype, num_tokens = self._bin(self._main.key), self._main.dtype, self.num_tokens
         rows = self._reader.kept(
             path, length, functools.partial(windows, dtype=dtype, num_tokens=num_tokens, length=length)
@@ -257,49 +264,49 @@ class KeyedStore(Store):
         return data.view(dtype).reshape(len(begins), length)
 
     def stream_view(self, key: str | None = None) -> TokenArray | None:
-        """The mapped ``.bin`` of a key that is parallel to the main one."""
+        """Return the mapped ``.bin`` of the main key, or of a key that is parallel to it."""
         stream: TokenArray | None = None
         if self._reader.view(self._bin(self._main.key)) is not None:
             stream = self.fetch(0, self.num_tokens, key)
         return stream
 
     def find_documents(self, begins: IntArray) -> IntArray:
-        """(n,) int64: the non-empty document that holds each value of the main key."""
+        """Return the non-empty document that holds each value of the main key, (n,) int64."""
         begins = positions(begins, self.num_tokens, "begins")
         return np.searchsorted(self._use_bounds(self._main.key), begins, side="right") - 1
 
     def document_begins(self, documents: IntArray) -> IntArray:
-        """(n,) int64: where each document begins in the main key; ``num_documents`` itself gives ``num_tokens``."""
+        """Return where each document begins in the main key, (n,) int64; for ``num_documents``, ``num_tokens``."""
         return self._use_bounds(self._main.key)[positions(documents, self.num_documents + 1, "documents")]
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
-        """Every rule of the format, the ids, and every byte if a manifest beside the shard vouches for it.
+        """Check every rule of the format, the ids, and all bytes if a manifest beside the shard lists it.
 
-        Ids are those of the main key, and of all keys of integers where a manifest vouches for them.
+        Ids are checked in the main key, or in all integer keys that hold ids according to the manifest.
         """
         return check_keyed(self.folder, self._reader, main=self._main.key, vouched=self._vouched, vocab_size=vocab_size)
 
     def with_main(self, key: str) -> Self:
-        """The same store with another main key; it shares the files. O(keys).
+        """Return the same store with another main key; it shares the files. O(keys).
 
         Raises:
             ConfigError: there is no such key.
         """
-        # Not copy.copy, which would open the files again, as pickling does.
+        # copy.copy would open the files again, as pickling does.
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin._set_main({name: self._layouts[name] for name in self._bins}, key)
         return twin
 
     def close(self) -> None:
-        """Let go of all files; arrays stay valid, and a later read opens the files again."""
+        """Close all files. Arrays stay valid, and a later read opens the files again."""
         self._reader.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.path, self.folder, self._main.key, self._reader, self._vouched, self.fingerprint)
 
     def _read_meta(self) -> bytes:
-        # All of it, and never again: mapped, it would count as this process's memory for as long as the store lives.
+        # Release it after reading: a mapping would count as memory of this process for as long as the store lives.
         data = self._reader.read_ranges(self._meta, np.array([0]), np.array([self._meta_bytes])).tobytes()
         self._reader.release(self._meta)
         return data
@@ -314,14 +321,13 @@ class KeyedStore(Store):
 
     def _ordered(self, layouts: Mapping[str, KeyLayout], key: str | None) -> tuple[str, ...]:
         if key is None:
-            # The name by which the main key of every store is known.
             key = "tokens" if "tokens" in layouts else next(iter(layouts))
         if key not in layouts:
             raise ConfigError(f"{self.folder}: no key {key!r}; its keys are {', '.join(map(repr, layouts))}")
         return (key, *(name for name in layouts if name != key))
 
     def _bounds_source(self, layouts: Mapping[str, KeyLayout], layout: KeyLayout) -> KeyLayout:
-        """The layout whose offsets a key has."""
+        """Return the layout whose offsets a key uses."""
         if layout.num_documents is not None:
             return layout
         with_offsets = (other for other in layouts.values() if other.num_documents is not None)
@@ -333,7 +339,7 @@ class KeyedStore(Store):
         return int(source.num_tokens > 0) if found is None else found
 
     def _use_bounds(self, key: str) -> IntArray:
-        # No lock: two threads may both parse, and find the same.
+        # No lock is needed: if two threads both parse, they find the same.
         source = self._sources[key]
         if source.key not in self._bounds:
             if source.num_documents is not None:
@@ -346,8 +352,8 @@ class KeyedStore(Store):
     def _read_document(self, number: int, key: str) -> TokenArray:
         if self._num_documents(key) != self.num_documents:
             raise ConfigError(
-                f"{self.folder}: key {key!r} has {self._num_documents(key)} documents, the main key"
-                f" {self._main.key!r} {self.num_documents}; open the store with key={key!r} to read it"
+                f"{self.folder}: key {key!r} has {self._num_documents(key)} documents, but the main key"
+                f" {self._main.key!r} has {self.num_documents}; open the store with key={key!r} to read it"
             )
         begin, end = self._use_bounds(key)[number : number + 2].tolist()
         return self._read(begin, end, key)
@@ -356,8 +362,9 @@ class KeyedStore(Store):
         count = self._layouts[key].num_tokens
         if count != self.num_tokens:
             raise ConfigError(
-                f"{self.folder}: key {key!r} has {count} values, the main key {self._main.key!r} {self.num_tokens}: the"
-                f" streams are not parallel; read them by document, or open the store with key={key!r}"
+                f"{self.folder}: key {key!r} has {count} values, but the main key {self._main.key!r} has"
+                f" {self.num_tokens}: the streams are not parallel; read them by document, or open the store with"
+                f" key={key!r}"
             )
         return self._read(begin, end, key)
 
@@ -366,13 +373,16 @@ class KeyedStore(Store):
         return tokens_at(self._reader, self._bin(key), dtype, begin * dtype.itemsize, (end - begin) * dtype.itemsize)
 
     def _check_agrees(self, shard: OutputShard, layouts: Mapping[str, KeyLayout]) -> None:
-        """A manifest's entry must have the numbers of ``meta.json``. O(keys)."""
+        """Raise StoreError if a manifest's entry and ``meta.json`` have different numbers. O(keys)."""
         counts = {layout.num_documents for layout in layouts.values()} - {None, shard.documents}
         listed = {key: (info.dtype, info.tokens) for key, info in shard.keys.items()}
         found = {key: (layout.dtype.name, layout.num_tokens) for key, layout in layouts.items()}
         if counts or listed != found:
-            has, says = _numbers(*counts, shard.documents, keys=found), _numbers(shard.documents, keys=listed)
-            raise StoreError(f"{self.folder}: not the shard that the manifest lists: found {has}, listed {says}")
+            actual, expected = _numbers(*counts, shard.documents, keys=found), _numbers(shard.documents, keys=listed)
+            raise StoreError(
+                f"{self.folder}: not the shard that the manifest lists: found {actual}, but the manifest lists"
+                f" {expected}"
+            )
 
 
 def _reopen(
@@ -381,7 +391,7 @@ def _reopen(
     store = KeyedStore(folder, key=key, using=using, vouched=vouched)
     store.path = path
     if store.fingerprint != fingerprint:
-        raise StoreError(f"{folder}: has changed since the store was handed to this process; open it again")
+        raise StoreError(f"{folder}: has changed since the store was passed to this process; open it again")
     return store
 
 

@@ -1,4 +1,4 @@
-"""Writes the keyed format: the bytes that AstrAI's own writer would, in memory that does not grow."""
+"""Writes the keyed format with the same bytes as AstrAI's own writer, in constant memory."""
 
 from __future__ import annotations
 
@@ -27,27 +27,34 @@ from headrace.stores.writer import Writer
 from headrace.stores.written import WriterState, WrittenShard
 
 MAX_DOCUMENTS: Final = 1_000_000
-"""In a shard that is written. ``meta.json`` lists them all, and is read and parsed whole."""
+"""The most documents in a shard that is written: ``meta.json`` lists all of them, and is read and parsed as a whole."""
 
 
 class KeyedWriter(Writer):
     """Writes one shard: a folder with ``<key>.bin`` for each key, and ``meta.json`` with their offsets.
 
     Args:
-        folder: made if it is not there; its parent must be.
+        folder: folder of the shard; it is created if it does not exist, but its parent must exist.
         dtypes: dtype of each key; the first key is the main one.
-        offsets: the keys that get offsets; all by default. A key without is one array for whoever reads the file
-            alone. Such a shard cannot be continued after a kill.
-        values: the keys that hold no ids of a vocabulary but masks, lengths, rewards; for the manifest.
-        state: continue from here; the writer is then resumable.
-        resumable: leave the temporary files, so that a killed writer can be continued; see `Writer`.
+        offsets: the keys that get offsets; all by default. In the file, a key without offsets is a single array. A
+            shard with such keys cannot be continued after a kill.
+        values: keys whose values are not ids of a vocabulary but masks, lengths or rewards; a manifest records this.
+        state: the state to continue from; the writer is then resumable.
+        resumable: keep the temporary files, so that a killed writer can be continued; see `Writer`.
 
     Raises:
-        ConfigError: no keys, a name that cannot be a file's, a dtype that the format does not have, or ``offsets``
-            of a writer that is to be resumable.
-        StateError: the state is another writer's.
-        StoreError: the temporary files are not what the state says.
-        OutputError: the system refuses a file.
+        ConfigError: there are no keys, a name cannot be a file name, the format does not have a dtype, or ``offsets``
+            is set for a resumable writer.
+        StateError: the state belongs to another writer.
+        StoreError: the temporary files differ from what the state says.
+        OutputError: the system reports an error.
+
+    Example:
+        >>> with headrace.stores.KeyedWriter("keyed", dtypes={"sequence": "int32"}) as writer:
+        ...     writer.add_documents({"sequence": np.array([5, 6, 7])}, {"sequence": np.array([1, 2])})
+        ...     shard = writer.finish()
+        >>> headrace.open("keyed").document(1).tolist()
+        [6, 7]
     """
 
     format = "keyed"
@@ -65,21 +72,23 @@ class KeyedWriter(Writer):
         check_local(folder)
         self._folder = Path(folder)
         if not dtypes:
-            raise ConfigError(f"{self._folder}: dtypes names no key; a keyed store has at least one")
+            raise ConfigError(f"{self._folder}: dtypes names no key; a keyed store needs at least one")
         for key in dtypes:
             check_key(key)
-        for name, given in (("offsets", offsets or ()), ("values", values)):
-            for key in given:
+        for name, keys in (("offsets", offsets or ()), ("values", values)):
+            for key in keys:
                 if key not in dtypes:
                     raise ConfigError(
                         f"{self._folder}: {name} names {key!r}; the keys are {', '.join(map(repr, dtypes))}"
                     )
         self._with_offsets = tuple(key for key in dtypes if offsets is None or key in offsets)
         if offsets is not None and (resumable or state is not None):
-            raise ConfigError(f"{self._folder}: a writer with offsets= writes a shard at once; it is not resumable")
+            raise ConfigError(
+                f"{self._folder}: a writer with offsets= is not resumable; leave out offsets= or resumable="
+            )
         wanted = {key: key_dtype(dtype) for key, dtype in dtypes.items()}
         self._is_made = not self._folder.exists()
-        with output_errors(self._folder, "make the folder"):
+        with output_errors(self._folder, "create the folder"):
             self._folder.mkdir(exist_ok=True)
         try:
             super().__init__(
@@ -96,33 +105,34 @@ class KeyedWriter(Writer):
 
     @property
     def prefix(self) -> str:
-        """The folder."""
+        """The folder of the shard."""
         return str(self._folder)
 
     @property
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """Dtype of each key on disk."""
+        """The dtype of each key on disk."""
         return dict(self._dtypes)
 
     def add_documents(self, tokens: Mapping[str, NDArray[Any]], lengths: Mapping[str, NDArray[np.int64]]) -> None:
-        """Append documents; the more at once, the faster.
+        """Append documents. It is faster to add many at once.
 
         Args:
-            tokens: for each key (sum of its lengths,) values, the documents one after another.
-            lengths: for each key with offsets (n,) values of each document, in ``[0, 2^31)``; n is the same for all.
+            tokens: for each key the (sum of its lengths,) values of the documents, one after another.
+            lengths: for each key with offsets the (n,) lengths of the documents, in ``[0, 2^31)``; n is the same for
+                all.
 
         Raises:
-            ConfigError: the writer is no longer open, or the shard would have over `MAX_DOCUMENTS`.
-            InputError: other keys than the writer's, values of another kind or that do not fit into the dtype, or
-                lengths that do not fit the values. Nothing of this call is written then.
-            OutputError: the system refuses the write; the writer is of no further use.
+            ConfigError: the writer is no longer open, or the shard would have more than `MAX_DOCUMENTS`.
+            InputError: the keys differ from the writer's, values are of another kind or do not fit into the dtype, or
+                the lengths do not add up to the number of values. Then nothing of this call is written.
+            OutputError: the system reports an error; the writer cannot be used any more.
         """
         self._check_open("add documents")
-        for name, given, due in (("tokens", tokens, tuple(self._files)), ("lengths", lengths, self._with_offsets)):
-            if given.keys() != set(due):
+        for name, found, wanted in (("tokens", tokens, tuple(self._files)), ("lengths", lengths, self._with_offsets)):
+            if found.keys() != set(wanted):
                 raise InputError(
-                    f"{self._folder}: {name} were given for the keys {', '.join(map(repr, given))}, the writer has"
-                    f" {', '.join(map(repr, due))}"
+                    f"{self._folder}: {name} has the keys {', '.join(map(repr, found))}, but the writer needs"
+                    f" {', '.join(map(repr, wanted))}"
                 )
         checked = {}
         for key, dtype in self._dtypes.items():
@@ -131,36 +141,36 @@ class KeyedWriter(Writer):
             checked[key] = checked_tokens(tokens[key], dtype, f"{self._folder}: key {key!r}"), counts
         numbers = {key: len(checked[key][1]) for key in self._with_offsets}
         if len(set(numbers.values())) > 1:
-            found = ", ".join(f"{number} for {key!r}" for key, number in numbers.items())
-            raise InputError(f"{self._folder}: different numbers of documents: {found}")
+            shown = ", ".join(f"{number} for {key!r}" for key, number in numbers.items())
+            raise InputError(f"{self._folder}: the keys have different numbers of documents: {shown}")
         if self.num_documents + max(numbers.values(), default=0) > MAX_DOCUMENTS:
             raise ConfigError(
                 f"{self._folder}: a shard of the keyed format holds at most {MAX_DOCUMENTS:,} documents, since its"
-                f" {META_NAME} lists them all; write more and smaller shards, or the indexed format"
+                f" {META_NAME} lists all of them; write more and smaller shards, or the indexed format"
             )
         for key, (data, counts) in checked.items():
             self._files[key].add(data, counts)
 
     @property
     def num_documents(self) -> int:
-        """Documents added so far; without offsets all is one."""
+        """Number of documents added so far; without offsets, all values are one document."""
         if self._with_offsets:
             return self._files[self._with_offsets[0]].num_documents
         return int(next(iter(self._files.values())).num_tokens > 0)
 
     def finish(self) -> WrittenShard:
-        """Write ``meta.json``, bring all files to the disk and give them their names; ``meta.json`` comes last.
+        """Write ``meta.json``, bring all files to the disk and give them their final names, ``meta.json`` last.
 
         Raises:
             ConfigError: the writer is no longer open.
-            OutputError: the system refuses; nothing that opens as a store is left behind.
+            OutputError: the system reports an error; nothing that opens as a store is left behind.
         """
         shard = super().finish()
         self._is_made = False
         return shard
 
     def discard(self) -> None:
-        """Remove the temporary files, and the folder if the writer made it. Nothing happens after `finish`."""
+        """Remove the temporary files, and the folder if the writer created it. After `finish` this does nothing."""
         is_open = self._is_open
         super().discard()
         if is_open:
@@ -191,7 +201,7 @@ class KeyedWriter(Writer):
         path = self._folder / META_NAME
         data = path.read_bytes()
         if key not in parse_meta(str(path), data):
-            raise StoreError(f"{path}: not of this writer, it does not name the key {key!r}: begin anew")
+            raise StoreError(f"{path}: belongs to another writer, since it does not name the key {key!r}: start again")
         lengths = np.diff(parse_bounds(str(path), data, key))
         for begin in range(0, len(lengths), CHUNK):
             yield lengths[begin : begin + CHUNK]

@@ -1,11 +1,13 @@
 """Samples in tar shards, as webdataset and Energon read them.
 
     names      sample_part("a/0017.seg.png") -> ("a/0017", "seg.png")
-    headers    the blocks between the contents, without ``tarfile``
+    headers    parses the headers of a tar, without ``tarfile``
     index      x.tar.idx: where the samples of x.tar begin
     scan       scan_shard(x.tar) -> offsets, keys, parts, faults: one pass over the headers
+    sample     reads one sample between two entries of the index
     shards     TarShards: samples by shard and number, with an index for each shard
-    store      TarStore: plain tars, a folder, a list or a pattern of them; indexed where they are not
+    store      TarStore: plain tars, a folder, a list or a pattern of them; makes missing indexes
+    writer     TarWriter: writes a shard and its index
 
-A name in a tar is data: it becomes a key, never a path.
+A name in a tar is untrusted data: it becomes a key, never a path.
 """

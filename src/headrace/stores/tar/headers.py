@@ -1,4 +1,4 @@
-"""The headers of a tar: ustar, v7, GNU (long names, base-256 sizes, sparse) and PAX, as ``tarfile`` understands them.
+"""Parses the headers of a tar as ``tarfile`` does: ustar, v7, GNU (long names, base-256 sizes, sparse) and PAX.
 
     +--------+--------+--------+ +--------+--------+--------+       +--------+--------+
     | header | data, padded    | | PAX    | records| header | data  | zeros  | zeros  |
@@ -6,9 +6,8 @@
     a block of 512 bytes         an extension belongs to the         the end; the first of
                                  member that follows it              them ends the archive
 
-What ``tarfile`` takes in silence for the end, a broken header, is an error here: nothing behind it is lost unseen.
-
-Reads the headers of a file without most of what lies between them.
+Where ``tarfile`` silently takes a broken header for the end of the archive, this raises an error, so that members after
+it are not lost unnoticed. `Window` reads the headers of a file without most of the contents between them.
 """
 
 from __future__ import annotations
@@ -23,36 +22,36 @@ import numpy as np
 from headrace.io import Reader
 
 BLOCK: Final = 512
-"""Bytes of a header; data is padded to a multiple."""
+"""Size of a header in bytes; contents are padded to a multiple of it."""
 
 MAX_EXTENSION_BYTES: Final = 1 << 20
-"""The most that a long name, a PAX header or a map of holes may take."""
+"""The largest allowed size of a long name, a PAX header or a map of holes, in bytes."""
 
 MAX_EXTENSIONS: Final = 64
-"""The most extension headers before a member."""
+"""The largest allowed number of extension headers before a member."""
 
 Fetch = Callable[[int, int], memoryview]
-"""``fetch(offset, length)``: the bytes of a range that lies inside the file."""
+"""``fetch(offset, length)`` returns the bytes of a range that lies inside the file."""
 
-# Of the checksum the digits; then its end and the kind together.
+# The checksum is split: its digits, and then its last two bytes together with the kind.
 _PLAIN: Final = struct.Struct("100s24x11sc12x6s3s188xc166x").unpack
 _FIELDS: Final = struct.Struct("100s24x12s12x8sc188x155s12x").unpack
 _REGULAR: Final = (b"0", b"\0", b"7", b"S")
 _WITHOUT_DATA: Final = (b"1", b"2", b"3", b"4", b"5", b"6")
-"""Links, devices, folders: whatever their size says, a header follows."""
+"""Links, devices and folders: a header follows directly, whatever their size field says."""
 
 
 class Member(NamedTuple):
     """One member of an archive.
 
     Attributes:
-        name: as ``tarfile`` decodes it: UTF-8, what is not with surrogates.
-        regular: a file; sparse ones are, links are not.
-        sparse: its data lie there without its holes.
-        offset: of its first header, extensions included.
+        name: name as ``tarfile`` decodes it: UTF-8, with surrogates for other bytes.
+        regular: whether it is a file; sparse files count as files, links do not.
+        sparse: whether it is a sparse file, whose content is stored without the holes.
+        offset: offset of its first header, including extensions.
         data: offset of its content.
-        size: bytes of its content in the archive.
-        end: offset of what follows, a header or the end.
+        size: number of bytes of its content in the archive.
+        end: offset of what follows: a header, or the end of the archive.
     """
 
     name: str
@@ -65,7 +64,7 @@ class Member(NamedTuple):
 
 
 class HeaderError(Exception):
-    """A header that cannot be understood; the caller says in which file."""
+    """A header cannot be parsed. The caller adds the name of the file."""
 
     def __init__(self, at: int, message: str) -> None:
         super().__init__(message)
@@ -74,9 +73,10 @@ class HeaderError(Exception):
 
 
 def plain_member(block: memoryview) -> tuple[str, int] | None:
-    """Name and size of an ordinary file by its header; None: something else, which is for `next_member`.
+    """Return name and size of an ordinary file from its header; None if `next_member` has to parse it.
 
-    Most members are, and this is the path of every sample that is read. The content follows the header.
+    Nearly all members are ordinary files whose content follows the header, and every sample that is read comes through
+    here.
     """
     name, size, size_end, stored, kind, prefix = _PLAIN(block)
     if kind != b"\0 0" or prefix != b"\0" or (size_end != b"\0" and size_end != b" "):
@@ -86,19 +86,19 @@ def plain_member(block: memoryview) -> tuple[str, int] | None:
     except ValueError:
         return None
     # The low half of adler32 is 1 + the sum of the bytes, modulo 65521, at a tenth of the cost of sum(). The checksum
-    # takes its own eight bytes for spaces; the last two of them are a zero and a space.
+    # is computed with its own eight bytes as spaces; stored are six digits, a zero and a space.
     if (adler32(block) & 0xFFFF) - (adler32(stored) & 0xFFFF) + 7 * 32 != checksum or num_bytes < 0:
         return None
     return name.partition(b"\0")[0].decode("utf-8", "surrogateescape"), num_bytes
 
 
 def next_member(fetch: Fetch, at: int, end: int) -> Member | None:
-    """The member whose first header is at ``at``; None at the end: a block of zeros, or ``end``.
+    """Parse the member whose first header is at ``at``; None at the end, which is a block of zeros or ``end``.
 
     Args:
         fetch: reads from the file.
         at: offset of the header.
-        end: the bytes from here on do not belong to what is read.
+        end: offset at which the archive or the sample ends.
 
     Raises:
         HeaderError: a header or an extension is malformed, or its data go past ``end``.
@@ -111,12 +111,12 @@ def next_member(fetch: Fetch, at: int, end: int) -> Member | None:
     sparse = False
     for count in range(MAX_EXTENSIONS + 1):
         if end - at < BLOCK:
-            raise HeaderError(at, f"cut short: {max(0, end - at)} bytes where a header of {BLOCK} was expected")
+            raise HeaderError(at, f"cut short: only {max(0, end - at)} bytes are left for a header of {BLOCK} bytes")
         block = fetch(at, BLOCK).tobytes()
         if not any(block):
             if not count:
                 return None
-            raise HeaderError(at, "the archive ends behind an extension header, which belongs to no member")
+            raise HeaderError(at, "the archive ends after an extension header, which belongs to no member")
         raw_name, raw_size, stored, kind, prefix = _FIELDS(block)
         _check_sum(block, stored, at)
         stored_size = _number(raw_size, at, "size")
@@ -125,11 +125,11 @@ def next_member(fetch: Fetch, at: int, end: int) -> Member | None:
         data = at + BLOCK
         if stored_size > MAX_EXTENSION_BYTES:
             raise HeaderError(
-                at, f"an extension header of {stored_size:,} bytes; at most {MAX_EXTENSION_BYTES:,} are allowed"
+                at, f"an extension header has {stored_size:,} bytes; at most {MAX_EXTENSION_BYTES:,} are allowed"
             )
         after = _after(at, data, stored_size, end, "an extension header")
         content = fetch(data, stored_size).tobytes()
-        # The first of several wins, as it is the outermost for tarfile. A global header does not begin a member.
+        # The first of several extensions wins, as in tarfile. A global header does not begin a member.
         offset = at if offset is None and kind != b"g" else offset
         if kind == b"L":
             path = _text(content) if path is None else path
@@ -138,16 +138,16 @@ def next_member(fetch: Fetch, at: int, end: int) -> Member | None:
             found = _pax_path(records)
             holes = any(key.startswith(b"GNU.sparse.") for key in records)
             if kind == b"g" and (found is not None or b"size" in records or holes):
-                raise HeaderError(at, "a global PAX header that gives a path or a size to all members that follow")
+                raise HeaderError(at, "a global PAX header sets a path or a size for all members that follow")
             path, sparse = found if path is None else path, sparse or holes
             if b"size" in records and size is None:
                 size = _pax_size(records[b"size"], data)
         at = after
     else:
-        raise HeaderError(at, f"over {MAX_EXTENSIONS} extension headers before one member")
+        raise HeaderError(at, f"a member has more than {MAX_EXTENSIONS} extension headers")
     name = _text(raw_name)
     if kind == b"\0" and name.endswith("/"):
-        kind = b"5"  # a folder, as v7 wrote them
+        kind = b"5"  # a folder, as v7 writes it
     if prefix[0] and kind != b"S":
         name = f"{_text(prefix)}/{name}"
     data = at + BLOCK
@@ -167,10 +167,10 @@ def next_member(fetch: Fetch, at: int, end: int) -> Member | None:
 
 
 def _after(at: int, data: int, size: int, end: int, what: str) -> int:
-    """The offset behind padded data."""
+    """Return the offset after padded data."""
     after = data + (size + BLOCK - 1) // BLOCK * BLOCK
     if after > end:
-        raise HeaderError(at, f"{what} of {size:,} bytes, of which {max(0, min(size, end - data)):,} are there")
+        raise HeaderError(at, f"{what} has {size:,} bytes, of which {max(0, min(size, end - data)):,} are there")
     return after
 
 
@@ -179,23 +179,23 @@ def _check_sum(block: bytes, stored: bytes, at: int) -> None:
     found = sum(block) - sum(stored) + 8 * 32
     if found == wanted:
         return
-    # Some old programs added the bytes up as signed numbers.
+    # Some old programs add the bytes up as signed numbers.
     signed = found - 256 * (sum(byte > 127 for byte in block) - sum(byte > 127 for byte in stored))
     if signed != wanted:
-        raise HeaderError(at, f"not a tar header, or a damaged one: its checksum is {found}, stored is {wanted}")
+        raise HeaderError(at, f"not a tar header, or a damaged one: its checksum is {found}, but {wanted} is stored")
 
 
 def _number(field: bytes, at: int, what: str) -> int:
-    """A number in octal digits, or behind a first byte of 128 in base 256, as GNU writes what does not fit."""
+    """Parse a number: octal digits, or base 256 after a first byte of 128 or 255, as GNU writes large numbers."""
     if field[0] in (0o200, 0o377):
         value = int.from_bytes(field[1:], "big", signed=False) - (256 ** (len(field) - 1) if field[0] == 0o377 else 0)
     else:
         try:
             value = int(field.partition(b"\0")[0].strip() or b"0", 8)
         except ValueError:
-            raise HeaderError(at, f"not a tar header, or a damaged one: {field!r} is no {what}") from None
+            raise HeaderError(at, f"not a tar header, or a damaged one: {field!r} is not a {what}") from None
     if value < 0:
-        raise HeaderError(at, f"not a tar header, or a damaged one: a {what} of {value}")
+        raise HeaderError(at, f"not a tar header, or a damaged one: its {what} is {value}")
     return value
 
 
@@ -204,7 +204,7 @@ def _text(field: bytes) -> str:
 
 
 def _behind_map(fetch: Fetch, block: bytes, data: int, end: int) -> int:
-    """Offset of the data of a sparse file of GNU's old kind: more blocks of its map follow while a byte says so."""
+    """Return the offset of the data of a sparse file in GNU's old format; a byte says whether its map continues."""
     first, extended = data, block[482]
     while extended:
         if end - data < BLOCK or data - first >= MAX_EXTENSION_BYTES:
@@ -215,7 +215,7 @@ def _behind_map(fetch: Fetch, block: bytes, data: int, end: int) -> int:
 
 
 def _pax_records(content: bytes, at: int) -> dict[bytes, bytes]:
-    """``b"20 path=a/file.txt\\n"``, one after another: length of the whole record in bytes, keyword, value."""
+    """Parse records like ``b"20 path=a/file.txt\\n"``: length of the whole record in bytes, keyword, value."""
     records: dict[bytes, bytes] = {}
     begin = 0
     while begin < len(content) and content[begin]:
@@ -224,7 +224,7 @@ def _pax_records(content: bytes, at: int) -> dict[bytes, bytes]:
         end = begin + int(digits) if digits.isdigit() else begin
         keyword, equals, value = content[space + 1 : end - 1].partition(b"=")
         if end > len(content) or end <= space or not equals or content[end - 1 : end] != b"\n":
-            raise HeaderError(at + begin, "a malformed record in a PAX header")
+            raise HeaderError(at + begin, "a record in a PAX header is malformed")
         records[keyword] = value
         begin = end
     return records
@@ -240,21 +240,21 @@ def _pax_path(records: dict[bytes, bytes]) -> str | None:
 
 def _pax_size(value: bytes, at: int) -> int:
     if not value.isdigit() or len(value) > 20:
-        raise HeaderError(at, f"{value[:40]!r} is no size in a PAX header")
+        raise HeaderError(at, f"{value[:40]!r} is not a valid size in a PAX header")
     return int(value)
 
 
 _LARGE: Final = 1 << 20
 _SMALL: Final = 4 << 10
 _FAR: Final = 64 << 10
-"""To read past this much costs about what another read does, also where the disk reads ahead."""
+"""Reading past this many bytes costs about as much as another read, even if the disk reads ahead."""
 
 
 class Window:
-    """A piece of a file that moves along with those who fetch from it: for one thread, in the order of the file.
+    """A window that moves through a file as it is fetched from, in the order of the file. For one thread.
 
-    Where the next header is near, all between is read, a MiB at a time; where large parts lie between, it is
-    passed over, and a page is read.
+    If the next header is near, everything up to it is read, 1 MiB at a time. If large contents lie between, they are
+    skipped, and one page is read.
     """
 
     def __init__(self, using: Reader, path: str) -> None:
@@ -265,7 +265,7 @@ class Window:
         self._data = memoryview(b"")
 
     def fetch(self, at: int, length: int) -> memoryview:
-        """The bytes ``[at, at + length)`` of the file, which must have them."""
+        """Return the bytes ``[at, at + length)``, which must lie inside the file."""
         begin = at - self._begin
         if begin < 0 or begin + length > len(self._data):
             size = _SMALL if begin - len(self._data) > _FAR else _LARGE

@@ -1,11 +1,8 @@
-"""``.tar.idx``, where the samples of a shard begin: read, made by a pass where it is missing, and looked up by key.
+"""The index ``.tar.idx`` of a tar shard, which is read or made by a pass over the tar, and a table of keys.
 
-N + 1 little-endian 64-bit integers, no header. Entry i: offset in the tar of the first header of sample i, its
-extensions included; entry N: offset of the end, which is the first block of zeros. Sample 0 is read from 0 on.
-
-The indexes of plain tars: those that lie beside them if they are fresh, else made by a pass, and kept.
-
-From a key to the numbers that it may have: sorted hashes, 16 bytes a sample.
+The file holds N + 1 little-endian 64-bit integers and no header. Entry i is the offset of the first header of sample i,
+including its extension headers. Entry N is the offset of the end, which is the first block of zeros. Sample 0 is always
+read from byte 0.
 """
 
 from __future__ import annotations
@@ -35,35 +32,35 @@ _ENTRY: Final = np.dtype("<i8")
 ENTRY_BYTES: Final = _ENTRY.itemsize
 
 IndexPlace = str | IntArray
-"""An index: the path of its file, or the offsets themselves."""
+"""An index, as the path of its file or as the offsets themselves."""
 
 
 def index_path(tar: str | Path) -> Path:
-    """The index of a shard: beside it, ``x.tar`` -> ``x.tar.idx``."""
+    """Return the path of the index beside a shard: ``x.tar.idx`` for ``x.tar``."""
     return Path(beside(str(tar)))
 
 
 def beside(tar: str) -> str:
-    """As `index_path`, of strings."""
+    """Return the same as `index_path`, as a string."""
     if tar.endswith(".tar"):
         return tar + ".idx"
     return os.path.splitext(tar)[0] + SUFFIX  # noqa: PTH122 - called in every read
 
 
 def write_index(path: str | Path, offsets: ArrayLike) -> None:
-    """Write (N + 1,) offsets, whole or not at all; what is there is replaced.
+    """Write (N + 1,) offsets, whole or not at all. An existing file is replaced.
 
     Raises:
-        OutputError: the system refuses.
+        OutputError: the system reports an error.
     """
     atomic_write(path, np.ascontiguousarray(offsets, _ENTRY).tobytes())
 
 
 def read_index(path: str | Path, using: str | Reader = "mmap") -> IntArray:
-    """(N + 1,) int64, read-only, mapped where the reader maps. Its ends are looked at, O(1).
+    """Read an index as (N + 1,) int64, read-only; it is mapped if the reader maps. Only its ends are checked, O(1).
 
     Raises:
-        StoreError: missing, or no such index.
+        StoreError: the file is missing, or is not such an index.
     """
     using, path = reader(using), str(path)
     data = using.view(path)
@@ -72,18 +69,20 @@ def read_index(path: str | Path, using: str | Reader = "mmap") -> IntArray:
         data.flags.writeable = False
     if len(data) == 0 or len(data) % ENTRY_BYTES:
         raise StoreError(
-            f"{path}: {len(data)} bytes, which is no {SUFFIX}: 8 bytes a sample and 8 more; make it anew with"
+            f"{path}: has {len(data)} bytes, but a {SUFFIX} has 8 bytes a sample and 8 more; make it again with"
             " headrace prepare"
         )
     entries: IntArray = np.frombuffer(data, _ENTRY)
     first, last = int(entries[0]), int(entries[-1])
     if not 0 <= first <= last:
-        raise StoreError(f"{path}: goes from byte {first} to byte {last}; make it anew with headrace prepare")
+        raise StoreError(
+            f"{path}: goes from byte {first} to byte {last}, which cannot be; make it again with headrace prepare"
+        )
     return entries
 
 
 def open_index(path: str, using: Reader, tar: str) -> IntArray:
-    """The index of a shard, as `read_index`; where it is missing, the error says what to do."""
+    """Read the index of a shard as `read_index` does; if it is missing, the error says what to do."""
     try:
         return read_index(path, using)
     except StoreError as error:
@@ -92,20 +91,20 @@ def open_index(path: str, using: Reader, tar: str) -> IntArray:
         if Path(path).exists():
             raise
         raise StoreError(
-            f"{path}: there is no such index; headrace prepare {Path(tar).parent} makes it, or open the tar by itself"
-            " with headrace.stores.TarStore"
+            f"{path}: there is no such index; make it with headrace prepare {Path(tar).parent}, or open the tar by"
+            " itself with headrace.stores.TarStore"
         ) from error
 
 
 def index_entries(data: NDArray[np.uint8] | IntArray) -> memoryview:
-    """The entries of an index that was looked at before; one of them costs 40 ns, of an array 100."""
+    """Return the entries of a checked index as a memoryview, which is faster: 40 ns an entry, against 100."""
     return data.view(_ENTRY).astype(np.int64, copy=False).data
 
 
 def index_faults(offsets: IntArray) -> Iterator[tuple[int, str]]:
-    """Entries that are out of order: their number, and what is wrong. One pass."""
+    """Yield number and fault of each entry that is out of order or not at the border of a block. One pass."""
     for at in np.flatnonzero((np.diff(offsets) < 0) | (offsets[1:] % 512 != 0)).tolist():
-        yield at + 1, f"byte {offsets[at + 1]} behind byte {offsets[at]}: not in order, or between two blocks"
+        yield at + 1, f"byte {offsets[at + 1]} after byte {offsets[at]}: out of order, or not at the border of a block"
 
 
 IndexWhere = Literal["beside", "cache", "memory"]
@@ -118,10 +117,10 @@ class ShardIndex(msgspec.Struct, frozen=True):
     """The index of one tar.
 
     Attributes:
-        place: its file, or the offsets.
-        count: samples.
-        size: bytes of the tar.
-        faults: why samples are missing, of a tar that was indexed as far as it could be read.
+        place: the path of its file, or the offsets.
+        count: number of samples.
+        size: size of the tar in bytes.
+        faults: why samples are missing, if the tar could be indexed only in part.
     """
 
     place: IndexPlace
@@ -131,17 +130,19 @@ class ShardIndex(msgspec.Struct, frozen=True):
 
 
 def shard_indexes(tars: Sequence[str], *, where: IndexWhere, hidden: bool, skip: bool) -> list[ShardIndex]:
-    """The index of each tar. Those that are found cost some 50 us each, the others a pass over their headers.
+    """Find or make the index of each tar. An existing one takes about 50 us, a new one a pass over the tar's headers.
+
+    An index beside a tar is used if it is at least as new as the tar.
 
     Args:
-        tars: their paths.
-        where: what is made is kept beside the tar or in the cache, or nowhere.
-        hidden: take ``dir/.hid`` as a sample. Without, indexes beside a tar are not looked at: they are Energon's.
-        skip: of a faulty tar take the samples before the fault.
+        tars: paths of the tars.
+        where: whether new indexes are kept beside the tar, in the cache, or only in memory.
+        hidden: whether ``dir/.hid`` is a sample. If not, indexes beside a tar are ignored, since they are Energon's.
+        skip: whether to use the samples before the fault of a faulty tar.
 
     Raises:
         StoreError: a tar is missing.
-        InputError: a tar is faulty, or compressed.
+        InputError: a tar is faulty or compressed.
     """
     began = time.monotonic()
     found: dict[str, ShardIndex | None] = {tar: _found(tar, where, hidden) for tar in tars}
@@ -151,11 +152,11 @@ def shard_indexes(tars: Sequence[str], *, where: IndexWhere, hidden: bool, skip:
         return _make(tar, where, hidden=hidden, skip=skip)
 
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as threads:
-        made = dict(zip(missing, threads.map(make, missing), strict=True))
+        new = dict(zip(missing, threads.map(make, missing), strict=True))
     if missing:
-        count = sum(index.count for index in made.values())
+        count = sum(index.count for index in new.values())
         _log.info("%s and others: indexed %s samples in %.1f s", missing[0], f"{count:,}", time.monotonic() - began)
-    return [found[tar] or made[tar] for tar in tars]
+    return [found[tar] or new[tar] for tar in tars]
 
 
 def _found(tar: str, where: IndexWhere, hidden: bool) -> ShardIndex | None:
@@ -164,7 +165,7 @@ def _found(tar: str, where: IndexWhere, hidden: bool) -> ShardIndex | None:
     places += [str(folder / _name(tar, status, hidden)) for folder in _cache_folders()] if where != "memory" else []
     for at, place in enumerate(places):
         try:
-            # What is in the cache has the size and the time of the tar in its name.
+            # The name of an index in the cache depends on size and time of the tar, so it is always fresh.
             index = Path(place).stat()
             is_fresh = not hidden or at > 0 or index.st_mtime_ns >= status.st_mtime_ns
             if is_fresh and _ends_right(tar, status.st_size, place, index.st_size):
@@ -175,7 +176,7 @@ def _found(tar: str, where: IndexWhere, hidden: bool) -> ShardIndex | None:
 
 
 def _ends_right(tar: str, size: int, place: str, index_size: int) -> bool:
-    """Whether the last entry of an index is where the tar ends: a block of zeros, or the end of the file."""
+    """Return whether the last entry of an index is where the tar ends: at a block of zeros, or at the file's end."""
     if index_size < ENTRY_BYTES or index_size % ENTRY_BYTES:
         return False
     with Path(place).open("rb") as file:
@@ -194,12 +195,12 @@ def _make(tar: str, where: IndexWhere, *, hidden: bool, skip: bool) -> ShardInde
     if found.faults and not skip:
         fault = found.faults[0]
         raise InputError(
-            f"{tar}: sample {fault.sample}: byte {fault.byte}: {fault.message}; faulty='skip' takes the"
-            f" {len(found.keys):,} samples that can be read, and counts the faults"
+            f"{tar}: sample {fault.sample}: byte {fault.byte}: {fault.message}; open it with faulty='skip' to use the"
+            f" {len(found.keys):,} samples that can be read"
         )
     count, size = len(found.keys), status.st_size
     if found.faults:
-        # Never kept: whoever opens the tar without skipping is to hear of it.
+        # Never kept, so that opening the tar without faulty="skip" still raises the error.
         return ShardIndex(found.offsets, count, size, found.faults)
     places = [Path(beside(tar))] if where == "beside" and hidden and not Path(beside(tar)).exists() else []
     places += [folder / _name(tar, status, hidden) for folder in _cache_folders()] if where != "memory" else []
@@ -208,7 +209,7 @@ def _make(tar: str, where: IndexWhere, *, hidden: bool, skip: bool) -> ShardInde
             with output_errors(place.parent, "create"):
                 place.parent.mkdir(parents=True, exist_ok=True)
             write_index(place, found.offsets)
-        except OutputError:  # read-only, or full: the next place
+        except OutputError:  # the folder is read-only or full: try the next one
             continue
         return ShardIndex(str(place), count, size)
     return ShardIndex(np.asarray(found.offsets), count, size)
@@ -238,11 +239,11 @@ def _cache_folders() -> list[Path]:
 
 
 class KeyTable:
-    """The keys of all samples, by their 64-bit hashes.
+    """Finds samples by the 64-bit hashes of their keys, in 16 bytes a sample.
 
     Args:
-        keys: of sample 0, 1, ...; they are not kept.
-        count: how many; -1: unknown.
+        keys: the key of each sample, in order; the keys themselves are not kept.
+        count: number of samples; -1 if unknown.
     """
 
     def __init__(self, keys: Iterable[str], count: int) -> None:
@@ -251,13 +252,13 @@ class KeyTable:
         self._hashes = hashes[self._numbers]
 
     def candidates(self, key: str) -> list[int]:
-        """Numbers of samples whose key has the same hash, ascending; another key has it once in 2^64."""
+        """Return the numbers of samples whose key has the same hash, ascending; the key itself has to be compared."""
         wanted = np.uint64(_hash(key))
         first, last = (int(np.searchsorted(self._hashes, wanted, side=side)) for side in ("left", "right"))
         return [int(number) for number in self._numbers[first:last]]
 
     def repeated(self) -> Iterator[list[int]]:
-        """Numbers of samples whose keys seem to be the same, each group ascending."""
+        """Yield groups of samples whose keys have the same hash, each group ascending."""
         same = self._hashes[1:] == self._hashes[:-1]
         firsts = np.flatnonzero(same & ~np.concatenate(([False], same[:-1])))
         for first in firsts.tolist():

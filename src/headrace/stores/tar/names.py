@@ -1,8 +1,6 @@
-"""Names: the tars that a user means, and which sample a member belongs to, as which part.
+"""Names: finds the tars of a file, list, pattern or folder, and splits names of members into key and part.
 
-The tars that a user means: a file, a list, a pattern, a folder.
-
-Compressed tars are no stores: they have no sample by number. Whoever brings one is told how to make one of it.
+Compressed tars are refused, since their samples cannot be reached by number; the message says how to unpack them.
 """
 
 from __future__ import annotations
@@ -18,25 +16,25 @@ from headrace.errors import InputError, StoreError
 from headrace.io import expand_braces, natural_key
 
 _SPLIT: Final = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
-"""Key and part of a name, as the peers split it; `sample_part` gives the same, quicker."""
+"""Splits a name into key and part, as webdataset and Energon do; `sample_part` returns the same, but faster."""
 
 _META: Final = re.compile(r"__[^/]*__($|/)")
-"""What the peers leave out, when a name begins so."""
+"""Names that begin like this are skipped, as by webdataset and Energon."""
 
 
 def sample_part(name: str, *, hidden: bool = True) -> tuple[str, str] | None:
-    """Key and part of a regular member, or None if it belongs to no sample.
+    """Return key and part of a regular member, or None if it belongs to no sample.
 
-    The name is split at the first dot behind its last slash; folders belong to the key, and nothing is normalised:
+    The name is split at the first dot after its last slash. Folders belong to the key, and nothing is normalised:
 
         ``a0.jpg``           key ``a0``, part ``jpg``         ``a0.seg.PNG``    key ``a0``, part ``seg.PNG``
         ``v1.2/a0.txt``      key ``v1.2/a0``, part ``txt``    ``./a0.txt``      key ``./a0``, part ``txt``
         ``a0.``              key ``a0``, part ``""``          ``a0``, ``.git``  None: no key or no part
-        ``__meta__/a0.txt``  None: ``__...__`` at the begin   ``d/__a__/b.x``   key ``d/__a__/b``, part ``x``
+        ``__meta__/a0.txt``  None: begins with ``__...__``    ``d/__a__/b.x``   key ``d/__a__/b``, part ``x``
 
     Args:
         name: the full name of the member, as ``tarfile`` decodes it.
-        hidden: take ``dir/.hid`` as key ``dir/`` and part ``hid``, as the peers do; False leaves it out.
+        hidden: whether ``dir/.hid`` is key ``dir/`` and part ``hid``, as in webdataset and Energon, or is skipped.
     """
     if name.startswith("__") and _META.match(name):
         return None
@@ -45,13 +43,13 @@ def sample_part(name: str, *, hidden: bool = True) -> tuple[str, str] | None:
     if dot < 0:
         return None
     if dot == slash + 1:
-        # The peers' pattern then takes the last folder for the name of the file, if there is one and it has no dot.
+        # The pattern then takes the last folder for the name of the file, if there is a folder and it has no dot.
         if not hidden or slash < 0 or "." in name[name.rfind("/", 0, slash) + 1 : slash]:
             return None
     elif "\n" not in name:
         return name[:dot], name[dot + 1 :]
     if "\n" in name:
-        # Their pattern stops at the end of a line in some places and not in others: nothing to be said more clearly.
+        # The pattern treats line breaks differently in different places, so such names are left to it.
         found = _SPLIT.match(name)
         return None if found is None else (found[1], found[2])
     return name[:dot], name[dot + 1 :]
@@ -68,14 +66,14 @@ SUFFIXES: Final = tuple(suffix for _, suffixes, _ in _KINDS.values() for suffix 
 
 
 def check_uncompressed(path: str, head: bytes = b"") -> None:
-    """Raise InputError for a tar that is compressed, by its name, or by its first bytes; says how to unpack it."""
+    """Raise InputError if a tar is compressed, by its name or its first bytes; the message says how to unpack it."""
     for kind, (magic, suffixes, command) in _KINDS.items():
         named = next((suffix for suffix in suffixes if path.endswith(suffix)), None)
         if named is None and not (head and head.startswith(magic)):
             continue
         stem = path.removesuffix(named) if named else path.removesuffix(".tar") + "-plain"
         raise InputError(
-            f"{path}: compressed with {kind}; a sample can be reached by its number only in a plain tar:"
+            f"{path}: compressed with {kind}; samples can be reached by number only in a plain tar: unpack it with"
             f" {command} {path} > {stem}.tar"
         )
 
@@ -84,24 +82,24 @@ TarPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def find_tars(path: TarPaths) -> list[str]:
-    """The paths of the shards, in order: as written, or for a folder or ``*`` by `headrace.io.natural_key`.
+    """Return the paths of the shards: in the order written, or for a folder or ``*`` by `headrace.io.natural_key`.
 
     Raises:
-        StoreError: there is none.
-        InputError: one is compressed; says how to unpack it.
-        ConfigError: braces that count down.
+        StoreError: there are no tars.
+        InputError: a tar is compressed; the message says how to unpack it.
+        ConfigError: a range in braces counts down.
     """
     names = [path] if isinstance(path, str | os.PathLike) else list(path)
     tars = [tar for name in names for tar in _expanded(os.fspath(name))]
     if not tars:
-        raise StoreError(f"{path}: an empty list of tars; name one at least")
+        raise StoreError(f"{path}: the list of tars is empty; name at least one")
     for tar in tars:
         check_uncompressed(tar)
     return tars
 
 
 def common_root(tars: Sequence[str]) -> str:
-    """The deepest folder that all lie below."""
+    """Return the deepest folder that holds all of the tars."""
     return os.path.commonpath([os.path.dirname(os.path.abspath(tar)) for tar in tars])  # noqa: PTH100, PTH120 - 10,000s
 
 
@@ -116,7 +114,7 @@ def _expanded(name: str) -> list[str]:
         if glob.has_magic(pattern):
             found = sorted(glob.glob(pattern, recursive=True), key=natural_key)  # noqa: PTH207 - may be absolute
             if not found:
-                raise StoreError(f"{pattern}: nothing is there; a pattern must meet a tar at least")
+                raise StoreError(f"{pattern}: no tar matches this pattern")
             tars += found
         else:
             tars.append(pattern)
@@ -124,7 +122,7 @@ def _expanded(name: str) -> list[str]:
 
 
 def _below(folder: str) -> list[str]:
-    """All tars below a folder; those of hidden folders not."""
+    """Find all tars below a folder, without hidden files and folders."""
     found, compressed = [], []
     for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

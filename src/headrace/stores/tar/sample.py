@@ -1,6 +1,6 @@
-"""Samples of a shard: the members between two entries of its index, neighbours read at once.
+"""Reads the samples of a shard: the members between two entries of its index.
 
-Where nothing is mapped: samples that are neighbours in the file are read at once.
+If the file is not mapped, samples that lie next to each other are read at once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from headrace.stores.tar.headers import BLOCK, Fetch, HeaderError, Window, next_
 from headrace.stores.tar.names import sample_part
 
 Places = dict[str, tuple[int, int]]
-"""Part -> offset of its content and its size, in the order of the file."""
+"""Offset and size of the content of each part by name, in the order of the file."""
 
 T = TypeVar("T")
 
 
 class WalkError(Exception):
-    """A sample that is not what its index says; the caller says in which file, and raises it as an InputError."""
+    """A sample differs from what its index says. The caller adds the file and raises an InputError."""
 
     def __init__(self, at: int, key: str | None, message: str) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class WalkError(Exception):
 
 
 def sample_places(fetch: Fetch, begin: int, end: int, *, hidden: bool = True) -> tuple[str, Places]:
-    """The key of the sample in ``[begin, end)``, and where its parts lie; raises as `walk_sample`."""
+    """Return the key of the sample in ``[begin, end)`` and the places of its parts; raises as `walk_sample` does."""
     return walk_sample(fetch, begin, end, _place, None, hidden)
 
 
@@ -42,20 +42,23 @@ def _place(offset: int, size: int) -> tuple[int, int]:
 def walk_sample(
     fetch: Fetch, begin: int, end: int, take: Callable[[int, int], T], wanted: frozenset[str] | None, hidden: bool
 ) -> tuple[str, dict[str, T]]:
-    """The key of the sample in ``[begin, end)``, and what ``take`` makes of each part. About 1.5 us a member.
+    """Return the key of the sample in ``[begin, end)``, and the result of ``take`` for each part.
 
-    Members that belong to no sample are passed over. Of parts with the same name the last counts, as for Energon.
+    This takes about 1.5 us a member.
+
+    Members that belong to no sample are skipped. If parts have the same name, the last one counts, as in Energon.
 
     Args:
         fetch: reads from the file.
         begin: offset of the first header.
-        end: offset behind the last member.
-        take: is called with offset and size of the content of each part.
+        end: offset after the last member.
+        take: called with offset and size of the content of each part.
         wanted: the parts to take; None takes all.
-        hidden: take ``dir/.hid`` as a sample.
+        hidden: whether ``dir/.hid`` belongs to a sample.
 
     Raises:
-        WalkError: a malformed header, a member past the end, two keys, no part at all, or a sparse file.
+        WalkError: a header is malformed, a member goes past the end, there are two keys or no part, or a part is a
+            sparse file.
     """
     parts: dict[str, T] = {}
     key: str | None = None
@@ -70,14 +73,14 @@ def walk_sample(
             after = data + (size + 511 & -512)
             sparse = False
             if after > end:
-                raise WalkError(at, key, f"a member of {size:,} bytes, which goes past the end of the sample at {end}")
+                raise WalkError(at, key, f"a member of {size:,} bytes goes past the end of the sample at byte {end}")
         else:
             try:
                 member = next_member(fetch, at, end)
             except HeaderError as error:
                 raise WalkError(error.at, key, error.message) from None
             if member is None:
-                raise WalkError(at, key, f"the archive ends here, the sample at byte {end}")
+                raise WalkError(at, key, f"the archive ends here, but the sample should end at byte {end}")
             name, data, size, after, sparse = member.name, member.data, member.size, member.end, member.sparse
             if not member.regular:
                 at, skipped = after, skipped + 1
@@ -89,35 +92,44 @@ def walk_sample(
             continue
         elif key is None:
             key, part = found
-            # What begins like this has the same key, unless it could be one of the names that are left out.
+            # Names that begin like this have the same key, unless they could be among the names that are skipped.
             same = None if key.startswith("__") else key + "."
         elif found[0] == key:
             part = found[1]
         else:
-            raise WalkError(at, key, f"a member {name!r} of another sample, before this one's end at byte {end}")
+            raise WalkError(
+                at, key, f"the member {name!r} of another sample comes before this sample's end at byte {end}"
+            )
         if sparse:
-            raise WalkError(at, key, f"part {part!r} is a sparse file, without its holes; pack it anew without -S")
+            raise WalkError(at, key, f"part {part!r} is a sparse file without its holes; pack it again without -S")
         if wanted is None or part in wanted:
             parts[part] = take(data, size)
         at = after
     if key is None:
-        of = f"; {skipped} members belong to no sample" if skipped else ""
-        raise WalkError(begin, None, f"no part of a sample up to byte {end}{of}")
+        others = f"; {skipped} members belong to no sample" if skipped else ""
+        raise WalkError(begin, None, f"there is no part of a sample up to byte {end}{others}")
     return key, parts
 
 
 _CALL_BYTES: Final = 16 << 20
-"""About this much is asked for in one call."""
+"""About this much is read in one call."""
 
 _NEAR_BYTES: Final = 16 << 10
-"""Samples with no more than this between them are one range."""
+"""Samples with at most this many bytes between them are read as one range."""
 
 _PARTLY_BYTES: Final = 256 << 10
-"""Of samples larger than this, of which only some parts are wanted, the headers are read, and then the parts."""
+"""If only some parts of a sample larger than this are wanted, its headers are read, and then these parts."""
 
 
 def read_runs(using: Reader, path: str, spans: Sequence[tuple[int, int]], *, partly: bool) -> Iterator[Fetch]:
-    """What reads from each of the samples ``[begin, end)``, which ascend."""
+    """Yield a function that reads from it for each of the samples ``[begin, end)``, which must ascend.
+
+    Args:
+        using: reads the bytes.
+        path: the shard.
+        spans: begin and end of each sample.
+        partly: whether only some parts of each sample are wanted.
+    """
     at = 0
     while at < len(spans):
         if partly and spans[at][1] - spans[at][0] > _PARTLY_BYTES:
@@ -140,7 +152,7 @@ def read_runs(using: Reader, path: str, spans: Sequence[tuple[int, int]], *, par
             at += 1
         table = np.array(ranges, np.int64)
         data = using.read_ranges(path, table[:, 0], table[:, 1] - table[:, 0]).data
-        number, begins = 0, 0  # of the range, and in data
+        number, begins = 0, 0  # number of the range, and where it begins in data
         for begin, _ in spans[first:at]:
             while begin > ranges[number][1] or (begin == ranges[number][1] and number + 1 < len(ranges)):
                 begins += ranges[number][1] - ranges[number][0]

@@ -1,4 +1,4 @@
-"""One pass over the headers of a shard: all that preparing it needs."""
+"""`scan_shard`, one pass over the headers of a tar shard that finds its samples, their parts and its faults."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from headrace.stores.tar.headers import BLOCK, HeaderError, Window, next_member,
 from headrace.stores.tar.names import check_uncompressed, sample_part
 
 _TAIL_BYTES: Final = 1 << 20
-"""Behind the end this much is looked at: tar pads an archive to records, mostly of 10 KiB."""
+"""How many bytes after the end are searched for more data: tar pads an archive to records, mostly of 10 KiB."""
 
 OnFault = Literal["raise", "keep"]
 
 
 class TarFault(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with a shard, and where.
+    """A fault of a shard.
 
     Attributes:
-        byte: of the header at fault.
+        byte: offset of the faulty header.
         sample: the number that the sample has or would have.
         message: what is wrong.
-        ends: nothing behind it could be read. Otherwise all samples are there.
+        ends: whether nothing after the fault could be read. If False, no samples are missing because of it.
     """
 
     byte: int
@@ -41,15 +41,15 @@ class ScannedShard(msgspec.Struct, frozen=True, kw_only=True):
     """The samples of a shard, as far as it could be read.
 
     Attributes:
-        offsets: (N + 1,) int64, what its ``.tar.idx`` holds.
+        offsets: (N + 1,) int64, the entries of its ``.tar.idx``.
         keys: (N,) the key of each sample, in order.
-        part_bounds: (N + 1,) int64, sample i has the parts ``[bounds[i], bounds[i + 1])``; one that is there twice is
-            there twice.
-        part_names: (P,) of all parts.
-        part_offsets: (P,) int64, of their content in the file.
-        part_sizes: (P,) int64, bytes.
-        size: bytes of the file.
-        faults: what is wrong, in the order of the file.
+        part_bounds: (N + 1,) int64, sample i has the parts ``[bounds[i], bounds[i + 1])``; a part that occurs twice in
+            a sample is listed twice.
+        part_names: (P,) names of all parts.
+        part_offsets: (P,) int64, offsets of their contents in the file.
+        part_sizes: (P,) int64, sizes of their contents in bytes.
+        size: size of the file in bytes.
+        faults: faults of the shard, in the order of the file.
     """
 
     offsets: IntArray
@@ -65,17 +65,18 @@ class ScannedShard(msgspec.Struct, frozen=True, kw_only=True):
 def scan_shard(
     path: str | Path, *, hidden: bool = True, on_fault: OnFault = "raise", using: Reader | None = None
 ) -> ScannedShard:
-    """Read the headers of a tar: about 3 us a member, and 1 us more where it is large. Contents are passed over.
+    """Read the headers of a tar, but not its contents. About 3 us a member, and 1 us more if it is large.
 
     Args:
         path: the tar.
-        hidden: take ``dir/.hid`` as a sample, as Energon does.
-        on_fault: ``"raise"`` at the first fault, or ``"keep"`` the samples before it that are whole, and report it.
-        using: the reader; by default one without a mapping.
+        hidden: whether ``dir/.hid`` is a sample, as in Energon.
+        on_fault: ``"raise"`` raises an error at the first fault; ``"keep"`` keeps the whole samples before it and
+            returns it in ``faults``.
+        using: the reader; by default one that does not map.
 
     Raises:
-        InputError: a malformed, truncated or compressed file; names shard, sample and byte.
-        StoreError: it cannot be opened or read.
+        InputError: the file is malformed, truncated or compressed; the message names shard, sample and byte.
+        StoreError: the file cannot be opened or read.
     """
     path = str(path)
     using = PreadReader() if using is None else using
@@ -104,7 +105,7 @@ def _scan(window: Window, *, hidden: bool) -> ScannedShard:
     at = 0
     try:
         if not size:
-            raise HeaderError(0, "an empty file")
+            raise HeaderError(0, "the file is empty")
         while True:
             plain = plain_member(fetch(at, BLOCK)) if size - at >= BLOCK else None
             begin = at
@@ -113,8 +114,9 @@ def _scan(window: Window, *, hidden: bool) -> ScannedShard:
                 data = at + BLOCK
                 at = data + (num_bytes + 511 & -512)
                 if at > size:
+                    found_bytes = max(0, min(num_bytes, size - data))
                     raise HeaderError(
-                        begin, f"cut short: a member of {num_bytes:,} bytes, of which {max(0, size - data):,} are there"
+                        begin, f"cut short: a member has {num_bytes:,} bytes, of which {found_bytes:,} are there"
                     )
                 sparse = False
             else:
@@ -138,16 +140,16 @@ def _scan(window: Window, *, hidden: bool) -> ScannedShard:
                     keys.append(key)
                 part = found[1]
             if sparse:
-                message = f"part {part!r} is a sparse file, without its holes; pack it anew without -S"
+                message = f"part {part!r} is a sparse file without its holes; pack it again without -S"
                 faults.append(TarFault(byte=begin, sample=len(keys) - 1, message=message, ends=False))
             part_names.append(part)
             part_offsets.append(data)
             part_sizes.append(num_bytes)
         if (behind := _behind_end(window, at)) is not None:
-            message = "the archive ends before this byte, and there is more: are these several archives in one file?"
+            message = "there are more data after the end of the archive: does the file hold several archives?"
             faults.append(TarFault(byte=behind, sample=len(keys), message=message, ends=True))
     except HeaderError as error:
-        # The sample that was begun may lack parts.
+        # The last sample may lack parts.
         if keys:
             at = offsets.pop()
             del keys[-1], part_names[bounds[-1] :], part_offsets[bounds[-1] :], part_sizes[bounds[-1] :]
@@ -168,7 +170,7 @@ def _scan(window: Window, *, hidden: bool) -> ScannedShard:
 
 
 def _behind_end(window: Window, at: int) -> int | None:
-    """Where something lies behind the end of the archive, None if nothing does."""
+    """Return the first byte after the end of the archive that is not zero; None if there is none."""
     end = min(window.size, at + _TAIL_BYTES)
     while at < end:
         length = min(1 << 16, end - at)

@@ -1,9 +1,4 @@
-"""Tar shards with an index each: the samples of any shard by number, and a check of everything in it.
-
-Everything that can be wrong with a shard and its index, by a pass over its headers.
-
-Memory of samples that were let go is used again.
-"""
+"""`TarShards`, which reads samples of tar shards by shard and number, and the check of a shard and its index."""
 
 from __future__ import annotations
 
@@ -29,7 +24,7 @@ from headrace.stores.tar.scan import ScannedShard, scan_shard
 
 
 def check_shard(path: str, offsets: IntArray, *, using: Reader, hidden: bool) -> Iterator[Problem]:
-    """What is wrong with a shard, and where it differs from its index. Contents have no checksum in a tar."""
+    """Yield the faults of a shard and its differences from its index. A tar has no checksums of contents."""
     try:
         found = scan_shard(path, hidden=hidden, on_fault="keep", using=using.for_pass())
     except HeadraceError as error:
@@ -39,7 +34,7 @@ def check_shard(path: str, offsets: IntArray, *, using: Reader, hidden: bool) ->
         yield Problem(path=path, place=f"byte {fault.byte}", message=f"sample {fault.sample}: {fault.message}")
     if found.offsets[-1] == found.size and not found.faults:
         yield Problem(
-            path=path, place=f"byte {found.size}", message="no end of the archive: it may have been cut short"
+            path=path, place=f"byte {found.size}", message="the archive has no end: it may have been cut short"
         )
     yield from _index_problems(path, offsets, found)
     yield from _part_problems(path, found)
@@ -49,64 +44,64 @@ def _index_problems(path: str, offsets: IntArray, found: ScannedShard) -> Iterat
     yield from (
         Problem(path=path, place=f"index entry {entry}", message=message) for entry, message in index_faults(offsets)
     )
-    # Behind a fault that ended the pass nothing is known.
+    # Nothing is known after a fault that ended the pass.
     ended = any(fault.ends for fault in found.faults)
     if len(offsets) != len(found.offsets) and not ended:
-        message = f"the index tells of {len(offsets) - 1:,} samples, the shard holds {len(found.keys):,}"
+        message = f"the index has {len(offsets) - 1:,} samples, but the shard holds {len(found.keys):,}"
         yield Problem(path=path, place="", message=message)
     both = min(len(offsets), len(found.offsets)) - ended
     faults = Faults(path, "entries of the index")
     # Entry 0 is never read.
     for at in faults.to_name(offsets[1:both] != found.offsets[1:both]):
-        message = f"byte {offsets[at + 1]} by the index, byte {found.offsets[at + 1]} in the shard"
+        message = f"byte {offsets[at + 1]} in the index, but byte {found.offsets[at + 1]} in the shard"
         yield Problem(path=path, place=f"index entry {at + 1}", message=message)
     yield from faults.rest()
 
 
 def _part_problems(path: str, found: ScannedShard) -> Iterator[Problem]:
-    """Parts that are there twice, and keys that would leave a folder they were unpacked to."""
+    """Find parts that occur twice, and keys that would leave the folder if the tar was unpacked."""
     twice, leaving = Faults(path, "samples with a part twice"), Faults(path, "keys")
     bounds = found.part_bounds.tolist()
     doubled = [len(set(found.part_names[begin:end])) < end - begin for begin, end in itertools.pairwise(bounds)]
     for at in twice.to_name(np.array(doubled, bool)):
         names = found.part_names[bounds[at] : bounds[at + 1]]
         part = next(name for name in names if names.count(name) > 1)
-        message = f"key {found.keys[at]!r}: part {part!r} is there more than once; the last counts"
+        message = f"key {found.keys[at]!r}: part {part!r} occurs more than once; the last one counts"
         yield Problem(path=path, place=f"sample {at}", message=message)
     yield from twice.rest()
     unsafe = [key.startswith("/") or "\0" in key or ".." in key.split("/") for key in found.keys]
     for at in leaving.to_name(np.array(unsafe, bool)):
-        message = f"key {found.keys[at]!r} leaves its folder: harmless here, not where it is unpacked"
+        message = f"key {found.keys[at]!r} leaves its folder: this is harmless here, but not if the tar is unpacked"
         yield Problem(path=path, place=f"sample {at}", message=message)
     yield from leaving.rest()
 
 
 _BYTES: Final = 8 << 20
-"""More than the parts of most samples; glibc takes the hint from blocks of up to 32 MiB."""
+"""More than the parts of most samples; glibc adapts to blocks of up to 32 MiB."""
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep what is freed, up to twice ``_BYTES``; nothing but time changes.
+    """Make the C library keep freed memory, up to twice ``_BYTES``, which saves time.
 
-    Glibc gives memory back to the system as soon as 128 KiB are free at the end of its heap, until a larger block was
-    freed once. A batch of images that is let go and the next one that is read then cost a fault and 4 KiB of zeros
-    for each page, about as much as to copy the bytes themselves. Costs some microseconds.
+    Glibc returns memory to the system as soon as 128 KiB are free at the end of its heap, until a larger block has been
+    freed once. Freeing a batch of images and reading the next one then costs a page fault and 4 KiB of zeros for each
+    page, about as much as copying the bytes. The call takes a few microseconds.
     """
     np.empty(_BYTES, np.uint8)
 
 
 _TOGETHER_BYTES: Final = 64 << 10
-"""Without a mapping, entries of an index that lie within this are read at once."""
+"""Without a mapping, entries of an index that lie within this many bytes are read at once."""
 
 
 Take = Callable[[int, int], bytes]
-"""A copy of the content of a part by its offset and size."""
+"""Returns a copy of the content of a part, given its offset and size."""
 
 _NO_SAMPLE: Final = RawSample("", "", -1, {})
 
 
 class _Used(NamedTuple):
-    """A shard whose index was looked at."""
+    """A shard whose index was verified."""
 
     path: str
     place: IndexPlace
@@ -114,21 +109,21 @@ class _Used(NamedTuple):
 
 
 class TarShards:
-    """The samples of tar shards, read by shard and number in the shard; nothing is opened before it is read.
+    """Reads samples of tar shards by shard and number in the shard. A shard is opened when it is first read.
 
-    Safe in threads and across a fork; pickles as its arguments.
+    It is safe in threads and across a fork; only its arguments are pickled.
 
     Args:
-        root: the folder that ``names`` are relative to.
-        names: of the shards, each with its index beside it; a shard may be there twice.
-        counts: (shards,) int64, the number of samples of each; an index with another number is refused.
-        using: how to read, ``"mmap"`` or ``"pread"``; or a reader.
-        hidden: take ``dir/.hid`` as a sample, as Energon does. Indexes must have been made with the same.
-        index: where the index of a shard is, by default beside it; pickles with the store.
+        root: the folder to which ``names`` are relative.
+        names: names of the shards; a shard may be listed twice.
+        counts: (shards,) int64, the number of samples in each shard; an index with another number is refused.
+        using: ``"mmap"`` or ``"pread"``, or a `Reader`.
+        hidden: whether ``dir/.hid`` is a sample, as in Energon. Indexes must have been made with the same option.
+        index: returns the place of a shard's index, by default beside the shard; it must be possible to pickle it.
 
     Attributes:
-        names: of the shards.
-        reader: what reads them.
+        names: names of the shards.
+        reader: the reader of the shards.
     """
 
     def __init__(
@@ -160,21 +155,21 @@ class TarShards:
         return tuple(map(Path, paths))
 
     def path(self, shard: int) -> str:
-        """The file of a shard."""
+        """Return the path of a shard."""
         return f"{self._root}/{self.names[shard]}"
 
     def read(self, shards: IntArray, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
-        """Samples in the order asked for; 5 to 8 us a small sample of two parts, in any order.
+        """Return samples in the order of the arguments; 5 to 8 us a small sample of two parts, in any order.
 
         Args:
-            shards: (n,) int64, the shard of each.
-            indices: (n,) int64, its number in the shard.
-            parts: names of the parts wanted; None takes all.
+            shards: (n,) int64, the shard of each sample.
+            indices: (n,) int64, the number of each sample in its shard.
+            parts: names of the parts to read; None reads all.
 
         Raises:
-            IndexError: no such sample.
-            InputError: a sample is malformed; names shard, key and byte.
-            StoreError: a file is missing, changed or cut short, or the index is not that of the shard.
+            IndexError: there is no such sample.
+            InputError: a sample is malformed; the message names shard, key and byte.
+            StoreError: a file is missing, changed or cut short, or the index belongs to another shard.
         """
         wanted = None if parts is None else frozenset(parts)
         order = np.lexsort((indices, shards)).tolist() if len(indices) > 1 else range(len(indices))
@@ -191,16 +186,16 @@ class TarShards:
         return found
 
     def places(self, shard: int, index: int) -> dict[str, PartPlace]:
-        """Where the parts of a sample lie; raises as `read`."""
+        """Return where the parts of a sample lie; raises the same errors as `read`."""
         path = self.path(shard)
         return {part: PartPlace(path, *place) for part, place in self._sample(shard, index)[1].items()}
 
     def key(self, shard: int, index: int) -> str:
-        """The key of a sample; raises as `read`."""
+        """Return the key of a sample; raises the same errors as `read`."""
         return self._sample(shard, index)[0]
 
     def keys(self, shard: int) -> list[str]:
-        """The keys of all samples of a shard, by a pass over its headers; raises as `read`."""
+        """Return the keys of all samples of a shard, by a pass over its headers; raises the same errors as `read`."""
         used = self._verified(shard)
         path = used.path
         spans = self._spans(used, range(used.num_samples), self.reader.size(path))
@@ -212,10 +207,10 @@ class TarShards:
         return keys
 
     def offsets(self, shard: int) -> IntArray:
-        """(samples + 1,) int64: the index of a shard.
+        """Return the index of a shard, (samples + 1,) int64.
 
         Raises:
-            StoreError: it is missing, malformed, or that of another shard.
+            StoreError: the index is missing or malformed, or belongs to another shard.
         """
         place = self._verified(shard).place
         return open_index(place, self.reader, self.path(shard)) if isinstance(place, str) else place
@@ -231,7 +226,7 @@ class TarShards:
         yield from check_shard(path, offsets, using=self.reader, hidden=self._hidden)
 
     def close(self) -> None:
-        """Let go of the files; what was read stays, and a later read opens them again."""
+        """Close the files. Samples stay valid, and a later read opens the files again."""
         self.reader.close()
         self._used.clear()
 
@@ -239,22 +234,22 @@ class TarShards:
         return beside(self.path(shard)) if self._index is None else self._index(shard)
 
     def _verified(self, shard: int) -> _Used:
-        """Compare an index with its shard. Files that change from then on are noticed by the reader."""
+        """Compare an index with its shard. If a file changes later, the reader notices it."""
         place, path, count = self._place(shard), self.path(shard), int(self._counts[shard])
         entries = open_index(place, self.reader, path) if isinstance(place, str) else place
         where = place if isinstance(place, str) else "the index in memory"
         size = self.reader.size(path)
         if len(entries) != count + 1 or entries[-1] > size:
             raise StoreError(
-                f"{path}: has {size:,} bytes, and {count:,} samples were expected; {where} tells of"
-                f" {len(entries) - 1:,} samples in {entries[-1]:,} bytes: the file was cut short, or the index is of"
-                " another one; make it anew with headrace prepare"
+                f"{path}: has {size:,} bytes, and {count:,} samples were expected; but {where} has"
+                f" {len(entries) - 1:,} samples in {entries[-1]:,} bytes: the file was cut short, or the index belongs"
+                " to another file; make it again with headrace prepare"
             )
         used = self._used[shard] = _Used(path, place, count)
         return used
 
     def _spans(self, used: _Used, numbers: Sequence[int], size: int) -> list[tuple[int, int]]:
-        """Where samples, in ascending order, begin and end. Sample 0 begins with the file, whatever its entry says."""
+        """Return begin and end of samples in ascending order. Sample 0 begins at byte 0, whatever its entry says."""
         path, place, count = used
         if numbers and not 0 <= numbers[0] <= numbers[-1] < count:
             wrong = numbers[0] if numbers[0] < 0 else numbers[-1]
@@ -268,8 +263,8 @@ class TarShards:
             if not 0 <= begin <= end <= size:
                 number = numbers[spans.index((begin, end))]
                 raise StoreError(
-                    f"{path}: sample {number} goes from byte {begin} to byte {end} by its index, and the file has"
-                    f" {size:,} bytes; make the index anew with headrace prepare"
+                    f"{path}: sample {number} goes from byte {begin} to byte {end} in the index, but the file has"
+                    f" {size:,} bytes; make the index again with headrace prepare"
                 )
         return spans
 
@@ -281,7 +276,7 @@ class TarShards:
         wanted: frozenset[str] | None,
         found: list[RawSample],
     ) -> None:
-        """Samples of one shard, ascending by number: those of some slots, which are filled."""
+        """Fill the slots of ``found`` that belong to one shard; they ascend by the number of the sample."""
         used = self._used.get(shard) or self._verified(shard)
         path, name, hidden = used.path, self.names[shard], self._hidden
         data = self.reader.kept(path, "memory", _memory)
@@ -320,7 +315,7 @@ class TarShards:
 
 
 def _read_spans(using: Reader, place: str, numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """The entries of an index that is not mapped: those near each other at once, else two by two."""
+    """Read entries of an index that is not mapped: all at once if they are near each other, otherwise in pairs."""
     if not numbers:
         return []
     first, count = numbers[0], numbers[-1] - numbers[0] + 2

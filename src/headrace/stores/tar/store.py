@@ -1,4 +1,4 @@
-"""Plain tars of samples, as webdataset writes them, with or without an index."""
+"""`TarStore`, which reads plain tars of samples, as webdataset writes them, with or without an index."""
 
 from __future__ import annotations
 
@@ -22,29 +22,35 @@ from headrace.stores.tar.scan import TarFault
 from headrace.stores.tar.shards import TarShards
 
 _PROBES: Final = 8
-"""Entries of each index that go into the fingerprint, besides the last."""
+"""How many entries of each index go into the fingerprint, in addition to the last one."""
 
 
 class TarStore(SampleStore):
-    """Tars whose members ``<key>.<part>`` make samples, addressed by number.
+    """Samples made of the members ``<key>.<part>`` of tars, addressed by number.
 
-    A tar without a fresh ``.tar.idx`` is indexed when it is opened, by a pass over its headers of about 3 us a member;
-    the index is kept beside it, or where that cannot be written in ``$HEADRACE_CACHE`` or ``~/.cache/headrace``. A file
-    that is there already is never replaced. A key may be there twice: `find` gives the first, and `check` tells.
+    A tar without an up-to-date ``.tar.idx`` is indexed when it is opened, by a pass over its headers that takes about 3
+    us a member. The index is kept beside the tar or, if that cannot be written, in ``$HEADRACE_CACHE`` or
+    ``~/.cache/headrace``; an existing file beside the tar is never replaced. If a key occurs twice, `find` returns the
+    first sample and `check` reports it.
 
     Args:
         path: a tar, a folder (all ``*.tar`` below, in natural order), a pattern (``train-{000..127}.tar``, ``*.tar``),
             or a list of these.
-        using: how to read, ``"mmap"`` or ``"pread"``; or a reader.
-        hidden: take ``dir/.hid`` for a sample ``dir/``, as Energon does.
-        index: where an index that is made is kept: ``"beside"``, ``"cache"``, or ``"memory"``, which keeps none.
-        faulty: of a tar that is damaged or cut short, ``"error"`` refuses it; ``"skip"`` takes the samples before the
-            fault, and tells of it in ``faults``.
+        using: ``"mmap"`` or ``"pread"``, or a `Reader`.
+        hidden: whether ``dir/.hid`` belongs to a sample ``dir/``, as in Energon.
+        index: where new indexes are kept: ``"beside"``, ``"cache"``, or ``"memory"``, which writes none.
+        faulty: for a tar that is damaged or cut short, ``"error"`` raises an error; ``"skip"`` uses the samples before
+            the fault, and lists the fault in ``faults``.
 
     Raises:
         StoreError: nothing is there, or it cannot be read.
-        InputError: a tar is faulty, or compressed.
-        ConfigError: an unknown option.
+        InputError: a tar is faulty or compressed.
+        ConfigError: an option is unknown.
+
+    Example:
+        >>> store = headrace.stores.TarStore("shards")
+        >>> len(store), sorted(store[0].parts)
+        (20, ['jpg', 'txt'])
     """
 
     format = "tar"
@@ -70,8 +76,8 @@ class TarStore(SampleStore):
         root = common_root(tars)
         names = [os.path.relpath(tar, root) for tar in tars]
         self._indexes = shard_indexes(tars, where=index, hidden=hidden, skip=faulty == "skip")
-        counts = np.array([one.count for one in self._indexes], np.int64)
-        places = _Places([one.place for one in self._indexes])
+        counts = np.array([shard.count for shard in self._indexes], np.int64)
+        places = _Places([shard.place for shard in self._indexes])
         self._shards = TarShards(root, names, counts, using=using, hidden=hidden, index=places)
         self._bounds = np.concatenate(([0], np.cumsum(counts)))
         self._bounds.flags.writeable = False
@@ -99,46 +105,46 @@ class TarStore(SampleStore):
 
     @property
     def faults(self) -> dict[str, tuple[TarFault, ...]]:
-        """Shard -> what is wrong with it, of those that were taken as far as they could be read."""
-        return {name: one.faults for name, one in zip(self.shards, self._indexes, strict=True) if one.faults}
+        """The faults of shards of which only the samples before the fault are used, by shard."""
+        return {name: index.faults for name, index in zip(self.shards, self._indexes, strict=True) if index.faults}
 
     @property
     def fingerprint(self) -> str:
         """xxh3_128 over the names of the shards, their sizes, numbers of samples, and nine entries of each index.
 
-        It tells data from other data by where samples lie: contents that were changed and kept all lengths are the same
-        to it. O(1) a shard.
+        It identifies data by where samples lie, so it does not notice changed contents if all lengths are the same.
+        O(1) a shard.
         """
         hasher = xxhash.xxh3_128(self.format.encode())
-        for shard, (name, one) in enumerate(zip(self.shards, self._indexes, strict=True)):
-            probes = np.linspace(0, one.count, _PROBES + 1).astype(np.int64)
-            facts = (name, one.size, one.count, self._shards.offsets(shard)[probes].tolist())
+        for shard, (name, index) in enumerate(zip(self.shards, self._indexes, strict=True)):
+            probes = np.linspace(0, index.count, _PROBES + 1).astype(np.int64)
+            facts = (name, index.size, index.count, self._shards.offsets(shard)[probes].tolist())
             hasher.update(repr(facts).encode("utf-8", "surrogateescape"))
         return hasher.hexdigest()
 
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
-        """Samples by number; see `SampleStore.read`. 5 to 8 us a small sample of two parts, in any order."""
+        """Return samples by number, as `SampleStore.read` does. 5 to 8 us a small sample of two parts, in any order."""
         indices = positions(indices, len(self), "sample")
         shards = np.searchsorted(self._bounds, indices, side="right") - 1
         return self._shards.read(shards, indices - self._bounds[shards], parts)
 
     def key(self, index: int) -> str:
-        """The key of one sample."""
+        """Return the key of one sample."""
         return self._shards.key(*self._locate(index))
 
     def find(self, key: str) -> int:
-        """The number of the sample of a key, the first of several. The first call reads all headers."""
+        """Return the number of the first sample with a key. The first call reads all headers."""
         for number in self._keys().candidates(key):
             if self.key(number) == key:
                 return number
         raise KeyError(key)
 
     def places(self, index: int) -> dict[str, PartPlace]:
-        """Where each part of a sample lies."""
+        """Return where each part of a sample lies."""
         return self._shards.places(*self._locate(index))
 
     def check(self) -> Iterator[Problem]:
-        """Read all headers and yield what is wrong with tars, indexes and keys. Contents have no checksum in a tar."""
+        """Read all headers and yield what is wrong with tars, indexes and keys. A tar has no checksums of contents."""
         sound = True
         for shard in range(len(self.shards)):
             for problem in self._shards.check(shard):
@@ -147,11 +153,11 @@ class TarStore(SampleStore):
         try:
             yield from self._repeated_keys()
         except HeadraceError as error:
-            if sound:  # else it was told
+            if sound:  # otherwise the fault was already reported
                 yield Problem(path=self.path, place="", message=str(error))
 
     def close(self) -> None:
-        """Let go of the files. Samples handed out stay valid."""
+        """Close the files. Samples that were returned stay valid."""
         self._shards.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -176,13 +182,13 @@ class TarStore(SampleStore):
                 same = [number for number, other in zip(numbers, keys, strict=True) if other == key]
                 if first == same[0] and len(same) > 1 and faults.to_name(np.array([True])):
                     where = ", ".join(f"{self.shards[shard]} sample {at}" for shard, at in map(self._locate, same[:5]))
-                    message = f"key {key!r} is there {len(same)} times: {where}; a key names one sample"
+                    message = f"key {key!r} occurs {len(same)} times: {where}; keys must be unique"
                     yield Problem(path=self.path, place=f"sample {first}", message=message)
         yield from faults.rest()
 
 
 class _Places:
-    """The place of the index of each shard, as a function that pickles."""
+    """Returns the place of a shard's index; a function that can be pickled."""
 
     def __init__(self, places: list[Any]) -> None:
         self._places = places
@@ -194,5 +200,5 @@ class _Places:
 def _reopen(opened: TarPaths, using: Reader, options: dict[str, Any], path: str, fingerprint: str) -> TarStore:
     store = TarStore(opened, using=using, **options)
     if store.fingerprint != fingerprint:
-        raise StoreError(f"{path}: changed since the store was pickled; open it again")
+        raise StoreError(f"{path}: has changed since the store was passed to this process; open it again")
     return store

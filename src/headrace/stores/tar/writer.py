@@ -1,10 +1,10 @@
-"""Writes tar shards with their ``.tar.idx``: the bytes depend on names and contents alone, never on time or user.
+"""Writes tar shards with their ``.tar.idx``. The bytes depend only on names and contents, never on time or user.
 
     | header | data, padded | header | data, padded | ... | zeros to a multiple of 10,240 |
     ^ sample 0: idx[0] = 0          ^ sample 1: idx[1]    ^ the end: idx[N]
 
-Headers are ustar; a name that is long or not ASCII, and a size of 8 GiB or more, have a PAX header before them. Time,
-user and group are 0, the mode is 0644. `tarfile` writes the same bytes of the same ``TarInfo`` in its PAX format.
+Headers are ustar. A name that is long or not ASCII, or a size of 8 GiB or more, gets a PAX header before it. Time, user
+and group are 0, and the mode is 0644. `tarfile` writes the same bytes for the same ``TarInfo`` in its PAX format.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.stores.tar.index import index_path
 from headrace.stores.tar.names import sample_part
 
 RECORD: Final = 10_240
-"""A tar is padded to a multiple of this."""
+"""A tar is padded to a multiple of this many bytes."""
 
 MAX_NAME_BYTES: Final = 100
 MAX_PLAIN_BYTES: Final = 8**11 - 1
@@ -38,12 +38,12 @@ Data = bytes | bytearray | memoryview
 
 
 class WrittenTar(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written.
+    """A shard that was written.
 
     Attributes:
         files: sizes and checksums of the tar and of its ``.tar.idx``.
-        offsets: (N + 1,) where each sample begins, and the end: what the index holds.
-        part_bytes: bytes of content by the name of the part, in the order in which they came.
+        offsets: (N + 1,) offset of each sample, and the end, as in the index.
+        part_bytes: number of bytes of content for each name of a part, in the order in which the parts were added.
     """
 
     files: tuple[FileSum, FileSum]
@@ -52,12 +52,12 @@ class WrittenTar(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_samples(self) -> int:
-        """Samples in the shard."""
+        """Number of samples in the shard."""
         return len(self.offsets) - 1
 
 
 def member_bytes(name: str, size: int) -> int:
-    """Bytes that a member takes in a tar: its headers, its content and the padding."""
+    """Return how many bytes a member takes in a tar: its headers, its content and the padding."""
     content = size + -size % BLOCK
     if size <= MAX_PLAIN_BYTES and name.isascii() and len(name) <= MAX_NAME_BYTES:
         return BLOCK + content
@@ -65,10 +65,10 @@ def member_bytes(name: str, size: int) -> int:
 
 
 def member_header(name: str, size: int) -> bytes:
-    """The header blocks of a regular file.
+    """Return the header blocks of a regular file.
 
     Raises:
-        ConfigError: the name is empty, holds a NUL byte or is not Unicode.
+        ConfigError: the name is empty, holds a NUL byte or cannot be encoded as UTF-8.
     """
     if not name or "\0" in name:
         raise ConfigError(f"{name!r} cannot be the name of a member of a tar")
@@ -76,7 +76,7 @@ def member_header(name: str, size: int) -> bytes:
         records = _pax_records(name, size)
     except UnicodeEncodeError:
         raise ConfigError(f"{name!r} cannot be the name of a member of a tar: it is not UTF-8") from None
-    # A reader that knows no PAX sees the name cut off, and 0 for a size that does not fit.
+    # A reader without PAX sees a name that is cut off, and 0 for a size that does not fit.
     plain_name = name.encode("ascii", "replace")[:MAX_NAME_BYTES]
     header = _header(plain_name, size if size <= MAX_PLAIN_BYTES else 0, 0o644, b"0")
     if not records:
@@ -85,22 +85,29 @@ def member_header(name: str, size: int) -> bytes:
 
 
 class TarWriter:
-    """Writes one shard, a sample at a time; tar and index appear together at `finish`, or not at all.
+    """Writes one shard, one sample at a time. Tar and index appear together at `finish`, or not at all.
 
     As a context manager it finishes at the end, and removes what it wrote on an exception.
 
     Args:
-        path: of the tar; its name ends in ``.tar``.
+        path: path of the tar, whose name ends in ``.tar``.
 
     Raises:
-        ConfigError: the name does not.
-        OutputError: the system refuses.
+        ConfigError: the name does not end in ``.tar``.
+        OutputError: the system reports an error.
+
+    Example:
+        >>> from headrace.stores.tar.writer import TarWriter
+        >>> with TarWriter("notes.tar") as writer:
+        ...     offset = writer.add("0001", {"txt": b"a note"})
+        >>> headrace.open("notes.tar")[0].parts
+        {'txt': b'a note'}
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if self.path.suffix != ".tar":
-            raise ConfigError(f"{path}: a shard is named *.tar")
+            raise ConfigError(f"{path}: the name of a shard must end in .tar")
         self.written: WrittenTar | None = None
         self._file = AtomicFile(self.path)
         self._buffer = bytearray()
@@ -112,57 +119,60 @@ class TarWriter:
 
     @property
     def size(self) -> int:
-        """Bytes so far, without the zeros at the end."""
+        """Number of bytes written so far, without the zeros at the end."""
         return self._size
 
     def add(self, key: str, parts: Mapping[str, Data]) -> int:
-        """Add a sample whose parts are in memory; its offset.
+        """Add a sample whose parts are in memory, and return its offset.
 
         Raises:
-            ConfigError: see `begin_sample` and `add_part`; or there is no part.
-            OutputError: the system refuses.
+            ConfigError: as in `begin_sample` and `add_part`; or there are no parts.
+            OutputError: the system reports an error.
         """
         if not parts:
-            raise ConfigError(f"{self.path}: sample {key!r} has no parts: in a tar it would not be there")
+            raise ConfigError(f"{self.path}: sample {key!r} has no parts: a tar cannot hold such a sample")
         offset = self.begin_sample(key)
         for part, data in parts.items():
             self.add_part(part, memoryview(data).nbytes, (data,))
         return offset
 
     def begin_sample(self, key: str) -> int:
-        """The parts that follow belong to a new sample of this key; its offset.
+        """Begin a new sample, to which the parts that follow belong, and return its offset.
 
         Raises:
-            ConfigError: the sample before it has this key: readers would take both for one; or that one has no parts.
+            ConfigError: the sample before has the same key, so that readers would take both for one; or it has no
+                parts.
         """
         self._check_ended()
         if key == self._key:
-            raise ConfigError(f"{self.path}: two samples in a row have the key {key!r}: readers take them for one")
+            raise ConfigError(
+                f"{self.path}: two samples in a row have the key {key!r}: readers would take them for one"
+            )
         self._key = key
         self._names.clear()
         self._offsets.append(self._size)
         return self._size
 
     def add_part(self, part: str, size: int, chunks: Iterable[Data]) -> int:
-        """Add a part of the sample that was begun last; the offset of its content.
+        """Add a part of the current sample, and return the offset of its content.
 
         Args:
-            part: name of the part, as ``jpg`` or ``seg.png``.
-            size: its bytes.
-            chunks: its content; large parts need not be in memory as a whole.
+            part: name of the part, such as ``jpg`` or ``seg.png``.
+            size: number of bytes in its content.
+            chunks: its content in pieces, so that a large part need not be in memory as a whole.
 
         Raises:
-            ConfigError: no sample was begun; key and part would be read back as others; the sample has the part; or
-                the chunks have more or fewer bytes.
-            OutputError: the system refuses.
+            ConfigError: no sample was begun, readers would split the name into another key and part, the sample already
+                has the part, or the chunks do not have ``size`` bytes.
+            OutputError: the system reports an error.
         """
         if self._key is None:
             raise ConfigError(f"{self.path}: begin a sample before its parts")
         name = f"{self._key}.{part}"
         if sample_part(name) != (self._key, part):
             raise ConfigError(
-                f"{self.path}: {name!r} would be read back as {sample_part(name)}, not as part {part!r} of"
-                f" {self._key!r}: a key has no dot behind its last slash, and no __name__ at its begin"
+                f"{self.path}: {name!r} would be read as {sample_part(name)}, not as part {part!r} of {self._key!r}: a"
+                " key may not have a dot after its last slash, nor begin with a __name__"
             )
         if part in self._names:
             raise ConfigError(f"{self.path}: sample {self._key!r} has the part {part!r} twice")
@@ -175,22 +185,22 @@ class TarWriter:
                 break
             self._write(chunk)
         if left:
-            raise ConfigError(f"{self.path}: {name!r}: {size:,} bytes were promised, there are {size - left:,}")
+            raise ConfigError(f"{self.path}: {name!r}: {size:,} bytes were announced, but there are {size - left:,}")
         self._write(bytes(-size % BLOCK))
         self._part_bytes[part] = self._part_bytes.get(part, 0) + size
         return offset
 
     def finish(self) -> WrittenTar:
-        """Write the end and the index, bring both to the disk, and give them their names.
+        """Write the end and the index, bring both files to the disk, and give them their final names.
 
         Raises:
-            ConfigError: there are no samples: Energon refuses such a shard.
-            OutputError: the system refuses.
+            ConfigError: there are no samples; Energon refuses such a shard.
+            OutputError: the system reports an error.
         """
         if self.written is not None:
             return self.written
         if not self._offsets:
-            raise ConfigError(f"{self.path}: a shard without samples")
+            raise ConfigError(f"{self.path}: the shard has no samples; a shard needs at least one")
         self._check_ended()
         offsets = (*self._offsets, self._size)
         end = self._size + 2 * BLOCK
@@ -207,7 +217,7 @@ class TarWriter:
         return self.written
 
     def discard(self) -> None:
-        """Remove what was written. Nothing happens after `finish`."""
+        """Remove what was written. After `finish` this does nothing."""
         self._file.discard()
 
     def __enter__(self) -> TarWriter:
@@ -224,9 +234,9 @@ class TarWriter:
 
     def _check_ended(self) -> None:
         if self.written is not None:
-            raise OutputError(f"{self.path}: was finished already")
+            raise OutputError(f"{self.path}: the shard is already finished")
         if self._key is not None and not self._names:
-            raise ConfigError(f"{self.path}: sample {self._key!r} has no parts: in a tar it would not be there")
+            raise ConfigError(f"{self.path}: sample {self._key!r} has no parts: a tar cannot hold such a sample")
 
     def _write(self, data: Data) -> None:
         self._size += memoryview(data).nbytes
@@ -244,7 +254,7 @@ class TarWriter:
 
 
 def _header(name: bytes, size: int, mode: int, kind: bytes) -> bytes:
-    """One ustar block. The checksum takes its own eight bytes for spaces."""
+    """Return one ustar block. The checksum is computed with its own eight bytes as spaces."""
     head = b"%s%07o\0%07o\0%07o\0%011o\0%011o\0" % (name.ljust(100, b"\0"), mode, 0, 0, size, 0)
     tail = kind + bytes(100) + b"ustar\x0000" + bytes(64 + 16 + 155 + 12)
     return head + b"%06o\0 " % (sum(head) + sum(tail) + 8 * 32) + tail
@@ -260,7 +270,7 @@ def _pax_records(name: str, size: int) -> bytes:
 
 
 def _pax_record(keyword: bytes, value: bytes) -> bytes:
-    """``b"20 path=a/file.txt\\n"``: the length counts its own digits too."""
+    """Return a record like ``b"20 path=a/file.txt\\n"``, whose length includes its own digits."""
     rest = len(keyword) + len(value) + 3
     length = rest
     while length != rest + len(str(length)):

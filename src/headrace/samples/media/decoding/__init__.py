@@ -1,12 +1,11 @@
-"""Bytes of a part -> a value: images, video and sound, text, numbers, arrays.
+"""Decode the bytes of a part: images, video and sound, text, numbers, arrays.
 
-    SampleDecoder       the last component of a part's name -> what decodes it
-      -> inflating      .gz first, bounded
-      -> images, jpeg   torch tensors, NumPy arrays, Pillow images; JPEG by simplejpeg where its pixels are Pillow's
-      -> av             AVDecoder, lazy
-      -> basic, arrays  txt, cls, json, msgpack, cbor, npy, npz, ten; pickles are refused unless trusted
+    decoder   SampleDecoder: chooses the decoder by the last component of a part's name; inflates .gz first
+      -> images       torch tensors, NumPy arrays, Pillow images; simplejpeg decodes JPEG if its pixels are Pillow's
+      -> av_decoder   AVDecoder, which decodes video and sound when asked; av_streams reads the containers
+      -> basic        txt, cls, json, msgpack, cbor, npy, npz, ten; pickles are refused unless trusted
 
-Sizes are checked before anything is allocated. Whatever fails is a ``DecodeError`` that names the part.
+Sizes are checked before anything is allocated. Every failure is a ``DecodeError`` that names the part.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""Video and sound, decoded with PyAV when they are asked for, and only as far as they are asked for.
+"""`AVDecoder` decodes video and sound with PyAV when asked, and only as far as asked. Functions for uniform clips.
 
 bytes -> AVDecoder -> get_clips, get_single_frames_uniform, ... -> AVData
-
-Clips and frames spread evenly over a medium.
-
-The form that ``av_decode`` asks for.
 """
 
 from __future__ import annotations
@@ -43,9 +39,22 @@ _MAX_PIXELS = 89_478_485
 class AVDecoder:
     """Frames and sound of one medium. Nothing is opened before the first call; pickles as its bytes.
 
-    A clip is from the frame shown at its begin to the frame shown at its end, both included, so it has at least one; a
-    clip that begins after the end is left out. Seconds count from the first frame in mp4 and mov, and from the
-    container's zero elsewhere. Every method raises ``DecodeError`` where the medium is broken or lacks the stream.
+    A clip goes from the frame shown at its begin to the frame shown at its end, both included, so it has at least one
+    frame. A clip that begins after the end of the medium is left out. Seconds count from the first frame in mp4 and
+    mov, and from the container's zero in other formats. Every method raises ``DecodeError`` if the medium is broken or
+    lacks the stream.
+
+    Example:
+        >>> import io, wave
+        >>> from headrace.samples.media import AVDecoder
+        >>> file = io.BytesIO()
+        >>> with wave.open(file, "wb") as sound:
+        ...     sound.setparams((1, 2, 8000, 0, "NONE", ""))
+        ...     sound.writeframes(bytes(16000))
+        >>> decoder = AVDecoder(file.getvalue(), arrays="numpy")
+        >>> clips, times = decoder.get_audio_clips([(0.25, 0.5)])
+        >>> clips[0].shape, times
+        ((1, 2000), [(0.25, 0.5)])
     """
 
     def __init__(
@@ -56,20 +65,20 @@ class AVDecoder:
         arrays: Literal["torch", "numpy"] = "torch",
         max_pixels: int = _MAX_PIXELS,
     ) -> None:
-        """Keep the bytes.
+        """Keep the bytes of the medium.
 
         Args:
-            stream: the medium, or an open binary file, which is read at once.
-            suppress_warnings: as Energon has it; there is nothing to warn of here.
-            arrays: clips are torch tensors or NumPy arrays.
-            max_pixels: a video of larger frames is refused.
+            stream: The medium, or an open binary file, which is read at once.
+            suppress_warnings: Accepted because Energon has it; there is nothing to warn about here.
+            arrays: Whether clips are torch tensors or NumPy arrays.
+            max_pixels: A video with larger frames is refused.
 
         Raises:
-            ConfigError: a stream of text.
+            ConfigError: If the stream is not binary.
         """
         data = stream if isinstance(stream, bytes) else stream.read()
         if not isinstance(data, bytes):
-            raise ConfigError(f"a stream of {type(data).__name__} was given; open the file in binary mode")
+            raise ConfigError(f"the stream yields {type(data).__name__}, not bytes; open the file in binary mode")
         self.data = data
         self.suppress_warnings = suppress_warnings
         self.arrays = arrays
@@ -78,26 +87,26 @@ class AVDecoder:
 
     @property
     def stream(self) -> BinaryIO:
-        """The bytes as a new binary stream."""
+        """A new binary stream of the bytes."""
         return io.BytesIO(self.data)
 
     def get_video(self) -> AVData:
-        """All frames, without sound."""
+        """Return all frames, without sound."""
         return self.get_clips(video_clip_ranges=[(0, float("inf"))])
 
     def get_audio(self) -> AVData:
-        """All sound, without frames."""
+        """Return all sound, without frames."""
         return self.get_clips(audio_clip_ranges=[(0, float("inf"))])
 
     def get_video_with_audio(self) -> AVData:
-        """All frames and all sound."""
+        """Return all frames and all sound."""
         return self.get_clips([(0, float("inf"))], [(0, float("inf"))])
 
     def get_frames(self, video_decode_audio: bool = False) -> AVData:
-        """All of it: the frames of a video, with its sound if asked for, or the sound of what is sound only."""
+        """Return the frames of a video, on request with its sound, or the sound of a medium without frames."""
         if not self.has_video_stream():
             return self.get_audio()
-        # A silent video has all the sound that it has.
+        # A video without sound is not an error here: it is returned without sound.
         with_audio = video_decode_audio and self.has_audio_stream()
         return self.get_video_with_audio() if with_audio else self.get_video()
 
@@ -109,7 +118,7 @@ class AVDecoder:
         audio_unit: Literal["samples", "seconds"] = "seconds",
         video_out_frame_size: tuple[int, int] | None = None,
     ) -> AVData:
-        """Clips of frames, of sound, or both; what is not asked for is an empty list."""
+        """Return clips of frames, of sound, or both; what is not asked for is an empty list."""
         frames: tuple[Clips, Times] = ([], [])
         sound: tuple[Clips, Times] = ([], [])
         if video_clip_ranges is not None:
@@ -126,11 +135,11 @@ class AVDecoder:
         video_unit: Literal["frames", "seconds"] = "seconds",
         video_out_frame_size: tuple[int, int] | None = None,
     ) -> tuple[Clips, Times]:
-        """Clips of frames.
+        """Return clips of frames.
 
         Args:
-            video_clip_ranges: begin and end of each clip, the end included; it may be infinite.
-            video_unit: what they count.
+            video_clip_ranges: Begin and end of each clip, the end included; it may be infinite.
+            video_unit: The unit of the ranges.
             video_out_frame_size: (width, height) to scale frames to (bilinear), or None.
 
         Returns:
@@ -146,7 +155,7 @@ class AVDecoder:
         with self._opened() as container:
             stream = video_stream(container)
             if stream is None:
-                raise DecodeError(None, "clips of video are asked for, and there is no video")
+                raise DecodeError(None, "clips of video are requested, but there is no video")
             if self._times is None:
                 self._times = frame_times(container, stream)
             reader = FrameReader(container, stream, self._times, self.max_pixels)
@@ -162,11 +171,11 @@ class AVDecoder:
     def get_audio_clips(
         self, audio_clip_ranges: Sequence[Range], audio_unit: Literal["samples", "seconds"] = "seconds"
     ) -> tuple[Clips, Times]:
-        """Clips of sound, exact to the sample.
+        """Return clips of sound, exact to the sample.
 
         Args:
-            audio_clip_ranges: begin and end of each clip, the end not included; it may be infinite.
-            audio_unit: what they count.
+            audio_clip_ranges: Begin and end of each clip, the end excluded; it may be infinite.
+            audio_unit: The unit of the ranges.
 
         Returns:
             Clips (channels, samples), int16 or float32 as the codec has it, and begin and end of each in seconds.
@@ -177,7 +186,7 @@ class AVDecoder:
         with self._opened() as container:
             stream = audio_stream(container)
             if stream is None:
-                raise DecodeError(None, "clips of sound are asked for, and there is no sound")
+                raise DecodeError(None, "clips of sound are requested, but there is no sound")
             unit = stream.sample_rate if audio_unit == "samples" else 1
             for begin, end in audio_clip_ranges:
                 found = read_clip(container, stream, begin / unit, end / unit)
@@ -196,16 +205,16 @@ class AVDecoder:
         get_audio_duration: bool = True,
         get_audio_num_samples: bool = False,
     ) -> AVMetadata:
-        """Facts of the medium.
+        """Return facts about the medium.
 
         Args:
-            get_video: those of the video.
-            get_video_duration: the duration, even where the header lacks it and all packets are read for it.
-            get_video_frame_count: the number of frames: all packets are read.
-            get_video_frame_size: width and height: the first frame is decoded.
-            get_audio: those of the sound.
-            get_audio_duration: the duration, as of the video.
-            get_audio_num_samples: the number of samples: all sound is decoded.
+            get_video: Facts about the video.
+            get_video_duration: The duration; if the header lacks it, all packets are read.
+            get_video_frame_count: The number of frames; reads all packets.
+            get_video_frame_size: Width and height; decodes the first frame.
+            get_audio: Facts about the sound.
+            get_audio_duration: The duration; if the header lacks it, all packets are read.
+            get_audio_num_samples: The number of samples; decodes all sound.
         """
         with self._opened() as container:
             metadata = AVMetadata()
@@ -222,35 +231,35 @@ class AVDecoder:
             return metadata
 
     def get_video_fps(self) -> float:
-        """Average frames a second."""
+        """Return the average number of frames per second."""
         metadata = self.get_metadata(True, False, False, False, False)
         if metadata.video_fps is None:
-            raise DecodeError(None, "the frames a second are asked for, and there is no video")
+            raise DecodeError(None, "the frames per second are requested, but there is no video")
         return metadata.video_fps
 
     def get_audio_samples_per_second(self) -> int:
-        """Samples of sound a second."""
+        """Return the number of samples of sound per second."""
         metadata = self.get_metadata(False, get_audio=True, get_audio_duration=False)
         if metadata.audio_sample_rate is None:
-            raise DecodeError(None, "the samples a second are asked for, and there is no sound")
+            raise DecodeError(None, "the samples per second are requested, but there is no sound")
         return metadata.audio_sample_rate
 
     def get_video_duration(self, get_frame_count: bool = False) -> tuple[float | None, int | None]:
-        """Seconds of video, and the number of frames if asked for; None where there is none."""
+        """Return the seconds of video and, on request, the number of frames; None for what is not there."""
         metadata = self.get_metadata(True, True, get_frame_count, False, False)
         return metadata.video_duration, metadata.video_num_frames
 
     def get_audio_duration(self) -> float | None:
-        """Seconds of sound; None where there is none."""
+        """Return the seconds of sound, or None if there is none."""
         return self.get_metadata(False, get_audio=True).audio_duration
 
     def has_video_stream(self) -> bool:
-        """Whether there are frames; the cover of a piece of music does not count."""
+        """Return whether there are frames; the cover picture of a piece of music does not count."""
         with self._opened() as container:
             return video_stream(container) is not None
 
     def has_audio_stream(self) -> bool:
-        """Whether there is sound."""
+        """Return whether there is sound."""
         with self._opened() as container:
             return audio_stream(container) is not None
 
@@ -261,7 +270,7 @@ class AVDecoder:
             import torch
         except ImportError as error:
             raise MissingExtraError(
-                "clips as tensors need torch: pip install 'headrace[torch]', or ask for arrays='numpy'"
+                "clips as tensors need torch: pip install 'headrace[torch]', or use arrays='numpy'"
             ) from error
         return torch.from_numpy(array)
 
@@ -271,7 +280,7 @@ class AVDecoder:
         try:
             yield container
         except (OSError, ValueError, MemoryError, AttributeError) as error:
-            # PyAV's errors are of these classes (the last: a stream without a codec); ours pass.
+            # PyAV raises these classes (AttributeError for a stream without a codec); our own errors pass through.
             if isinstance(error, (DecodeError, ConfigError)) or is_out_of_memory(error):
                 raise
             raise DecodeError(None, f"cannot be decoded: {type(error).__name__}: {error}") from error
@@ -295,27 +304,29 @@ def get_clips_uniform(
     request_audio: bool = False,
     video_out_frame_size: tuple[int, int] | None = None,
 ) -> AVData:
-    """Clips of equal length, the first at the begin and the last at the end, the others evenly between.
+    """Return clips of equal length, the first at the begin, the last at the end, and the others evenly between them.
 
-    Where frames and sound differ in length, the shorter one counts. A length of 0 means single frames, from the middle
-    of the first to the middle of the last.
+    If frames and sound differ in length, the shorter one counts. A length of 0 means single frames, from the middle of
+    the first to the middle of the last.
 
     Args:
-        av_decoder: the medium.
-        clip_duration_seconds: length of each clip.
-        num_clips: number of clips.
-        request_video: clips of frames are wanted.
-        request_audio: clips of sound are wanted.
+        av_decoder: The medium.
+        clip_duration_seconds: The length of each clip.
+        num_clips: The number of clips.
+        request_video: Return clips of frames.
+        request_audio: Return clips of sound.
         video_out_frame_size: (width, height) to scale frames to, or None.
 
     Raises:
-        ConfigError: neither frames nor sound are wanted, or no clips, or of negative length.
-        DecodeError: what is wanted is not there, or is shorter than a clip.
+        ConfigError: If neither frames nor sound are requested, there are no clips, or the length is negative.
+        DecodeError: If the medium lacks what is requested, or is shorter than a clip.
     """
     if not request_video and not request_audio:
-        raise ConfigError("neither video nor audio is requested; say request_video=True, request_audio=True or both")
+        raise ConfigError("neither video nor audio is requested; set request_video=True, request_audio=True or both")
     if num_clips < 1 or clip_duration_seconds < 0:
-        raise ConfigError(f"{num_clips} clips of {clip_duration_seconds} s; at least one, of 0 s or more")
+        raise ConfigError(
+            f"{num_clips} clips of {clip_duration_seconds} s are requested; allowed are at least one, of 0 s or more"
+        )
     durations = {}
     if request_video:
         durations["video"] = av_decoder.get_video_duration()[0]
@@ -323,7 +334,7 @@ def get_clips_uniform(
         durations["audio"] = av_decoder.get_audio_duration()
     for kind, found in durations.items():
         if found is None:
-            raise DecodeError(None, f"clips of {kind} are asked for, and no duration of {kind} is found")
+            raise DecodeError(None, f"clips of {kind} are requested, but no duration of {kind} is found")
     total = min(found for found in durations.values() if found is not None)
     if clip_duration_seconds == 0 and request_video:
         half_frame = 0.5 / av_decoder.get_video_fps()
@@ -331,7 +342,7 @@ def get_clips_uniform(
     else:
         begin, end = 0.0, total - clip_duration_seconds
     if end < 0:
-        raise DecodeError(None, f"clips of {clip_duration_seconds} s are asked for, of a medium of {total:.3f} s")
+        raise DecodeError(None, f"clips of {clip_duration_seconds} s are requested, but the medium has {total:.3f} s")
     starts = np.linspace(begin, max(begin, end), num_clips)
     ranges = [(float(start), float(start + clip_duration_seconds)) for start in starts]
     return av_decoder.get_clips(
@@ -348,20 +359,20 @@ def get_single_frames_uniform(
     video_out_frame_size: tuple[int, int] | None = None,
     return_timestamps: bool = False,
 ) -> Any:
-    """Frames spread evenly from the first to the last.
+    """Return frames that are spread evenly from the first to the last.
 
     Args:
-        av_decoder: the medium.
-        num_frames: number of frames; a video of fewer yields some of them twice.
+        av_decoder: The medium.
+        num_frames: The number of frames; if the video has fewer, some occur more than once.
         video_out_frame_size: (width, height) to scale frames to, or None.
-        return_timestamps: return the time of each frame too.
+        return_timestamps: Return the time of each frame too.
 
     Returns:
-        (num_frames, 3, H, W) uint8; with ``return_timestamps``, that and the seconds at which each frame begins.
+        (num_frames, 3, H, W) uint8; with ``return_timestamps``, also the seconds at which each frame begins.
 
     Raises:
-        ConfigError: no frames are asked for.
-        DecodeError: there is no video, or it has no frames.
+        ConfigError: If no frames are requested.
+        DecodeError: If there is no video, or it has no frames.
     """
     found = get_clips_uniform(av_decoder, 0, num_frames, request_video=True, video_out_frame_size=video_out_frame_size)
     if not found.video_clips or found.video_timestamps is None:
@@ -379,19 +390,17 @@ def get_single_frames_uniform(
 __all__ = ["AVData", "AVDecoder", "AVMetadata", "get_clips_uniform", "get_single_frames_uniform"]
 
 AV_EXTENSIONS = frozenset(("mp4", "m4v", "avi", "mov", "webm", "mkv", "flv", "mpg", "mpeg", "flac", "mp3", "wav"))
-"""Parts that are video or sound, by the last component of their name, in any case."""
+"""The extensions of video and sound, by the last component of a part's name, in any case."""
 
 
 def av_decoder(form: str, *, with_audio: bool, max_pixels: int) -> Callable[[bytes], Any]:
-    """A function of the bytes of a medium.
+    """Return a function that decodes the bytes of a medium.
 
     Args:
         form: ``AVDecoder``, ``torch``, ``numpy`` or ``pyav``.
-        with_audio: ``torch`` and ``numpy`` decode the sound of videos too.
-        max_pixels: a video of larger frames is refused.
+        with_audio: Whether ``torch`` and ``numpy`` decode the sound of videos too.
+        max_pixels: A video with larger frames is refused.
     """
-    from headrace.samples.media.decoding.av_streams import open_container
-
     if form == "pyav":
         return lambda data: open_container(data, max_pixels)
     if form == "AVDecoder":

@@ -1,12 +1,8 @@
-"""What PyAV reads of a container: its frames, its sound, and facts about it.
+"""Read a container with PyAV: its frames, its sound, and facts about it.
 
-Frames of a video by their time, each read exactly, whatever the container's index is worth.
-
-Sound by the sample: a clip is exactly the slice of the whole that its times say.
-
-Facts of a medium: from its header, else from its packets, else by decoding, as far as is asked for.
-
-What comes out of a video or a sound.
+Frames are read exactly by their time, however good the container's index is. Sound is read by the sample: a clip is
+exactly the slice of the whole between its times. Facts come from the header, else from the packets, else from decoding,
+as far as they are requested.
 """
 
 from __future__ import annotations
@@ -30,13 +26,14 @@ AUDIO_FORMATS = frozenset(("mp3", "flac", "wav", "aac", "ogg", "aiff", "w64"))
 
 
 def open_container(data: bytes, max_pixels: int) -> Any:
-    """A container over bytes; close it.
+    """Open a container over bytes; the caller closes it.
 
-    No threads: FFmpeg's own do not survive the fork of a loader's workers, and would fight over the cores with them.
+    It uses no threads: those of FFmpeg do not survive the fork of a loader's workers, and would compete with them for
+    cores.
 
     Raises:
-        DecodeError: it is no medium that FFmpeg knows, or its frames are larger than allowed.
-        MissingExtraError: PyAV is not installed.
+        DecodeError: If FFmpeg does not recognise the medium, or its frames are larger than allowed.
+        MissingExtraError: If PyAV is not installed.
     """
     try:
         import av
@@ -62,14 +59,14 @@ def open_container(data: bytes, max_pixels: int) -> Any:
 
 
 def video_stream(container: Any) -> Any | None:
-    """The first stream of pictures that is not a cover, or None."""
+    """Return the first stream of pictures that is not a cover, or None."""
     if container.format.name in AUDIO_FORMATS:
         return None
     return next(iter(container.streams.video), None)
 
 
 def audio_stream(container: Any) -> Any | None:
-    """The first stream of sound, or None."""
+    """Return the first stream of sound, or None."""
     return next(iter(container.streams.audio), None)
 
 
@@ -77,9 +74,9 @@ class FrameTimes(NamedTuple):
     """When the frames of a video are shown, in units of its time base, sorted.
 
     Attributes:
-        times: presentation time of each frame.
-        keys: those of the frames from which decoding may begin.
-        end: when the last frame ends.
+        times: The presentation time of each frame.
+        keys: The times of the frames from which decoding may begin.
+        end: The time at which the last frame ends.
     """
 
     times: list[int]
@@ -88,7 +85,7 @@ class FrameTimes(NamedTuple):
 
 
 def frame_times(container: Any, stream: Any) -> FrameTimes:
-    """Read the packets of a video (nothing is decoded): a few microseconds a frame."""
+    """Read the packets of a video without decoding them; this takes a few microseconds for each frame."""
     times, keys = [], []
     end = 0
     for packet in container.demux(stream):
@@ -104,24 +101,26 @@ def frame_times(container: Any, stream: Any) -> FrameTimes:
 
 
 def frame_range(found: FrameTimes, first: float, last: float, unit: str, stream: Any, from_start: bool) -> range:
-    """Numbers of the frames that a clip is made of: from the one shown at ``first`` to the one shown at ``last``.
+    """Return the numbers of the frames of a clip: from the one shown at ``first`` to the one shown at ``last``.
 
-    At least one, and none where the clip begins after the end. With frames at 0, 1/30, 2/30 ... s, the clip
-    (0.05 s, 0.1 s) is the frames 1, 2 and 3.
+    A clip has at least one frame, or none if it begins after the end. With frames at 0, 1/30, 2/30 ... s, the clip
+    (0.05 s, 0.1 s) has the frames 1, 2 and 3.
 
     Args:
-        found: see ``frame_times``.
-        first: begin of the clip.
-        last: its end, inclusive; may be infinite.
+        found: See ``frame_times``.
+        first: The begin of the clip.
+        last: Its end, inclusive; may be infinite.
         unit: ``frames`` or ``seconds``.
-        stream: for its time base.
-        from_start: seconds count from the first frame, not from the container's zero.
+        stream: The stream, for its time base.
+        from_start: Whether seconds count from the first frame instead of from the container's zero.
 
     Raises:
-        DecodeError: the clip ends before it begins, or begins before 0.
+        DecodeError: If the clip ends before it begins, or begins before 0.
     """
     if not 0 <= first <= last or math.isinf(first):
-        raise DecodeError(None, f"a clip from {first} to {last} {unit}: it begins at 0 or later and ends no earlier")
+        raise DecodeError(
+            None, f"a clip from {first} to {last} {unit}: it must begin at 0 or later, and not end before it begins"
+        )
     count = len(found.times)
     if unit == "frames":
         return range(int(first), count if math.isinf(last) else min(int(last) + 1, count))
@@ -139,19 +138,19 @@ def frame_range(found: FrameTimes, first: float, last: float, unit: str, stream:
 def stacked_frames(
     frames: Iterator[Any], count: int, scale: dict[str, Any]
 ) -> tuple[np.ndarray[Any, Any], tuple[float, float]] | None:
-    """Frames as one array, each written where it belongs, so that there is only one frame more than the clip in memory.
+    """Return frames as one array. Each is written to its place, so memory holds only one frame more than the clip.
 
     Args:
-        frames: PyAV's.
-        count: how many there are at most.
-        scale: what ``reformat`` is told beside the format.
+        frames: PyAV's frames.
+        count: The most frames that there may be.
+        scale: Further arguments of ``reformat``.
 
     Returns:
         (frames, 3, H, W) uint8, a view of (frames, H, W, 3), and begin of the first and end of the last frame in
-        seconds; None where there are no frames.
+        seconds; None if there are no frames.
 
     Raises:
-        DecodeError: frames change in size, and are not scaled to one; there is no memory for the clip.
+        DecodeError: If frames change in size and are not scaled to one size, or there is no memory for the clip.
     """
     clip: np.ndarray[Any, Any] | None = None
     begin = end = 0.0
@@ -164,7 +163,7 @@ def stacked_frames(
             begin = shown
         if pixels.shape != clip.shape[1:]:
             sizes = f"{clip.shape[2]} x {clip.shape[1]} to {pixels.shape[1]} x {pixels.shape[0]}"
-            raise DecodeError(None, f"the frames change from {sizes} pixels; say video_out_frame_size=(width, height)")
+            raise DecodeError(None, f"the frames change from {sizes} pixels; set video_out_frame_size=(width, height)")
         clip[found - 1] = pixels
         end = shown + float((frame.duration or 0) * frame.time_base)
     return None if clip is None else (clip[:found].transpose(0, 3, 1, 2), (begin, end))
@@ -174,16 +173,16 @@ def _room(count: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     try:
         return np.empty((count, *shape), np.uint8)
     except (MemoryError, ValueError):
-        # NumPy's ValueError: more than can be addressed.
+        # NumPy raises ValueError for more bytes than can be addressed.
         raise DecodeError(
             None,
             f"the clip of {count:,} frames of {shape[1]} x {shape[0]} pixels takes {count * math.prod(shape):,} bytes, "
-            "for which there is no memory; ask for shorter clips or smaller frames",
+            "for which there is not enough memory; request shorter clips or smaller frames",
         ) from None
 
 
 class FrameReader:
-    """Reads ranges of frames from one open container, forward where it can, by a seek to a key frame where it must."""
+    """Reads ranges of frames from one open container, forward if possible, otherwise after a seek to a key frame."""
 
     def __init__(self, container: Any, stream: Any, found: FrameTimes, max_pixels: int) -> None:
         self._container = container
@@ -192,41 +191,41 @@ class FrameReader:
         self._max_pixels = max_pixels
         self._frames: Iterator[Any] = iter(())
         self._is_open = False
+        # The number of the frame that the iterator yields next, unless frames are missing.
         self._next = 0
-        """Number of the frame that the iterator yields next, if all is well."""
 
     def read(self, numbers: range) -> Iterator[Any]:
-        """The frames of consecutive numbers, in order.
+        """Yield the frames with consecutive numbers, in order.
 
         Raises:
-            DecodeError: a frame is missing, or larger than allowed.
+            DecodeError: If a frame is missing, or larger than allowed.
         """
         if not numbers:
             return
         times = self._found.times
         begin, end = times[numbers[0]], times[numbers[-1]]
-        given = 0
+        num_read = 0
         for frame in self._from(numbers[0]):
             check_pixels(frame.width, frame.height, self._max_pixels)
             self._next = bisect_right(times, frame.pts)
             if frame.pts >= begin:
-                given += 1
+                num_read += 1
                 yield frame
             if frame.pts >= end:
                 break
-        if not given:
+        if not num_read:
             raise DecodeError(
-                None, f"the video has no frame {numbers[0]:,}, though its packets say so; it is cut short"
+                None, f"the video has no frame {numbers[0]:,}, though its packets list it; it is cut short"
             )
 
     def _from(self, number: int) -> Iterator[Any]:
-        """Frames from one that is not after frame ``number``."""
+        """Yield frames, beginning with one that is not after frame ``number``."""
         times, keys = self._found.times, self._found.keys
         at = bisect_right(keys, times[number]) - 1
         key = keys[at] if at >= 0 else times[0]
         if not self._is_open or number < self._next or bisect_left(times, key) > self._next:
             for back in range(at, -2, -1):
-                # A seek may land late (times of decoding, not of showing): then from the key frame before.
+                # A seek uses times of decoding and may land too late; then try the key frame before.
                 target = keys[back] if back >= 0 else 0
                 first = self._seek(target)
                 if first is None or first.pts <= times[number] or back < 0:
@@ -248,22 +247,24 @@ class FrameReader:
 
 
 _PREROLL_S = 0.25
-"""Decoded and dropped before a clip: packets of lossy codecs overlap, so the first after a seek are not right."""
+"""Seconds that are decoded and discarded before a clip: packets of lossy codecs overlap, so the first samples after a
+seek are wrong.
+"""
 
 
 def read_clip(container: Any, stream: Any, begin_s: float, end_s: float) -> tuple[Any, tuple[float, float]] | None:
-    """The sound between two times.
+    """Return the sound between two times.
 
     Returns:
         (channels, samples) in the codec's own dtype, and its begin and end in seconds, which lie within the sound; None
-        where there is no sound between them.
+        if there is no sound between the times.
 
     Raises:
-        DecodeError: the clip ends before it begins, or begins before 0.
+        DecodeError: If the clip ends before it begins, or begins before 0.
     """
     if not 0 <= begin_s <= end_s or math.isinf(begin_s):
         raise DecodeError(
-            None, f"a clip from {begin_s} to {end_s} seconds: it begins at 0 or later and ends no earlier"
+            None, f"a clip from {begin_s} to {end_s} seconds: it must begin at 0 or later, and not end before it begins"
         )
     rate = stream.sample_rate
     wanted = round(begin_s * rate)
@@ -274,9 +275,9 @@ def read_clip(container: Any, stream: Any, begin_s: float, end_s: float) -> tupl
     first = last = wanted
     for frame in container.decode(stream):
         if position is None:
-            # Later frames follow one on another; their own times are rounded to the container's unit.
+            # Later frames follow without gaps; their own times are rounded to the container's unit.
             if frame.pts is None:
-                raise DecodeError(None, "the sound has no times")
+                raise DecodeError(None, "the sound has no timestamps")
             position = round(frame.pts * frame.time_base * rate)
         samples = _samples(frame)
         begin, position = position, position + samples.shape[1]
@@ -300,7 +301,7 @@ def read_clip(container: Any, stream: Any, begin_s: float, end_s: float) -> tupl
 
 
 def _samples(frame: Any) -> Any:
-    """(channels, samples) of a frame, whether its channels lie apart or interleaved."""
+    """Return the samples of a frame, (channels, samples), whether its channels are planar or interleaved."""
     values = frame.to_ndarray()
     if frame.format.is_planar:
         return values
@@ -316,10 +317,10 @@ class AVData:
     """Clips of a video and of its sound.
 
     Attributes:
-        video_clips: each (frames, 3, H, W) uint8, or None.
-        video_timestamps: begin of the first and end of the last frame of each clip, in seconds, or None.
-        audio_clips: each (channels, samples), int16 or float32 as the codec has it, or None.
-        audio_timestamps: begin and end of each clip, in seconds, or None.
+        video_clips: Each (frames, 3, H, W) uint8, or None.
+        video_timestamps: Begin of the first and end of the last frame of each clip, in seconds, or None.
+        audio_clips: Each (channels, samples), int16 or float32 as the codec has it, or None.
+        audio_timestamps: Begin and end of each clip, in seconds, or None.
     """
 
     video_clips: Clips | None
@@ -330,18 +331,18 @@ class AVData:
 
 @sample_type
 class AVMetadata:
-    """Facts of a video or a sound; None where there are none, or where they were not asked for.
+    """Facts about a video or a sound; None for those that do not exist or were not requested.
 
     Attributes:
-        video_duration: in seconds.
-        video_num_frames: number of frames.
-        video_fps: average frames a second.
-        video_width: in pixels.
-        video_height: in pixels.
-        audio_duration: in seconds.
-        audio_channels: number of channels.
-        audio_sample_rate: samples a second.
-        audio_num_samples: samples of one channel.
+        video_duration: In seconds.
+        video_num_frames: The number of frames.
+        video_fps: The average number of frames per second.
+        video_width: In pixels.
+        video_height: In pixels.
+        audio_duration: In seconds.
+        audio_channels: The number of channels.
+        audio_sample_rate: Samples per second.
+        audio_num_samples: The number of samples of one channel.
     """
 
     video_duration: float | None = None
@@ -356,7 +357,7 @@ class AVMetadata:
 
 
 def add_video_facts(container: Any, metadata: AVMetadata, *, duration: bool, count: bool, size: bool) -> None:
-    """Fill in what is known of the video, if there is one."""
+    """Fill in the facts about the video, if there is one."""
     stream = video_stream(container)
     if stream is None:
         return
@@ -377,7 +378,7 @@ def add_video_facts(container: Any, metadata: AVMetadata, *, duration: bool, cou
 
 
 def add_audio_facts(container: Any, metadata: AVMetadata, *, duration: bool, count: bool) -> None:
-    """Fill in what is known of the sound, if there is any."""
+    """Fill in the facts about the sound, if there is any."""
     stream = audio_stream(container)
     if stream is None:
         return
@@ -393,13 +394,13 @@ def add_audio_facts(container: Any, metadata: AVMetadata, *, duration: bool, cou
         for frame in container.decode(stream):
             metadata.audio_num_samples += frame.samples
             if frame.pts is not None and frame.duration:
-                # What was decoded tells more than what the header says.
+                # Decoded frames are more reliable than the header.
                 length = int((frame.pts + frame.duration) * frame.time_base / stream.time_base)
     metadata.audio_duration = _seconds(stream, length)
 
 
 def _packets(container: Any, stream: Any) -> tuple[int, int | None]:
-    """Number of packets, and when the last of them ends, in units of the time base."""
+    """Return the number of packets, and the time at which the last of them ends, in units of the time base."""
     number, end = 0, None
     for packet in container.demux(stream):
         if packet.pts is not None:
@@ -411,5 +412,5 @@ def _packets(container: Any, stream: Any) -> tuple[int, int | None]:
 def _seconds(stream: Any, length: int | None) -> float | None:
     if length is None:
         return None
-    # As Energon: what the container calls duration, less where it begins.
+    # As in Energon: the container's duration, minus its start time.
     return float((length - (stream.start_time or 0)) * stream.time_base)

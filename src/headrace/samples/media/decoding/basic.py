@@ -1,6 +1,6 @@
-"""Parts that are neither image nor sound nor video: text, numbers, JSON, arrays, and whatever else.
+"""Decoders for text, numbers, JSON, MessagePack, CBOR and arrays.
 
-NumPy's ``.npy`` and ``.npz``, webdataset's ``.ten``: what they declare is checked before anything is made.
+For NumPy's ``.npy`` and ``.npz`` and webdataset's ``.ten``, the declared sizes are checked before anything is made.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ _TEN_ALIGN = 64
 
 
 def read_npy(data: bytes, max_bytes: int) -> np.ndarray[Any, Any]:
-    """The array of an ``.npy`` file, writable.
+    """Return the array of an ``.npy`` file, writable.
 
     Raises:
-        DecodeError: it holds Python objects (pickle), says more than there is, or is larger than allowed.
+        DecodeError: If it holds Python objects (pickle), declares more bytes than it has, or is larger than allowed.
     """
     stream = io.BytesIO(data)
     version = npy_format.read_magic(stream)
     if version == (1, 0):
         shape, _, dtype = npy_format.read_array_header_1_0(stream)
-        there = len(data) - stream.tell()
+        num_found = len(data) - stream.tell()
     elif version == (2, 0):
         shape, _, dtype = npy_format.read_array_header_2_0(stream)
-        there = len(data) - stream.tell()
+        num_found = len(data) - stream.tell()
     else:
-        shape, dtype, there = _header_3(data)
+        shape, dtype, num_found = _header_3(data)
     if dtype.hasobject:
         raise DecodeError(None, "the array holds Python objects (pickle), which are refused; store numbers or text")
-    wanted = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or wanted > there:
-        raise DecodeError(None, f"the array {dtype} {shape} takes {wanted:,} bytes, and there are {there:,}")
-    check_bytes(wanted, max_bytes, f"the array {dtype} {shape}")
+    num_declared = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or num_declared > num_found:
+        raise DecodeError(None, f"the array {dtype} {shape} takes {num_declared:,} bytes, but there are {num_found:,}")
+    check_bytes(num_declared, max_bytes, f"the array {dtype} {shape}")
     stream.seek(0)
     array: np.ndarray[Any, Any] = npy_format.read_array(stream, allow_pickle=False)
     return array
 
 
 def _header_3(data: bytes) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape, dtype and bytes of values of a file of version 3.0, whose reader NumPy keeps to itself.
+    """Return shape, dtype and the number of bytes of values of a file of version 3.0, which NumPy reads only privately.
 
-    It is 2.0 but for names of fields in UTF-8, which become escapes here: the header is a Python literal.
+    The format is that of 2.0 with names of fields in UTF-8. Here these are escaped: the header is a Python literal.
     """
     begin = 8 + 4
     end = begin + int.from_bytes(data[8:begin], "little")
@@ -66,20 +66,21 @@ def _header_3(data: bytes) -> tuple[tuple[int, ...], np.dtype[Any], int]:
 
 
 def read_npz(data: bytes, max_bytes: int) -> dict[str, Any]:
-    """The arrays of an ``.npz`` file by name; a member that is no ``.npy`` is bytes.
+    """Return the arrays of an ``.npz`` file by name; a member that is not an ``.npy`` file is returned as bytes.
 
     Raises:
-        DecodeError: it would inflate to more than allowed, is encrypted or broken, or as ``read_npy``.
+        DecodeError: If it would inflate to more than allowed, is encrypted or broken, or for the reasons of
+            ``read_npy``.
     """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
         # No member yields more than it declares: zipfile stops there.
         check_bytes(sum(member.file_size for member in members), max_bytes, f"the {len(members):,} arrays")
         for member in members:
-            # NumPy writes no others, and an LZMA member may ask for gigabytes of dictionary.
+            # NumPy writes only these, and an LZMA member may need gigabytes for its dictionary.
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise DecodeError(
-                    None, f"{member.filename!r} is compressed by method {member.compress_type}; write deflate"
+                    None, f"{member.filename!r} is compressed by method {member.compress_type}; allowed is deflate"
                 )
         found: dict[str, Any] = {}
         for member in members:
@@ -92,17 +93,18 @@ def read_npz(data: bytes, max_bytes: int) -> dict[str, Any]:
 
 
 def read_ten(data: bytes) -> list[np.ndarray[Any, Any]]:
-    """The arrays of webdataset's tensor format, writable.
+    """Return the arrays of webdataset's tensor format, writable.
 
-    Chunks of magic, size (int64) and content, padded to 64 bytes; two a tensor: dtype, name and shape, then the values.
+    A chunk is magic, size (int64) and content, padded to 64 bytes. Each tensor has two: one with dtype, name and shape,
+    one with the values.
 
     Raises:
-        DecodeError: not that format, or cut short.
+        DecodeError: If the data is not of that format, or cut short.
     """
     chunks = _ten_chunks(data)
     if len(chunks) % 2:
         raise DecodeError(
-            None, f"{len(chunks)} chunks; each tensor has a header and values, so the last one is missing"
+            None, f"there are {len(chunks)} chunks; each tensor has a header and values, so the last one is missing"
         )
     return [_ten_array(chunks[number], chunks[number + 1]) for number in range(0, len(chunks), 2)]
 
@@ -113,13 +115,13 @@ def _ten_chunks(data: bytes) -> list[bytes]:
     while at < len(data):
         if data[at : at + 8] != _TEN_MAGIC:
             raise DecodeError(
-                None, f"found {data[at : at + 8]!r} at byte {at:,}; a chunk of tensors begins {_TEN_MAGIC!r}"
+                None, f"found {data[at : at + 8]!r} at byte {at:,}; a chunk of a tensor begins with {_TEN_MAGIC!r}"
             )
         size = int.from_bytes(data[at + 8 : at + 16], "little", signed=True)
         at += 16
         if size < 0 or at + size > len(data):
             raise DecodeError(
-                None, f"the chunk at byte {at:,} is {size:,} bytes long, and there are {len(data) - at:,}"
+                None, f"the chunk at byte {at:,} is {size:,} bytes long, but there are {len(data) - at:,}"
             )
         chunks.append(data[at : at + size])
         at += -(-size // _TEN_ALIGN) * _TEN_ALIGN
@@ -130,7 +132,7 @@ def _ten_array(header: bytes, values: bytes) -> np.ndarray[Any, Any]:
     words = np.frombuffer(header[: len(header) // 8 * 8], "<i8").tolist()
     code = header[:8].rstrip(b"\0").decode("ascii", "replace")
     if len(words) < 3 or code not in _TEN_DTYPES or not 0 <= words[2] <= len(words) - 3:
-        raise DecodeError(None, f"a tensor's header says dtype {code!r} in {len(header)} bytes; it is not sound")
+        raise DecodeError(None, f"the header of a tensor is broken: dtype {code!r} in {len(header)} bytes")
     shape = tuple(words[3 : 3 + words[2]])
     dtype = np.dtype(f"<{code}")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > len(values):
@@ -142,9 +144,9 @@ Decode = Callable[[bytes], Any]
 
 
 def basic_decoder(extension: str, *, trust_code: bool, max_bytes: int) -> Decode | None:
-    """What decodes parts of an extension, written exactly so; None: they stay bytes.
+    """Return the decoder for parts with exactly this extension, or None if they stay bytes.
 
-    ``trust_code`` admits pickles. Raises nothing; the decoders raise ``DecodeError`` and what their libraries raise.
+    ``trust_code`` admits pickles. The decoders raise ``DecodeError`` and whatever their libraries raise.
     """
     plain = _PLAIN.get(extension)
     if plain is not None:
@@ -159,10 +161,10 @@ def basic_decoder(extension: str, *, trust_code: bool, max_bytes: int) -> Decode
 
 
 def read_json(data: bytes) -> Any:
-    """A JSON value. What Python's own reader takes beyond the standard (NaN, other encodings, a BOM), this one takes.
+    """Return a JSON value. Like Python's own reader it accepts NaN, other encodings and a BOM.
 
     Raises:
-        DecodeError: it is not JSON, or nested too deeply.
+        DecodeError: If the data is not JSON, or nested too deeply.
     """
     try:
         return msgspec.json.decode(data)
@@ -179,10 +181,10 @@ def read_json(data: bytes) -> Any:
 
 
 def read_msgpack(data: bytes) -> Any:
-    """A MessagePack value; a timestamp is a ``datetime``, another extension type a ``msgspec.msgpack.Ext``.
+    """Return a MessagePack value; a timestamp is a ``datetime``, another extension type a ``msgspec.msgpack.Ext``.
 
     Raises:
-        DecodeError: it is not MessagePack, or nested too deeply.
+        DecodeError: If the data is not MessagePack, or nested too deeply.
     """
     try:
         return msgspec.msgpack.decode(data)
@@ -193,7 +195,11 @@ def read_msgpack(data: bytes) -> Any:
 
 
 def read_cbor(data: bytes) -> Any:
-    """A CBOR value; needs cbor2."""
+    """Return a CBOR value.
+
+    Raises:
+        MissingExtraError: If cbor2 is not installed.
+    """
     try:
         import cbor2
     except ImportError as error:
@@ -217,15 +223,15 @@ def _read_pth(data: bytes) -> Any:
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        # It holds more than tensors and plain values; this is what the user's trust is for.
+        # It holds more than tensors and plain values. This function is used only if the user trusts the data.
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
 def _refuse(extension: str, data: bytes) -> Any:
     raise DecodeError(
         None,
-        f".{extension} may run any code when it is read, so it is refused; say trust_code=True if you trust whoever "
-        "made it, or leave the part out of the field map",
+        f".{extension} may run any code when it is read, so it is refused; set trust_code=True if you trust whoever "
+        "made it, or remove the part from the field map",
     )
 
 

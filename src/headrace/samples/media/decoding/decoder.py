@@ -1,8 +1,6 @@
-"""Bytes of a part -> a value, by the name of the part.
+"""`SampleDecoder` decodes the bytes of a part by the part's name or, on request, by its first bytes.
 
-What a part is by its first bytes, where its name does not say it.
-
-gzip, bounded: a few kilobytes may inflate to terabytes.
+gzip is inflated within a bound, since a few kilobytes may hold terabytes.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _STILLS = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"heim", b"mif1", b"msf1
 
 
 def guess_extension(data: bytes) -> str | None:
-    """The extension that the bytes deserve, where they are an image, a video or sound that is known; else None."""
+    """Return the extension for the bytes of a known image, video or sound format; None for others."""
     for begins, extension in _BEGINS:
         if data.startswith(begins):
             return extension
@@ -57,10 +55,10 @@ def guess_extension(data: bytes) -> str | None:
 
 
 def gunzip(data: bytes, max_bytes: int) -> bytes:
-    """What gzip members, one after another, hold; zeros may follow them, as the tool allows.
+    """Return the content of concatenated gzip members; zeros may follow them, as the gzip tool allows.
 
     Raises:
-        DecodeError: more than ``max_bytes``; not gzip, cut short, or a checksum does not hold.
+        DecodeError: If it is larger than ``max_bytes``, is not gzip, is cut short, or fails a checksum.
     """
     if not data:
         raise DecodeError(None, "is empty, not gzip")
@@ -81,17 +79,26 @@ def gunzip(data: bytes, max_bytes: int) -> bytes:
 Decode = Callable[[bytes], Any]
 
 MAX_PIXELS = 89_478_485
-"""The size from which Pillow itself warns: a quarter of a gibibyte in 8-bit RGB."""
+"""The size above which Pillow warns: a quarter of a gibibyte in 8-bit RGB."""
 MAX_BYTES = 1 << 30
 
 
 class SampleDecoder:
-    """Decodes parts by the last component of their name; what it does not know stays bytes.
+    """Decodes parts by the last component of their name; parts with other names stay bytes.
 
-    A trailing ``.gz`` is taken off first. Images (``jpg``, ``png``, ... in any case) and media (``mp4``, ``wav``, ...)
-    take the form that the options say; ``txt text transcript`` are str, ``cls cls2 index inx id`` int, ``json jsn``,
-    ``mp msg`` and ``cbor`` what they hold, ``npy`` and ``npz`` and ``ten tb`` arrays. Code (``pkl
-    pickle pyd pth``) is refused. The functions are made once a name of a part. Safe in threads; pickles as its options.
+    A trailing ``.gz`` is removed first. The options decide about the form of images (``jpg``, ``png``, ... in any case)
+    and media (``mp4``, ``wav``, ...). ``txt text transcript`` become str, ``cls cls2 index inx id`` int, ``json jsn``,
+    ``mp msg`` and ``cbor`` the values that they hold, ``npy``, ``npz`` and ``ten tb`` arrays. Code (``pkl pickle pyd
+    pth``) is refused unless trusted. Decoding functions are made once for each name of a part. Safe in threads; pickles
+    as its options.
+
+    Example:
+        >>> from headrace.samples.media import SampleDecoder
+        >>> decoder = SampleDecoder(image_decode="rgb8")
+        >>> decoder.decode("json", b'{"boxes": [[0, 0, 8, 8]]}')
+        {'boxes': [[0, 0, 8, 8]]}
+        >>> decoder({"__key__": "a", "cls": b"7", "txt": b"a cat"})
+        {'__key__': 'a', 'cls': 7, 'txt': 'a cat'}
     """
 
     def __init__(
@@ -107,24 +114,25 @@ class SampleDecoder:
         image_size: tuple[int, int] | None = None,
         jpeg: JpegCodec = "auto",
     ) -> None:
-        """Nothing is imported before the first part that needs it.
+        """Check the options; nothing is imported before the first part that needs it.
 
         Args:
-            image_decode: ``torchrgb``, ``pil``, ``rgb8``, ``chwrgb`` ...; see ``decoding.images``.
-            av_decode: ``AVDecoder``: decodes when asked. ``torch``, ``numpy``: ``AVData``, all of it decoded. ``pyav``:
-                PyAV's own container.
-            video_decode_audio: decode the sound of videos too, for ``torch`` and ``numpy``.
-            guess_content: tell images and media by their first bytes, and by their names only where those say nothing.
-            trust_code: read pickles, which may run any code.
-            max_pixels: images and frames of more are refused before they are decoded. Pillow has its own bound, the
-                same by default: it warns beyond ``PIL.Image.MAX_IMAGE_PIXELS`` and refuses twice as much.
-            max_bytes: what inflates to more (gz, npz) or declares more (npy) is refused before it is.
-            image_size: (height, width) that images are needed in at least. A JPEG is then decoded at 1/2, 1/4 or 1/8
-                where the result still is at least as large, which is several times as fast; other formats are not.
-            jpeg: what decodes JPEG; ``auto`` is simplejpeg where it is installed. The pixels are the same.
+            image_decode: The form of images: ``torchrgb``, ``pil``, ``rgb8``, ``chwrgb`` ...; see ``decoding.images``.
+            av_decode: ``AVDecoder`` decodes when asked. ``torch`` and ``numpy`` decode all of it to ``AVData``.
+                ``pyav`` is PyAV's own container.
+            video_decode_audio: Decode the sound of videos too, for ``torch`` and ``numpy``.
+            guess_content: Recognise images and media by their first bytes, and by name only if these say nothing.
+            trust_code: Read pickles, which may run any code.
+            max_pixels: Larger images and frames are refused before they are decoded. Pillow has its own bound, the same
+                by default: it warns above ``PIL.Image.MAX_IMAGE_PIXELS`` and refuses twice as much.
+            max_bytes: What inflates to more (gz, npz) or declares more (npy) is refused before it is made.
+            image_size: The (height, width) that images need to have at least. A JPEG is then decoded at 1/2, 1/4 or 1/8
+                if the result is still at least as large, which is several times as fast. Other formats are decoded at
+                full size.
+            jpeg: The codec for JPEG; ``auto`` is simplejpeg if it is installed. The pixels are the same.
 
         Raises:
-            ConfigError: an unknown option.
+            ConfigError: If an option has an unknown value.
         """
         image_form(image_decode)
         for name, value, allowed in (
@@ -134,9 +142,9 @@ class SampleDecoder:
             if value not in allowed:
                 raise ConfigError(f"{name} is {value!r}; known are {', '.join(allowed)}")
         if image_size is not None and (len(image_size) != 2 or min(image_size) < 1):
-            raise ConfigError(f"image_size is {image_size!r}; it is (height, width) in pixels, both at least 1")
+            raise ConfigError(f"image_size is {image_size!r}; allowed is (height, width) in pixels, both at least 1")
         if min(max_pixels, max_bytes) < 1:
-            raise ConfigError(f"max_pixels is {max_pixels} and max_bytes {max_bytes}; both are at least 1")
+            raise ConfigError(f"max_pixels is {max_pixels} and max_bytes is {max_bytes}; both must be at least 1")
         self._options: dict[str, Any] = {
             "image_decode": image_decode,
             "av_decode": av_decode,
@@ -151,15 +159,15 @@ class SampleDecoder:
         self._decoders: dict[str, Decode] = {}
 
     def config(self) -> dict[str, Any]:
-        """Its options, as they were given."""
+        """Return the options as they were passed."""
         return dict(self._options)
 
     def decode(self, part: str, data: bytes) -> Any:
-        """The value of one part.
+        """Return the value of one part.
 
         Raises:
-            DecodeError: it cannot be decoded, is too large, or is not trusted; names the part, and the cause.
-            MissingExtraError: what decodes it is not installed.
+            DecodeError: If the part cannot be decoded, is too large, or is not trusted; names the part and the cause.
+            MissingExtraError: If the library that decodes it is not installed.
         """
         try:
             return self.decoder_of(part)(data)
@@ -167,14 +175,14 @@ class SampleDecoder:
             reraise(part, error)
 
     def __call__(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """All parts of a sample decoded; names that begin with two underscores, and values that are not bytes, stay."""
+        """Decode all parts of a sample; names that begin with two underscores, and values that are not bytes, stay."""
         return {
             part: self.decode(part, data) if isinstance(data, bytes) and part[:2] != "__" else data
             for part, data in parts.items()
         }
 
     def decoder_of(self, part: str) -> Decode:
-        """A function of the bytes of parts of this name, which raises whatever its codec raises."""
+        """Return a function that decodes the bytes of parts with this name and raises whatever its codec raises."""
         decode = self._decoders.get(part)
         if decode is None:
             decode = self._decoders[part] = self._make(part)
@@ -207,7 +215,7 @@ class SampleDecoder:
         return decode
 
     def _media(self, extension: str) -> Decode | None:
-        """What decodes images or media of an extension, made when it is first called: only then are codecs imported."""
+        """Return a decoder for images or media of an extension; codecs are imported when it is first called."""
         options = self._options
         if extension in IMAGE_EXTENSIONS:
             return _Lazily(

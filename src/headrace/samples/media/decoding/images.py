@@ -1,4 +1,4 @@
-"""Images, in the form that an option string asks for.
+"""Decode images to the form that an option string asks for.
 
     8 bits             floats [0, 1]        what                                  shape
     torchrgb8 ...      torchrgb, torch      torch tensor, uint8 or float32        (C, H, W); torchl: (H, W)
@@ -6,13 +6,13 @@
     chwrgb8 ...        chwrgb               NumPy                                 (C, H, W); chwl: (1, H, W)
     pil, pilrgb ...                         PIL.Image.Image of mode RGB, L, RGBA
 
-The names are webdataset's, but the chw ones, which are ours. Orientation of EXIF is not applied, as there.
+The names are webdataset's, except for the chw ones, which are ours. The orientation of EXIF is not applied, as in
+webdataset.
 
-JPEG through simplejpeg where its pixels are Pillow's to the bit; everything else is left to Pillow.
-
-Both are libjpeg-turbo. With the slow DCT and the smooth upsampling (their defaults) colour to RGB and grey to grey or
-RGB are equal in every byte, at full size and at 1/2, 1/4 and 1/8. Colour to grey differs (luma against Pillow's weights
-of RGB), and so does CMYK (by one): those go to Pillow. simplejpeg takes two thirds of Pillow's time.
+simplejpeg decodes a JPEG if its pixels are equal to Pillow's; Pillow decodes everything else. Both use libjpeg-turbo.
+With the slow DCT and the smooth upsampling (their defaults), colour to RGB and grey to grey or RGB are equal in every
+byte, at full size and at 1/2, 1/4 and 1/8. Colour to grey differs (luma instead of Pillow's weights of RGB), and so
+does CMYK (by one): Pillow decodes these. simplejpeg takes two thirds of Pillow's time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headrace.samples.media.batch import rows_here
 from headrace.samples.media.decoding.failing import check_pixels
 
 JpegCodec = Literal["auto", "simplejpeg", "pillow"]
-"""``auto``: simplejpeg where it is installed."""
+"""The codec for JPEG; ``auto`` is simplejpeg if it is installed."""
 
 _SOURCES = {"L": ("Gray",), "RGB": ("YCbCr", "Gray"), "RGBA": ("YCbCr", "Gray")}
 _TARGETS = {"L": "GRAY", "RGB": "RGB", "RGBA": "RGBA"}
@@ -39,10 +39,10 @@ _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 
 
 def load_simplejpeg(codec: JpegCodec) -> Any:
-    """The module, or None where Pillow is to be used.
+    """Return the module, or None if Pillow is to be used.
 
     Raises:
-        MissingExtraError: it is asked for by name and not installed.
+        MissingExtraError: If the codec is requested by name and not installed.
     """
     if codec == "pillow":
         return None
@@ -56,7 +56,10 @@ def load_simplejpeg(codec: JpegCodec) -> Any:
 
 
 def scale_to_cover(width: int, height: int, size: tuple[int, int] | None) -> int:
-    """The largest of 8, 4, 2, 1 that an image may be divided by, rounding up, and still cover ``size`` (h, w)."""
+    """Return the largest of 8, 4, 2, 1 by which an image can be divided, rounded up, and still cover ``size``.
+
+    ``size`` is (height, width).
+    """
     if size is None:
         return 1
     for scale in (8, 4, 2):
@@ -73,18 +76,18 @@ def decode_jpeg(
     max_pixels: int,
     place: Callable[[tuple[int, ...], Any], np.ndarray[Any, Any]] | None = None,
 ) -> np.ndarray[Any, Any] | None:
-    """Pixels (H, W) or (H, W, C) uint8, or None where Pillow must do it, or must say what is wrong.
+    """Return pixels (H, W) or (H, W, C) uint8, or None if Pillow has to decode the image or to report what is wrong.
 
     Args:
-        simplejpeg: the module.
-        data: the JPEG.
+        simplejpeg: The module.
+        data: The JPEG.
         mode: "L", "RGB" or "RGBA".
-        size: see `scale_to_cover`.
-        max_pixels: a larger image is refused.
-        place: gives an array of a shape, (H, W, C), and a dtype to decode into; without it, the array is fresh.
+        size: See `scale_to_cover`.
+        max_pixels: A larger image is refused.
+        place: Returns an array of a shape, (H, W, C), and a dtype to decode into; without it, the array is new.
 
     Raises:
-        DecodeError: more than ``max_pixels``.
+        DecodeError: If the image has more than ``max_pixels``.
     """
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
@@ -102,7 +105,7 @@ def decode_jpeg(
     try:
         pixels: np.ndarray[Any, Any] = simplejpeg.decode_jpeg(data, _TARGETS[mode], **options)
     except ValueError:
-        # Strict: damage that libjpeg mends is an error here. Pillow mends it or refuses it, as everywhere else.
+        # simplejpeg refuses damage that libjpeg can repair; Pillow repairs it or refuses the image.
         return None
     if place is not None and pixels.shape != shape:
         return None
@@ -111,11 +114,11 @@ def decode_jpeg(
 
 Pixels = np.ndarray[Any, Any]
 Place = Callable[[tuple[int, ...], Any], Pixels]
-"""Shape and dtype -> memory for an image."""
+"""A function that returns memory for an image of a shape and dtype."""
 
 
 class ImageForm(NamedTuple):
-    """What an option string asks for."""
+    """The form that an option string asks for."""
 
     kind: Literal["torch", "numpy", "chw", "pil"]
     mode: Literal["L", "RGB", "RGBA"]
@@ -136,7 +139,7 @@ def _forms() -> dict[str, ImageForm]:
 
 
 IMAGE_FORMS = _forms()
-"""Option string -> what it asks for."""
+"""The forms by option string."""
 
 IMAGE_EXTENSIONS = frozenset(
     [
@@ -146,10 +149,11 @@ IMAGE_EXTENSIONS = frozenset(
         "sgi", "tga", "tif", "tiff", "vda", "webp", "wmf", "xbm", "xpm"
     ]
 )  # fmt: skip
-"""Parts that are images, by the last component of their name, in any case. Of webdataset's list those are left out that
-Pillow knows and cannot read (bufr, grib, h5, hdf); mpg and mpeg are videos."""
+"""The extensions of images, by the last component of a part's name, in any case. Those of webdataset's list that Pillow
+recognises but cannot read (bufr, grib, h5, hdf) are left out; mpg and mpeg are videos.
+"""
 
-# Ghostscript would run on the data for EPS; the others Pillow only recognises.
+# For EPS, Pillow would run Ghostscript on the data; the others it only recognises.
 _REFUSED_FORMATS = frozenset(("EPS", "BUFR", "GRIB", "HDF5", "WMF", "MPEG"))
 _COMMON_FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
 _255 = np.float32(255)
@@ -157,10 +161,10 @@ _FLOATS = np.dtype(np.float32)
 
 
 def image_form(option: str) -> ImageForm:
-    """What an option string asks for.
+    """Return the form that an option string asks for.
 
     Raises:
-        ConfigError: no such option; names the known ones.
+        ConfigError: If the option is unknown; lists the known ones.
     """
     if option in IMAGE_FORMS:
         return IMAGE_FORMS[option]
@@ -172,17 +176,17 @@ def image_form(option: str) -> ImageForm:
 def image_decoder(
     option: str, *, size: tuple[int, int] | None, max_pixels: int, codec: JpegCodec
 ) -> Callable[[bytes], Any]:
-    """A function of the bytes of an image.
+    """Return a function that decodes the bytes of an image.
 
     Args:
-        option: see ``image_form``.
-        size: (height, width) that a JPEG must have at least; it may be decoded at 1/2, 1/4 or 1/8 where that suffices.
-        max_pixels: a larger image is refused before it is decoded.
-        codec: what decodes JPEG.
+        option: See ``image_form``.
+        size: The (height, width) that a JPEG must have at least; it is decoded at 1/2, 1/4 or 1/8 if that is enough.
+        max_pixels: A larger image is refused before it is decoded.
+        codec: The codec for JPEG.
 
     Raises:
-        ConfigError: no such option.
-        MissingExtraError: Pillow is not installed, or torch where tensors are asked for, or the codec.
+        ConfigError: If the option is unknown.
+        MissingExtraError: If Pillow, torch (for tensors) or the codec is not installed.
     """
     form = image_form(option)
     image_module = _load_pillow()
@@ -225,7 +229,7 @@ def _pil_decoder(
 
 
 def to_form(pixels: Pixels, form: ImageForm, place: Place | None = None) -> Pixels:
-    """Pixels (H, W) or (H, W, C) uint8, as an array in the layout and dtype of a form, at ``place`` if there is one."""
+    """Return pixels (H, W) or (H, W, C) uint8 in the layout and dtype of a form, written to ``place`` if passed."""
     if form.kind != "numpy":
         pixels = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None] if form.kind == "chw" else pixels
     dtype = _FLOATS if form.is_float else _BYTES
@@ -239,14 +243,14 @@ def to_form(pixels: Pixels, form: ImageForm, place: Place | None = None) -> Pixe
 
 
 def _finisher(form: ImageForm) -> Callable[[Pixels], Any]:
-    """Tensors where tensors are asked for."""
+    """Return a function that makes tensors of arrays if the form asks for tensors."""
     if form.kind != "torch":
         return lambda pixels: pixels
     try:
         import torch
     except ImportError as error:
         raise MissingExtraError(
-            "images as torch tensors need torch: pip install 'headrace[torch]', or ask for NumPy arrays: "
+            "images as torch tensors need torch: pip install 'headrace[torch]', or use NumPy arrays: "
             f"image_decode='chw{form.mode.lower()}{'' if form.is_float else '8'}'"
         ) from error
     return torch.from_numpy
@@ -269,7 +273,10 @@ def _through_pillow(
 
 
 def _check_header(data: bytes, max_pixels: int) -> None:
-    """Sizes of PNG, GIF and WebP, without Pillow, which on opening warns of large ones and makes room for WebP."""
+    """Check the sizes of PNG, GIF and WebP before Pillow opens them.
+
+    On opening, Pillow warns of large images and allocates memory for WebP.
+    """
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         check_pixels(*_webp_size(data), max_pixels)
     elif data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR" and len(data) >= 24:
@@ -281,7 +288,7 @@ def _check_header(data: bytes, max_pixels: int) -> None:
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
-    """Width and height as the first chunk says; (0, 0) where it is none of the three kinds, which Pillow refuses."""
+    """Return width and height from the first chunk; (0, 0) if its kind is unknown. Pillow then refuses the image."""
     kind = data[12:16]
     if kind == b"VP8X":
         return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
@@ -294,7 +301,7 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 
 
 def _formats(image_module: Any) -> tuple[str, ...]:
-    """The formats that Pillow may take data for, the common ones first."""
+    """Return the formats that Pillow may try, the common ones first."""
     global _known_formats
     if not _known_formats:
         image_module.init()
