@@ -15,8 +15,8 @@ demo: $(VENV)/dev  ## text to batches, killed and resumed on another number of r
 
 test: $(VENV)/dev  ## the test suite
 	$(BIN)/python -m pytest -n 2 tests/loader tests/examples
-	$(BIN)/python -m pytest -n 2 tests/prepare --ignore tests/prepare/backends
-	$(BIN)/python -m pytest -n 2 --ignore tests/loader --ignore tests/examples --ignore-glob 'tests/prepare/[!b]*'
+	$(BIN)/python -m pytest -n 2 tests/preparing --ignore tests/preparing/backends
+	$(BIN)/python -m pytest -n 2 --ignore tests/loader --ignore tests/examples --ignore-glob 'tests/preparing/[!b]*'
 
 lint: $(VENV)/dev  ## formatting, lint and types
 	$(BIN)/ruff format --check .

@@ -48,7 +48,7 @@ BYTES_A_TOKEN = {"bytes": 1, "tokens": 4}
 
 def write_texts(root: Path, kind: str, name: str, num_samples: int, text: str) -> Path:
     """Write an Energon dataset of texts with the lengths of a set."""
-    from headrace.prepare.energon import DatasetChoice, EnergonOptions, SplitChoice, prepare_energon
+    from headrace.preparing.energon import DatasetChoice, EnergonOptions, SplitChoice, prepare_energon
 
     root.mkdir(parents=True)
     lengths = np.clip(draw(name, num_samples), 1, ROOM) * BYTES_A_TOKEN[kind]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from headrace.prepare import TextOptions, TokenOptions, prepare_text
+from headrace.preparing import TextOptions, TokenOptions, prepare_text
 
 SOURCES = {"small": "[a-b]*.py", "large": "[c-f]*.py"}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
 
 import headrace
-from headrace.prepare import RecipeOptions, prepare_recipe
+from headrace.preparing import RecipeOptions, prepare_recipe
 from headrace.samples.recipe import parse_recipe
 
 BETA = 0.1

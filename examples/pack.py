@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import headrace
 from headrace.loader.attention import block_causal_mask
-from headrace.prepare import RecordOptions, TextOptions, prepare_text
+from headrace.preparing import RecordOptions, TextOptions, prepare_text
 
 STEPS, SIZE, WIDTH, HEADS = 20, 256, 32, 2
 

@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 import headrace
-from headrace import prepare
+from headrace import preparing
 from headrace.stores import Provenance
 
 
@@ -28,18 +28,18 @@ def main() -> None:
     ]  # three records appear twice
     source.write_text("".join(json.dumps(row) + "\n" for row in rows) + "this is no JSON\n")
 
-    options = prepare.TextOptions(
-        records=prepare.RecordOptions(id_field="name"),
-        tokens=prepare.TokenOptions(append_eod=True),
-        filters=prepare.FilterSpec(min_chars=1000, function="prepare_corpus:has_classes"),
+    options = preparing.TextOptions(
+        records=preparing.RecordOptions(id_field="name"),
+        tokens=preparing.TokenOptions(append_eod=True),
+        filters=preparing.FilterSpec(min_chars=1000, function="prepare_corpus:has_classes"),
         deduplicate=True,
-        output=prepare.OutputOptions(shuffle=1, shard_tokens=50_000),
-        errors=prepare.ErrorOptions(on_error="skip", max_errors=0.1),
+        output=preparing.OutputOptions(shuffle=1, shard_tokens=50_000),
+        errors=preparing.ErrorOptions(on_error="skip", max_errors=0.1),
     )
-    estimate = prepare.estimate_text([source], tokenizer=tokenizer, options=options)
+    estimate = preparing.estimate_text([source], tokenizer=tokenizer, options=options)
     print(f"at most {estimate.documents} documents, {estimate.tokens:,} tokens, {estimate.output_bytes:,} bytes")
 
-    manifest = prepare.prepare_text([source], folder / "shuffled", tokenizer=tokenizer, options=options)
+    manifest = preparing.prepare_text([source], folder / "shuffled", tokenizer=tokenizer, options=options)
     documents = manifest.ledger.documents
     print(f"{documents.read} read, {documents.kept} kept in {len(manifest.outputs)} shards")
     print(f"left out: {documents.dropped}")

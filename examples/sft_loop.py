@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
 import headrace
-from headrace.prepare import RecipeOptions, prepare_recipe
+from headrace.preparing import RecipeOptions, prepare_recipe
 from headrace.samples.recipe import parse_recipe
 
 folder = chats.make()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import headrace
 from headrace.loader import collate_fn
-from headrace.prepare import RecipeOptions, prepare_recipe
+from headrace.preparing import RecipeOptions, prepare_recipe
 from headrace.samples.recipe import parse_recipe
 
 folder = chats.make()

@@ -90,7 +90,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[corpora.Corpus]:
 @pytest.fixture(scope="session")
 def warm_process() -> Iterator[warm.Warm]:
     """What workers of `prepare` can start from."""
-    process = warm.Warm(["headrace.prepare.worker", "headrace.prepare.record_encoder", "pyarrow.parquet"])
+    process = warm.Warm(["headrace.preparing.worker", "headrace.preparing.record_encoder", "pyarrow.parquet"])
     yield process
     process.close()
 

@@ -1,7 +1,7 @@
 """Runs of `prepare_text` that are ended, or meet a full disk, at any change that they make on disk.
 
 The workers run inside this process, so a whole run takes some hundredths of a second and every moment can be tried;
-`tests/prepare/test_faults.py` kills real ones.
+`tests/preparing/test_faults.py` kills real ones.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import msgspec
 import pytest
 
 from headrace.errors import HeadraceError, WorkerError
-from headrace.prepare import TextOptions, documents, prepare_text, run, run_plan
-from headrace.prepare import worker as text_task
-from headrace.prepare.messages import Order, Reply, Setup
-from headrace.prepare.output_folder import WORK_NAME
-from headrace.prepare.sources import open_span
-from headrace.prepare.worker import TextWorker
+from headrace.preparing import TextOptions, documents, prepare_text, run, run_plan
+from headrace.preparing import worker as text_task
+from headrace.preparing.messages import Order, Reply, Setup
+from headrace.preparing.output_folder import WORK_NAME
+from headrace.preparing.sources import open_span
+from headrace.preparing.worker import TextWorker
 from headrace.stores import Manifest
 
 KILLED = 9
@@ -104,9 +104,9 @@ def small_run() -> Iterator[None]:
         patch.setattr(text_task, "PIECE_BYTES", 3000)
         patch.setattr(text_task, "open_span", functools.partial(open_span, block_bytes=2000))
         patch.setattr(run_plan, "MIN_PENDING_BYTES", 4000)
-        patch.setattr("headrace.prepare.buckets.MIN_BUCKET_BYTES", 4000)
+        patch.setattr("headrace.preparing.buckets.MIN_BUCKET_BYTES", 4000)
         patch.setattr(documents, "SAMPLE_ONE_IN", 3)
-        patch.setattr("headrace.prepare.first_documents.NUM_DOCUMENTS", 5)
+        patch.setattr("headrace.preparing.first_documents.NUM_DOCUMENTS", 5)
         yield
 
 

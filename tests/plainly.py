@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from headrace.plan.keys import derive, source_key
-from headrace.prepare import TextOptions
+from headrace.preparing import TextOptions
 
 
 class Origin(NamedTuple):

@@ -1,6 +1,6 @@
 """The proof of a library for a tokeniser, made once a process: a second of work that most tests say nothing about.
 
-What the proof itself does is tested in ``tests/prepare/backends``, where nothing is remembered.
+What the proof itself does is tested in ``tests/preparing/backends``, where nothing is remembered.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace.prepare.backends import proof
+from headrace.preparing.backends import proof
 
 _FOUND: dict[tuple[Any, ...], proof.Choice | str] = {}
 _TRY = proof._try

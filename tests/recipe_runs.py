@@ -9,7 +9,7 @@ from typing import Any
 
 import headrace
 import recipes_made
-from headrace.prepare import RecipeOptions, prepare_recipe
+from headrace.preparing import RecipeOptions, prepare_recipe
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import Manifest
 

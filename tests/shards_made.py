@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.prepare.messages import Reply
-from headrace.prepare.shards import ShardOptions, prepare_shards
-from headrace.prepare.shards import run as shard_run
-from headrace.prepare.shards.messages import ShardOrder, ShardSetup
-from headrace.prepare.shards.run import ShardWorker
+from headrace.preparing.messages import Reply
+from headrace.preparing.shards import ShardOptions, prepare_shards
+from headrace.preparing.shards import run as shard_run
+from headrace.preparing.shards.messages import ShardOrder, ShardSetup
+from headrace.preparing.shards.run import ShardWorker
 from headrace.stores import Manifest
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -66,9 +66,9 @@ def inline() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_run, "WorkerProcesses", InlineWorkers)
         patch.setattr(os, "fsync", lambda descriptor: None)  # a kill loses nothing that was not synced
-        patch.setattr("headrace.prepare.shards.inputs.GROUPS_A_TASK", 7)
-        patch.setattr("headrace.prepare.shards.inputs.choose_task_bytes", lambda size: 700)
-        patch.setattr("headrace.prepare.shards.planning.FLUSH_BYTES", 900)
+        patch.setattr("headrace.preparing.shards.inputs.GROUPS_A_TASK", 7)
+        patch.setattr("headrace.preparing.shards.inputs.choose_task_bytes", lambda size: 700)
+        patch.setattr("headrace.preparing.shards.planning.FLUSH_BYTES", 900)
         yield
 
 

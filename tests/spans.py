@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.prepare.sources import BadRecord, RecordSpec, SourceFile, Span, find_inputs, open_span, plan_tasks
+from headrace.preparing.sources import BadRecord, RecordSpec, SourceFile, Span, find_inputs, open_span, plan_tasks
 
 SPEC = RecordSpec()
 

@@ -3,7 +3,7 @@
 A worker of `prepare` takes 0.2 s of a core to import what it needs, a program with torch 1.5 s, and a session starts
 hundreds of them. Each begins here as a fresh interpreter would: its own arguments, environment, path, folder and
 descriptors, no thread, no pool, nothing of the process that asked. What a start itself does is tested with real ones
-(``tests/prepare/test_faults.py`` and the command line).
+(``tests/preparing/test_faults.py`` and the command line).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headrace.prepare.forking import Child
+from headrace.preparing.forking import Child
 
 _SUBREAPER = 36
 _STEP_S = 0.001
@@ -140,7 +140,7 @@ def workers(process: Warm) -> Iterator[None]:
         Popen=process.popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.prepare.executor.subprocess", stand_in)
+        patch.setattr("headrace.preparing.executor.subprocess", stand_in)
         yield
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.prepare import documents
-from headrace.prepare.backends import proof
-from headrace.prepare.backends.backend import EncodedTexts, SpecialPolicy
-from headrace.prepare.backends.reference import TokenizersBackend
+from headrace.preparing import documents
+from headrace.preparing.backends import proof
+from headrace.preparing.backends.backend import EncodedTexts, SpecialPolicy
+from headrace.preparing.backends.reference import TokenizersBackend
 
 NAME = "gigatoken"
 MISTAKE = "mistake"

@@ -135,7 +135,7 @@ Work = Callable[[str], object]
 def _document() -> Work:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from headrace.prepare import TextOptions, prepare_text
+    from headrace.preparing import TextOptions, prepare_text
 
     vocabulary = {f"word{number}": number for number in range(50)}
     tokenizer = Tokenizer(models.WordLevel({**vocabulary, "<|endoftext|>": 50}, unk_token="word0"))

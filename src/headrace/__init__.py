@@ -1,6 +1,6 @@
 """Headrace feeds training runs: raw text and media in; shuffled, blended batches out, exactly resumable.
 
-    headrace.prepare_text, prepare_recipe      turn text and records into a store; more in headrace.prepare
+    headrace.prepare_text, prepare_recipe      turn text and records into a store; more in headrace.preparing
     headrace.open                              opens an existing store, ours or another system's
     headrace.WindowDataset, SFTDataset, ...    make samples from a store; more in headrace.datasets
     headrace.Blend, Order, Run                 mix sources, order their samples, and say which make step N
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace import errors as errors
     from headrace import loader as loader
     from headrace import plan as plan
-    from headrace import prepare as prepare
+    from headrace import preparing as preparing
     from headrace import samples as samples
     from headrace import stores as stores
     from headrace.copying import convert, merge, split
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from headrace.loader import Loader
     from headrace.plan import BatchSchedule, Order
     from headrace.plan.packing import Packing
-    from headrace.prepare import prepare_recipe, prepare_text
+    from headrace.preparing import prepare_recipe, prepare_text
     from headrace.stores import open
 
-_ROOMS = ("compat", "copying", "datasets", "encoders", "errors", "loader", "plan", "prepare", "samples", "stores")
+_ROOMS = ("compat", "copying", "datasets", "encoders", "errors", "loader", "plan", "preparing", "samples", "stores")
 
 _HOMES = {
     "BatchSchedule": "headrace.plan",
@@ -81,8 +81,8 @@ _HOMES = {
     "convert": "headrace.copying",
     "merge": "headrace.copying",
     "open": "headrace.stores",
-    "prepare_recipe": "headrace.prepare",
-    "prepare_text": "headrace.prepare",
+    "prepare_recipe": "headrace.preparing",
+    "prepare_text": "headrace.preparing",
     "split": "headrace.copying",
 }
 

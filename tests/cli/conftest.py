@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from headrace.cli import main
-from headrace.prepare import TextOptions, TokenOptions, prepare_text
+from headrace.preparing import TextOptions, TokenOptions, prepare_text
 
 WORDS = ["[UNK]", "<|endoftext|>", *(f"w{number}" for number in range(98))]
 

@@ -20,9 +20,9 @@ from copies_made import drawn
 from counts import cases
 from headrace.copying import convert, merge, split
 from headrace.datasets.pack_plans import plan_name
-from headrace.prepare import OutputOptions, TextOptions, TokenOptions, prepare_text
-from headrace.prepare.energon import EnergonOptions, SplitChoice, prepare_energon
-from headrace.prepare.shards import ShardOptions
+from headrace.preparing import OutputOptions, TextOptions, TokenOptions, prepare_text
+from headrace.preparing.energon import EnergonOptions, SplitChoice, prepare_energon
+from headrace.preparing.shards import ShardOptions
 from headrace.testing.damage import other_byte
 from tars_made import write_tar
 

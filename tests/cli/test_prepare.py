@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 import headrace
 from headrace.cli import main
 from headrace.errors import ConfigError
-from headrace.prepare import (
+from headrace.preparing import (
     ErrorOptions,
     FilterSpec,
     OutputOptions,
@@ -139,7 +139,7 @@ def test_options_reach_the_run(
         given.extend([inputs, *output, tokenizer, options])
         raise ConfigError("enough")
 
-    monkeypatch.setattr(f"headrace.prepare.{function}", stand_in)
+    monkeypatch.setattr(f"headrace.preparing.{function}", stand_in)
     is_dry = function == "estimate_text"
     assert run("prepare", *STAGE, *arguments.split(), *["--dry-run"] * is_dry).stderr == "error: enough\n"
     assert given == [("in.jsonl",), *["out"] * (not is_dry), "t", options]
@@ -280,7 +280,7 @@ def test_notices(run: Any, monkeypatch: pytest.MonkeyPatch, prepared: Path, quie
         on_notice("continuing the unfinished run in this folder")
         return load_manifest(prepared)
 
-    monkeypatch.setattr("headrace.prepare.prepare_text", stand_in)
+    monkeypatch.setattr("headrace.preparing.prepare_text", stand_in)
     result = run("prepare", *STAGE, *["--quiet"] * quiet)
     if quiet:
         assert result.output == ""

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.prepare import Estimate, estimate_text
+from headrace.preparing import Estimate, estimate_text
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,6 @@ def test_the_library_that_encodes_is_another(run: Any, monkeypatch: pytest.Monke
         "dropped": {},
     }
     estimate = Estimate(**{**numbers, **words, "is_exact": False})
-    monkeypatch.setattr("headrace.prepare.estimate_text", lambda *inputs, **options: estimate)
+    monkeypatch.setattr("headrace.preparing.estimate_text", lambda *inputs, **options: estimate)
     lines = run("prepare", "in.jsonl", "--tokenizer", "t", "--dry-run").stdout.splitlines()
     assert lines[-1] == "  backend    tokenizers, since gigatoken differs"

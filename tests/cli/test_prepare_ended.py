@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from counts import PATIENCE_S
-from headrace.prepare.output_folder import WORK_NAME
+from headrace.preparing.output_folder import WORK_NAME
 
 SLOW = """
 import time

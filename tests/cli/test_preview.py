@@ -23,7 +23,7 @@ from headrace.inspect.documents import figures_of
 from headrace.inspect.lines import Style, preview_lines
 from headrace.inspect.pages import preview_page
 from headrace.plan.packing import Packing
-from headrace.prepare import prepare_recipe
+from headrace.preparing import prepare_recipe
 from headrace.samples.recipe import parse_recipe
 from headrace.testing.keyed import write_keyed
 from recipes_made import USER, YES

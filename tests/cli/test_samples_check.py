@@ -17,7 +17,7 @@ import media_stores_made as stores
 import shards_made
 from energon_prepared import prepared as prepare_dataset
 from headrace.inspect import sample_checks
-from headrace.prepare.shards import PartSpec, ShardOptions, ShardSource
+from headrace.preparing.shards import PartSpec, ShardOptions, ShardSource
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from headrace.cli import main
-from headrace.prepare import RecipeOptions, TextOptions, TokenOptions, prepare_recipe, prepare_text
+from headrace.preparing import RecipeOptions, TextOptions, TokenOptions, prepare_recipe, prepare_text
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import KeyedWriter
 

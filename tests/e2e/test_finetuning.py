@@ -27,7 +27,7 @@ import recipes_made
 from counts import PATIENCE_S
 from headrace.cli import main
 from headrace.datasets import Dataset
-from headrace.prepare.output_folder import WORK_NAME
+from headrace.preparing.output_folder import WORK_NAME
 from headrace.samples.layouts import LAYOUTS
 from headrace.samples.recipe.recipe import MAKES
 from headrace.stores import Store, load_manifest
@@ -284,7 +284,7 @@ def test_the_same_conversations_packed() -> None:
 
 
 PROGRAM = (
-    "from headrace.prepare import resolving, run_plan; run_plan.MIN_PENDING_BYTES = 50_000; "
+    "from headrace.preparing import resolving, run_plan; run_plan.MIN_PENDING_BYTES = 50_000; "
     "resolving.choose_task_bytes = lambda total: 50_000; "
     "from headrace.cli import main; main()"
 )

@@ -12,7 +12,7 @@ import torch.utils.data._utils as data_workers
 
 from energon_made import write_shards
 from headrace.compat.energon import EnergonLoader, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
-from headrace.prepare.energon import DatasetChoice, EnergonOptions, SplitChoice, prepare_energon
+from headrace.preparing.energon import DatasetChoice, EnergonOptions, SplitChoice, prepare_energon
 from interop import energon_peer
 
 Batches = list[list[str]]

@@ -20,7 +20,7 @@ from headrace.cli import main
 from headrace.errors import InputError
 from headrace.loader import Ranks
 from headrace.plan.subset import SubsetRange
-from headrace.prepare.energon import DatasetChoice, EnergonOptions, MediaFilter, SplitChoice, prepare_energon
+from headrace.preparing.energon import DatasetChoice, EnergonOptions, MediaFilter, SplitChoice, prepare_energon
 from headrace.stores import EnergonStore
 from interop import energon_peer
 from media_made import encoded, pixels

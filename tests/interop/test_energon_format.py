@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from counts import cases
 from energon_made import LINES, PRIMARY, write_shards
 from headrace.errors import InputError
-from headrace.prepare.energon import DatasetChoice, EnergonOptions, MediaFilter, SplitChoice, prepare_energon
+from headrace.preparing.energon import DatasetChoice, EnergonOptions, MediaFilter, SplitChoice, prepare_energon
 from headrace.samples.media import CrudeSample, SampleMapper
 from headrace.stores import EnergonStore, JsonlSamplesStore
 from interop import energon_peer

@@ -12,7 +12,7 @@ import pytest
 
 from energon_made import write_shards
 from headrace.errors import InputError, StoreError
-from headrace.prepare.energon import DatasetChoice, EnergonOptions, SplitChoice, prepare_energon
+from headrace.preparing.energon import DatasetChoice, EnergonOptions, SplitChoice, prepare_energon
 from headrace.stores import EnergonStore, JoinedStore
 from headrace.stores.energon import JoinColumn, Nonmatch, cache_folder
 from interop import energon_peer
@@ -103,7 +103,7 @@ def test_9_3_samples_without_a_partner(tmp_path: Path) -> None:
 
 _PREPARE_AND_NAME = """
 import sys, pathlib
-from headrace.prepare.energon import prepare_energon
+from headrace.preparing.energon import prepare_energon
 prepare_energon(sys.argv[1])
 print(*sorted(path.name for path in pathlib.Path(sys.argv[1] + ".cache").iterdir()))
 """

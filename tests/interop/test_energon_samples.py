@@ -15,7 +15,7 @@ from PIL import Image
 from energon_made import write_shards
 from headrace import MediaDataset
 from headrace.datasets.media import JoinedMediaDataset
-from headrace.prepare.energon import DatasetChoice, EnergonOptions, SplitChoice, prepare_energon
+from headrace.preparing.energon import DatasetChoice, EnergonOptions, SplitChoice, prepare_energon
 from headrace.samples.media import Cooker, OCRSample, SampleDecoder, TextSample, basic_sample_keys
 from headrace.stores import EnergonStore, JoinedStore
 from headrace.stores.energon import JoinColumn, cache_folder

@@ -28,7 +28,7 @@ import headrace
 import layouts_made
 import masks_made
 import recipe_runs
-from headrace.prepare import RecipeOptions, prepare_recipe
+from headrace.preparing import RecipeOptions, prepare_recipe
 from headrace.samples.recipe import parse_recipe
 
 pytestmark = pytest.mark.interop

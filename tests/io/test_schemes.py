@@ -23,8 +23,8 @@ from headrace.datasets.tracing.run_file import read_run_file
 from headrace.errors import ConfigError
 from headrace.io import check_local
 from headrace.loader import load_recipe
-from headrace.prepare.energon import prepare_energon
-from headrace.prepare.tokenizer import load_tokenizer
+from headrace.preparing.energon import prepare_energon
+from headrace.preparing.tokenizer import load_tokenizer
 
 REMOTE = "s3://bucket/data"
 REFUSED = r"s3://bucket/data: the scheme s3:// is not supported; paths must be local"

@@ -85,7 +85,7 @@ def print_sample_check(
         raise ConfigError(f"{path}: --quarantine needs --decode and a single dataset")
     from headrace.inspect.sample_checks import SampleCheck, check_samples
     from headrace.inspect.samples import SampleOptions
-    from headrace.prepare.run import usable_cores
+    from headrace.preparing.run import usable_cores
 
     options = {name: given[name] for name in ("split_part", "split_config", "dataset_config")}
     wanted = SampleCheck(

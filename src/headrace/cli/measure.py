@@ -63,7 +63,7 @@ def command(
         raise ConfigError(f"{path} is a metadataset: measure each of its datasets, which headrace info {path} lists")
     from headrace.datasets import MediaDataset, measure
     from headrace.datasets.encoded.dataset import opening_options
-    from headrace.prepare.run import usable_cores
+    from headrace.preparing.run import usable_cores
 
     task_encoder = load_encoder(encoder, _arguments(given))
     options = opening_options(task_encoder, {"trust_code": trust_code})
@@ -93,7 +93,7 @@ def load_encoder(name: str, arguments: dict[str, Any]) -> Encoder:
         ConfigError: there is no such name; it does not accept these arguments; it returns something else.
     """
     from headrace.encoders import TaskEncoder
-    from headrace.prepare.filters import load_function
+    from headrace.preparing.filters import load_function
 
     make = load_function(name)
     try:

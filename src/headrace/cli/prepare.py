@@ -17,10 +17,10 @@ from headrace.cli.prepare_tars import is_in_place, refuse_tar_options, tar_optio
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, short, size
-from headrace.prepare.forking import be_one_thread
+from headrace.preparing.forking import be_one_thread
 
 if TYPE_CHECKING:
-    from headrace.prepare import Estimate, TextOptions, TextProgress
+    from headrace.preparing import Estimate, TextOptions, TextProgress
     from headrace.stores import Manifest
 
 _MAX_FILES = 4
@@ -350,7 +350,7 @@ def _text_work(inputs: tuple[str, ...], tokenizer: str | None, given: dict[str, 
     if not inputs:
         raise ConfigError("no INPUT is given: name at least one file, folder or glob")
     options = _options(given)
-    from headrace.prepare import estimate_text, prepare_text
+    from headrace.preparing import estimate_text, prepare_text
 
     return _Work(
         lambda: estimate_text(inputs, tokenizer=tokenizer, options=options),
@@ -368,7 +368,7 @@ def _named(given: dict[str, Any]) -> set[str]:
 
 def _recipe_work(path: str, inputs: tuple[str, ...], tokenizer: str | None, given: dict[str, Any]) -> _Work:
     from headrace.cli import prepare_recipe as words
-    from headrace.prepare import estimate_recipe, prepare_recipe
+    from headrace.preparing import estimate_recipe, prepare_recipe
 
     named = _named(given)
     if "max_errors" in named:
@@ -390,7 +390,7 @@ def _check_shards(given: dict[str, Any]) -> None:
 
 
 def _options(given: dict[str, Any]) -> TextOptions:
-    from headrace.prepare import (
+    from headrace.preparing import (
         ErrorOptions,
         FilterSpec,
         OutputOptions,

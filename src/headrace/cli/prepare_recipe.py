@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.prepare import RecipeOptions
+    from headrace.preparing import RecipeOptions
     from headrace.samples.recipe import Recipe
 
 INSTEAD = {
@@ -83,7 +83,7 @@ def load(path: str, given: dict[str, Any], named: Collection[str], tokenizer: st
 
 def options(given: dict[str, Any], named: Collection[str]) -> RecipeOptions:
     """Return the options that a recipe does not hold."""
-    from headrace.prepare import RecipeOptions
+    from headrace.preparing import RecipeOptions
 
     return RecipeOptions(**{name: given[name] for name in _OPTIONS if name in named})
 

@@ -15,7 +15,7 @@ from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
 
 if TYPE_CHECKING:
-    from headrace.prepare.shards import ShardEstimate, ShardOptions, ShardProgress
+    from headrace.preparing.shards import ShardEstimate, ShardOptions, ShardProgress
     from headrace.stores import Manifest
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -113,7 +113,7 @@ def run(
         option = {"fields": "field", "function": "filter"}.get(name, name).replace("_", "-")
         raise ConfigError(f"--{option} is for texts: leave it out with --format tar")
     options = _options(given, named)
-    from headrace.prepare.shards import estimate_shards, prepare_shards
+    from headrace.preparing.shards import estimate_shards, prepare_shards
 
     bar = ProgressBar(quiet=quiet)
 
@@ -224,8 +224,8 @@ def parse_size(text: str) -> int:
 
 def _options(given: dict[str, Any], named: Collection[str]) -> ShardOptions:
     from headrace.cli.prepare import number_or_share
-    from headrace.prepare import ErrorOptions
-    from headrace.prepare.shards import PartSpec, ShardOptions, ShardOutput, ShardSource
+    from headrace.preparing import ErrorOptions
+    from headrace.preparing.shards import PartSpec, ShardOptions, ShardOutput, ShardSource
 
     if given["duplicates"] == "keep":
         raise ConfigError("--duplicates keep is for tars that are prepared in place; new shards hold each key once")

@@ -20,8 +20,8 @@ from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural
 
 if TYPE_CHECKING:
-    from headrace.prepare.energon import EnergonOptions, EnergonProgress, EnergonReport, MediaFilter
-    from headrace.prepare.energon.scanning import Peek
+    from headrace.preparing.energon import EnergonOptions, EnergonProgress, EnergonReport, MediaFilter
+    from headrace.preparing.energon.scanning import Peek
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -136,7 +136,7 @@ def run(
         raise ConfigError("--dry-run does not apply to a dataset that is prepared in place: leave it out")
     if len(inputs) != 1:
         raise ConfigError(f"only one folder or file at a time is prepared in place; found {len(inputs)}")
-    from headrace.prepare.energon import prepare_energon
+    from headrace.preparing.energon import prepare_energon
 
     path = inputs[0]
     options = _options(given, named)
@@ -219,8 +219,8 @@ def _left_out(report: EnergonReport) -> list[str]:
 
 def _options(given: dict[str, Any], named: Collection[str]) -> EnergonOptions:
     from headrace.cli.prepare import number_or_share
-    from headrace.prepare.energon import DatasetChoice, EnergonOptions, SplitChoice
-    from headrace.prepare.options import ErrorOptions
+    from headrace.preparing.energon import DatasetChoice, EnergonOptions, SplitChoice
+    from headrace.preparing.options import ErrorOptions
 
     if "max_errors" in named and given["on_error"] != "skip":
         raise ConfigError("--max-errors needs --on-error skip: otherwise the first malformed shard ends the run")
@@ -263,7 +263,7 @@ def _split_part(text: str) -> tuple[str, str]:
 
 
 def _media(given: dict[str, Any]) -> MediaFilter | None:
-    from headrace.prepare.energon import MediaFilter
+    from headrace.preparing.energon import MediaFilter
 
     glob = given["media_metadata_by_glob"]
     wanted = [
@@ -295,8 +295,8 @@ def ask(path: Path, options: EnergonOptions) -> EnergonOptions:
     """
     import msgspec
 
-    from headrace.prepare.energon.options import check_options
-    from headrace.prepare.energon.scanning import find_shards, peek
+    from headrace.preparing.energon.options import check_options
+    from headrace.preparing.energon.scanning import find_shards, peek
     from headrace.stores.energon.splits import find_splits
 
     if not path.is_dir() or options.index_only or options.media_only:

@@ -18,8 +18,8 @@ from headrace.copying import copied_documents
 from headrace.copying.plan import SourceEntry, is_copy
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.inspect.figures import count, listing, size
-from headrace.prepare.sources import SampleBy
-from headrace.prepare.sources.source_file import counted_from, format_of, record_noun
+from headrace.preparing.sources import SampleBy
+from headrace.preparing.sources.source_file import counted_from, format_of, record_noun
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Manifest, OutputShard, Provenance, load_manifest
 from headrace.stores.energon.store import EnergonStore
 from headrace.stores.manifest import find_manifest
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from headrace.datasets.tracing.answers import Traced
 
 if TYPE_CHECKING:
-    from headrace.prepare.sources import Block, RecordSpec, SourceFile
+    from headrace.preparing.sources import Block, RecordSpec, SourceFile
 
 FREE_BYTES = 256 << 20
 """Inputs up to this size are read for texts by default; larger ones only with ``read_all``."""
@@ -98,7 +98,7 @@ class InputTexts:
         return ""
 
     def _read(self, file: int, lines: list[int]) -> None:
-        from headrace.prepare.sources import RecordSpec, find_inputs
+        from headrace.preparing.sources import RecordSpec, find_inputs
 
         options = _records(self._manifest)
         fields = options.fields
@@ -113,8 +113,8 @@ def read_records(
     source: SourceFile, spec: RecordSpec, lines: list[int], max_record_bytes: int | None = None
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield line and texts of the records on these lines (ascending) that can be read; whole records are JSON."""
-    from headrace.prepare.sources import Span, open_span
-    from headrace.prepare.sources.lines import MAX_LINE_BYTES
+    from headrace.preparing.sources import Span, open_span
+    from headrace.preparing.sources.lines import MAX_LINE_BYTES
 
     limit = max_record_bytes or MAX_LINE_BYTES
     if source.can_split:
@@ -518,7 +518,7 @@ def sample_report(origin: SampleOrigin, path: str) -> list[str]:
 
 
 def _unit(kind: str) -> tuple[str, int]:
-    from headrace.prepare.sources import counted_from, record_noun
+    from headrace.preparing.sources import counted_from, record_noun
 
     unit = "sample" if kind == "folder" else record_noun(kind, "document")
     return unit, counted_from(unit)

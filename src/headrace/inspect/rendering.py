@@ -19,11 +19,11 @@ from tokenizers import Tokenizer
 from headrace.errors import ConfigError, HeadraceError, InputError
 from headrace.inspect.shown import EvidenceRow, Outcome, RecordPart, RenderedSequence, Rendering, ShownSequence, Stretch
 from headrace.inspect.token_texts import TokenGroup, runs, texts_of
-from headrace.prepare.messages import RecipeSetup
-from headrace.prepare.record_encoder import make_maker
-from headrace.prepare.resolving import find_template, find_tokenizer, with_inputs
-from headrace.prepare.sources import RecordSpec, SourceFile, Span, counted_from, find_inputs, open_span, record_noun
-from headrace.prepare.tokenizer import find_end_names
+from headrace.preparing.messages import RecipeSetup
+from headrace.preparing.record_encoder import make_maker
+from headrace.preparing.resolving import find_template, find_tokenizer, with_inputs
+from headrace.preparing.sources import RecordSpec, SourceFile, Span, counted_from, find_inputs, open_span, record_noun
+from headrace.preparing.tokenizer import find_end_names
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
 from headrace.samples.layouts import NUM_RECORDS, Sample
 from headrace.samples.maker import Explained, MadeDocuments, SampleMaker

@@ -20,8 +20,8 @@ from headrace.inspect.sample_preview import field_map_of
 from headrace.inspect.samples import SampleOptions, open_sample_store, total_bytes
 from headrace.io import PreadReader
 from headrace.io.readers import ByteArray, IntArray
-from headrace.prepare.energon.state import STATE_NAME, load_state, state_problems
-from headrace.prepare.energon.work import WORK_NAME
+from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
+from headrace.preparing.energon.work import WORK_NAME
 from headrace.samples.media import AVDecoder, SampleDecoder
 from headrace.samples.media.decoding.av_streams import audio_stream, open_container, video_stream
 from headrace.samples.media.decoding.decoder import MAX_PIXELS

@@ -118,7 +118,7 @@ def _check_shard(shard: Store, vocab_size: int | None) -> Iterator[Problem]:
 
 
 def _vocab_size(tokenizer: str) -> int:
-    from headrace.prepare.tokenizer import load_tokenizer
+    from headrace.preparing.tokenizer import load_tokenizer
 
     return load_tokenizer(tokenizer).vocab_size
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from headrace.errors import ConfigError, StoreError
 from headrace.inspect.shown import Stretch
-from headrace.prepare.tokenizer import load_tokenizer
+from headrace.preparing.tokenizer import load_tokenizer
 from headrace.stores import TokenizerInfo
 
 _REPLACEMENT = "\ufffd"

@@ -15,7 +15,7 @@ import recipe_runs
 import recipes_made
 from counts import cases
 from headrace.errors import ConfigError, HeadraceError, InputError
-from headrace.prepare import prepare_recipe
+from headrace.preparing import prepare_recipe
 from headrace.samples.conversation import Conversation
 from headrace.samples.recipe import parse_recipe
 from headrace.samples.templates import ChatTemplate, find, limited, suite_names

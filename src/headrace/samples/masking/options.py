@@ -154,7 +154,7 @@ class RendersAhead(Protocol):
 
 
 class TextEncoder(Protocol):
-    """A tokeniser, such as those of `headrace.prepare.backends`."""
+    """A tokeniser, such as those of `headrace.preparing.backends`."""
 
     def encode(self, texts: list[str], /) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Return the ids of all texts in one array, and the number of tokens of each text."""

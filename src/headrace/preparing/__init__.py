@@ -1,0 +1,83 @@
+"""Prepares stores offline from text, records and media. This room does not import torch.
+
+    sources        files, folders, globs -> files -> spans -> blocks of records, for every format
+    backends       texts -> ids: tokenizers, and faster libraries that are proved equal to it
+    run_plan       files and options -> tasks, setup of the workers                         pure
+    executor       tasks -> worker processes -> results in order
+      worker       spans -> blocks -> documents -> pieces on disk                            \\
+      buckets      a bucket of a shuffled run -> a sorted piece                               | in the workers
+    committer      pieces -> shards or buckets, ledger, table of origins, checkpoints
+    output_folder  moves all files into the output folder, at once or not at all
+    api            the whole way: prepare_text
+    estimate       the same for a sample: estimate_text
+
+`prepare_recipe` and `estimate_recipe` run a recipe in the same way. These files belong to recipes alone:
+
+    resolving      recipe -> files, layouts, template, keys, the library -> run_plan
+      record_encoder   whole records -> documents of several keys, by ``headrace.samples``      in the workers
+    columns        the keys of a document, and its domain
+
+`shards` writes media files, and tables that name them, into tar shards, with the same workers, folder and table of
+origins. `energon` makes a dataset for Energon out of a folder of tars.
+
+This room imports ``headrace.samples``, ``headrace.plan``, ``headrace.stores``, ``headrace.io`` and ``headrace.errors``.
+Runs over text load nothing of ``headrace.samples``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace.preparing.api import RecipeOptions, estimate_recipe, prepare_recipe, prepare_text
+    from headrace.preparing.energon import prepare_energon
+    from headrace.preparing.estimate import Estimate, estimate_text
+    from headrace.preparing.filters import FilterSpec
+    from headrace.preparing.options import ErrorOptions, OutputOptions, RecordOptions, TextOptions, TokenOptions
+    from headrace.preparing.run_plan import TextProgress
+    from headrace.preparing.shards import ShardOptions, estimate_shards, prepare_shards
+
+_HOMES = {
+    "ErrorOptions": "headrace.preparing.options",
+    "Estimate": "headrace.preparing.estimate",
+    "FilterSpec": "headrace.preparing.filters",
+    "OutputOptions": "headrace.preparing.options",
+    "RecipeOptions": "headrace.preparing.api",
+    "RecordOptions": "headrace.preparing.options",
+    "ShardOptions": "headrace.preparing.shards",
+    "TextOptions": "headrace.preparing.options",
+    "TextProgress": "headrace.preparing.run_plan",
+    "TokenOptions": "headrace.preparing.options",
+    "estimate_recipe": "headrace.preparing.api",
+    "estimate_shards": "headrace.preparing.shards",
+    "estimate_text": "headrace.preparing.estimate",
+    "prepare_energon": "headrace.preparing.energon",
+    "prepare_recipe": "headrace.preparing.api",
+    "prepare_shards": "headrace.preparing.shards",
+    "prepare_text": "headrace.preparing.api",
+}
+
+__all__ = [
+    "ErrorOptions",
+    "Estimate",
+    "FilterSpec",
+    "OutputOptions",
+    "RecipeOptions",
+    "RecordOptions",
+    "ShardOptions",
+    "TextOptions",
+    "TextProgress",
+    "TokenOptions",
+    "estimate_recipe",
+    "estimate_shards",
+    "estimate_text",
+    "prepare_energon",
+    "prepare_recipe",
+    "prepare_shards",
+    "prepare_text",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -1,0 +1,283 @@
+"""The functions that write a store: `prepare_text` from texts, `prepare_recipe` from records of any layout.
+
+`estimate_recipe` tells what a run of a recipe would write. Its counterpart for text is in `estimate`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
+
+import msgspec
+
+from headrace.errors import ConfigError
+from headrace.io import check_local
+from headrace.preparing.backends import choose_backend
+from headrace.preparing.estimate import Estimate, estimate_plan
+from headrace.preparing.filters import FilterSpec
+from headrace.preparing.first_documents import prove_first_documents
+from headrace.preparing.options import (
+    BackendName,
+    ErrorOptions,
+    OutputOptions,
+    RecordOptions,
+    TextOptions,
+    TokenOptions,
+    check_options,
+    check_run,
+)
+from headrace.preparing.output_folder import STDIN_NAME, OutputFolder
+from headrace.preparing.resolving import deciding, reads_stdin, resolve, with_inputs
+from headrace.preparing.run import run_in
+from headrace.preparing.run_plan import RunPlan, TextProgress, show_compared
+from headrace.preparing.sources import choose_task_bytes, find_inputs, spool_stdin
+from headrace.preparing.tokenizer import load_tokenizer
+from headrace.samples.recipe import Recipe, load_recipe
+from headrace.stores import Manifest
+
+
+def prepare_text(
+    inputs: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str],
+    options: TextOptions | None = None,
+    on_progress: Callable[[TextProgress], None] | None = None,
+    on_notice: Callable[[str], None] | None = None,
+    stdin: BinaryIO | None = None,
+) -> Manifest:
+    """Tokenise text into shards in a folder, and describe them in its ``headrace.json``.
+
+    The bytes written depend on inputs, tokeniser and options alone, never on the number of workers. All files appear
+    together at the end, or none does. If a run was interrupted or killed, the same call continues it.
+
+    Args:
+        inputs: files, folders, globs, braces and ``-``, see `sources.find_inputs`.
+        output: a new or empty folder, or one with an unfinished run.
+        tokenizer: a ``tokenizer.json``, or a folder that holds one.
+        options: see `TextOptions`.
+        on_progress: called a few times a second.
+        on_notice: called with what a user should know: that a run is continued, or that a fast library gave wrong ids
+            and is no longer used.
+        stdin: the stream that ``-`` reads; by default standard input.
+
+    Returns:
+        The manifest, as it was written.
+
+    Raises:
+        ConfigError: inputs, tokeniser or options are not valid.
+        InputError: a record or file is bad; the message names file and line.
+        OutputError: the folder is in use or holds something else, or the system refuses a write.
+        WorkerError: several worker processes ended in the same task.
+        MissingExtraError: the input or the tokeniser asked for needs a package that is not installed.
+
+    Example:
+        >>> manifest = headrace.prepare_text(["data/*.jsonl"], "texts", tokenizer="tokenizer.json")
+        >>> manifest.ledger.documents.kept == len(headrace.open("texts"))
+        True
+    """
+    check_local(inputs, output, tokenizer)
+    options = options or TextOptions()
+    check_options(options)
+    show = on_progress or (lambda progress: None)
+    show(TextProgress(phase="tokenizer"))
+    loaded = load_tokenizer(tokenizer)
+    eod = loaded.find_eod(options.tokens.eod)[0] if options.tokens.append_eod else None
+    bos = loaded.find_bos(options.tokens.bos)[0] if options.tokens.prepend_bos else None
+    spec = RunPlan.record_spec(options)
+    notice = on_notice or (lambda message: None)
+    with OutputFolder(output, overwrite=options.overwrite, restart=options.restart) as folder:
+        stdin_path = None
+        if any(os.fspath(name) == "-" for name in inputs):
+            stdin_path = folder.work / STDIN_NAME
+            spool_stdin(stdin or sys.stdin.buffer, stdin_path)
+        files = find_inputs(inputs, spec=spec, stdin=stdin_path, keep_faulty=options.errors.on_error == "skip")
+        special = options.tokens.special_tokens_in_text
+        choice = choose_backend(
+            loaded.json, wanted=options.tokens.backend, special=special, on_compared=show_compared(show, "probe")
+        )
+        proof = prove_first_documents(choice, files, spec, options, loaded.json, show_compared(show, "prove"))
+        plan = RunPlan(
+            files=tuple(files),
+            options=options,
+            tokenizer=loaded,
+            eod=eod,
+            bos=bos,
+            choice=proof.choice,
+            first_documents=proof.num_texts,
+            task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files)),
+        )
+        return run_in(
+            folder, plan, encoder=proof.encoder, deciding=_deciding(options), on_progress=show, on_notice=notice
+        )
+
+
+def _deciding(options: TextOptions) -> dict[str, Any]:
+    """The options that decide bytes. How errors are treated is not part of it: it changes no record that was read."""
+    names = ("records", "tokens", "filters", "deduplicate", "output")
+    return {name: msgspec.to_builtins(getattr(options, name)) for name in names}
+
+
+class RecipeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `prepare_recipe`: what the recipe leaves open because it does not define the samples.
+
+    This is the only place that owns these defaults.
+
+    Example:
+        >>> from pathlib import Path
+        >>> lines = ["type: seq", "inputs: data/*.jsonl", "tokenizer: tokenizer.json"]
+        >>> _ = Path("shuffled.yaml").write_text("\\n".join(lines))
+        >>> options = headrace.preparing.RecipeOptions(shuffle=7, deduplicate=True)
+        >>> manifest = headrace.prepare_recipe("shuffled.yaml", "shuffled", options=options)
+        >>> manifest.order.seed
+        7
+    """
+
+    id_field: str | None = None
+    """The field that names a record; the ids are then stored beside the documents."""
+
+    max_record_bytes: int = 64 << 20
+    """A longer line, or text, is a bad record."""
+
+    function: str | None = None
+    """``module:function`` that decides which records are kept, see `FilterSpec`."""
+
+    deduplicate: bool = False
+    """Keep only the first of several documents whose stored values are equal in all keys."""
+
+    shuffle: int | None = None
+    """Seed of a uniform shuffle of all documents, within their domains; None keeps the order of the input."""
+
+    backend: BackendName = "auto"
+    """See `TokenOptions`."""
+
+    workers: int | None = None
+    task_bytes: int | None = None
+    overwrite: bool = False
+    restart: bool = False
+    """See `TextOptions`. These four change no byte."""
+
+
+def prepare_recipe(
+    recipe: Recipe | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    inputs: Sequence[str | os.PathLike[str]] = (),
+    tokenizer: str | os.PathLike[str] | None = None,
+    options: RecipeOptions | None = None,
+    on_progress: Callable[[TextProgress], None] | None = None,
+    on_notice: Callable[[str], None] | None = None,
+    stdin: BinaryIO | None = None,
+) -> Manifest:
+    """Make the samples of a recipe, and store them in a folder with a ``headrace.json``.
+
+    The guarantees are those of `prepare_text`: the bytes depend on inputs, recipe, tokeniser, template and options
+    alone, all files appear together, and the same call continues a run that was interrupted or killed.
+
+    Args:
+        recipe: a recipe, or the path of its file; a configuration of AstrAI is accepted too.
+        output: a new or empty folder, or one with an unfinished run.
+        inputs: files to read in place of those that the recipe names.
+        tokenizer: the tokeniser, if the recipe names none.
+        options: see `RecipeOptions`.
+        on_progress: called a few times a second.
+        on_notice: called with what a user should know, such as the layout of the records, or that a run is continued.
+        stdin: the stream that ``-`` reads; by default standard input.
+
+    Returns:
+        The manifest, as it was written.
+
+    Raises:
+        ConfigError: the recipe, or something that it names, is not valid.
+        InputError: a record or file is bad; the message names file and line.
+        OutputError: the folder is in use or holds something else, or the system refuses a write.
+        WorkerError: several worker processes ended in the same task.
+        MissingExtraError: a package that is needed is not installed.
+
+    Example:
+        >>> from pathlib import Path
+        >>> lines = ["type: seq", "inputs: data/*.jsonl", "tokenizer: tokenizer.json"]
+        >>> _ = Path("recipe.yaml").write_text("\\n".join(lines))
+        >>> manifest = headrace.prepare_recipe("recipe.yaml", "sequences")
+        >>> manifest.ledger.documents.kept == len(headrace.open("sequences"))
+        True
+    """
+    check_local(recipe, inputs, output, tokenizer)
+    recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
+    notice = on_notice or (lambda message: None)
+    show = on_progress or (lambda progress: None)
+    with OutputFolder(output, overwrite=run_options.overwrite, restart=run_options.restart) as folder:
+        stdin_path = None
+        if reads_stdin(recipe):
+            stdin_path = folder.work / STDIN_NAME
+            spool_stdin(stdin or sys.stdin.buffer, stdin_path)
+        plan, encoder = resolve(
+            recipe,
+            run_options,
+            tokenizer=tokenizer,
+            stdin=stdin_path,
+            earlier=folder.earlier,
+            on_progress=show,
+            on_notice=notice,
+        )
+        return run_in(folder, plan, encoder=encoder, deciding=deciding(plan), on_progress=show, on_notice=notice)
+
+
+def estimate_recipe(
+    recipe: Recipe | str | os.PathLike[str],
+    *,
+    inputs: Sequence[str | os.PathLike[str]] = (),
+    tokenizer: str | os.PathLike[str] | None = None,
+    options: RecipeOptions | None = None,
+    on_notice: Callable[[str], None] | None = None,
+) -> Estimate:
+    """Estimate from a sample what a run of `prepare_recipe` would make, see `estimate_text`.
+
+    Raises:
+        ConfigError: as `prepare_recipe`; standard input is among the inputs.
+        InputError: a file cannot be read, or there are no records. Bad records are counted.
+        MissingExtraError: as `prepare_recipe`.
+    """
+    recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
+    if reads_stdin(recipe):
+        raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
+    plan, _ = resolve(
+        recipe,
+        run_options,
+        tokenizer=tokenizer,
+        stdin=None,
+        earlier={},
+        on_progress=lambda progress: None,
+        on_notice=on_notice or (lambda message: None),
+    )
+    return estimate_plan(plan)
+
+
+def _resolved(
+    recipe: Recipe | str | os.PathLike[str], inputs: Sequence[str | os.PathLike[str]], options: RecipeOptions
+) -> tuple[Recipe, TextOptions]:
+    """The recipe with its inputs, and the options of the run as `TextOptions`."""
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe)
+    recipe = with_inputs(recipe, inputs)
+    output = recipe.output
+    run_options = TextOptions(
+        records=RecordOptions(fields=(), id_field=options.id_field, max_record_bytes=options.max_record_bytes),
+        tokens=TokenOptions(special_tokens_in_text="encode", backend=options.backend),
+        filters=FilterSpec(function=options.function),
+        deduplicate=options.deduplicate,
+        output=OutputOptions(
+            format=output.format,
+            shard_tokens=output.shard_tokens,
+            shuffle=options.shuffle,
+        ),
+        errors=ErrorOptions(on_error=recipe.errors.on_error, max_errors=recipe.errors.max_errors),
+        workers=options.workers,
+        task_bytes=options.task_bytes,
+        overwrite=options.overwrite,
+        restart=options.restart,
+    )
+    check_run(run_options)
+    return recipe, run_options

@@ -1,0 +1,372 @@
+"""Chooses the library that encodes a run: each candidate is checked against the tokeniser, and probed on fixed texts.
+
+A fast library must encode the texts of the probe as the reference tokeniser does before it is used at all. The outcome
+is kept in the cache folder, since the texts are fixed and the same libraries need not be probed again.
+
+Each library and tokeniser has a small file there. Its name is a hash of everything that decides the outcome: the
+tokeniser, the policy for special tokens, the versions of both libraries and of Python, and the code of this package. A
+file that is damaged, or whose content does not fit its name, is ignored and written again. If there is no place to
+keep files, every run repeats the probe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import itertools
+import platform
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from headrace.errors import MissingExtraError, OutputError
+from headrace.io import atomic_write, cache_folder, hash_bytes
+from headrace.preparing.backends.backend import Backend, SpecialPolicy, installed_version
+from headrace.preparing.backends.comparison import OnCompared, compare, silence
+from headrace.preparing.backends.layout import TokenizerParts, UnsuitableError, byte_characters, is_plain, read_layout
+from headrace.preparing.backends.libraries import FastokensBackend, GigatokenBackend, TiktokenBackend
+from headrace.preparing.backends.reference import TokenizersBackend
+from headrace.preparing.backends.special import RoutedBackend, SpecialFinder
+from headrace.preparing.forking import apart
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The outcome of a probe, as it is kept.
+
+    Attributes:
+        of: the key of the probe, see `probe_key`.
+        difference: the first difference between the two libraries, in words; empty if there is none.
+        xxh3_128: hash of both.
+    """
+
+    of: str
+    difference: str
+    xxh3_128: str
+
+
+def probe_key(tokenizer_json: bytes, special: SpecialPolicy, name: str, kind: type | object) -> str:
+    """A hash of everything that decides the outcome of a library's probe; ``kind`` is the class that runs it."""
+    code = Path(__file__).parent
+    parts = (
+        hash_bytes(tokenizer_json),
+        special,
+        f"{name} {installed_version(name)}",
+        f"tokenizers {installed_version('tokenizers')}",
+        f"python {platform.python_version()}",
+        f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', kind)}",
+        *(hash_bytes(file.read_bytes()) for file in sorted(code.glob("*.py"))),
+    )
+    return hash_bytes("\n".join(parts).encode())
+
+
+def find_outcome(key: str) -> str | None:
+    """The outcome of the probe with this key: the difference, "" if there is none, or None if it is not known."""
+    folder = cache_folder("probes")
+    if folder is None:
+        return None
+    try:
+        found = msgspec.json.decode((folder / f"{key}.json").read_bytes(), type=Outcome)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found.difference if found == _outcome(key, found.difference) else None
+
+
+def keep_outcome(key: str, difference: str) -> None:
+    """Keep the outcome of a probe, if there is a cache folder that can be written."""
+    folder = cache_folder("probes")
+    if folder is None:
+        return
+    with contextlib.suppress(OSError, OutputError):
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(folder / f"{key}.json", msgspec.json.encode(_outcome(key, difference)))
+
+
+def _outcome(key: str, difference: str) -> Outcome:
+    return Outcome(of=key, difference=difference, xxh3_128=hash_bytes(f"{key}\n{difference}".encode()))
+
+
+LARGE_BLOCKS = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x17000, 0x18CFF), (0x20000, 0x323AF))
+"""Ideographs, Hangul and Tangut, of which every 61st character is probed."""
+
+MAX_ADDED = 2_000
+"""The most added tokens that are probed."""
+
+SPACES = (" ", "  ", "   ", "\t", "\n", "\r\n", "\n\n", " \n", "\n ", "\t ", "\u00a0", "\u2003", "\u3000", "\u2028",
+          "\x0b", "\x0c", "\x1c", "\x85", " \n \n ", "\r", "\u200b", "\ufeff")  # fmt: skip
+WORDS = ("word", "Word", "WORD", "wordWord", "1", "12", "123", "1234", "12345678", "\u0661\u0662", "\u00b2", "\u2163",
+         "'s", "'S", "'ll", "'LL", "'re", "\u2019t", "'", "''d", ".", "...", "?!", "==", "->", "//", "/\n", "_", "__x",
+         "a_b", "\u00e9", "e\u0301", "\u4e2d\u6587", "\u65e5\u672c\u8a9e", "\ud55c\uae00",
+         "\u0440\u0443\u0441", "\u0627\u0644", "\u05e9\u05dc",
+         "\u0939\u093f\u0928\u094d\u0926\u0940", "\u0e44\u0e17\u0e22", "\U0001f600",
+         "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+         "\U0001f1e9\U0001f1ea", "\u2764\ufe0f", "\ufffd", "\ufffd\ufffd", "\u01c5", "\ufb01", "\u0130", "\u00df",
+         "\u1e9e", "\u212a", "\u00b5", "\u0345", "\U0001d400", "$9.99", "50%", "#x", "@y", "\x00", "\x07", "\x7f",
+         "\u0640", "\u30fc", "\u3005", "\u02bc", "\ua78c")  # fmt: skip
+CODE = '''def f(x, *args):\n    """Doc."""\n    return {"a": x[0], 'b': lambda y: y**2}  # note\n\n\nclass A:\n\tpass\n
+for (int i = 0; i < n; ++i) { s += a[i]->b.c("%d\\n", 0xFFul); }\n<div class="x">&amp;</div>\nSELECT * FROM t WHERE a<>'b';
+https://example.org/a/b?c=d&e=%20f#g  me@example.org  2024-01-31T12:00:00Z  1,234.56  $x^{2}_{i}$  \\begin{align}\n
+|a|b|\n|--|--|\n\n- [ ] item\n  * item\n\t1. item\n```\ncode\n```\n-----\n=====\n~~~~\n////\n\\\\\\\\\n'''  # noqa: E501
+
+
+def probe_texts(layout: TokenizerParts, *, is_byte_level: bool) -> list[str]:
+    """Texts of every script, with all kinds of spaces, numbers, words and marks; added tokens; the whole vocabulary.
+
+    The texts depend only on the tokeniser and the version of Python. They have about 800,000 characters, and those of
+    the vocabulary.
+    """
+    return [*_fixed(), *_added(layout), *_vocabulary(layout, is_byte_level=is_byte_level)]
+
+
+@functools.cache
+def _fixed() -> tuple[str, ...]:
+    return ("", *_scripts(), *_unassigned(), *_sequences(), CODE, CODE.replace("\n", "\r\n"), *_long())
+
+
+def _scripts() -> list[str]:
+    """Every assigned character, in a run of its neighbours, and alone between characters of other kinds."""
+    characters = [
+        chr(code)
+        for code in itertools.chain(
+            range(0xD800), range(0xE000, 0x20000), range(0x20000, 0x32400, 61), (0xE0001, 0xE01EF)
+        )
+        if not any(low <= code <= high and code % 61 for low, high in LARGE_BLOCKS)
+        and unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs")
+    ]
+    texts = []
+    for at in range(0, len(characters), 64):
+        run = characters[at : at + 64]
+        texts.append("".join(run))
+        texts.append("".join(f" {one}a{one}" for one in run))
+        texts.append("".join(f"{one} 1{one}\n" for one in run[::4]))
+    return texts
+
+
+def _unassigned() -> list[str]:
+    """Characters that this version of Python does not know, in some surroundings.
+
+    Libraries contain different versions of Unicode. A new letter is a letter to one of them and unassigned to another,
+    and then they split the text around it differently.
+    """
+    shapes = ("a{0}b", " {0}{0}", "1{0}", ".{0}a", "{0} {0}", "{0}s", "-{0}", "\n{0}a{0}")
+    codes = [code for code in range(0x33480) if unicodedata.category(chr(code)) == "Cn"]
+    # A following "'s" shows letters best: after a letter it is a separate word, after a mark the quote joins the mark.
+    shown = [f"{chr(code)}'s {shapes[code % len(shapes)].format(chr(code))}" for code in codes]
+    return ["".join(shown[at : at + 64]) for at in range(0, len(shown), 64)]
+
+
+def _sequences() -> list[str]:
+    """All pairs of the words and spaces."""
+    return [
+        *("".join(f"{space}{word}" for word in WORDS) for space in SPACES),
+        *("".join(first + second for second in WORDS) for first in WORDS),
+        *(
+            f"{first}{second}{last}"
+            for first in ("", "a", ".", "1")
+            for second in SPACES
+            for last in ("", "b", "!", "2")
+        ),
+        *("x" + first + second + "y" for first in SPACES for second in SPACES),
+        *("a" + " " * count + "b" + "\n" * count + "c" + "\t" * count for count in range(1, 90)),
+        *("=" * count + "-" * count + "!" * count + "9" * count + "e" * count for count in range(1, 90)),
+    ]
+
+
+def _long() -> list[str]:
+    """Texts and words above the sizes at which libraries change their algorithm, and texts with the same beginning."""
+    prose = "".join(
+        f"Line {number}: it's {number * 7919 % 10007} of them, \u00e9t\u00e9 \u4e2d.\n" for number in range(700)
+    )
+    word = "".join(chr(97 + number * number % 26) for number in range(3_000))
+    return [
+        prose,
+        prose[:-300] + " and another end",
+        prose[:9_000] + word + " " + prose[:9_000],
+        prose[:5_000] + " " * 2_500 + prose[:5_000] + "\n" * 2_500 + prose[:9_000],
+        prose[:7_000] + "-" * 2_500 + prose[:7_000] + "7" * 2_500 + prose[:7_000],
+        "\u4e2d\u6587" * 4_000 + prose[:3_000],
+        word * 2,
+    ]
+
+
+def _added(layout: TokenizerParts) -> list[str]:
+    """Added tokens alone, between words, between spaces, repeated, and next to one another."""
+    contents = [token.content for token in layout.added[:MAX_ADDED]]
+    alone = [f"{one}a{one} b {one} {one}{one}\n{one}\n\n.{one}!{one[:-1]}" for one in contents]
+    beside = [f"{one}{other}x {other} {one}" for one, other in itertools.pairwise(contents)]
+    return [*("".join(alone[at : at + 20]) for at in range(0, len(alone), 20)), *beside, *contents[:200]]
+
+
+def _vocabulary(layout: TokenizerParts, *, is_byte_level: bool) -> list[str]:
+    """Every token of the model that is text, on a line of its own. A changed merge or id shows in one of them."""
+    to_byte = byte_characters()
+    words = []
+    for token in layout.model["vocab"]:
+        if not is_byte_level:
+            words.append(token.replace("\u2581", " "))
+        elif all(character in to_byte for character in token):
+            content = bytes(map(to_byte.__getitem__, token))
+            if b"\n" not in content:
+                words.append(content.decode("utf-8", "ignore"))
+    return ["\n".join(words[at : at + 500]) for at in range(0, len(words), 500)]
+
+
+REFERENCE = "tokenizers"
+
+
+CANDIDATES: dict[str, Callable[[bytes, SpecialPolicy], Backend]] = {
+    "fastokens": FastokensBackend,
+    "gigatoken": GigatokenBackend,
+    "tiktoken": TiktokenBackend,
+}
+"""The fast libraries in the order in which they are tried: the fastest first, and among equally fast ones the one with
+the newer Unicode."""
+
+BACKENDS = ("auto", REFERENCE, *CANDIDATES)
+"""The names that a user may choose."""
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """The library that encodes a run, and why other libraries do not."""
+
+    name: str
+    version: str
+    reasons: dict[str, str]
+    """For each candidate that was tried before this one, or asked for, why it is not used."""
+
+    routes: str = ""
+    """Why texts with an added token go to the reference tokeniser nevertheless; "" if they do not."""
+
+
+def choose_backend(
+    tokenizer_json: bytes,
+    *,
+    wanted: str,
+    special: SpecialPolicy,
+    on_compared: OnCompared = lambda done, total: None,
+) -> Choice:
+    """Find the library that encodes a run.
+
+    A probe takes about a second for each candidate, half of which is the reference tokeniser's work. Its outcome is
+    kept, see `keep_outcome`.
+
+    Args:
+        tokenizer_json: the tokeniser.
+        wanted: ``auto``, or the name of a library. It is used if it passes its probe, else the reference tokeniser is.
+        special: what becomes of special tokens in a text.
+        on_compared: called during a probe.
+
+    Raises:
+        ValueError: ``wanted`` is not the name of a library.
+        MissingExtraError: the wanted library is not installed.
+    """
+    if wanted not in BACKENDS:
+        raise ValueError(f"unknown tokeniser library {wanted!r}; known are {', '.join(BACKENDS)}")
+    reasons: dict[str, str] = {}
+    references: list[Backend] = []
+
+    def reference() -> Backend:
+        if not references:
+            references.append(TokenizersBackend(tokenizer_json, special))
+        return references[0]
+
+    names = [] if wanted == REFERENCE else list(CANDIDATES) if wanted == "auto" else [wanted]
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            if wanted == name:
+                raise MissingExtraError(f"{name} is not installed: pip install 'headrace[fast]'")
+            reasons[name] = "not installed"
+            continue
+        found = _try(name, tokenizer_json, special, reference, on_compared)
+        if isinstance(found, Choice):
+            return msgspec.structs.replace(found, reasons=reasons)
+        reasons[name] = found
+    return Choice(name=REFERENCE, version=installed_version(REFERENCE), reasons=reasons)
+
+
+def load_backend(name: str, tokenizer_json: bytes, special: SpecialPolicy) -> Backend:
+    """Load the library of this name. Texts for which it is not proved go to the reference tokeniser.
+
+    Raises:
+        UnsuitableError: it lacks a feature that the tokeniser needs.
+        ImportError: it is not installed.
+    """
+    reference: list[Backend] = []
+
+    def loaded_reference() -> Backend:
+        if not reference:
+            reference.append(TokenizersBackend(tokenizer_json, special))
+        return reference[0]
+
+    return load_with(name, tokenizer_json, special, loaded_reference)
+
+
+def load_with(name: str, tokenizer_json: bytes, special: SpecialPolicy, reference: Callable[[], Backend]) -> Backend:
+    """Load the library of this name as `load_backend` does, with a reference tokeniser that is shared."""
+    if name == REFERENCE:
+        return reference()
+    fast = CANDIDATES[name](tokenizer_json, special)
+    layout = read_layout(tokenizer_json)
+    if not routes(name, layout, special):
+        return fast
+    ordinary_only = special == "literal" and is_plain(layout, literal=True)
+    return RoutedBackend(fast, reference, SpecialFinder(tokenizer_json, "ordinary" if ordinary_only else "added"))
+
+
+def routes(name: str, layout: TokenizerParts, special: SpecialPolicy) -> str:
+    """Why texts with an added token must not go to this library; "" if they may."""
+    literal = special == "literal"
+    known = [token for token in layout.added if not (literal and token.special)]
+    if not is_plain(layout, literal=literal):
+        return "some look beside them, or at normalised text, or overlap with others"
+    if name == "tiktoken" and known:
+        return "tiktoken does not look for the longest of them"
+    if len(layout.added) > MAX_ADDED:
+        return f"there are {len(layout.added):,} of them, more than are probed"
+    return ""
+
+
+def _try(
+    name: str, tokenizer_json: bytes, special: SpecialPolicy, reference: Callable[[], Backend], on_compared: OnCompared
+) -> Choice | str:
+    """The choice of this library, or the reason why it cannot be used."""
+    try:
+        with silence():
+            key = probe_key(tokenizer_json, special, name, CANDIDATES[name])
+            difference = find_outcome(key)
+            layout = read_layout(tokenizer_json)
+            if difference is None:
+                expected = reference()
+                difference = apart(
+                    lambda report: _probed(name, tokenizer_json, special, layout, expected, report),
+                    lambda progress: on_compared(*progress),
+                )
+                keep_outcome(key, difference)
+    except UnsuitableError as error:
+        return f"unsuitable: {error}"
+    except ImportError as error:
+        return f"cannot be imported: {error}"
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic in Rust is not an Exception
+        return f"fails: {type(error).__name__}: {error}"
+    if difference:
+        return f"differs on the probe: {difference}"
+    return Choice(name=name, version=installed_version(name), reasons={}, routes=routes(name, layout, special))
+
+
+def _probed(
+    name: str,
+    tokenizer_json: bytes,
+    special: SpecialPolicy,
+    layout: TokenizerParts,
+    reference: Backend,
+    report: Callable[[tuple[int, int]], None],
+) -> str:
+    """The first difference between the library and the reference tokeniser on the texts of the probe; "" if none."""
+    fast = load_with(name, tokenizer_json, special, lambda: reference)
+    texts = probe_texts(layout, is_byte_level=not layout.model.get("byte_fallback"))
+    found = compare(fast, reference, texts, on_compared=lambda done, total: report((done, total)))
+    return "" if found is None else found.message

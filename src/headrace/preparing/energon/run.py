@@ -1,0 +1,331 @@
+"""`prepare_energon`, and the run that prepares the tars of a folder.
+
+A run writes what Energon and `EnergonStore` read, for a folder of tars, a JSONL file, a folder of media or a
+metadataset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Final
+
+from headrace.errors import ConfigError, InputError, StoreError
+from headrace.io import check_local
+from headrace.preparing.energon.committer import Indexed, ShardCommitter
+from headrace.preparing.energon.finishing import Finisher
+from headrace.preparing.energon.media import find_files, load_media, media_tasks
+from headrace.preparing.energon.metadataset import prepare_joins
+from headrace.preparing.energon.options import EnergonOptions, MediaFilter, check_options
+from headrace.preparing.energon.report import EnergonProgress, EnergonReport
+from headrace.preparing.energon.scanning import FoundTar, ShardScan, find_shards, load_scan
+from headrace.preparing.energon.state import DatasetState, ShardState, is_indexed, read_state, tell_of_new_index
+from headrace.preparing.energon.work import ReadSetup, ScanTask, WorkFolder, read_all
+from headrace.preparing.run import usable_cores
+from headrace.stores.energon.config_file import INDEX_NAME, INFO_NAME, META_FOLDER, UUID_NAME, folder_kind
+from headrace.stores.energon.jsonl import index_place, write_lines
+from headrace.stores.energon.splits import Splits, find_splits, read_info
+from headrace.stores.energon.sqlite_writer import SqliteWriter, update_media
+
+WORKER_BYTES: Final = 128 << 20
+"""Bytes of tars that are worth a worker process, since starting one takes as long as reading the headers of some."""
+
+MEDIA_WORKER_BYTES: Final = 8 << 20
+"""The same, if media are read."""
+
+
+class ShardsRun:
+    """Prepares the tars of a folder.
+
+    Args:
+        root: the folder.
+        options: options that `check_options` has accepted.
+        on_progress: called with how far the run is.
+        on_notice: called with messages about what was decided, left out or kept.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        options: EnergonOptions,
+        *,
+        on_progress: Callable[[EnergonProgress], None],
+        on_notice: Callable[[str], None],
+    ) -> None:
+        self._root = root
+        self._meta = root / META_FOLDER
+        self._options = options
+        self._skips = options.errors.on_error == "skip"
+        self._on_progress = on_progress
+        self._on_notice = on_notice
+
+    def run(self) -> EnergonReport:
+        """Do the whole run; see `prepare_energon`."""
+        options = self._options
+        found = find_shards(self._root, options.exclude, refuse_compressed=not self._skips, on_notice=self._on_notice)
+        with WorkFolder(self._root, restart=options.restart) as work:
+            splits = self._splits()
+            before = DatasetState() if options.overwrite else read_state(self._root)
+            media = options.media or (before.index.media if before.index is not None else None)
+            if media is not None and options.media is None and not options.index_only:
+                self._on_notice(f"metadata of media are gathered as before: {_described(media)}")
+            known = self._known(splits)
+            to_read = self._to_read(found, before, media)
+            if to_read is None:
+                indexed = Indexed(set(), before, media)
+                indexed.states = {tar.name: before.shards[tar.name] for tar in found}
+            else:
+                indexed = self._index(work, found, to_read, before, media)
+            finisher = Finisher(self._root, options, self._on_notice)
+            return finisher.finish(work, indexed, splits, known)
+
+    def _splits(self) -> Splits | None:
+        """Return the existing split file; None if a new one has to be made.
+
+        Raises:
+            ConfigError: there is none, and the options do not say how the shards are assigned.
+        """
+        choice = self._options.split
+        has_choice = bool(choice.ratio or choice.parts)
+        if self._options.overwrite and has_choice:
+            return None
+        splits = find_splits(self._root)
+        if splits is None and not has_choice and not self._options.index_only:
+            raise ConfigError(
+                f"{self._root}: there is no split file yet: give --split-ratio 8,1,1 (train, val, test),"
+                " --split-parts NAME:REGEX for each part, or --tar-index-only"
+            )
+        return splits
+
+    def _known(self, splits: Splits | None) -> set[str]:
+        """Return the shards that the dataset had before."""
+        known: set[str] = set()
+        with contextlib.suppress(StoreError):
+            known.update(read_info(self._root, strict=False).shard_counts)
+        if splits is not None:
+            known.update(*splits.parts.values(), splits.exclude)
+        return known
+
+    def _to_read(self, found: Sequence[FoundTar], before: DatasetState, media: MediaFilter | None) -> set[str] | None:
+        """Return the shards that must be read; None if nothing has changed and nothing is missing."""
+        names = {tar.name for tar in found}
+        needs_rows = not self._options.index_only
+        if needs_rows and (before.index is None or before.index.media != media):
+            return names
+        changed = {tar.name for tar in found if not self._is_unchanged(tar, before.shards.get(tar.name))}
+        files = [INFO_NAME, UUID_NAME] if needs_rows else [INFO_NAME]
+        is_same = not changed and before.shards.keys() == names and all((self._meta / name).exists() for name in files)
+        if not needs_rows:
+            return None if is_same else changed
+        # Which rows of these the index lacks depends on all shards before them.
+        incomplete = {
+            name for name in names - changed if before.shards[name].count and before.shards[name].digest is None
+        }
+        if is_same and (not incomplete or before.index is None or before.index.duplicates == self._options.duplicates):
+            return None
+        return changed | incomplete
+
+    def _is_unchanged(self, tar: FoundTar, known: ShardState | None) -> bool:
+        return (
+            known is not None
+            and (known.size, known.mtime_ns) == (tar.size, tar.mtime_ns)
+            and (self._skips or not known.faults)
+            and is_indexed(self._root, tar.name, known)
+        )
+
+    def _index(
+        self,
+        work: WorkFolder,
+        found: Sequence[FoundTar],
+        to_read: set[str],
+        before: DatasetState,
+        media: MediaFilter | None,
+    ) -> Indexed:
+        with contextlib.ExitStack() as stack:
+            writer = None if self._options.index_only else stack.enter_context(SqliteWriter(work.staged))
+            committer = ShardCommitter(self._root, self._options, before, writer)
+            reading = stack.enter_context(contextlib.closing(self._reading(work, found, to_read, media, committer)))
+            for tar in found:
+                if tar.name in to_read:
+                    committer.take(next(reading))
+                else:
+                    committer.keep(tar.name, before.shards[tar.name])
+                self._check_faults(committer, len(found))
+            if writer is not None and media is not None:
+                writer.add_media((), [(media.strategy, ",".join(media.patterns))])
+        indexed = Indexed(to_read, before, media)
+        indexed.is_new = True
+        indexed.states, indexed.duplicates = committer.states, committer.duplicates
+        return indexed
+
+    def _reading(
+        self,
+        work: WorkFolder,
+        found: Sequence[FoundTar],
+        to_read: set[str],
+        media: MediaFilter | None,
+        committer: ShardCommitter,
+    ) -> Generator[ShardScan]:
+        """Yield the scans of the shards to read, in order. Those that an unfinished run has read are not read again."""
+        wanted = [tar for tar in found if tar.name in to_read]
+        ready = {tar.name for tar in wanted if load_scan(work.scans, tar, media, skips_faults=self._skips) is not None}
+        if ready:
+            self._on_notice(f"continuing the unfinished run in this folder: {len(ready):,} shards are read")
+        orders = [
+            ScanTask(task_index, tar) for task_index, tar in enumerate(tar for tar in wanted if tar.name not in ready)
+        ]
+        setup = ReadSetup(
+            parent=os.getpid(), root=str(self._root.absolute()), scans=str(work.scans.absolute()), media=media,
+            skips_faults=self._skips,
+        )  # fmt: skip
+        total_bytes = sum(tar.size for tar in wanted)
+        worker_bytes = WORKER_BYTES if media is None else MEDIA_WORKER_BYTES
+        useful = -(-sum(order.tar.size for order in orders) // worker_bytes)
+        num_workers = min(self._options.workers or usable_cores(), useful)
+        done = done_bytes = 0
+
+        def report() -> None:
+            self._on_progress(
+                EnergonProgress(
+                    done=done,
+                    total=len(wanted),
+                    done_bytes=done_bytes,
+                    total_bytes=total_bytes,
+                    samples=committer.samples,
+                )
+            )
+
+        with contextlib.closing(read_all(orders, setup, num_workers, report)) as done_tasks:
+            for tar in wanted:
+                if tar.name not in ready:
+                    next(done_tasks)
+                scan = load_scan(work.scans, tar, media, skips_faults=self._skips)
+                if scan is None:
+                    raise InputError(f"{self._root / tar.name}: the saved scan of this shard is incomplete; run again")
+                yield scan
+                done += 1
+                done_bytes += tar.size
+                report()
+
+    def _check_faults(self, committer: ShardCommitter, num_shards: int) -> None:
+        allowed = self._options.errors.max_errors
+        limit = allowed if isinstance(allowed, int) else int(allowed * num_shards)
+        if len(committer.faulty) > limit:
+            last = committer.faulty[-1]
+            fault = committer.states[last].faults[0]
+            raise InputError(
+                f"{len(committer.faulty):,} shards are malformed and --max-errors allows {limit:,}; the last one:"
+                f" {self._root / last}: byte {fault.byte}: {fault.message}"
+            )
+
+
+def _described(media: MediaFilter) -> str:
+    """Describe a filter for a message."""
+    return "by glob " + ",".join(media.patterns) if media.patterns else f"by {media.strategy.lower()}"
+
+
+def prepare_energon(
+    path: str | os.PathLike[str],
+    *,
+    options: EnergonOptions | None = None,
+    on_progress: Callable[[EnergonProgress], None] = lambda progress: None,
+    on_notice: Callable[[str], None] = lambda message: None,
+) -> EnergonReport:
+    """Prepare the dataset at a path, in place.
+
+    A folder of tars gets a ``.tar.idx`` beside each tar and a folder ``.nv-meta``. Shards that an earlier run has read
+    and that have not changed are not read again. The result does not depend on the number of workers. If a run ends
+    early, the shards that it has read are kept for the next run. Existing files are replaced only when all new ones are
+    ready.
+
+    Args:
+        path: a folder of tars; a ``.jsonl``, which gets a ``.jsonl.idx``; with ``media_only`` a folder of files; or the
+            ``.yaml`` of a metadataset, which gets the indices of its joins.
+        options: all options; None uses their defaults.
+        on_progress: called with how far the run is.
+        on_notice: called with messages about what was decided, left out or kept.
+
+    Returns:
+        What the run did.
+
+    Raises:
+        ConfigError: options contradict each other, or do not say how the shards are assigned.
+        InputError: a tar is malformed or compressed, a key comes twice, or there is nothing to prepare.
+        StoreError: files of an earlier run are malformed, or a join cannot be made.
+        OutputError: a file cannot be written, or another run is working in this folder.
+        WorkerError: worker processes ended before their work was done.
+        MissingExtraError: metadata of media are asked for, and the package that reads them is not installed.
+    """
+    check_local(path)
+    options = EnergonOptions() if options is None else options
+    check_options(options)
+    root = Path(path)
+    if root.is_file() and root.suffix in (".jsonl", ".yaml"):
+        _check_plain(root, options)
+        return _lines(root) if root.suffix == ".jsonl" else _joins(root, on_notice)
+    if not root.is_dir():
+        raise InputError(f"{path}: expected a folder of tars, a .jsonl, or the .yaml of a metadataset")
+    if options.media_only and folder_kind(root) != "webdataset":
+        return _media(root, options, on_progress)
+    return ShardsRun(root, options, on_progress=on_progress, on_notice=on_notice).run()
+
+
+def _check_plain(path: Path, options: EnergonOptions) -> None:
+    if options.media is not None or options.media_only:
+        raise ConfigError(f"{path}: metadata of media can only be gathered for a folder of tars or of files")
+    if options.split.ratio or options.split.parts:
+        raise ConfigError(f"{path}: only a folder of tars can be split; take shares of such a dataset where it is used")
+
+
+def _lines(path: Path) -> EnergonReport:
+    count = write_lines(path)
+    return EnergonReport(kind="jsonl", path=str(path), samples=count, written=(str(index_place(path)),))
+
+
+def _joins(path: Path, on_notice: Callable[[str], None]) -> EnergonReport:
+    joins = prepare_joins(path)
+    for place, join in joins.items():
+        without = f", {join.skipped:,} without a partner left out" if join.skipped else ""
+        on_notice(f"{place}: {join.rows:,} joined samples{without}")
+    if not joins:
+        on_notice(f"{path}: holds no join, so there is nothing to prepare")
+    return EnergonReport(
+        kind="metadataset",
+        path=str(path),
+        samples=sum(join.rows for join in joins.values()),
+        written=tuple(sorted({str(join.path) for join in joins.values()})),
+    )
+
+
+def _media(root: Path, options: EnergonOptions, on_progress: Callable[[EnergonProgress], None]) -> EnergonReport:
+    if options.media is None:
+        raise ConfigError("media_only needs a choice of files: by extension, by header or by glob")
+    if any(root.glob("*.tar")) and folder_kind(root) is None:
+        raise ConfigError(
+            f"{root}: holds tars; leave out --media-only to prepare them with the metadata of their media"
+        )
+    names = find_files(root, options.media)
+    if not names:
+        raise InputError(f"{root}: no file is chosen as a medium")
+    with WorkFolder(root, restart=True) as work:
+        tasks = media_tasks(names)
+        setup = ReadSetup(
+            parent=os.getpid(), root=str(root.absolute()), scans=str(work.scans.absolute()), media=options.media,
+            skips_faults=False,
+        )  # fmt: skip
+        done = 0
+
+        def report() -> None:
+            on_progress(EnergonProgress(done=done, total=len(names), done_bytes=0, total_bytes=0, samples=done))
+
+        for task_index in read_all(tasks, setup, options.workers or usable_cores(), report):
+            done += len(tasks[task_index].names)
+            report()
+        rows = [row for task in tasks for row in load_media(work.scans, task.task_index)]
+        update_media(root, rows, [(options.media.strategy, ",".join(options.media.patterns))])
+        tell_of_new_index(root)
+        work.finish()
+    index = str(root / META_FOLDER / INDEX_NAME)
+    return EnergonReport(kind="media", path=str(root), samples=len(names), media=len(rows), written=(index,))

@@ -1,0 +1,197 @@
+"""The state of a prepared dataset: ``.nv-meta/headrace.json``, which Energon ignores.
+
+With it a later run finds the shards that have not changed, and copies their rows from the index that exists.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import xxhash
+
+from headrace.errors import StoreError
+from headrace.io import FileSum, atomic_write, file_sum, hash_bytes
+from headrace.preparing.energon.options import MediaFilter
+from headrace.stores import Problem, check_file
+from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
+from headrace.stores.tar.index import index_path
+
+STATE_NAME: Final = "headrace.json"
+VERSION: Final = 1
+_log = logging.getLogger("headrace")
+
+
+class ShardFault(msgspec.Struct, frozen=True):
+    """A fault of a shard: its place and what is wrong. The samples before it are used."""
+
+    byte: int
+    sample: int
+    message: str
+
+
+class ShardState(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard that was read.
+
+    Attributes:
+        size: size of the tar in bytes.
+        mtime_ns: time of its last change.
+        count: number of samples.
+        parts: names of its parts, sorted; at most 50.
+        tar_index: hash of its ``.tar.idx``.
+        digest: hash of its rows in ``index.sqlite``; None if not all of them are there.
+        media: number of its media whose metadata are in the index.
+        faults: the faults because of which samples are missing.
+    """
+
+    size: int
+    mtime_ns: int
+    count: int
+    parts: tuple[str, ...]
+    tar_index: str
+    digest: str | None = None
+    media: int = 0
+    faults: tuple[ShardFault, ...] = ()
+
+
+class IndexState(msgspec.Struct, frozen=True, kw_only=True):
+    """The ``index.sqlite`` of these shards. It numbers the shards that have samples in their order."""
+
+    size: int
+    mtime_ns: int
+    media: MediaFilter | None = None
+    duplicates: str = "error"
+    """What was done with samples whose key an earlier sample has."""
+
+
+class DatasetState(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the file.
+
+    Attributes:
+        version: version of this layout.
+        shards: the shards by name, in the order of the info file, including those without samples.
+        index: the index; None if only the tar indices were asked for.
+        excluded: ``shard/key`` of samples that a run has excluded, because an earlier sample has the key.
+        files: files of ``.nv-meta`` that users do not edit (index, its uuid and the info), with their hashes.
+        xxh3_128: hash of this file with this field empty. Files of older versions have neither it nor ``files``.
+    """
+
+    version: int = VERSION
+    shards: dict[str, ShardState] = {}
+    index: IndexState | None = None
+    excluded: tuple[str, ...] = ()
+    files: tuple[FileSum, ...] = ()
+    xxh3_128: str = ""
+
+    def numbers(self) -> dict[str, int]:
+        """Return the number of each shard in ``index.sqlite``."""
+        return {name: at for at, name in enumerate(name for name, shard in self.shards.items() if shard.count)}
+
+
+def read_state(root: Path) -> DatasetState:
+    """Read the state of a dataset; an empty one if there is none, it has another version, or it is damaged.
+
+    If ``index.sqlite`` has changed since the state was written, the field ``index`` is None.
+    """
+    try:
+        state = load_state(root)
+    except StoreError as error:
+        _log.warning("%s; all shards are read again", error)
+        state = None
+    if state is None:
+        return DatasetState()
+    if state.index is not None and not _is_as_it_was(root, state.index):
+        state = msgspec.structs.replace(state, index=None)
+    return state
+
+
+def load_state(root: Path) -> DatasetState | None:
+    """Read the state of a dataset; None if there is none, or it has another version.
+
+    Raises:
+        StoreError: the file is damaged.
+    """
+    path = root / META_FOLDER / STATE_NAME
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    try:
+        state = msgspec.json.decode(data, type=DatasetState)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise StoreError(f"{path}: damaged: {error}") from error
+    if state.version != VERSION and not state.xxh3_128:
+        return None
+    if state.xxh3_128 and encode_state(state) != data:
+        raise StoreError(f"{path}: damaged: its content does not match its own hash")
+    return state
+
+
+def state_problems(root: Path) -> Iterator[Problem]:
+    """Yield a problem for each file of a prepared dataset (state, index, info, tar indices) with another hash."""
+    try:
+        state = load_state(root)
+    except StoreError as error:
+        path = str(root / META_FOLDER / STATE_NAME)
+        yield Problem(path=path, place="", message=str(error).removeprefix(f"{path}: "))
+        return
+    if state is None:
+        return
+    for file in state.files:
+        yield from check_file(root / META_FOLDER / file.name, file)
+    for name, shard in state.shards.items():
+        if not is_indexed(root, name, shard):
+            yield Problem(path=str(index_path(root / name)), place="", message="is not the index that was written")
+
+
+def tell_of_new_index(root: Path) -> None:
+    """Record the new hash of an ``index.sqlite`` that was changed in place, if the state holds a hash of it.
+
+    Raises:
+        StoreError: the state is damaged.
+        OutputError: the state cannot be written.
+    """
+    state = load_state(root)
+    meta = root / META_FOLDER
+    if state is not None and any(file.name == INDEX_NAME for file in state.files):
+        files = tuple(file_sum(meta / file.name) if file.name == INDEX_NAME else file for file in state.files)
+        atomic_write(meta / STATE_NAME, encode_state(msgspec.structs.replace(state, files=files)))
+
+
+def _is_as_it_was(root: Path, index: IndexState) -> bool:
+    try:
+        status = (root / META_FOLDER / INDEX_NAME).stat()
+    except OSError:
+        return False
+    return (status.st_size, status.st_mtime_ns) == (index.size, index.mtime_ns)
+
+
+def tar_index_hash(data: bytes) -> str:
+    """Return the hash of a ``.tar.idx`` that `ShardState` holds."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def is_indexed(root: Path, name: str, shard: ShardState) -> bool:
+    """Whether the ``.tar.idx`` of a shard is the one that was written for it; True for a shard without samples."""
+    if not shard.count:
+        return True
+    try:
+        return tar_index_hash(index_path(root / name).read_bytes()) == shard.tar_index
+    except OSError:
+        return False
+
+
+def encode_state(state: DatasetState) -> bytes:
+    """Encode the state as the content of its file, with its hash."""
+    blank = msgspec.structs.replace(state, xxh3_128="")
+    return _encoded(msgspec.structs.replace(state, xxh3_128=hash_bytes(_encoded(blank))))
+
+
+def _encoded(state: DatasetState) -> bytes:
+    data = msgspec.json.format(msgspec.json.encode(state), indent=1)
+    # One line per shard: people do not read its numbers and hashes.
+    return re.sub(rb"\n   +(?! *\})", b" ", data).replace(b"\n  }", b" }") + b"\n"

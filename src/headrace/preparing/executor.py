@@ -1,0 +1,332 @@
+"""Worker processes, and the tasks assigned to them. Results come in the order of the tasks.
+
+A worker that ends is noticed and replaced, so that the run never waits for it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import msgspec
+
+from headrace.errors import HeadraceError, WorkerError
+from headrace.preparing.forking import ONE_THREAD, Child, forked, interrupts_blocked, may_fork
+from headrace.preparing.messages import HashDone, PieceDone, Progress, Reply, TaskFailed
+
+RUN_AHEAD = 2
+"""Finished or running tasks for each worker, ahead of the task whose pieces are committed. This bounds the number of
+pieces on disk."""
+
+MAX_DEATHS = 3
+"""Workers that may end in the same task before the run gives up: three in a row are not chance."""
+
+_EXIT_WAIT_S = 10.0
+_FAREWELL_S = 2.0
+_COMMAND = "import sys; from headrace.preparing.worker import main; main(int(sys.argv[1]))"
+
+
+class AnyTask(Protocol):
+    """An order for a worker. It is hashable, and msgspec can encode it."""
+
+    @property
+    def task_index(self) -> int:
+        """The place of its result in the order of all results; -1 if the result is to be yielded when it arrives."""
+
+
+class WorkerProcesses:
+    """Worker processes, each with its own socket, so that the death of one does not block the others.
+
+    Leaving the context ends them all. If no error occurred, they have a moment to end by themselves, together with what
+    they have started; then they are killed. A worker whose parent is killed ends by itself, too.
+
+    Args:
+        num_workers: number of processes.
+        setup: the first message to each.
+        command: Python code for a worker that serves the descriptor ``sys.argv[1]``; by default the worker for texts.
+        serve: a function that serves a descriptor in a fork of this process and uses what is loaded here. It takes the
+            place of ``command`` if this process can be forked.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        setup: msgspec.Struct,
+        command: str | None = None,
+        serve: Callable[[int], None] | None = None,
+    ) -> None:
+        self._setup = msgspec.msgpack.encode(setup)
+        self._command = command or _COMMAND
+        self._serve = serve
+        self._num_workers = num_workers
+        self._processes: list[subprocess.Popen[bytes] | Child] = []
+        self._connections: list[Connection] = []
+        self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+    def __enter__(self) -> WorkerProcesses:
+        try:
+            for worker in range(self._num_workers):
+                self._start(worker)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._dismiss()
+        self._stop()
+
+    def __len__(self) -> int:
+        return self._num_workers
+
+    def send(self, worker: int, task: AnyTask) -> None:
+        """Send a worker its next task. If it is dead, the next `receive` reports that."""
+        with contextlib.suppress(ConnectionError):
+            self._connections[worker].send_bytes(msgspec.msgpack.encode(task))
+
+    def receive(self, timeout_s: float) -> list[tuple[int, Reply | None]]:
+        """Replies of the workers, at most one from each, or None from one that has ended.
+
+        It waits up to ``timeout_s`` for the first reply.
+        """
+        replies: list[tuple[int, Reply | None]] = []
+        for ready in wait(self._connections, timeout_s):
+            worker = self._connections.index(ready)  # type: ignore[arg-type]
+            try:
+                message = self._connections[worker].recv_bytes()
+            except (EOFError, OSError):
+                replies.append((worker, None))
+            else:
+                replies.append((worker, self._decoder.decode(message)))
+        return replies
+
+    def replace(self, worker: int) -> str:
+        """Start another process in place of one that has ended. Returns in words how that one ended."""
+        described = self._describe_end(worker)
+        self._connections[worker].close()
+        self._processes[worker].kill()
+        self._processes[worker].wait()
+        self._start(worker)
+        return described
+
+    def _start(self, worker: int) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            connection = Connection(ours.detach())
+            try:
+                with interrupts_blocked():
+                    process = self._process(theirs.fileno())
+            except OSError as error:
+                connection.close()
+                raise WorkerError(
+                    f"a worker process cannot be started: {error.strerror or error}. What is done so far is kept: run "
+                    "the same command again, with fewer --workers."
+                ) from error
+            except BaseException:
+                connection.close()
+                raise
+        if worker < len(self._processes):
+            self._processes[worker], self._connections[worker] = process, connection
+        else:
+            self._processes.append(process)
+            self._connections.append(connection)
+        with contextlib.suppress(ConnectionError):
+            connection.send_bytes(self._setup)
+
+    def _process(self, descriptor: int) -> subprocess.Popen[bytes] | Child:
+        if self._serve is not None and may_fork():
+            return forked(functools.partial(self._serve, descriptor), descriptor)
+        path = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", self._command, str(descriptor)],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # standard output may be a pipe that carries --json
+            env={**os.environ, "PYTHONPATH": path, **ONE_THREAD},
+            pass_fds=[descriptor],
+            process_group=0,  # Ctrl-C reaches the parent alone
+        )
+
+    def _dismiss(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        until = time.monotonic() + _FAREWELL_S
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(until - time.monotonic(), 0.0))
+
+    def _stop(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+        for connection in self._connections:
+            connection.close()
+
+    def _describe_end(self, worker: int) -> str:
+        process = self._processes[worker]
+        name = f"worker {worker + 1} of {self._num_workers} (process {process.pid})"
+        try:
+            code = process.wait(_EXIT_WAIT_S)
+        except subprocess.TimeoutExpired:
+            return f"{name} closed its connection and hangs"
+        if code == -signal.SIGKILL:
+            return (
+                f"{name} was killed (SIGKILL): most often the machine or the job ran out of memory (see `dmesg`, or "
+                "the scheduler's log)"
+            )
+        if code < 0:
+            return f"{name} was ended by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
+        return f"{name} ended with exit status {code}; its last output is above"
+
+
+class Execution:
+    """Assigns tasks to idle workers, and yields their results in the order of the tasks."""
+
+    def __init__(
+        self,
+        workers: WorkerProcesses,
+        tasks: Sequence[AnyTask],
+        *,
+        first_task: int,
+        ready: Collection[PieceDone],
+        run_ahead: int,
+        on_progress: Callable[[Progress | None], None],
+        interval_s: float,
+    ) -> None:
+        """See `run_tasks`."""
+        self._workers = workers
+        self._interval_s = interval_s
+        self._on_progress = on_progress
+        self._task_index = first_task
+        self._window = run_ahead * len(workers) + 1
+        self._results: dict[int, collections.deque[PieceDone | TaskFailed]] = {}
+        for piece in sorted(ready, key=lambda piece: (piece.task_index, piece.piece)):
+            self._results.setdefault(piece.task_index, collections.deque()).append(piece)
+        done = set(self._results)
+        self._waiting = collections.deque(task for task in tasks if task.task_index not in done)
+        self._last_task = max([task.task_index for task in tasks] + list(done), default=-1)
+        self._running: dict[int, AnyTask] = {}
+        self._idle = set(range(len(workers)))
+        self._delivered: dict[int, int] = {}
+        self._deaths: collections.Counter[AnyTask] = collections.Counter()
+        self._idle_deaths = 0
+
+    def run(self) -> Iterator[PieceDone | HashDone | TaskFailed]:
+        """See `run_tasks`."""
+        while self._waiting or self._running or self._task_index <= self._last_task:
+            # Idle workers get their tasks first, since committing the next piece takes a while.
+            self._assign()
+            queue = self._results.get(self._task_index)
+            if queue:
+                result = queue.popleft()
+                if isinstance(result, TaskFailed) or result.is_last:
+                    self._results.pop(self._task_index)
+                    self._task_index += 1
+                yield result
+            elif not self._running:
+                raise HeadraceError(
+                    f"no task returns result {self._task_index}. This is a defect of Headrace: please report it."
+                )
+            has_next = bool(self._results.get(self._task_index))
+            for worker, reply in self._workers.receive(0.0 if has_next or not self._running else self._interval_s):
+                if reply is None:
+                    self._replace(worker)
+                elif isinstance(reply, Progress):
+                    self._on_progress(reply)
+                else:
+                    yield from self._take(worker, reply)
+            self._on_progress(None)
+
+    def _assign(self) -> None:
+        while self._idle and self._waiting and self._waiting[0].task_index < self._task_index + self._window:
+            task = self._waiting.popleft()
+            worker = self._idle.pop()
+            self._running[worker] = task
+            self._workers.send(worker, task)
+
+    def _take(self, worker: int, reply: PieceDone | HashDone | TaskFailed) -> Iterator[HashDone | TaskFailed]:
+        if isinstance(reply, PieceDone):
+            # A task that was started again after a worker died writes its first pieces a second time.
+            if reply.piece >= self._delivered.get(reply.task_index, 0):
+                self._delivered[reply.task_index] = reply.piece + 1
+                self._results.setdefault(reply.task_index, collections.deque()).append(reply)
+            if not reply.is_last:
+                return
+        elif isinstance(reply, TaskFailed) and reply.task_index >= 0:
+            self._results.setdefault(reply.task_index, collections.deque()).append(reply)
+        else:
+            yield reply
+        del self._running[worker]
+        self._idle.add(worker)
+        self._idle_deaths = 0
+
+    def _replace(self, worker: int) -> None:
+        task = self._running.pop(worker, None)
+        described = self._workers.replace(worker)
+        if task is None:
+            # It died before it had a task. A worker that cannot start at all would be replaced for ever.
+            self._idle_deaths += 1
+            if self._idle_deaths >= MAX_DEATHS * len(self._workers):
+                raise WorkerError(f"{described}. No worker can be started; nothing was written.")
+            return
+        self._idle.add(worker)
+        self._waiting.appendleft(task)
+        self._deaths[task] += 1
+        if self._deaths[task] >= MAX_DEATHS:
+            raise WorkerError(
+                f"{described}. It was the {MAX_DEATHS}rd worker that ended in the same task. Nothing was written; what "
+                "is done so far is kept: run the same command again, with fewer --workers or more memory."
+            )
+
+
+def run_tasks(
+    workers: WorkerProcesses,
+    tasks: Sequence[AnyTask],
+    *,
+    first_task: int,
+    ready: Collection[PieceDone],
+    run_ahead: int,
+    on_progress: Callable[[Progress | None], None],
+    interval_s: float,
+) -> Iterator[PieceDone | HashDone | TaskFailed]:
+    """Run tasks in worker processes; yield their pieces in the order of the tasks, and hashes when they arrive.
+
+    A failed task is also yielded in its place, so that the error a user sees does not depend on the workers. A worker
+    that ends is replaced, and its task starts again.
+
+    Args:
+        workers: the processes, which must be idle.
+        tasks: the tasks in the order of their indices; hash tasks may stand anywhere.
+        first_task: the index of the first result.
+        ready: pieces that are on disk already, of tasks whose pieces are all there; these tasks are not assigned.
+        run_ahead: how many tasks for each worker may be ahead of the one whose pieces are yielded.
+        on_progress: called with each worker's report, and with None at least every ``interval_s`` seconds.
+        interval_s: see ``on_progress``.
+
+    Raises:
+        WorkerError: several workers have ended in the same task.
+    """
+    return Execution(
+        workers,
+        tasks,
+        first_task=first_task,
+        ready=ready,
+        run_ahead=run_ahead,
+        on_progress=on_progress,
+        interval_s=interval_s,
+    ).run()

@@ -1,0 +1,170 @@
+"""The messages between the parent and its workers, encoded as msgpack."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from headrace.preparing.backends.backend import SpecialPolicy
+from headrace.preparing.columns import Column
+from headrace.preparing.filters import FilterSpec
+from headrace.preparing.sources import RecordSpec, SourceFile, Task
+
+
+class Encoding(msgspec.Struct, frozen=True):
+    """How texts become tokens."""
+
+    tokenizer: str
+    """Path of the copy of ``tokenizer.json`` that was made for this run."""
+
+    backend: str
+    special: SpecialPolicy
+    eod: int | None
+    bos: int | None
+    vocab_size: int
+    dtype: str
+
+
+class RecipeSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """How a recipe makes samples of records, in JSON, so that runs over text need not load ``headrace.samples``."""
+
+    recipe: bytes
+    """The `Recipe`, with the layout of each input resolved."""
+
+    sources: tuple[int, ...]
+    """For each input file, the number of the recipe's input that named it."""
+
+    template: bytes | None
+    """The `TemplateSetup`."""
+
+    special_tokens: dict[str, str]
+    """``bos_token`` and the like, for tokens that no template names; see `find_end_names`."""
+
+
+class Setup(msgspec.Struct, frozen=True, tag=True):
+    """The first message to a worker: what is the same for every task."""
+
+    parent: int
+    """Process id of the parent; a worker that finds another parent exits."""
+
+    parts: str
+    """Folder for the pieces."""
+
+    buckets: str
+    """Folder of the buckets of a shuffled run."""
+
+    records: RecordSpec
+    max_record_bytes: int
+    join: str | None
+    encoding: Encoding
+    filters: FilterSpec
+    columns: tuple[Column, ...]
+    on_error: Literal["stop", "skip"]
+    max_errors: int | None
+    """A piece with more bad records need not be finished, as they alone fail the run; None sets no limit."""
+    with_text_hashes: bool
+    order_key: int | None
+    """Key of the shuffle; None keeps the order of the input."""
+
+    sample_key: int
+    """Key that selects the documents which the reference tokeniser encodes as well."""
+
+    making: RecipeSetup | None = None
+    """None: each text is a document."""
+
+
+class PiecePosition(msgspec.Struct, frozen=True, array_like=True):
+    """Where in a task a piece begins: the number of pieces before it, its span, and the lines before it in the span."""
+
+    piece: int = 0
+    span: int = 0
+    lines: int = 0
+
+
+class TextTask(msgspec.Struct, frozen=True, tag=True):
+    """An order to read the spans of a task and to write pieces."""
+
+    task: Task
+    files: tuple[SourceFile, ...]
+    """The file of each span."""
+    start: PiecePosition = PiecePosition()
+
+    @property
+    def task_index(self) -> int:
+        """The place of its result in the order of all results."""
+        return self.task.number
+
+
+class SortTask(msgspec.Struct, frozen=True, tag=True):
+    """An order to sort a bucket into a piece of the same number."""
+
+    bucket: int
+    size: int
+    """Valid bytes of the bucket's file; what follows was not recorded before a kill."""
+
+    @property
+    def task_index(self) -> int:
+        """The place of its result in the order of all results."""
+        return self.bucket
+
+
+class HashTask(msgspec.Struct, frozen=True, tag=True):
+    """An order to hash a file that no single task reads whole."""
+
+    number: int
+    """Number of the input file."""
+
+    file: SourceFile
+
+    @property
+    def task_index(self) -> int:
+        """Always -1: the result has no place in the order, and is used when it arrives."""
+        return -1
+
+
+class PieceDone(msgspec.Struct, frozen=True, tag=True):
+    """A piece of a task is complete on disk."""
+
+    task_index: int
+    piece: int
+    is_last: bool
+
+
+class HashDone(msgspec.Struct, frozen=True, tag=True):
+    """The hash of a file."""
+
+    number: int
+    xxh3_128: str
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """How far the running task is, including its finished pieces."""
+
+    task_index: int
+    input_bytes: int
+    documents: int
+    tokens: int
+
+
+class TaskFailed(msgspec.Struct, frozen=True, tag=True):
+    """A task failed; the worker continues.
+
+    ``kind`` is ``input``, ``output``, ``mismatch`` (the fast library differs from the reference tokeniser) or ``crash``
+    (``message`` is then a traceback). For a bad line, ``message`` says what was found, and the parent adds file and
+    line, since only the parent knows how many lines came before.
+    """
+
+    task_index: int
+    """Index of the task; -1 for a hash task."""
+
+    kind: Literal["input", "output", "mismatch", "crash"]
+    message: str
+    file: int = -1
+    """Number of the input file of a bad line, else -1."""
+    line: int = 0
+    """The bad line, counted from 1 at the beginning of its span, or of the piece if that begins later."""
+
+
+Order = TextTask | SortTask | HashTask
+Reply = PieceDone | HashDone | Progress | TaskFailed

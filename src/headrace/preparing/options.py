@@ -1,0 +1,223 @@
+"""The options of preparing text, their defaults, and the checks that refuse invalid ones."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from headrace.errors import ConfigError, StoreError
+from headrace.io import safe_relative
+from headrace.preparing.backends.backend import SpecialPolicy
+from headrace.preparing.filters import FilterSpec, check_filters
+from headrace.preparing.sources.block import SampleBy
+from headrace.preparing.sources.lines import BLOCK_BYTES
+
+BackendName = Literal["auto", "tokenizers", "gigatoken", "fastokens", "tiktoken"]
+
+
+class RecordOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which part of each record becomes a document.
+
+    Example:
+        >>> records = headrace.preparing.RecordOptions(fields=("title", "text"), join=": ")
+        >>> headrace.preparing.TextOptions(records=records).records.join
+        ': '
+    """
+
+    fields: tuple[str, ...] = ("text",)
+    """The fields that hold text. Each of several fields is written under its own key, unless they are joined."""
+
+    join: str | None = None
+    """Join the fields into one text, with this string between them; None keeps them apart."""
+
+    id_field: str | None = None
+    """The field that names a record; the ids are then stored beside the documents."""
+
+    sample_by: SampleBy = "document"
+    """What a document of a ``.txt`` file is: the whole file, each paragraph, or each line."""
+
+    max_record_bytes: int = 64 << 20
+    """A longer line, or text, is a bad record. A worker uses up to six times as much memory for the longest record."""
+
+
+class TokenOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a text becomes tokens.
+
+    Example:
+        >>> tokens = headrace.preparing.TokenOptions(append_eod=True, eod="</s>")
+        >>> headrace.preparing.TextOptions(tokens=tokens).tokens.append_eod
+        True
+    """
+
+    append_eod: bool = False
+    """Append the end-of-document token to every document that has tokens, as Megatron's ``preprocess_data.py`` does."""
+
+    eod: str | int | None = None
+    """The end-of-document token or its id; None uses the only token of the vocabulary with a usual name."""
+
+    prepend_bos: bool = False
+    """Begin every document that has tokens with the begin-of-sequence token."""
+
+    bos: str | int | None = None
+    """The begin-of-sequence token or its id; None uses the only token of the vocabulary with a usual name."""
+
+    special_tokens_in_text: SpecialPolicy = "literal"
+    """What becomes of the text of a special token inside a document: ``literal`` makes it ordinary text, ``encode``
+    the token, ``error`` a bad record."""
+
+    backend: BackendName = "auto"
+    """The library that encodes; ``auto`` chooses the fastest that is installed and proved equal to ``tokenizers``."""
+
+
+class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is written, and in which order.
+
+    Example:
+        >>> output = headrace.preparing.OutputOptions(shard_tokens=1_000_000, shuffle=7)
+        >>> headrace.preparing.TextOptions(output=output).output.format
+        'indexed'
+    """
+
+    format: Literal["indexed", "keyed", "hdf5", "jsonl"] = "indexed"
+    """``indexed`` is Megatron's ``.bin`` and ``.idx``, ``keyed`` is ``.bin`` and ``meta.json``. ``hdf5`` and ``jsonl``
+    (JSON lines) are for recipes alone."""
+
+    shard_tokens: int | None = 1 << 30
+    """A shard ends before the document that would bring it above this many tokens, all keys together; None writes one
+    shard. A longer document is a shard of its own."""
+
+    shuffle: int | None = None
+    """Seed of a uniform shuffle of all documents; None keeps the order of the input."""
+
+
+class ErrorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a run does about a record that it cannot use.
+
+    Example:
+        >>> errors = headrace.preparing.ErrorOptions(on_error="skip", max_errors=0.001)
+        >>> headrace.preparing.TextOptions(errors=errors).errors.on_error
+        'skip'
+    """
+
+    on_error: Literal["stop", "skip"] = "stop"
+    """``stop`` ends the run at the first bad record, ``skip`` leaves bad records out and lists them."""
+
+    max_errors: int | float = 100
+    """The run fails if ``skip`` leaves out more records than this: a number as an int, a share of all records as a
+    float below 1.0."""
+
+
+class TextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `prepare_text`; the only place that owns their defaults.
+
+    The groups (``records`` to ``errors``) decide the bytes of the output, and the manifest keeps them. The options
+    after them change no byte, so the manifest does not keep them.
+
+    Example:
+        >>> output = headrace.preparing.OutputOptions(shuffle=7)
+        >>> options = headrace.preparing.TextOptions(output=output, deduplicate=True, workers=1)
+        >>> manifest = headrace.prepare_text(["data/*.jsonl"], "texts", tokenizer="tokenizer.json", options=options)
+        >>> manifest.order.seed
+        7
+    """
+
+    records: RecordOptions = RecordOptions()
+    tokens: TokenOptions = TokenOptions()
+    filters: FilterSpec = FilterSpec()
+    deduplicate: bool = False
+    """Keep only the first of several documents with the same text. This needs 16 to 23 bytes of memory for each
+    document, see `SeenHashes`."""
+
+    output: OutputOptions = OutputOptions()
+    errors: ErrorOptions = ErrorOptions()
+
+    workers: int | None = None
+    """Number of worker processes; None uses the number of cores that this process may run on."""
+
+    task_bytes: int | None = None
+    """Bytes of input in a task; None chooses 0.5 to 16 MiB, depending on the size of the whole input."""
+
+    overwrite: bool = False
+    """Replace what an earlier run wrote to the same folder, once the new output is complete."""
+
+    restart: bool = False
+    """Discard what an unfinished run left in the folder, and start over."""
+
+
+def check_options(options: TextOptions) -> None:
+    """Refuse options that contradict each other or are out of range.
+
+    Raises:
+        ConfigError: an option is not valid; the message says what was found and what is allowed.
+    """
+    _check_records(options)
+    tokens, output = options.tokens, options.output
+    if output.format in ("hdf5", "jsonl"):
+        name = output.format
+        raise ConfigError(f"format is {name}: text is stored as indexed or keyed; only recipes can write {name}")
+    if tokens.eod is not None and not tokens.append_eod:
+        raise ConfigError(f"eod is {tokens.eod!r}, but nothing is appended: give --append-eod as well, or drop --eod")
+    if tokens.bos is not None and not tokens.prepend_bos:
+        raise ConfigError(f"bos is {tokens.bos!r}, but nothing is prepended: give --prepend-bos as well, or drop --bos")
+    check_run(options)
+
+
+def check_run(options: TextOptions) -> None:
+    """Check the options that runs over text and runs of recipes share, as `check_options` does.
+
+    Raises:
+        ConfigError: an option is not valid; the message says what was found and what is allowed.
+    """
+    check_filters(options.filters)
+    output, errors = options.output, options.errors
+    if options.records.max_record_bytes < BLOCK_BYTES:
+        raise ConfigError(
+            f"max_record_bytes is {options.records.max_record_bytes:,}: it must be at least {BLOCK_BYTES:,}; use "
+            "max_chars to drop shorter documents"
+        )
+    if output.shard_tokens is not None and output.shard_tokens < 1:
+        raise ConfigError(f"shard_tokens is {output.shard_tokens}: at least 1 is needed, or --single for one shard")
+    if output.shuffle is not None and not 0 <= output.shuffle < 1 << 63:
+        raise ConfigError(f"the seed of --shuffle is {output.shuffle}: allowed are 0 to 2^63 - 1")
+    if not 0 <= errors.max_errors < math.inf:  # refuses NaN, too
+        raise ConfigError(
+            f"max_errors is {errors.max_errors}: it must be a number of records, or a share such as 0.001"
+        )
+    if isinstance(errors.max_errors, float) and errors.max_errors >= 1:
+        raise ConfigError(
+            f"max_errors is {errors.max_errors}: a share is below 1; write a number of records as an integer"
+        )
+    for name in ("workers", "task_bytes"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}: at least 1 is needed")
+
+
+def _check_records(options: TextOptions) -> None:
+    records = options.records
+    if not records.fields or not all(records.fields):
+        raise ConfigError("a field has no name: name the field of each record that holds the text")
+    if len(set(records.fields)) < len(records.fields):
+        raise ConfigError(f"a field is named twice: {', '.join(records.fields)}")
+    if records.join is not None and len(records.fields) < 2:
+        raise ConfigError("--join needs several fields: give --field twice or more")
+    if len(output_keys(options)) > 1:
+        for field in records.fields:
+            try:
+                is_plain = "/" not in safe_relative(field)
+            except StoreError:
+                is_plain = False
+            if not is_plain:
+                raise ConfigError(
+                    f"field {field!r} cannot name an output file; --join makes one text out of several fields"
+                )
+
+
+def output_keys(options: TextOptions) -> tuple[str, ...]:
+    """The keys that are written. A single key has the name that the programs which read the format expect."""
+    records = options.records
+    if len(records.fields) > 1 and records.join is None:
+        return records.fields
+    return ("sequence",) if options.output.format == "keyed" else ("text",)

@@ -1,0 +1,414 @@
+"""The output folder during a run: nothing in it changes until all output is complete, and a killed run can continue.
+
+    DIR/.headrace-prepare/lock             held by the living run
+                          run.json         what decides the bytes of the run
+                          state            the last checkpoint
+                          tokenizer.json   the copy that all workers load
+                          parts.*/         pieces on their way into the output
+                          ...              shards, buckets, the table of origins
+                          commit.json      all output is complete, and is being moved up into DIR
+
+A killed run leaves the hidden folder. The same run continues from it; a different run is refused until it is told to
+discard the folder. If the move had begun, the next run completes it first. If a run was killed after its last change,
+but before it could report success, the same run finds its complete output, and does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal
+
+import msgspec
+import xxhash
+
+from headrace.errors import OutputError, StoreError
+from headrace.io import atomic_write, claim_folder, hash_bytes, output_errors, safe_relative, sync_folder
+from headrace.preparing.ledger import LedgerState
+from headrace.preparing.messages import PiecePosition
+from headrace.preparing.store_output import OutputState
+from headrace.stores import MANIFEST_NAME, Manifest, ProvenanceState, load_manifest
+
+STATE_NAME = "state"
+TASK_NAME = "state.task"
+"""The checkpoint at the beginning of the last task with several pieces, to which a run can return."""
+
+
+class RunState(msgspec.Struct, kw_only=True):
+    """A checkpoint: all output before it is on disk; what comes after it lies in pieces, or is done again."""
+
+    phase: Literal["encode", "sort"] = "encode"
+    task_index: int = msgspec.field(default=0, name="turn")
+    """The task, or the bucket, that comes next."""
+    cursor: PiecePosition = PiecePosition()
+    """The position in that task."""
+    ledger: LedgerState
+    output: OutputState = OutputState()
+    provenance: ProvenanceState | None = None
+    num_buckets: int = 0
+    bucket_sizes: list[int] = []
+    seen: int = 0
+    """Valid bytes of the file of text hashes."""
+    domains: list[str] = []
+    """Names of the domains, in the order of their first appearance in the input."""
+    kept_records: int = 0
+    """Records that were kept; counted only if the recipe limits them."""
+    fallback: str = ""
+    """Why ``tokenizers`` encodes everything from some task on; empty as long as the fast tokeniser proves right."""
+
+
+def save_state(work: Path, state: RunState, name: str = STATE_NAME) -> None:
+    """Write the checkpoint and its hash, atomically.
+
+    Raises:
+        OutputError: the system refuses the write.
+    """
+    data = msgspec.msgpack.encode(state)
+    atomic_write(work / name, data + xxhash.xxh3_64_digest(data))
+
+
+def load_state(work: Path, name: str = STATE_NAME) -> RunState | None:
+    """The checkpoint of a run, or None if there is none.
+
+    Raises:
+        OutputError: it cannot be read, or is damaged.
+    """
+    try:
+        data = (work / name).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OutputError(f"{work / name}: cannot be read: {error.strerror or error}") from error
+    try:
+        if xxhash.xxh3_64_digest(data[:-8]) != data[-8:]:
+            raise msgspec.DecodeError("its hash is not that of its content")
+        return msgspec.msgpack.decode(data[:-8], type=RunState)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise OutputError(
+            f"{work / name}: damaged, or of another version of Headrace ({error}); --restart starts over"
+        ) from error
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """The differences between two descriptions of a run, a line each. Different lengths of lists come first."""
+    before, after = dict(_flat(then, "")), dict(_flat(now, ""))
+    for name in sorted(before.keys() | after.keys(), key=lambda name: (not name.startswith("number of "), name)):
+        if name not in before or name not in after or before[name] != after[name]:
+            yield f"{name} was {_shown(before, name)}, is {_shown(after, name)}"
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _flat(inner, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list | tuple):
+        yield f"number of {path}", len(value)
+        for number, inner in enumerate(value):
+            yield from _flat(inner, f"{path}[{number}]")
+    else:
+        yield path, value
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    return repr(values[name]) if name in values else "not there"
+
+
+def _with_version(run: dict[str, Any]) -> dict[str, Any]:
+    """The description of a run with its version. The first version did not write its number."""
+    return {"version": 1, **run}
+
+
+WORK_NAME = ".headrace-prepare"
+RUN_NAME = "run.json"
+COMMIT_NAME = "commit.json"
+WORK_VERSION = 1
+"""Version of the files in the work folder of an unfinished run. It increases with each change of their format."""
+_MAX_DIFFERENCES = 8
+_OUTPUT_NAMES = re.compile(
+    r".+_document(_\d{5,})?\.(bin|idx)|shard_\d{4,}|data_\d{4,}\.h5|provenance|shard-\d{6,}\.tar(\.idx)?|\.nv-meta"
+)
+
+
+class OutputFolder:
+    """Claims a folder for one run, as a context manager.
+
+    If the context is left without `commit`, the folder is as it was before, and is removed if the run created it. Only
+    the hidden folder stays, if `keep` was called.
+
+    Raises:
+        OutputError: the folder holds something else, another run is writing to it, or the system refuses access.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, restart: bool) -> None:
+        self.path = Path(path)
+        self.work = self.path / WORK_NAME
+        self._overwrite = overwrite
+        self._restart = restart
+        self._created: list[Path] = []
+        self._lock: IO[bytes] | None = None
+        self._replaced: list[str] = []
+        self._run: Mapping[str, Any] | None = None
+        self._completed: Mapping[str, Any] | None = None
+        self._found: Manifest | None = None
+        self._keep = False
+
+    def __enter__(self) -> OutputFolder:
+        try:
+            with output_errors(self.path, "use as the output folder"):
+                self._make(self.path)
+                self._claim()
+                self._complete_commit()
+                # If something goes wrong before `begin`, this run must not discard an unfinished run.
+                self._keep = self._unfinished() is not None
+            self._found = None if self._overwrite or self._keep else self._whole_output()
+            if self._found is None:  # else only `begin` can tell whether it is the output that this run would make
+                self._check_content()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def begin(self, run: Mapping[str, Any], *, is_made: Callable[[Manifest], bool]) -> str:
+        """Begin or continue this run.
+
+        Args:
+            run: what decides the bytes of the run, as JSON.
+            is_made: called with the manifest of complete output in this folder; returns whether the run would make it.
+
+        Returns:
+            An empty string if the run is to be done; a notice for the user if its output is complete already.
+
+        Raises:
+            OutputError: the folder holds something else, or another unfinished run.
+        """
+        run = json.loads(json.dumps({"version": WORK_VERSION, **run}))
+        if self._completed is not None and self._completed == run:
+            return "the run was complete, except for the move of its files, which is done now"
+        if self._found is not None and is_made(self._found):
+            return (
+                "the output is complete already: the same inputs and options made it, so there is nothing to do "
+                "(--overwrite makes it again)"
+            )
+        if self._found is not None or self._completed is not None:
+            self._check_content()
+        with output_errors(self.work, "use as the work folder"):
+            before = self._unfinished()
+            if before is not None and not self._restart:
+                if before["version"] != WORK_VERSION:
+                    raise OutputError(
+                        f"{self.path}: an unfinished run of another version of Headrace is in this folder: its work "
+                        f"files are of version {before['version']}, those of this Headrace of version {WORK_VERSION}. "
+                        "Finish it with the version that began it, or give --restart to discard it"
+                    )
+                found = list(differences(before, run))
+                if found:
+                    more = f" and {len(found) - _MAX_DIFFERENCES} more" if len(found) > _MAX_DIFFERENCES else ""
+                    raise OutputError(
+                        f"{self.path}: an unfinished run with other options is in this folder: "
+                        f"{'; '.join(found[:_MAX_DIFFERENCES])}{more}. Give the same command to continue it, or "
+                        "--restart to discard it"
+                    )
+                self._remove_temporaries()
+                self._run = run
+                return ""
+            self._keep = False
+            self._clear()
+            atomic_write(self.work / RUN_NAME, json.dumps(run).encode())
+            self._run = run
+        return ""
+
+    @property
+    def earlier(self) -> Mapping[str, Any]:
+        """The description of an unfinished run in this folder, or of the run whose output is here; else empty."""
+        if self._completed is not None:
+            return self._completed
+        if self._found is not None:
+            return self._found.options
+        return (None if self._restart else self._unfinished()) or {}
+
+    def keep(self) -> None:
+        """Leave the hidden folder for a later run to continue if this one ends without `commit`."""
+        self._keep = True
+
+    def commit(self, moves: Mapping[str, str]) -> None:
+        """Move complete files from names in the work folder to names in the output folder, in this order.
+
+        The files without which the output cannot be opened should come last.
+
+        Raises:
+            OutputError: the system refuses a move; the next run completes the moves.
+        """
+        self._keep = True
+        # Old indices are removed first, so that an old index never stands beside new tokens.
+        remove = sorted(self._replaced, key=lambda name: not name.endswith((".idx", "meta.json")))
+        self._write_commit(remove, moves)
+        with output_errors(self.path, "replace the output in"):
+            self._move()
+        self._created.clear()
+        self._keep = False
+
+    def _write_commit(self, remove: list[str], moves: Mapping[str, str]) -> None:
+        plan = {"run": self._run, "remove": remove, "moves": list(moves.items())}
+        data = json.dumps(plan).encode()
+        atomic_write(self.work / COMMIT_NAME, data + b"\n" + hash_bytes(data).encode() + b"\n")
+
+    def _commit(self) -> dict[str, Any]:
+        """The moves that were written; OutputError if they are damaged. An earlier version wrote no hash."""
+        path = self.work / COMMIT_NAME
+        data, end, digest = path.read_bytes().partition(b"\n")
+        try:
+            if end and digest != hash_bytes(data).encode() + b"\n":
+                raise ValueError("its hash is not that of its content")
+            plan: dict[str, Any] = json.loads(data)
+            if plan.keys() != {"run", "remove", "moves"}:
+                raise ValueError(f"it has {', '.join(plan)}")
+        except (ValueError, RecursionError, AttributeError) as error:
+            where = f"the output may be half moved: remove {self.work}, and run again with --overwrite"
+            raise OutputError(f"{path}: damaged: {error}; {where}") from error
+        return plan
+
+    def _move(self) -> None:
+        plan = self._commit()
+        for name in plan["remove"]:
+            (self.path / safe_relative(name)).unlink(missing_ok=True)
+        if plan["remove"]:
+            folders = {folder for name in plan["remove"] for folder in Path(name).parents}
+            for folder in sorted(folders, key=lambda folder: -len(folder.parts)):  # from the inside out
+                with contextlib.suppress(OSError):
+                    if folder.parts:
+                        (self.path / folder).rmdir()
+            # From here on the names may belong to new files.
+            self._write_commit([], dict(plan["moves"]))
+        for source, target in plan["moves"]:
+            place = self.path / safe_relative(target)
+            if (self.work / source).exists():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                (self.work / source).rename(place)
+        for folder in {(self.path / target).parent for _, target in plan["moves"]} | {self.path}:
+            sync_folder(folder / MANIFEST_NAME)
+
+    def _complete_commit(self) -> None:
+        if not (self.work / COMMIT_NAME).exists():
+            return
+        self._keep = True
+        self._run = self._completed = _with_version(self._commit()["run"])
+        self._move()
+        self._clear()
+
+    def _unfinished(self) -> dict[str, Any] | None:
+        try:
+            found = json.loads((self.work / RUN_NAME).read_bytes())
+        except (FileNotFoundError, ValueError, RecursionError):
+            return None
+        return _with_version(found) if isinstance(found, dict) else None
+
+    def _whole_output(self) -> Manifest | None:
+        """The manifest of the output in this folder, if all its files are there."""
+        try:
+            manifest = load_manifest(self.path)
+        except StoreError:
+            return None
+        return manifest if manifest.is_complete(self.path) else None
+
+    def _make(self, folder: Path) -> None:
+        missing = []
+        while not folder.exists():
+            missing.append(folder)
+            folder = folder.parent
+        for path in reversed(missing):
+            path.mkdir(exist_ok=True)
+            self._created.append(path)
+
+    def _claim(self) -> None:
+        try:
+            self._lock = claim_folder(self.work)
+        except BlockingIOError:
+            raise OutputError(f"{self.path}: another headrace prepare is writing to this folder") from None
+
+    def _clear(self) -> None:
+        """Remove what an earlier run left.
+
+        The description of the run is removed first, so that a kill never leaves it without its files. The commit is
+        removed last, so that until then the same run is known to be complete.
+        """
+        (self.work / RUN_NAME).unlink(missing_ok=True)
+        for entry in list(os.scandir(self.work)):
+            if entry.name not in ("lock", STDIN_NAME, COMMIT_NAME):
+                shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else Path(entry.path).unlink()
+        (self.work / COMMIT_NAME).unlink(missing_ok=True)
+
+    def _remove_temporaries(self) -> None:
+        """Remove what was being written when the run was killed."""
+        for path in self.work.rglob(".*.tmp"):
+            path.unlink(missing_ok=True)
+
+    def _check_content(self) -> None:
+        with output_errors(self.path, "list"):
+            names = sorted(entry.name for entry in os.scandir(self.path) if entry.name != WORK_NAME)
+        if not names:
+            return
+        is_ours = MANIFEST_NAME in names
+        if not self._overwrite:
+            what = "holds the output of an earlier run" if is_ours else f"is not empty: it holds {names[0]!r}"
+            advice = "--overwrite replaces it" if is_ours else "choose a new or an empty folder"
+            raise OutputError(f"{self.path}: the output folder {what}; {advice}")
+        taken = [name for name in names if _OUTPUT_NAMES.fullmatch(name)]
+        if taken and not is_ours:
+            raise OutputError(
+                f"{self.path}: {taken[0]} was not written by headrace prepare (there is no {MANIFEST_NAME} beside it), "
+                "so it is not overwritten; choose another folder"
+            )
+        if is_ours:
+            self._replaced = self._listed(taken)
+
+    def _listed(self, taken: list[str]) -> list[str]:
+        """The files of the output in this folder."""
+        try:
+            return [MANIFEST_NAME, *_file_names(load_manifest(self.path))]
+        except StoreError:  # damaged: only names that certainly belong to Headrace are removed
+            files = [path for name in taken for path in sorted((self.path / name).rglob("*"))]
+            inner = [str(path.relative_to(self.path)) for path in files if path.is_file()]
+            return [MANIFEST_NAME, *inner, *(name for name in taken if (self.path / name).is_file())]
+
+    def _leave(self) -> None:
+        if self._lock is None:
+            # The folder was not claimed: a hidden folder, if there is one, belongs to another run.
+            self._remove_created()
+            return
+        lock, self._lock = self._lock, None
+        with lock:
+            if not self._keep:
+                with contextlib.suppress(OSError):
+                    self._clear()
+                shutil.rmtree(self.work, ignore_errors=True)
+        self._remove_created()
+
+    def _remove_created(self) -> None:
+        for folder in reversed(self._created):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        self._created.clear()
+
+
+def _file_names(manifest: Manifest) -> list[str]:
+    """All files that a manifest lists, relative to its folder."""
+    names = list(manifest.file_sizes())
+    if any(shard.format == "tar" for shard in manifest.outputs):
+        names += [name for name in manifest.options.get("meta_files", ()) if name.startswith(".nv-meta/")]
+    domains = dict.fromkeys(Path(shard.prefix).parent for shard in manifest.outputs)
+    return names + [(folder / MANIFEST_NAME).as_posix() for folder in domains if folder.parts]
+
+
+STDIN_NAME = "stdin"
+"""Name of the copy of standard input, if that is an input."""

@@ -1,0 +1,225 @@
+"""Makes documents of several keys from blocks of whole records, as a recipe says.
+
+`WatchedEncoder` encodes the texts of a recipe with a fast library, and compares a sample of them with the reference
+tokeniser.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from headrace.errors import HeadraceError, InputError, RenderLimitError
+from headrace.preparing import documents
+from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder, RefusedTextError
+from headrace.preparing.columns import Column, Rows
+from headrace.preparing.documents import LENGTH, BlockState, Documents, KeySums, SampleCounts
+from headrace.preparing.filters import Filters, HashArray
+from headrace.preparing.messages import RecipeSetup, Setup
+from headrace.preparing.sources import Block
+from headrace.samples.maker import MadeDocuments, SampleMaker
+from headrace.samples.recipe import Recipe
+from headrace.samples.templates import ChatTemplate, TemplateSetup
+
+
+class WatchedEncoder:
+    """A `TextEncoder` of ``headrace.samples`` that compares a sample of the texts with the reference tokeniser.
+
+    The sample is chosen by the hash of each text, so that it does not depend on other texts.
+    """
+
+    def __init__(self, proved: ProvedEncoder, sample_key: int) -> None:
+        self._proved = proved
+        self._seed = sample_key & (2**64 - 1)
+
+    def encode(self, texts: list[str], /) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """The ids of all texts in a row, and the number of tokens of each text.
+
+        Raises:
+            InputError: the reference tokeniser refuses a text.
+            MismatchError: the library differs from the reference tokeniser.
+        """
+        hashes = (xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"), self._seed) for text in texts)
+        sampled = np.fromiter(hashes, np.uint64, len(texts)) % np.uint64(documents.SAMPLE_ONE_IN) == 0
+        try:
+            encoded = self._proved.encode(texts, sampled)
+        except RefusedTextError as error:
+            raise InputError(f"the tokeniser refuses the text: {error}; found {texts[error.index][:60]!r}") from error
+        return encoded.ids, encoded.lengths
+
+
+class RecordEncoder:
+    """Makes the samples of blocks, and counts them. Each input of the recipe has a maker, created when first needed."""
+
+    def __init__(self, setup: Setup, tokenizer_json: bytes, proved: ProvedEncoder) -> None:
+        if setup.making is None:
+            raise HeadraceError(
+                "there is no recipe to make samples with. This is a defect of Headrace: please report it."
+            )
+        self._columns = setup.columns
+        self._with_hashes = setup.with_text_hashes
+        self._making = setup.making
+        self._sources = setup.making.sources
+        self._json = tokenizer_json
+        self._proved = proved
+        self._encoder = None if proved.name == REFERENCE else WatchedEncoder(proved, setup.sample_key)
+        self._filters = Filters(setup.filters)
+        self._makers: dict[tuple[int, bool], SampleMaker] = {}
+
+    def encode(self, block: Block, file: int) -> Documents:
+        """Make the documents of a block of this input file.
+
+        Raises:
+            MismatchError: the fast tokeniser differs from the reference tokeniser.
+            RenderLimitError: the template takes more time or memory than allowed; the error has the record's line.
+            ConfigError: the recipe cannot be followed for any record.
+        """
+        records = block.records or []
+        state = BlockState(block, len(records))
+        for index, reason in self._filters.by_record(block):
+            state.drop(index, reason)
+        for index, message in self._filters.failures:
+            state.refuse(index, message)
+        num_filtered = int(np.count_nonzero(~state.alive)) - state.num_refused
+        alive = np.flatnonzero(state.alive)
+        source = self._sources[file]
+        sampled, routed = self._proved.num_sampled, self._proved.num_routed
+        taken = records if state.alive.all() else [records[index] for index in alive.tolist()]
+        try:
+            made = self._maker(source).make(taken)
+        except RenderLimitError as error:
+            raise error.at(int(block.lines[alive[error.record]])) from None
+        self._confirm(made, taken, source)
+        for dropped in made.dropped:
+            state.drop(int(alive[dropped.record]), dropped.reason)
+        for bad in made.bad:
+            state.refuse(int(alive[bad.record]), bad.message)
+        owners = alive[made.records]
+        rows, domains = self._rows(made)
+        num_split = len(made) - len(np.unique(made.records))
+        counts = made.counts
+        return Documents(
+            tokens=[tokens for tokens, _ in rows],
+            lengths=[lengths for _, lengths in rows],
+            lines=block.lines[owners],
+            places=block.places[owners],
+            ids=None if block.ids is None else [block.ids[index] for index in owners.tolist()],
+            text_hashes=hash_documents(self._columns, rows) if self._with_hashes else None,
+            skipped=state.skipped(),
+            bad=sorted(state.bad, key=lambda record: record.line),
+            num_read=len(records) - state.num_refused + num_split,
+            text_bytes=0,
+            num_special=0,
+            num_proved=self._proved.num_sampled - sampled,
+            num_routed=self._proved.num_routed - routed,
+            text_tokens=sum(sums.made for sums in counts.tokens.values()) - counts.eos - counts.bos,
+            eod_tokens=counts.eos,
+            bos_tokens=counts.bos,
+            dropped_documents=state.dropped_counts(),
+            dropped_tokens=_summed(sums.dropped for sums in counts.tokens.values()),
+            truncated_tokens=_summed({LENGTH: sums.truncated} for sums in counts.tokens.values() if sums.truncated),
+            num_split=num_split,
+            domains=domains,
+            samples=self._counts(made, num_filtered),
+        )
+
+    def _maker(self, source: int, *, is_watched: bool = True) -> SampleMaker:
+        found = self._makers.get((source, is_watched))
+        if found is None:
+            encoder = self._encoder if is_watched else None
+            found = self._makers[source, is_watched] = make_maker(
+                self._making, self._json, source=source, encoder=encoder
+            )
+        return found
+
+    def _confirm(self, made: MadeDocuments, records: Sequence[Any], source: int) -> None:
+        """Make bad records again with the reference tokeniser, since the fault may be the fast library's.
+
+        Raises:
+            MismatchError: with the reference tokeniser a record is good.
+        """
+        if self._encoder is None or not made.bad:
+            return
+        for bad in made.bad:
+            again = self._maker(source, is_watched=False).make([records[bad.record]])
+            if not again.bad:
+                raise MismatchError(bad.record, f"with {self._proved.name} a record is bad that is good: {bad.message}")
+
+    def _rows(self, made: MadeDocuments) -> tuple[Rows, list[str]]:
+        """The values of each column, and the names of the domains in the order of their first appearance."""
+        ones = np.ones(len(made), np.int64)
+        names = {name: number for number, name in enumerate(dict.fromkeys(made.domains or ()))}
+        rows = []
+        for column in self._columns:
+            if column.kind == "domain":
+                numbers = np.array([names[name] for name in made.domains or ()], column.dtype)
+                rows.append((numbers, ones))
+            else:
+                rows.append((made.arrays[column.key].values, made.arrays[column.key].lengths))
+        return rows, list(names)
+
+    def _counts(self, made: MadeDocuments, num_filtered: int) -> SampleCounts:
+        counts = made.counts
+        stored = {key.name: key.stored for key in self._maker_keys}
+        return SampleCounts(
+            records=counts.kept + sum(counts.dropped.values()) + num_filtered,
+            keys={
+                stored[name]: KeySums(
+                    made=sums.made, kept=sums.kept, truncated=sums.truncated, dropped=dict(sums.dropped)
+                )
+                for name, sums in counts.tokens.items()
+            },
+            supervised=counts.supervised,
+            notes=dict(counts.notes),
+        )
+
+    @functools.cached_property
+    def _maker_keys(self) -> tuple[Any, ...]:
+        return self._maker(self._sources[0]).keys
+
+
+def make_maker(making: RecipeSetup, tokenizer_json: bytes, *, source: int, encoder: Any = None) -> SampleMaker:
+    """The `SampleMaker` for one input of the recipe.
+
+    Raises:
+        ConfigError: the recipe and the tokeniser do not fit together.
+    """
+    template = None
+    if making.template is not None:
+        template = ChatTemplate(msgspec.json.decode(making.template, type=TemplateSetup))
+    return SampleMaker(
+        msgspec.json.decode(making.recipe, type=Recipe),
+        tokenizer_json,
+        template=template,
+        encoder=encoder,
+        special_tokens=making.special_tokens,
+        source=source,
+    )
+
+
+def hash_documents(columns: Sequence[Column], rows: Rows) -> HashArray:
+    """(n, 2) the hash of each document: xxh3_128 of the hashes of its values in each key of the store."""
+    whole = []
+    for column, (tokens, lengths) in zip(columns, rows, strict=True):
+        if column.kind == "domain":
+            continue
+        view = np.ascontiguousarray(tokens).view(np.uint8).data
+        ends = (np.cumsum(lengths) * tokens.itemsize).tolist()
+        begins = [0, *ends[:-1]]
+        whole.append([xxhash.xxh3_128_digest(view[begin:end]) for begin, end in zip(begins, ends, strict=True)])
+    digests = [xxhash.xxh3_128_digest(b"".join(parts)) for parts in zip(*whole, strict=True)]
+    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64).reshape(-1, 2)
+
+
+def _summed(sums: Any) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for counts in sums:
+        for reason, number in counts.items():
+            total[reason] = total.get(reason, 0) + number
+    return total

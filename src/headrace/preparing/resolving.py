@@ -1,0 +1,426 @@
+"""Resolves a recipe into the plan of a run: finds its files, layouts, tokeniser and template.
+
+The first records of each input show which layout they have. They are also made into samples, so that a recipe that
+cannot be followed fails at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ConfigError, InputError, RenderLimitError
+from headrace.preparing.backends import (
+    REFERENCE,
+    Backend,
+    Choice,
+    OnCompared,
+    ProvedEncoder,
+    RefusedTextError,
+    choose_backend,
+)
+from headrace.preparing.backends.comparison import BackendFailedError, encode_safely
+from headrace.preparing.columns import DOMAIN, Column, Kind
+from headrace.preparing.first_documents import MAX_TEXT_BYTES, NUM_DOCUMENTS, FirstProof, most_characters, prove_texts
+from headrace.preparing.forking import may_fork
+from headrace.preparing.messages import RecipeSetup
+from headrace.preparing.options import TextOptions
+from headrace.preparing.record_encoder import make_maker
+from headrace.preparing.run_plan import RecipePart, RunPlan, TextProgress, show_compared
+from headrace.preparing.sources import RecordSpec, SourceFile, Span, choose_task_bytes, find_inputs, open_span
+from headrace.preparing.tokenizer import TextTokenizer, end_notices, find_end_names, load_tokenizer
+from headrace.samples.layouts import NUM_RECORDS
+from headrace.samples.maker import SampleMaker
+from headrace.samples.maker.noticing import recipes_that_take
+from headrace.samples.masking.options import MaskOptions
+from headrace.samples.masking.token_spans import SpanEncoder
+from headrace.samples.recipe import ErrorSpec, Recipe, StoreKey, TemplateSpec, resolve_layout
+from headrace.samples.recipe.recipe import InputSpec
+from headrace.samples.templates import ChatTemplate, TemplateSetup
+from headrace.stores.hdf5.store import load_h5py
+from headrace.stores.indexed.layout import dtype_code
+from headrace.stores.json.writer import check_jsonl_dtype
+from headrace.stores.keyed.layout import check_key, key_dtype
+
+
+class RecipeInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """The inputs of a recipe, as they were found."""
+
+    recipe: Recipe
+    """The recipe, with every layout resolved."""
+
+    files: tuple[SourceFile, ...]
+    sources: tuple[int, ...]
+    """For each file the number of the recipe's input that named it."""
+
+    first_records: tuple[tuple[Any, ...], ...]
+    """The first records of each input of the recipe."""
+
+
+def with_inputs(recipe: Recipe, inputs: Sequence[str | os.PathLike[str]]) -> Recipe:
+    """Replace the files of a recipe by ``inputs``, if there are any.
+
+    Raises:
+        ConfigError: the recipe has several inputs, or there are no inputs at all.
+    """
+    if inputs:
+        if len(recipe.inputs) > 1:
+            raise ConfigError(
+                f"the recipe has {len(recipe.inputs)} inputs, each with a layout of its own, so it is not clear which "
+                "of them other files would replace: name the files in the recipe"
+            )
+        spec = recipe.inputs[0] if recipe.inputs else InputSpec(paths="")
+        paths = tuple(os.fspath(path) for path in inputs)
+        return msgspec.structs.replace(recipe, inputs=(msgspec.structs.replace(spec, paths=paths),))
+    if not recipe.inputs:
+        raise ConfigError("no input: name files in the recipe, `inputs: [data.jsonl]`, or on the command line")
+    return recipe
+
+
+def reads_stdin(recipe: Recipe) -> bool:
+    """Whether standard input is among the inputs."""
+    return any("-" in _paths(spec) for spec in recipe.inputs)
+
+
+def find_recipe_inputs(
+    recipe: Recipe,
+    spec: RecordSpec,
+    *,
+    stdin: Path | None,
+    keep_faulty: bool,
+    num_records: int,
+    max_record_bytes: int,
+    on_notice: Callable[[str], None],
+) -> RecipeInputs:
+    """Find all files, read the first records of each input, and resolve the layouts that the recipe leaves open.
+
+    Raises:
+        ConfigError: see `find_inputs`; or no layout fits the records, or several do.
+        InputError: see `find_inputs`; or there is no record by which to recognise a layout.
+    """
+    files: list[SourceFile] = []
+    sources: list[int] = []
+    seen: dict[str, str] = {}
+    first_records = []
+    for number, entry in enumerate(recipe.inputs):
+        found = find_inputs(_paths(entry), spec=spec, stdin=stdin, keep_faulty=keep_faulty)
+        for file in found:
+            real = os.path.realpath(file.path)
+            if real in seen:
+                raise ConfigError(f"{file.name}: the same file comes from two inputs of the recipe: name it once")
+            seen[real] = file.name
+        records, bad = _first_records(found, spec, num_records, max_record_bytes)
+        if not recipe.by_sections and entry.layout == "auto" and not records:
+            raise InputError(bad or f"no records in {len(found):,} files of inputs[{number}]. Nothing was written.")
+        recipe, recognised = resolve_layout(recipe, records, source=number)
+        if recognised is not None:
+            others = f" (would fit as well: {', '.join(recognised.alternatives)})" if recognised.alternatives else ""
+            on_notice(f"inputs[{number}] is of the layout {recognised.layout}: {recognised.why}{others}")
+        files += found
+        sources += [number] * len(found)
+        first_records.append(tuple(records))
+    return RecipeInputs(recipe=recipe, files=tuple(files), sources=tuple(sources), first_records=tuple(first_records))
+
+
+def _paths(spec: InputSpec) -> tuple[str, ...]:
+    return (spec.paths,) if isinstance(spec.paths, str) else spec.paths
+
+
+def _first_records(
+    files: Sequence[SourceFile], spec: RecordSpec, num_records: int, max_record_bytes: int
+) -> tuple[list[Any], str]:
+    """The first good records, up to a number of records and bytes, and the first bad record among them, in words."""
+    records: list[Any] = []
+    bad, num_bytes = "", 0
+    for file in files:
+        reader = open_span(file, Span(0, 0, file.extent), spec, max_record_bytes=max_record_bytes)
+        for block in reader.blocks():
+            records += (block.records or [])[: num_records - len(records)]
+            num_bytes += block.input_bytes
+            if block.bad and not bad:
+                bad = f"{file.name}, {block.bad[0].line + 1:,}: {block.bad[0].message}"
+            if len(records) >= num_records or num_bytes >= MAX_TEXT_BYTES:
+                return records, bad
+    return records, bad
+
+
+_OFFSETS = (
+    "the spans of tokens are the offsets of tokenizers: which bytes of a text a token is cannot be told by its id"
+)
+
+
+def resolve(
+    recipe: Recipe,
+    options: TextOptions,
+    *,
+    tokenizer: str | os.PathLike[str] | None,
+    stdin: Path | None,
+    earlier: Mapping[str, Any],
+    on_progress: Callable[[TextProgress], None],
+    on_notice: Callable[[str], None],
+) -> tuple[RunPlan, ProvedEncoder | None]:
+    """Make the plan of a run.
+
+    Args:
+        recipe: a recipe that has inputs.
+        options: the options of the run, which contain what the recipe says about output and errors.
+        tokenizer: the tokeniser, if the recipe names none.
+        stdin: the copy of standard input, if that is an input.
+        earlier: the description of an unfinished run in the same folder; its time is used for a template that asks for
+            the time.
+        on_progress: called with the phases before the first record is stored.
+        on_notice: called with the layouts that were recognised, and other notices for the user.
+
+    Returns:
+        The plan, and the loaded encoder if workers are forks of this process.
+
+    Raises:
+        ConfigError: something that the recipe names does not exist, or its parts do not fit together.
+        InputError: a file cannot be read.
+        MissingExtraError: a package is not installed.
+    """
+    on_progress(TextProgress(phase="tokenizer"))
+    loaded, folder = find_tokenizer(recipe, tokenizer)
+    recipe, template = find_template(recipe, folder, earlier)
+    choice = _choice(loaded, options, show_compared(on_progress, "probe"))
+    inputs = find_recipe_inputs(
+        recipe,
+        RunPlan.record_spec(options),
+        stdin=stdin,
+        keep_faulty=options.errors.on_error == "skip",
+        num_records=NUM_RECORDS if choice.name == REFERENCE else NUM_DOCUMENTS,
+        max_record_bytes=options.records.max_record_bytes,
+        on_notice=on_notice,
+    )
+    names = find_end_names(loaded, folder, template)
+    making = RecipeSetup(
+        recipe=msgspec.json.encode(inputs.recipe),
+        sources=inputs.sources,
+        template=None if template is None else msgspec.json.encode(template),
+        special_tokens=names.tokens,
+    )
+    proof, made = _tried(making, inputs, loaded, choice, on_notice, show_compared(on_progress, "prove"))
+    for notice in end_notices(names, made.counts, sum(map(len, inputs.first_records))):
+        on_notice(notice)
+    plan = RunPlan(
+        files=inputs.files,
+        options=options,
+        tokenizer=loaded,
+        eod=None,
+        bos=None,
+        choice=proof.choice,
+        first_documents=proof.num_texts,
+        task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in inputs.files)),
+        recipe=RecipePart(
+            columns=_columns(inputs.recipe, made.keys, made.dtypes),
+            making=making,
+            described=_described(inputs.recipe, template, options),
+            max_records=inputs.recipe.filters.max_records,
+        ),
+    )
+    _check_layout(plan)
+    return plan, proof.encoder
+
+
+def deciding(plan: RunPlan) -> dict[str, Any]:
+    """What decides the bytes of the run, for `run_in`. How errors are treated is not part of it."""
+    if plan.recipe is None:
+        raise ConfigError("the plan does not belong to a recipe")
+    described = {name: value for name, value in plan.recipe.described.items() if name != "errors"}
+    return {**described, "recipe": {**described["recipe"], "errors": msgspec.to_builtins(ErrorSpec())}}
+
+
+def find_tokenizer(recipe: Recipe, given: str | os.PathLike[str] | None) -> tuple[TextTokenizer, Path]:
+    """The tokeniser of a recipe, or ``given`` if the recipe names none, and its folder.
+
+    Raises:
+        ConfigError: there is no tokeniser, or there are two different ones.
+    """
+    if given is not None and recipe.tokenizer is not None and os.fspath(given) != recipe.tokenizer:
+        raise ConfigError(
+            f"the recipe says tokenizer: {recipe.tokenizer}, but {os.fspath(given)!r} was given as well: give only one"
+        )
+    name = given if given is not None else recipe.tokenizer
+    if name is None:
+        raise ConfigError("no tokeniser: write `tokenizer: FOLDER` in the recipe, or give --tokenizer PATH")
+    place = Path(name)
+    return load_tokenizer(name), place if place.is_dir() else place.parent
+
+
+def find_template(recipe: Recipe, folder: Path, earlier: Mapping[str, Any]) -> tuple[Recipe, TemplateSetup | None]:
+    """The template, if there is one, and the recipe with the time that the template sees, if it asks for the time."""
+    spec = recipe.template or TemplateSpec()
+    try:
+        if spec.path is None:
+            template = ChatTemplate.load(folder, name=spec.name)
+        else:
+            is_folder = Path(spec.path).is_dir()
+            template = ChatTemplate.load(spec.path, name=spec.name, tokenizer=None if is_folder else folder)
+    except ConfigError:
+        if recipe.template is not None and (spec.path is not None or spec.name is not None):
+            raise
+        return recipe, None  # a record that needs a template will be refused
+    setup = template.setup
+    if not setup.asks_for_time:
+        return recipe, msgspec.structs.replace(setup, now=None)
+    now = spec.now
+    if now is None:
+        before = (((earlier.get("recipe") or {}).get("template")) or {}).get("now")
+        now = datetime.now().replace(microsecond=0) if before is None else datetime.fromisoformat(before)
+    recipe = msgspec.structs.replace(recipe, template=msgspec.structs.replace(spec, now=now))
+    return recipe, msgspec.structs.replace(setup, now=now)
+
+
+def _choice(loaded: TextTokenizer, options: TextOptions, on_compared: OnCompared) -> Choice:
+    """Choose the library before any text is read. Special tokens in texts of recipes are encoded as tokens."""
+    wanted = options.tokens.backend
+    if wanted == REFERENCE or SpanEncoder(loaded.json).sums_lengths:
+        return choose_backend(loaded.json, wanted=wanted, special="encode", on_compared=on_compared)
+    choice = choose_backend(loaded.json, wanted=REFERENCE, special="encode")
+    return msgspec.structs.replace(choice, reasons={"all others" if wanted == "auto" else wanted: _OFFSETS})
+
+
+class _Made(NamedTuple):
+    """What the first records were made into."""
+
+    keys: tuple[StoreKey, ...]
+    dtypes: Mapping[str, np.dtype[Any]]
+    counts: Mapping[str, int]
+
+
+def _tried(
+    making: RecipeSetup,
+    inputs: RecipeInputs,
+    loaded: TextTokenizer,
+    choice: Choice,
+    on_notice: Callable[[str], None],
+    on_compared: OnCompared,
+) -> tuple[FirstProof, _Made]:
+    """Make the first records of each input, so that errors show now, and prove the library on their texts."""
+    encoder, recorder = None, None
+    if choice.name != REFERENCE or may_fork():
+        encoder = ProvedEncoder(choice.name, loaded.json, "encode")
+    if encoder is not None and choice.name != REFERENCE:
+        recorder = _Recorder(encoder.backend, most_characters(inputs.files))
+    maker: SampleMaker | None = None
+    counts: Counter[str] = Counter()
+    for number, records in enumerate(inputs.first_records):
+        maker = make_maker(making, loaded.json, source=number, encoder=recorder)
+        try:
+            made_first = maker.make(records)
+            found = made_first.counts
+        except RenderLimitError as error:
+            raise ConfigError(f"inputs[{number}], record {error.record} of the first: {error}") from None
+        for notice in maker.notices(records[:NUM_RECORDS]):
+            on_notice(f"inputs[{number}]: {notice}")
+        if found.notes.get("split_records"):
+            tokens = sum(sums.made for sums in found.tokens.values())
+            on_notice(
+                f"inputs[{number}]: {found.notes['split_records']:,} of the first {len(records):,} records are split"
+                " into several samples, since the template writes a turn differently when more messages follow: "
+                f"{found.notes['split_tokens']:,} of {tokens:,} tokens are repeated. `mask: {{unstable: last_turn}}` "
+                "trains only the last turn; a template that keeps its turns needs no split"
+            )
+        if made_first.bad:
+            bad = made_first.bad[0]
+            for line in recipes_that_take(
+                records[bad.record],
+                maker.recipe.mask,
+                lambda mask, source=number: make_maker(_with_mask(making, mask), loaded.json, source=source),  # type: ignore[misc]
+            ):
+                on_notice(f"inputs[{number}], record {bad.record} is refused; {line}")
+        counts.update({**found.notes, "eos": found.eos, "bos": found.bos})
+    if maker is None:
+        raise ConfigError("the recipe has no inputs")
+    made = _Made(maker.keys, maker.dtypes, counts)
+    if encoder is None or recorder is None:
+        return FirstProof(choice, 0, encoder), made
+    return prove_texts(choice, recorder.texts, encoder, on_compared), made
+
+
+def _with_mask(making: RecipeSetup, mask: MaskOptions) -> RecipeSetup:
+    recipe = msgspec.structs.replace(msgspec.json.decode(making.recipe, type=Recipe), mask=mask)
+    return msgspec.structs.replace(making, recipe=msgspec.json.encode(recipe))
+
+
+class _Recorder:
+    """Encodes with a library that is not proved yet, and keeps the texts for its proof."""
+
+    def __init__(self, backend: Backend, most_characters: int) -> None:
+        self.texts: list[str] = []
+        self._backend = backend
+        self._room = most_characters
+
+    def encode(self, texts: list[str], /) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Encode each text by itself, see `Backend.encode`.
+
+        Raises:
+            InputError: the library fails or refuses a text; the proof finds out which.
+        """
+        for text in texts:
+            if self._room > 0:
+                self.texts.append(text)
+            self._room -= len(text)
+        try:
+            encoded = encode_safely(self._backend, texts)
+        except (RefusedTextError, BackendFailedError) as error:
+            raise InputError(f"{self._backend.name} refuses a text: {error}") from error
+        return encoded.ids, encoded.lengths
+
+
+def _columns(recipe: Recipe, keys: tuple[StoreKey, ...], dtypes: Mapping[str, np.dtype[Any]]) -> tuple[Column, ...]:
+    names = {key.name: key.stored for key in keys}
+    columns = []
+    for key in keys:
+        kind: Kind = "ids" if key.kind == "ids" else "mask" if key.kind == "mask" else "value"
+        if key.kind == "positions" and recipe.output.position_ids == "continuous":
+            kind = "positions"
+        parallel_to = "" if key.parallel_to is None else names[key.parallel_to]
+        columns.append(Column(key.stored, dtypes[key.name].name, kind, parallel_to))
+    return (*columns, *([DOMAIN] if recipe.output.domain_key is not None else []))
+
+
+def _check_layout(plan: RunPlan) -> None:
+    """Refuse before the run what the layout cannot hold.
+
+    Raises:
+        ConfigError: the layout cannot store a key because of its dtype or its name.
+        MissingExtraError: h5py is not installed.
+    """
+    layout = plan.options.output.format
+    for column in plan.columns:
+        if column.kind == "domain":
+            continue
+        try:
+            if layout == "indexed":
+                dtype_code(column.dtype, ids=column.kind == "ids")
+            else:
+                check_key(column.key)
+                dtype = key_dtype(column.dtype)
+                if layout == "jsonl":
+                    check_jsonl_dtype(dtype)
+        except ConfigError as error:
+            raise ConfigError(f"key {column.key!r} cannot be stored as {layout}: {error}") from None
+    if layout == "hdf5":
+        load_h5py("output.format hdf5")
+
+
+def _described(recipe: Recipe, template: TemplateSetup | None, options: TextOptions) -> dict[str, Any]:
+    """The recipe and options as the manifest lists them.
+
+    They are encoded to JSON and decoded again, so that the result equals what is read back.
+    """
+    names = ("records", "filters", "deduplicate", "output", "errors")
+    described = {name: getattr(options, name) for name in names}
+    decoded: dict[str, Any] = msgspec.json.decode(
+        msgspec.json.encode({"recipe": recipe, "template": template, **described})
+    )
+    return decoded

@@ -1,0 +1,436 @@
+"""Runs a plan in its work folder: begins or continues the run, drives the workers, and commits the output.
+
+Runs over text and runs of a recipe share this code once their plan is made. A run has one pass over its tasks; if it is
+shuffled, a second pass sorts the buckets.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import HeadraceError, InputError, OutputError, WorkerError
+from headrace.io import atomic_write, file_sum, hash_bytes, output_errors
+from headrace.preparing import worker
+from headrace.preparing.backends import ProvedEncoder
+from headrace.preparing.buckets import bucket_path, choose_num_buckets
+from headrace.preparing.committer import BUCKETS_NAME, Committer
+from headrace.preparing.executor import RUN_AHEAD, WorkerProcesses, run_tasks
+from headrace.preparing.filters import function_fingerprint
+from headrace.preparing.finishing import build_manifest, described_options, name_outputs
+from headrace.preparing.ledger import LedgerState
+from headrace.preparing.messages import HashDone, Order, PieceDone, Progress, Setup, SortTask, TaskFailed
+from headrace.preparing.output_folder import (
+    RUN_NAME,
+    STATE_NAME,
+    TASK_NAME,
+    OutputFolder,
+    RunState,
+    load_state,
+    save_state,
+)
+from headrace.preparing.piece import piece_path, read_piece
+from headrace.preparing.run_plan import RunPlan, TextProgress
+from headrace.preparing.sources import SourceFile
+from headrace.stores import ErrorEntry, Manifest, load_manifest
+
+REPORT_S = 0.2
+_REFERENCE = "tokenizers"
+_ADVICE = (
+    "Nothing was written; correct or remove this record and run again with --restart, or leave such records out with "
+    "--on-error skip."
+)
+
+
+class _NoOutputError(InputError):
+    """The inputs hold nothing to store, so that running the same command again would not help."""
+
+
+class _FallBackError(Exception):
+    """The fast tokeniser differs from the reference tokeniser, which has to encode from the next task on."""
+
+
+class TextRun:
+    """Drives the workers, commits the pieces that they write, and turns failures into errors that users understand."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        folder: OutputFolder,
+        encoder: ProvedEncoder | None,
+        *,
+        on_progress: Callable[[TextProgress], None],
+        on_notice: Callable[[str], None],
+    ) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._work = folder.work
+        self._serve = functools.partial(worker.main, proved=encoder)
+        self._on_progress = on_progress
+        self._on_notice = on_notice
+        self._num_workers = plan.options.workers or usable_cores()
+        self._total_bytes = plan.total_bytes
+        self._underway: dict[int, Progress] = {}
+
+    def run(self) -> tuple[Manifest, dict[str, str]]:
+        """Do the whole run. Returns the manifest, and the moves for `OutputFolder.commit`."""
+        state = load_state(self._work)
+        if state is None:
+            count = len(self._plan.files)
+            ledger = LedgerState(reached=[0] * count, lines=[0] * count, hashes=[""] * count)
+            state = RunState(ledger=ledger)
+            if self._plan.is_shuffled:
+                state.num_buckets = choose_num_buckets(self._plan.output_bytes, self._num_workers)
+        else:
+            self._on_notice(_continued(state))
+        self._take_from(state)
+        try:
+            while self._state.phase == "encode":
+                try:
+                    self._encode()
+                except _FallBackError as error:
+                    self._fall_back(str(error))
+                    continue
+                if not self._plan.is_shuffled:
+                    break
+                self._check_inputs()
+                self._committer.begin_sorting()
+            if self._state.phase == "sort":
+                self._sort()
+            self._check_inputs()
+            # A run that is killed after this point continues from this point.
+            self._on_progress(
+                TextProgress(phase="finish", documents=self._ledger.state.kept, tokens=self._ledger.tokens)
+            )
+            self._committer.checkpoint()
+            shards = self._committer.output.finish()
+            self._committer.add_order()
+            origins = self._committer.origins.finish()
+            outputs, moves = name_outputs(self._plan, shards, self._state.domains, origins, self._work)
+            supervised = self._committer.output.supervised
+            manifest = build_manifest(self._plan, self._state, self._ledger, outputs, origins, self._work, supervised)
+        except BaseException as error:
+            if self._is_worth_keeping(error):
+                self._folder.keep()
+                if not isinstance(error, HeadraceError):
+                    self._on_notice("what is done so far is kept: the same command goes on from there")
+            self._committer.suspend()
+            raise
+        self._folder.keep()
+        return manifest, moves
+
+    def _take_from(self, state: RunState) -> None:
+        self._state = state
+        self._committer = Committer(self._plan, self._work, state)
+        self._ledger = self._committer.ledger
+
+    def _is_worth_keeping(self, error: BaseException) -> bool:
+        """Whether the same command could continue: not after a defect, nor if the inputs have changed or are empty."""
+        if isinstance(error, _NoOutputError) or type(error) is HeadraceError:
+            return False
+        if not (self._work / STATE_NAME).exists() and not self._state.task_index:
+            return False
+        try:
+            self._check_unchanged()
+        except InputError:
+            return False
+        return True
+
+    def _encode(self) -> None:
+        backend = _REFERENCE if self._state.fallback else self._plan.choice.name
+        setup = self._setup(backend)
+        state = self._state
+        orders = self._plan.orders(first_task=state.task_index, start=state.cursor, hashed=self._ledger.state.hashes)
+        with output_errors(Path(setup.parts), "create"):
+            Path(setup.parts).mkdir(exist_ok=True)
+            # Pieces that were encoded by a library which proved wrong.
+            for folder in self._work.glob("parts.*"):
+                if folder.name != Path(setup.parts).name:
+                    shutil.rmtree(folder, ignore_errors=True)
+        for result in self._results(setup, orders, Path(setup.parts), RUN_AHEAD):
+            if isinstance(result, HashDone):
+                self._ledger.state.hashes[result.number] = result.xxh3_128
+                continue
+            if backend != _REFERENCE and result.piece == 0 and not result.is_last:
+                self._committer.checkpoint()
+                save_state(self._work, state, TASK_NAME)
+            path = piece_path(setup.parts, result.task_index, result.piece)
+            self._committer.take_text(read_piece(path), path)
+            if result.is_last:
+                self._underway.pop(result.task_index, None)
+            self._check_errors()
+
+    def _sort(self) -> None:
+        setup = self._setup(_REFERENCE)
+        folder = Path(setup.buckets)
+        sizes = self._state.bucket_sizes
+        for bucket in range(self._state.task_index):  # left by a kill between a checkpoint and the removal after it
+            with output_errors(folder, "clear"):
+                bucket_path(folder, bucket).unlink(missing_ok=True)
+        orders: list[Order] = [
+            SortTask(bucket, sizes[bucket]) for bucket in range(self._state.task_index, self._state.num_buckets)
+        ]
+        for result in self._results(setup, orders, folder, 1):
+            if isinstance(result, PieceDone):
+                path = piece_path(folder, result.task_index, result.piece)
+                self._committer.take_sorted(read_piece(path), path, bucket_path(folder, result.task_index))
+
+    def _setup(self, backend: str) -> Setup:
+        # A worker may outlive a killed parent for a moment, and still write a piece. In the same run it is the same
+        # piece; the pieces of other runs and backends lie in other folders.
+        mark = hash_bytes((self._work / RUN_NAME).read_bytes())[:8]
+        work = self._work.absolute()
+        return self._plan.setup(
+            parts=str(work / f"parts.{mark}.{backend}"),
+            buckets=str(work / BUCKETS_NAME),
+            tokenizer=str(work / "tokenizer.json"),
+            backend=backend,
+        )
+
+    def _results(
+        self, setup: Setup, orders: list[Order], folder: Path, run_ahead: int
+    ) -> Iterator[PieceDone | HashDone]:
+        ready = list(self._ready(folder))
+        num_tasks = len(
+            {order.task_index for order in orders if order.task_index >= 0} - {piece.task_index for piece in ready}
+        )
+        with WorkerProcesses(max(min(self._num_workers, num_tasks), 1), setup, serve=self._serve) as workers:
+            for result in run_tasks(
+                workers,
+                orders,
+                first_task=self._state.task_index,
+                ready=ready,
+                run_ahead=run_ahead,
+                on_progress=self._report,
+                interval_s=REPORT_S,
+            ):
+                if isinstance(result, TaskFailed):
+                    raise self._error(result)
+                yield result
+
+    def _ready(self, folder: Path) -> Iterator[PieceDone]:
+        """The pieces that a killed run left, of those tasks whose pieces are all there. The others are removed."""
+        found: dict[int, dict[int, Path]] = {}
+        if folder.is_dir():
+            for path in folder.glob("[0-9]*.piece"):
+                task_index, piece = (int(part) for part in path.name.split(".")[:2])
+                found.setdefault(task_index, {})[piece] = path
+        for task_index, pieces in sorted(found.items()):
+            first = self._state.cursor.piece if task_index == self._state.task_index else 0
+            numbers = [number for number in sorted(pieces) if number >= first]
+            if task_index < self._state.task_index or not self._is_whole(pieces, first, numbers):
+                for path in pieces.values():
+                    path.unlink(missing_ok=True)
+                continue
+            for number in pieces.keys() - set(numbers):
+                pieces[number].unlink(missing_ok=True)
+            for number in numbers:
+                yield PieceDone(task_index, number, number == numbers[-1])
+
+    @staticmethod
+    def _is_whole(pieces: dict[int, Path], first: int, numbers: list[int]) -> bool:
+        if numbers != list(range(first, first + len(numbers))) or not numbers:
+            return False
+        try:
+            infos = [read_piece(pieces[number]).info for number in numbers]
+        except OutputError:
+            return False  # half written when the power failed
+        return [info.is_last for info in infos] == [False] * (len(infos) - 1) + [True]
+
+    def _fall_back(self, message: str) -> None:
+        self._committer.checkpoint()
+        state = self._state
+        if state.cursor.piece:
+            # The pieces of this task that were committed already are undone.
+            found = load_state(self._work, TASK_NAME)
+            if found is None or found.task_index != state.task_index:
+                raise HeadraceError(f"there is no checkpoint of task {state.task_index}. Please report this defect.")
+            found.ledger.hashes = state.ledger.hashes
+            state = found
+        state.fallback = f"task {state.task_index}: {message}"
+        save_state(self._work, state)
+        self._committer.suspend()
+        self._take_from(state)
+        self._underway.clear()
+        self._on_notice(
+            f"{self._plan.choice.name} differs from {_REFERENCE} on this text, so {_REFERENCE} encodes everything that "
+            f"is not proved yet: {message}"
+        )
+
+    def _error(self, failed: TaskFailed) -> Exception:
+        if failed.kind == "mismatch":
+            return _FallBackError(failed.message)
+        if failed.kind == "output":
+            return OutputError(failed.message)
+        if failed.kind == "crash":
+            return WorkerError(f"a worker failed unexpectedly; please report this:\n{failed.message}")
+        if failed.line == 0:
+            return InputError(failed.message)
+        place = self._plan.place(failed.file, self._ledger.state.lines[failed.file] + failed.line - 1)
+        advice = _ADVICE if self._plan.options.errors.on_error == "stop" else "Nothing was written."
+        return InputError(f"{self._plan.files[failed.file].name}, {place}: {_sentence(failed.message)} {advice}")
+
+    def _check_errors(self) -> None:
+        errors, allowed = self._ledger.state.errors, self._plan.options.errors.max_errors
+        if errors and self._plan.options.errors.on_error == "stop":
+            # The run skipped it before it was interrupted, and was continued with on_error="stop".
+            raise InputError(
+                f"{errors[0].file}, {errors[0].unit} {errors[0].line:,}: {_sentence(errors[0].message)} {_ADVICE}"
+            )
+        if isinstance(allowed, int) and len(errors) > allowed:
+            raise _too_many(errors[allowed], f"{len(errors):,} bad records", f"{allowed:,}")
+
+    def _check_unchanged(self) -> None:
+        for file in self._plan.files:
+            try:
+                file.check_unchanged(Path(file.path).stat())
+            except OSError as error:
+                raise InputError(f"{file.name}: the file vanished during the run: {error.strerror}") from error
+
+    def _check_inputs(self) -> None:
+        self._check_unchanged()
+        state = self._ledger.state
+        allowed, lines = self._plan.options.errors.max_errors, state.all_lines - state.blank_lines
+        if isinstance(allowed, float) and len(state.errors) > allowed * lines:
+            share = f"{len(state.errors):,} bad records of {lines:,} ({len(state.errors) / lines:.2%})"
+            raise _too_many(state.errors[-1], share, f"{allowed:.2%}")
+        if state.kept == 0:
+            raise _NoOutputError(_no_documents(self._plan, state))
+        if self._ledger.tokens == 0 and any(column.kind == "ids" for column in self._plan.columns):
+            if self._plan.recipe is not None:
+                raise _NoOutputError(f"no tokens: all {state.kept:,} documents are empty. Nothing was written.")
+            fields = ", ".join(map(repr, self._plan.options.records.fields))
+            raise _NoOutputError(
+                f"no tokens: all {state.kept:,} documents are empty (field {fields}). Nothing was written."
+            )
+
+    def _report(self, progress: Progress | None) -> None:
+        state = self._ledger.state
+        if self._state.phase == "sort":
+            sizes = self._state.bucket_sizes
+            self._on_progress(
+                TextProgress(
+                    phase="sort",
+                    input_bytes=sum(sizes[: self._state.task_index]),
+                    total_bytes=sum(sizes),
+                    documents=state.kept,
+                    tokens=self._ledger.tokens,
+                )
+            )
+            return
+        if progress is not None:
+            self._underway[progress.task_index] = progress
+        underway = [task for task_index, task in self._underway.items() if task_index >= self._state.task_index]
+        self._on_progress(
+            TextProgress(
+                input_bytes=min(state.input_bytes + sum(task.input_bytes for task in underway), self._total_bytes),
+                total_bytes=self._total_bytes,
+                documents=state.kept + sum(task.documents for task in underway),
+                tokens=self._ledger.tokens + sum(task.tokens for task in underway),
+            )
+        )
+
+
+def _sentence(message: str) -> str:
+    return message if message.endswith((".", "?", "!")) else f"{message}."
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _continued(state: RunState) -> str:
+    where = f"{state.ledger.kept:,} documents are done" if state.phase == "encode" else "sorting had begun"
+    return f"continuing the unfinished run in this folder: {where}"
+
+
+def _too_many(entry: ErrorEntry, found: str, allowed: str) -> InputError:
+    return InputError(
+        f"{found}, --max-errors allows {allowed}; the last one: {entry.file}, {entry.unit} {entry.line:,}: "
+        f"{_sentence(entry.message)} Nothing was written."
+    )
+
+
+def _no_documents(plan: RunPlan, state: LedgerState) -> str:
+    if state.documents or state.bad:
+        reasons = ", ".join(f"{name} {count:,}" for name, count in state.dropped.items())
+        return f"no documents are left of {state.documents + state.bad:,} records: {reasons}. Nothing was written."
+    return (
+        f"no documents: {len(plan.files):,} files with {state.blank_lines:,} lines, all of them blank. "
+        "Nothing was written."
+    )
+
+
+RUN_FORMAT = 3
+"""Increase this if a change makes the same run write other bytes, or changes the layout of the work folder."""
+
+
+def run_in(
+    folder: OutputFolder,
+    plan: RunPlan,
+    *,
+    encoder: ProvedEncoder | None,
+    deciding: Mapping[str, Any],
+    on_progress: Callable[[TextProgress], None],
+    on_notice: Callable[[str], None],
+) -> Manifest:
+    """Run a plan in a folder that was claimed, from the beginning or from where an earlier run was interrupted.
+
+    Args:
+        folder: the output folder, which is entered.
+        plan: the plan.
+        encoder: the encoder that this process has loaded, which workers inherit if they are forks of it.
+        deciding: the options that decide the bytes of the output, as JSON.
+        on_progress: see `prepare_text`.
+        on_notice: see `prepare_text`.
+
+    Raises:
+        HeadraceError: see `prepare_text`.
+    """
+    function = plan.options.filters.function
+    run = {
+        "format": RUN_FORMAT,
+        "inputs": [_described(file) for file in plan.files],
+        "tokenizer": plan.tokenizer.fingerprint,
+        "backend": f"{plan.choice.name} {plan.choice.version}",
+        "task_bytes": plan.task_bytes,
+        "filter": function_fingerprint(function) if function else "",
+        **deciding,
+    }
+    if complete := folder.begin(run, is_made=lambda manifest: is_made(plan, manifest)):
+        on_notice(complete)
+        return load_manifest(folder.path)
+    atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
+    run_of_plan = TextRun(plan, folder, encoder, on_progress=on_progress, on_notice=on_notice)
+    manifest, moves = run_of_plan.run()
+    folder.commit(moves)
+    return manifest
+
+
+def is_made(plan: RunPlan, manifest: Manifest) -> bool:
+    """Whether a plan would write what this manifest lists. If all else is equal, this reads the inputs to hash them."""
+    tokenizer, backend = manifest.tokenizer, manifest.backend
+    if tokenizer is None or backend is None or manifest.options != described_options(plan):
+        return False
+    if (tokenizer.xxh3_128, tokenizer.eod, tokenizer.bos) != (plan.tokenizer.fingerprint, plan.eod, plan.bos):
+        return False
+    if (backend.name, backend.version) != (plan.choice.name, plan.choice.version):
+        return False
+    known = [(file.path, file.format, file.size) for file in manifest.inputs]
+    if known != [(file.name, file.format, file.size_bytes) for file in plan.files]:
+        return False
+    return all(
+        file.fault or file_sum(file.path).xxh3_128 == entry.xxh3_128
+        for file, entry in zip(plan.files, manifest.inputs, strict=True)
+    )
+
+
+def _described(file: SourceFile) -> dict[str, Any]:
+    if file.name == "-":
+        return {"name": "-", "size": file.size_bytes, "xxh3_128": file_sum(file.path).xxh3_128}
+    return {"name": file.name, "size": file.size_bytes, "mtime_ns": file.mtime_ns}

@@ -1,0 +1,198 @@
+"""The plan of a run: its files, options and tokeniser, and the tasks that follow from them. No I/O."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from headrace.plan.keys import source_key
+from headrace.preparing.backends import Choice, OnCompared
+from headrace.preparing.columns import Column
+from headrace.preparing.messages import Encoding, HashTask, Order, PiecePosition, RecipeSetup, Setup, TextTask
+from headrace.preparing.options import TextOptions, output_keys
+from headrace.preparing.sources import (
+    MAX_TASK_SPANS,
+    RecordSpec,
+    SourceFile,
+    counted_from,
+    is_hashed_while_read,
+    plan_tasks,
+    record_noun,
+)
+from headrace.preparing.tokenizer import TextTokenizer
+from headrace.stores import optimal_dtype
+
+MIN_PENDING_BYTES = 1 << 19
+MAX_PENDING_BYTES = 96 << 20
+MAX_OPEN_KEYS = 400
+_CHECKPOINTS = 64
+_BYTES_PER_TOKEN = 3
+"""A rough figure, used only to size buckets and checkpoints."""
+
+
+class TextProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run is, including the tasks that workers have not finished."""
+
+    phase: Literal["tokenizer", "probe", "prove", "encode", "sort", "finish"] = "encode"
+    """The phases come in this order. ``probe`` comes only if its outcome is not known yet, ``sort`` only if the run is
+    shuffled."""
+
+    input_bytes: int = 0
+    """What is done in this phase: bytes of the inputs, or of buckets; characters in ``probe`` and ``prove``."""
+
+    total_bytes: int = 0
+    """The whole of the same; 0 where the phase is short."""
+
+    documents: int = 0
+    tokens: int = 0
+
+
+def show_compared(on_progress: Callable[[TextProgress], None], phase: Literal["probe", "prove"]) -> OnCompared:
+    """A callback for a proof that passes its progress on as a `TextProgress`."""
+
+    def show(done: int, total: int) -> None:
+        on_progress(TextProgress(phase=phase, input_bytes=done, total_bytes=total))
+
+    return show
+
+
+class RecipePart(msgspec.Struct, frozen=True, kw_only=True):
+    """What the plan holds in addition if a recipe makes the documents."""
+
+    columns: tuple[Column, ...]
+    making: RecipeSetup
+    described: dict[str, Any]
+    """The recipe in full, the template and the options. The manifest lists them, and a later run compares them to tell
+    whether it is the same run."""
+
+    max_records: int | None = None
+
+
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Inputs, tokeniser and options of a run, and what follows from them."""
+
+    files: tuple[SourceFile, ...]
+    options: TextOptions
+    tokenizer: TextTokenizer
+    eod: int | None
+    bos: int | None
+    choice: Choice
+    first_documents: int = 0
+    """Number of texts at the beginning that the reference tokeniser has encoded as well."""
+    task_bytes: int
+    recipe: RecipePart | None = None
+
+    @staticmethod
+    def record_spec(options: TextOptions) -> RecordSpec:
+        """What readers must read of each record."""
+        records = options.records
+        return RecordSpec(
+            fields=records.fields,
+            id_field=records.id_field,
+            whole=options.filters.function is not None or not records.fields,
+            sample_by=records.sample_by,
+            lists=not records.fields,
+        )
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of the documents: the keys that are written, and the domain if there is one."""
+        if self.recipe is not None:
+            return self.recipe.columns
+        return tuple(Column(key, self.dtype.name) for key in output_keys(self.options))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that are written."""
+        return tuple(column.key for column in self.columns if column.kind != "domain")
+
+    @property
+    def max_records(self) -> int | None:
+        """The most records that the run keeps; None sets no limit."""
+        return None if self.recipe is None else self.recipe.max_records
+
+    @property
+    def max_domains(self) -> int:
+        """The most stores that the run may have open at the same time: each has two open files for each key."""
+        return MAX_OPEN_KEYS // max(len(self.keys), 1)
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether the documents are shuffled, and so leave the order of the input."""
+        return self.options.output.shuffle is not None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the tokens in the store."""
+        return np.dtype(optimal_dtype(self.tokenizer.vocab_size))
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all input files."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def output_bytes(self) -> int:
+        """A rough estimate of the size of the output in bytes."""
+        return sum(file.text_bytes for file in self.files) * self.dtype.itemsize // _BYTES_PER_TOKEN
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of pieces to commit before a checkpoint, which allows deleting them: a small part of the output."""
+        return min(max(self.output_bytes // _CHECKPOINTS, MIN_PENDING_BYTES), MAX_PENDING_BYTES)
+
+    def place(self, file: int, line: int) -> str:
+        """The place of a record in this file in words, such as ``line 7``; ``line`` counts from 0."""
+        noun = record_noun(self.files[file].format, self.options.records.sample_by)
+        return f"{noun} {line + counted_from(noun):,}"
+
+    def setup(self, *, parts: str, buckets: str, tokenizer: str, backend: str) -> Setup:
+        """The first message to each worker."""
+        options = self.options
+        seed = options.output.shuffle
+        return Setup(
+            parent=os.getpid(),
+            parts=parts,
+            buckets=buckets,
+            records=self.record_spec(options),
+            max_record_bytes=options.records.max_record_bytes,
+            join=options.records.join,
+            encoding=Encoding(
+                tokenizer=tokenizer,
+                backend=backend,
+                special=options.tokens.special_tokens_in_text,
+                eod=self.eod,
+                bos=self.bos,
+                vocab_size=self.tokenizer.vocab_size,
+                dtype=self.dtype.name,
+            ),
+            filters=options.filters,
+            columns=self.columns,
+            on_error=options.errors.on_error,
+            max_errors=options.errors.max_errors if isinstance(options.errors.max_errors, int) else None,
+            with_text_hashes=options.deduplicate,
+            order_key=None if seed is None else source_key(seed, "", "prepare shuffle"),
+            sample_key=source_key(0, self.tokenizer.fingerprint, "prepare sample"),
+            making=None if self.recipe is None else self.recipe.making,
+        )
+
+    def orders(self, *, first_task: int, start: PiecePosition, hashed: list[str]) -> list[Order]:
+        """The tasks from ``first_task`` on, which begins at ``start``, and the files that have no hash yet to hash."""
+        # Readers do not need the sizes of units, and a file may have many thousands of units.
+        sent = [msgspec.structs.replace(file, unit_bytes=()) for file in self.files]
+        orders: list[Order] = []
+        for task in plan_tasks(self.files, task_bytes=self.task_bytes, max_spans=MAX_TASK_SPANS):
+            # A file that is cut into several spans, or whose reader does not read it in order, is hashed separately.
+            for span in task.spans:
+                file = self.files[span.file]
+                is_due = span.begin == 0 and not hashed[span.file] and not file.fault
+                if is_due and not is_hashed_while_read(file, span):
+                    orders.append(HashTask(span.file, sent[span.file]))
+            if task.number >= first_task:
+                files = tuple(sent[span.file] for span in task.spans)
+                orders.append(TextTask(task, files, start if task.number == first_task else PiecePosition()))
+        return orders

@@ -1,0 +1,179 @@
+"""One task of the second phase: write the tar and the index of a shard from the list of its samples."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+import xxhash
+
+from headrace.errors import HeadraceError, InputError, OutputError
+from headrace.preparing.shards.messages import (
+    FilledShard,
+    FillTask,
+    FoundPart,
+    ListedSample,
+    ShardSetup,
+    save,
+    spool_path,
+)
+from headrace.stores.tar.writer import TarWriter
+
+CHUNK_BYTES: Final = 4 << 20
+_LENGTH = struct.Struct("<I")
+_MODULUS: Final = 1 << 128
+
+
+class FileHashes:
+    """One hash of many files in any order: the sum of the xxh3_128 of ``name, NUL, hash of the content``."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, name: str, digest: bytes) -> None:
+        """Add a file; a file that is used twice counts twice."""
+        self.total = (self.total + xxhash.xxh3_128_intdigest(name.encode() + b"\0" + digest)) % _MODULUS
+
+    def add_sum(self, other: str) -> None:
+        """Add the files of another sum, in hex."""
+        self.total = (self.total + int(other, 16)) % _MODULUS
+
+    @property
+    def xxh3_128(self) -> str:
+        """The sum, in hex."""
+        return f"{self.total:032x}"
+
+
+def list_path(folder: str | Path, shard: int) -> Path:
+    """Return the path of the list of a shard."""
+    return Path(folder) / f"{shard}.list"
+
+
+def done_path(folder: str | Path, shard: int) -> Path:
+    """Return the path of the file that says that a shard is complete."""
+    return Path(folder) / f"{shard}.done"
+
+
+def pack_listed(sample: ListedSample) -> bytes:
+    """Encode a sample as an entry of a list."""
+    data = msgspec.msgpack.encode(sample)
+    return _LENGTH.pack(len(data)) + data
+
+
+def read_list(path: Path) -> list[ListedSample]:
+    """Read the list of a shard; the samples are returned in their order.
+
+    Raises:
+        OutputError: the list cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be read back: {error.strerror or error}") from error
+    decoder = msgspec.msgpack.Decoder(ListedSample)
+    view, at, found = memoryview(data), 0, []
+    while at < len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size + length
+        found.append(decoder.decode(view[at - length : at]))
+    return sorted(found, key=lambda sample: sample.place)
+
+
+class Filler:
+    """Writes shards. Parts are copied in pieces of 4 MiB, so memory is bounded for parts of any size.
+
+    Args:
+        setup: the folders and inputs of the run.
+        report: called with the bytes of contents and the number of samples that a shard holds so far.
+    """
+
+    def __init__(self, setup: ShardSetup, report: Callable[[int, int], None]) -> None:
+        self._setup = setup
+        self._report = report
+        self._spools: dict[int, BinaryIO] = {}
+
+    def run(self, order: FillTask) -> None:
+        """Write a shard, then the file that says that it is complete.
+
+        Raises:
+            InputError: a file cannot be read, or has changed since it was surveyed.
+            OutputError: a file cannot be written.
+        """
+        samples = read_list(list_path(self._setup.lists, order.shard))
+        parts: list[tuple[int, str, int, int]] = []
+        hashes: dict[int, FileHashes] = {}
+        file_bytes: dict[int, int] = {}
+        copied = 0
+        try:
+            with TarWriter(Path(self._setup.shards) / order.name) as writer:
+                for number, sample in enumerate(samples):
+                    writer.begin_sample(sample.key)
+                    for part in sample.parts:
+                        if part.path:
+                            sums = hashes.setdefault(sample.input, FileHashes())
+                            offset = writer.add_part(part.name, part.size, self._file(sample.input, part, sums))
+                            file_bytes[sample.input] = file_bytes.get(sample.input, 0) + part.size
+                        else:
+                            offset = writer.add_part(part.name, part.size, self._spooled(sample.spool, part))
+                        parts.append((number, part.name, offset, part.size))
+                        copied += part.size
+                    self._report(copied, number + 1)
+                written = writer.finish()
+        finally:
+            for file in self._spools.values():
+                file.close()
+            self._spools.clear()
+        filled = FilledShard(
+            files=written.files,
+            keys=tuple(sample.key for sample in samples),
+            offsets=written.offsets,
+            parts=tuple(parts),
+            part_bytes=written.part_bytes,
+            file_bytes=file_bytes,
+            file_hashes={given: sums.xxh3_128 for given, sums in hashes.items()},
+        )
+        save(done_path(self._setup.done, order.shard), filled, sync=True)
+
+    def _file(self, given: int, part: FoundPart, sums: FileHashes) -> Iterator[bytes]:
+        path = Path(self._setup.survey.roots[given], part.path)
+        hasher = xxhash.xxh3_128()
+        left = part.size
+        try:
+            with path.open("rb", buffering=0) as file:
+                while left:
+                    data = file.read(min(left, CHUNK_BYTES))
+                    if not data:
+                        break
+                    left -= len(data)
+                    hasher.update(data)
+                    yield data
+                changed = bool(left or file.read(1)) or path.stat().st_mtime_ns != part.mtime_ns
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror or error}. Nothing was written.") from error
+        if changed:
+            raise InputError(
+                f"{path}: the file changed during the run: it had {part.size:,} bytes. Wait until it is complete, then "
+                "run again with --restart."
+            )
+        sums.add(part.path, hasher.digest())
+
+    def _spooled(self, spool: int, part: FoundPart) -> Iterator[bytes]:
+        path = spool_path(self._setup.survey.folder, spool)
+        try:
+            file = self._spools.get(spool)
+            if file is None:
+                if len(self._spools) >= 64:
+                    self._spools.pop(next(iter(self._spools))).close()
+                file = self._spools[spool] = path.open("rb", buffering=0)
+            file.seek(part.offset)
+            left = part.size
+            while left and (data := file.read(min(left, CHUNK_BYTES))):
+                left -= len(data)
+                yield data
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be read back: {error.strerror or error}") from error
+        if left:
+            raise HeadraceError(f"{path}: the file is too short: start again with --restart")

@@ -1,0 +1,261 @@
+"""The end of a run: compare the shards with the plan, and write the manifest and the ``.nv-meta``.
+
+With the ``.nv-meta`` Energon and `EnergonStore` can open the folder without further steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import yaml
+
+from headrace.errors import HeadraceError
+from headrace.io import atomic_write, file_sum, output_errors
+from headrace.preparing.shards.filling import FileHashes
+from headrace.preparing.shards.inputs import MediaInput
+from headrace.preparing.shards.listing import group_files
+from headrace.preparing.shards.messages import FilledShard
+from headrace.preparing.shards.options import PartSpec, ShardOptions, ShardOutput
+from headrace.preparing.shards.planning import Planned, ShardPlan
+from headrace.stores import (
+    PROVENANCE_NAME,
+    InputFile,
+    InputOrder,
+    KeyInfo,
+    Ledger,
+    Manifest,
+    OutputShard,
+    ShuffledOrder,
+    TokenLedger,
+    save_manifest,
+)
+from headrace.stores.energon.config_file import DATASET_NAME, INDEX_NAME, INFO_NAME, META_FOLDER, SPLIT_NAME, UUID_NAME
+from headrace.stores.energon.splits import write_info, write_splits
+from headrace.stores.energon.sqlite_writer import SqliteWriter
+from headrace.stores.tar.scan import ScannedShard
+
+META_FILES = tuple(f"{META_FOLDER}/{name}" for name in (INDEX_NAME, UUID_NAME, INFO_NAME, SPLIT_NAME, DATASET_NAME))
+"""Files of ``.nv-meta`` in the order in which they are moved into place. Nothing opens without the last ones."""
+
+VOUCHED_META_FILES = tuple(f"{META_FOLDER}/{name}" for name in (INDEX_NAME, UUID_NAME, INFO_NAME))
+"""Files that users do not edit; the manifest holds their hashes."""
+
+ENERGON_VERSION = "7.4.1"
+"""Version of Energon whose layout is written."""
+
+_MODULE = "megatron.energon"
+
+
+def write_nv_meta(
+    root: Path, names: Sequence[str], filled: Iterable[FilledShard], plan: ShardPlan, output: ShardOutput
+) -> None:
+    """Write all files of ``.nv-meta``. The same shards always give the same bytes.
+
+    Args:
+        root: the folder of the shards.
+        names: names of the shards, in order.
+        filled: contents of the shards, in order.
+        plan: the shards of each part of the split.
+        output: sample type and field map.
+
+    Raises:
+        OutputError: a file cannot be written.
+    """
+    with output_errors(root, "create .nv-meta in"):
+        (root / META_FOLDER).mkdir(exist_ok=True)
+    counts = {}
+    with SqliteWriter(root) as index:
+        for number, (name, shard) in enumerate(zip(names, filled, strict=True)):
+            index.add_shard(number, _as_scanned(shard))
+            counts[name] = len(shard.keys)
+    write_info(root, counts, ENERGON_VERSION)
+    write_splits(root, {part: names[begin:end] for part, (begin, end) in plan.splits.items()})
+    atomic_write(root / META_FOLDER / DATASET_NAME, yaml.safe_dump(dataset_yaml(output), sort_keys=False).encode())
+
+
+def _as_scanned(shard: FilledShard) -> ScannedShard:
+    """Return what a scan of the tar would find."""
+    samples = [part[0] for part in shard.parts]
+    return ScannedShard(
+        offsets=np.array(shard.offsets, np.int64),
+        keys=list(shard.keys),
+        part_bounds=np.searchsorted(samples, np.arange(len(shard.keys) + 1)).astype(np.int64),
+        part_names=[part[1] for part in shard.parts],
+        part_offsets=np.array([part[2] for part in shard.parts], np.int64),
+        part_sizes=np.array([part[3] for part in shard.parts], np.int64),
+        size=shard.files[0].size,
+        faults=(),
+    )
+
+
+def dataset_yaml(output: ShardOutput) -> dict[str, Any]:
+    """Return the content of ``dataset.yaml``: a sample type with its fields, or crude samples."""
+    if output.sample_type is None:
+        return {"__module__": _MODULE, "__class__": "CrudeWebdataset"}
+    return {
+        "sample_type": {"__module__": _MODULE, "__class__": output.sample_type},
+        "field_map": dict(output.field_map),
+    }
+
+
+ORIGINS_NAME = "origins"
+SHARDS_NAME = "shards"
+
+
+def shard_name(number: int) -> str:
+    """Return the name of a shard, such as ``shard-000017.tar``."""
+    return f"shard-{number:06d}.tar"
+
+
+class Totals:
+    """Collects what the manifest records about the shards, in their order."""
+
+    def __init__(self) -> None:
+        self.outputs: list[OutputShard] = []
+        self._file_bytes: Counter[int] = Counter()
+        self._hashes: dict[int, FileHashes] = {}
+
+    def add(self, shard: FilledShard) -> None:
+        """Add the next shard."""
+        name = shard_name(len(self.outputs))
+        sizes = sorted(shard.part_bytes.items())
+        self.outputs.append(
+            OutputShard(
+                prefix=name.removesuffix(".tar"),
+                format="tar",
+                documents=len(shard.keys),
+                keys={part: KeyInfo(dtype="uint8", tokens=size, ids=False) for part, size in sizes},
+                contiguous=False,
+                files=shard.files,
+            )
+        )
+        self._file_bytes.update(shard.file_bytes)
+        for given, total in shard.file_hashes.items():
+            self._hashes.setdefault(given, FileHashes()).add_sum(total)
+
+    def check(self, planned: Planned) -> None:
+        """Raise HeadraceError if the shards do not hold what the plan says."""
+        for what, wanted, found in (
+            ("samples kept, and samples in the shards", planned.documents.kept, sum(s.documents for s in self.outputs)),
+            ("bytes kept, and bytes in the shards", planned.contents.kept, sum(s.tokens for s in self.outputs)),
+        ):
+            if wanted != found:
+                raise HeadraceError(
+                    f"the ledger does not balance: {what}: {wanted:,} and {found:,}. Nothing was written. This is a "
+                    "defect of Headrace or of this machine: please report it."
+                )
+
+    def files(self, given: int, name: str, kind: str) -> InputFile | None:
+        """Return one entry for all files below the root of an input that are in the shards; None if there are none."""
+        if given not in self._hashes:
+            return None
+        return InputFile(path=name, format=kind, size=self._file_bytes[given], xxh3_128=self._hashes[given].xxh3_128)
+
+
+def build_manifest(
+    work: Path,
+    inputs: Sequence[MediaInput],
+    parts: Sequence[tuple[PartSpec, ...]],
+    options: ShardOptions,
+    planned: Planned,
+    totals: Totals,
+) -> Manifest:
+    """Check that the ledger balances, and write the manifest into the work folder.
+
+    Raises:
+        HeadraceError: the shards hold more or less than the plan says.
+    """
+    totals.check(planned)
+    seed = options.output.shuffle
+    manifest = Manifest(
+        inputs=_inputs(inputs, planned.hashes, totals, options),
+        options=_options(parts, options, planned),
+        order=InputOrder() if seed is None else ShuffledOrder(seed=seed),
+        outputs=tuple(totals.outputs),
+        ledger=Ledger(documents=planned.documents, tokens=TokenLedger(made=0, kept=0), contents=planned.contents),
+        errors=planned.errors,
+        provenance=planned.origins,
+        # Users may edit the split file and dataset.yaml, so the manifest holds no hashes of them.
+        beside=tuple(
+            msgspec.structs.replace(file_sum(work / SHARDS_NAME / name), name=name) for name in VOUCHED_META_FILES
+        ),
+    )
+    return save_manifest(work, manifest)
+
+
+def moves(manifest: Manifest) -> dict[str, str]:
+    """Map names in the work folder to names in the output folder; the files that make it open come last."""
+    found = {f"{ORIGINS_NAME}/{file.name}": f"{PROVENANCE_NAME}/{file.name}" for file in manifest.provenance}
+    for shard in manifest.outputs:
+        found |= {f"{SHARDS_NAME}/{file.name}": file.name for file in shard.files}
+    found |= {f"{SHARDS_NAME}/{name}": name for name in META_FILES}
+    return {**found, "headrace.json": "headrace.json"}
+
+
+def _inputs(
+    inputs: Sequence[MediaInput], hashes: Mapping[int, str], totals: Totals, options: ShardOptions
+) -> tuple[InputFile, ...]:
+    """Return one entry for each input, as the table of origins counts them, then one for the files that each names."""
+    first, more = [], []
+    for number, given in enumerate(inputs):
+        if given.table is not None:
+            table = given.table
+            first.append(
+                InputFile(path=given.name, format=table.format, size=table.size_bytes, xxh3_128=hashes[number])
+            )
+            root = options.source.root or str(Path(given.name).parent)
+            more += [entry] if (entry := totals.files(number, root, "files")) is not None else []
+            continue
+        empty = InputFile(path=given.name, format="folder", size=0, xxh3_128=FileHashes().xxh3_128)
+        first.append(totals.files(number, given.name, "folder") or empty)
+        if given.captions is not None:
+            table = given.captions
+            digest = hashes[number + len(inputs)]
+            more.append(InputFile(path=table.name, format=table.format, size=table.size_bytes, xxh3_128=digest))
+    return (*first, *more)
+
+
+def _options(parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions, planned: Planned) -> dict[str, Any]:
+    splits = {name: list(shards) for name, shards in planned.plan.splits.items()}
+    return {**_asked(parts, options), "splits": splits, "meta_files": list(META_FILES)}
+
+
+def _asked(parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions) -> dict[str, Any]:
+    # Through JSON, so that the result equals what is read back from a manifest.
+    groups = {
+        name: msgspec.json.decode(msgspec.json.encode(getattr(options, name)))
+        for name in ("source", "output", "errors")
+    }
+    return {**groups, "kind": "shards", "parts": [[str(spec) for spec in specs] for specs in parts]}
+
+
+def is_made(
+    manifest: Manifest, inputs: Sequence[MediaInput], parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions
+) -> bool:
+    """Whether a run would write what this manifest lists. If everything else is equal, all inputs are read.
+
+    The answer is False if samples were left out, and for tables that name files: only a run finds out which of these
+    are in the shards.
+    """
+    planned = {name: manifest.options.get(name) for name in ("splits", "meta_files")}
+    if manifest.options != {**_asked(parts, options), **planned} or manifest.ledger.documents.dropped:
+        return False
+    found: list[tuple[str, str]] = []
+    for given in inputs:
+        if given.table is not None:
+            found.append((given.name, file_sum(given.table.path).xxh3_128))
+        if given.listing is None:
+            continue
+        total = FileHashes()
+        for group in group_files(given.listing, options.source.key_dots, None)[0]:
+            for _, file in group.files:
+                total.add(file.name, bytes.fromhex(file_sum(Path(given.root, file.name)).xxh3_128))
+        found.append((given.name, total.xxh3_128))
+        if given.captions is not None:
+            found.append((given.captions.name, file_sum(given.captions.path).xxh3_128))
+    return sorted(found) == sorted((file.path, file.xxh3_128) for file in manifest.inputs)

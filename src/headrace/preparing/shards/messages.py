@@ -1,0 +1,237 @@
+"""The messages between a run over media and its workers, and the results that workers leave on disk, as msgpack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import xxhash
+
+from headrace.errors import OutputError
+from headrace.io import FileSum, output_errors
+from headrace.preparing.shards.options import PartSpec
+from headrace.preparing.sources import RecordSpec, SourceFile, Task
+
+T = TypeVar("T")
+SPEC = RecordSpec(fields=(), whole=True, lists=True)
+"""How tables are read: as whole records."""
+
+NO_FILE = -1
+
+
+class ShardProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run is, including unfinished tasks."""
+
+    phase: Literal["survey", "write"]
+    done_bytes: int
+    """Bytes of the inputs that are surveyed, or of the contents that are written."""
+    total_bytes: int
+    """Bytes of all inputs, or of all contents."""
+    samples: int
+    """Number of samples that are surveyed, or written."""
+
+
+class SurveySetup(msgspec.Struct, frozen=True, kw_only=True):
+    """How rows and files become samples."""
+
+    parts: tuple[tuple[PartSpec, ...], ...]
+    """The parts for each input."""
+    key_field: str | None
+    key_dots: Literal["error", "replace", "part"]
+    verify: bool
+    max_record_bytes: int
+    roots: tuple[str, ...]
+    """For each input the absolute path of the folder of its files."""
+    folder: str
+    """Folder of the surveys and spools."""
+
+
+class ShardSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message to a worker: what is the same for all tasks."""
+
+    parent: int
+    survey: SurveySetup
+    lists: str
+    shards: str
+    done: str
+
+
+class TableTask(msgspec.Struct, frozen=True, tag=True):
+    """A task: survey these spans of tables."""
+
+    task: Task
+    files: tuple[SourceFile, ...]
+
+    @property
+    def task_index(self) -> int:
+        """Position of the result among all results."""
+        return self.task.number
+
+
+class FolderTask(msgspec.Struct, frozen=True, tag=True):
+    """A task: survey groups of files."""
+
+    number: int
+    input: int
+    listing: str
+    """The file that lists the groups."""
+
+    @property
+    def task_index(self) -> int:
+        """Position of the result among all results."""
+        return self.number
+
+
+class FillTask(msgspec.Struct, frozen=True, tag=True):
+    """A task: write a shard."""
+
+    shard: int
+    name: str
+
+    @property
+    def task_index(self) -> int:
+        """Position of the result among all results."""
+        return self.shard
+
+
+class SumTask(msgspec.Struct, frozen=True, tag=True):
+    """A task: hash a table that no single task reads as a whole."""
+
+    number: int
+    file: SourceFile
+
+    @property
+    def task_index(self) -> int:
+        """Always -1: the result has no position, and is used as soon as it arrives."""
+        return -1
+
+
+ShardOrder = TableTask | FolderTask | FillTask | SumTask
+
+
+class FoundPart(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a sample: a range of the spool, or a file."""
+
+    name: str
+    size: int
+    offset: int = 0
+    """Position of its content in the spool."""
+    path: str = ""
+    """Path of the file, relative to the root of its input; empty if the content is in the spool."""
+    mtime_ns: int = 0
+
+
+class FoundSample(msgspec.Struct, frozen=True, array_like=True):
+    """A sample that was found: a row of a table, or a group of files."""
+
+    line: int
+    """Number of the line within its span."""
+    key: str
+    """Key of the sample; empty if the key is its number."""
+    parts: tuple[FoundPart, ...]
+    bad: str = ""
+    """Why the sample cannot be used; ``parts`` are then those that were found before the fault."""
+    name: str = ""
+    """Name of the sample in the input, if the key differs from it."""
+
+
+class FoundSpan(msgspec.Struct, frozen=True, array_like=True):
+    """The samples in a span of an input; every line is a sample or blank."""
+
+    input: int
+    lines: int
+    samples: tuple[FoundSample, ...]
+    blank: tuple[int, ...]
+    input_bytes: int
+    begin: int
+    end: int
+    xxh3_128: str = ""
+
+
+class ShardSurvey(msgspec.Struct, frozen=True, array_like=True):
+    """The result of a survey task."""
+
+    spans: tuple[FoundSpan, ...]
+    spool_bytes: int = 0
+
+
+class ListedSample(msgspec.Struct, frozen=True, array_like=True):
+    """A sample in the list of a shard that will be written."""
+
+    place: int
+    """Its position in the shard."""
+    key: str
+    input: int
+    spool: int
+    """The task whose spool holds its parts."""
+    parts: tuple[FoundPart, ...]
+
+
+class FilledShard(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard that was written, with what the index needs to know of it."""
+
+    files: tuple[FileSum, FileSum]
+    keys: tuple[str, ...]
+    offsets: tuple[int, ...]
+    parts: tuple[tuple[int, str, int, int], ...]
+    """For each part the number of its sample, its name, and offset and size of its content."""
+    part_bytes: dict[str, int]
+    file_bytes: dict[int, int]
+    """For each input the number of bytes that came from files below its root."""
+    file_hashes: dict[int, str]
+    """For each input the sum of the hashes of these files, in hex; see `filling.FileHashes`."""
+
+
+def survey_path(folder: str | Path, task_index: int) -> Path:
+    """Return the path of the survey of a task."""
+    return Path(folder) / f"{task_index}.survey"
+
+
+def spool_path(folder: str | Path, task_index: int) -> Path:
+    """Return the path of the spool of a task, which holds the values of columns."""
+    return Path(folder) / f"{task_index}.spool"
+
+
+def save(path: Path, value: Any, *, sync: bool = False) -> None:
+    """Write a message, followed by its hash, atomically.
+
+    Args:
+        path: the file.
+        value: the message.
+        sync: whether to flush it to the disk, so that it survives a loss of power.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    from headrace.io import atomic_write
+
+    data = msgspec.msgpack.encode(value)
+    data += xxhash.xxh3_64_digest(data)
+    if sync:
+        atomic_write(path, data)
+        return
+    temporary = path.with_name(f".{path.name}.tmp")
+    with output_errors(path, "write"):
+        temporary.write_bytes(data)
+        temporary.rename(path)
+
+
+def load(path: Path, kind: type[T]) -> T | None:
+    """Read a message that `save` wrote; None if there is none, or it is incomplete after a loss of power.
+
+    Raises:
+        OutputError: the file cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if xxhash.xxh3_64_digest(data[:-8]) != data[-8:]:
+        return None
+    try:
+        return msgspec.msgpack.decode(data[:-8], type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

@@ -1,0 +1,205 @@
+"""Options of `prepare_shards`, with all their defaults."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from headrace.errors import ConfigError
+from headrace.preparing.options import ErrorOptions
+from headrace.stores.tar.names import sample_part
+
+PartKind = Literal["path", "column", "bytes", "row"]
+
+IMAGE = "image"
+"""A part of this name is renamed by its content: ``jpg``, ``png``, ``webp``, ..."""
+
+FORMS = "part=path:COLUMN, part=column:COLUMN, part=bytes:COLUMN or part=row"
+
+
+class PartSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One part of every sample of a table: its name, and where its content comes from.
+
+    Attributes:
+        part: name of the part in the shard (``jpg``, ``txt``); ``image`` is renamed by its content.
+        kind: ``path``, the file that a column names; ``column``, the text of a column, or its JSON if it is not text;
+            ``bytes``, the bytes of a binary column, a Hugging Face image or base64; ``row``, JSON of all columns that
+            no other part uses.
+        column: name of the column; empty for ``row``.
+
+    Example:
+        >>> from headrace.preparing.shards import PartSpec
+        >>> str(PartSpec(part="txt", kind="column", column="caption"))
+        'txt=column:caption'
+    """
+
+    part: str
+    kind: PartKind
+    column: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> PartSpec:
+        """Parse the form of the command line, such as ``jpg=path:image_path``.
+
+        Raises:
+            ConfigError: the text has another form.
+        """
+        part, equals, source = text.partition("=")
+        kind, colon, column = source.partition(":")
+        is_row = kind == "row" and not colon
+        if not equals or not (is_row or (kind in ("path", "column", "bytes") and column)):
+            raise ConfigError(f"--part {text!r}: the forms are {FORMS}")
+        return cls(part=part, kind=kind, column=column)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return f"{self.part}={self.kind}:{self.column}" if self.column else f"{self.part}={self.kind}"
+
+
+class ShardSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the inputs become samples with keys and parts."""
+
+    parts: tuple[PartSpec, ...] = ()
+    """Parts of the samples of tables and captions. If it is empty, they are chosen by the names of the columns; see
+    `inputs.choose_parts`."""
+
+    key_field: str | None = None
+    """The column that holds the key of a sample; None numbers the samples through all inputs, with nine digits."""
+
+    key_dots: Literal["error", "replace", "part"] = "error"
+    """What happens to a dot in a key: ``error``; ``replace`` it by ``_``; or ``part``: the name of a file's part begins
+    after its first dot (``a.seg.png`` is part ``seg.png`` of ``a``), as webdataset reads it."""
+
+    root: str | None = None
+    """The folder of the files that a table names; None means the folder of the table."""
+
+    captions: str | None = None
+    """A table whose rows name and describe the files of a folder."""
+
+    verify: bool = False
+    """Check the headers of images, and whole texts and JSON."""
+
+    duplicates: Literal["error", "drop"] = "error"
+    """What happens to a sample whose key an earlier sample has: it is an error, or it is left out and counted."""
+
+    max_record_bytes: int = 256 << 20
+    """Maximum bytes of a line of a table; a longer line is a bad record."""
+
+
+class ShardOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is written: size and order of the shards, split and sample type."""
+
+    samples_per_shard: int | None = 10_000
+    """Maximum number of samples per shard; None means no limit."""
+
+    shard_bytes: int | None = 1 << 30
+    """Maximum bytes of a shard; None means no limit. A shard ends before the sample that would exceed it; a larger
+    sample gets a shard of its own."""
+
+    shuffle: int | None = None
+    """Seed of a uniform shuffle of all samples; None keeps the order of the input."""
+
+    split_ratio: tuple[float, ...] = ()
+    """Shares of train, val and test, as 8, 1, 1; each part has its own shards. Without shares all samples are train."""
+
+    sample_type: str | None = None
+    """The sample type in ``dataset.yaml``, as ``CaptioningSample``; None makes the samples crude."""
+
+    field_map: dict[str, str] = {}
+    """Fields of the sample type, and the part that each comes from."""
+
+
+class ShardOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `prepare_shards`.
+
+    ``source`` and ``output`` decide the bytes of the output. The other options change no byte of a run that
+    succeeds.
+
+    Example:
+        >>> from headrace.preparing.shards import ShardOptions, ShardOutput
+        >>> options = ShardOptions(output=ShardOutput(samples_per_shard=1000, split_ratio=(8, 1, 1)))
+        >>> options.output.samples_per_shard
+        1000
+    """
+
+    source: ShardSource = ShardSource()
+    output: ShardOutput = ShardOutput()
+    errors: ErrorOptions = ErrorOptions()
+
+    workers: int | None = None
+    """Number of worker processes; None means the number of usable cores."""
+
+    overwrite: bool = False
+    """Replace the output of an earlier run in the same folder once the new one is complete."""
+
+    restart: bool = False
+    """Discard the work of an unfinished run in the folder, and start from the beginning."""
+
+
+SPLIT_NAMES = ("train", "val", "test")
+
+
+def check_options(options: ShardOptions) -> None:
+    """Refuse options that are invalid or contradict each other.
+
+    Raises:
+        ConfigError: an option is refused; the message says what was found and what is allowed.
+    """
+    output, errors = options.output, options.errors
+    _check_parts(options.source)
+    for name in ("samples_per_shard", "shard_bytes"):
+        value = getattr(output, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}: at least 1 is needed")
+    if output.shuffle is not None and not 0 <= output.shuffle < 1 << 63:
+        raise ConfigError(f"the seed of --shuffle is {output.shuffle}: allowed are 0 to 2^63 - 1")
+    ratio = output.split_ratio
+    if ratio and (len(ratio) > len(SPLIT_NAMES) or not all(0 <= share < 1e15 for share in ratio) or not sum(ratio)):
+        raise ConfigError(f"split_ratio is {ratio}: give the shares of train, val and test, as 8,1,1")
+    if (output.sample_type is None) != (not output.field_map):
+        raise ConfigError(
+            "a sample type needs a field map, which says which part each field comes from: give both or neither"
+        )
+    if output.sample_type is not None:
+        check_sample_type(output.sample_type, output.field_map)
+    if not 0 <= errors.max_errors < (1 if isinstance(errors.max_errors, float) else math.inf):
+        raise ConfigError(
+            f"max_errors is {errors.max_errors}: allowed are a number of records, or a share below 1 such as 0.001"
+        )
+    if options.workers is not None and options.workers < 1:
+        raise ConfigError(f"workers is {options.workers}: at least 1 is needed")
+    if options.source.max_record_bytes < 1 << 20:
+        raise ConfigError(f"max_record_bytes is {options.source.max_record_bytes:,}: at least {1 << 20:,} are needed")
+
+
+def _check_parts(source: ShardSource) -> None:
+    names = [spec.part for spec in source.parts]
+    for spec in source.parts:
+        if sample_part(f"key.{spec.part}") != ("key", spec.part) or not spec.part or not spec.part.isprintable():
+            raise ConfigError(
+                f"--part {spec}: {spec.part!r} cannot name a part: write a printable name without slash, as seg.png"
+            )
+        if names.count(spec.part) > 1:
+            raise ConfigError(f"--part: the part {spec.part!r} is named twice")
+
+
+def check_sample_type(name: str, field_map: dict[str, str]) -> None:
+    """Raise ConfigError unless the sample type exists and the field map has its required fields and no unknown ones."""
+    import dataclasses
+    import difflib
+
+    from headrace.samples.media.registry import SAMPLE_TYPES
+
+    if name not in SAMPLE_TYPES:
+        close = difflib.get_close_matches(name, SAMPLE_TYPES, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"no sample type {name!r}; known types are {', '.join(SAMPLE_TYPES)}{hint}")
+    fields = [field for field in dataclasses.fields(SAMPLE_TYPES[name]) if not field.name.startswith("__")]
+    for field in field_map:
+        if field not in [known.name for known in fields]:
+            raise ConfigError(f"{name} has no field {field!r}; it has {', '.join(known.name for known in fields)}")
+    for known in fields:
+        is_needed = known.default is dataclasses.MISSING and known.default_factory is dataclasses.MISSING
+        if is_needed and known.name not in field_map:
+            raise ConfigError(f"the field map has no {known.name!r}, which {name} needs")

@@ -1,0 +1,465 @@
+"""`prepare_shards`: write media files and tables into tar shards, in two phases over worker processes.
+
+`ShardRun` drives the workers; `ShardWorker` is the code in a worker, which does one task after another until its parent
+closes the connection.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError, StoreError, WorkerError
+from headrace.io import check_local, file_sum, output_errors
+from headrace.preparing.executor import RUN_AHEAD, AnyTask, WorkerProcesses, run_tasks
+from headrace.preparing.messages import HashDone, PieceDone, Progress, Reply, TaskFailed
+from headrace.preparing.output_folder import OutputFolder
+from headrace.preparing.run import REPORT_S, usable_cores
+from headrace.preparing.shards.filling import Filler, done_path
+from headrace.preparing.shards.finishing import (
+    ORIGINS_NAME,
+    SHARDS_NAME,
+    Totals,
+    build_manifest,
+    is_made,
+    moves,
+    shard_name,
+    write_nv_meta,
+)
+from headrace.preparing.shards.inputs import MediaInput, SurveyTasks, choose_parts, described, find_media, plan_survey
+from headrace.preparing.shards.messages import (
+    FilledShard,
+    FillTask,
+    ShardOrder,
+    ShardProgress,
+    ShardSetup,
+    ShardSurvey,
+    SumTask,
+    SurveySetup,
+    load,
+    save,
+    spool_path,
+    survey_path,
+)
+from headrace.preparing.shards.options import PartSpec, ShardOptions, check_options
+from headrace.preparing.shards.planning import NothingLeftError, Planned, Planner, Sums
+from headrace.preparing.shards.survey import Surveyor
+from headrace.stores import ErrorEntry, Manifest, load_manifest
+
+PROGRESS_S = 0.4
+COMMAND = "import sys; from headrace.preparing.shards.run import main; main(int(sys.argv[1]))"
+
+
+class ShardWorker:
+    """Does tasks in a worker process, and reports progress on the way."""
+
+    def __init__(self, connection: Connection, setup: ShardSetup) -> None:
+        self._connection = connection
+        self._parent = setup.parent
+        self._task_index = -1
+        self._reported_s = time.monotonic()
+        self._surveyor = Surveyor(setup.survey, lambda size, samples, parts: self._report(size, samples, parts))
+        self._filler = Filler(setup, lambda size, samples: self._report(size, samples, size))
+
+    def handle(self, order: ShardOrder) -> Reply:
+        """Do one task; any error becomes a `TaskFailed`."""
+        self._task_index = order.task_index
+        try:
+            if isinstance(order, SumTask):
+                digest = file_sum(order.file.path).xxh3_128
+                order.file.check_unchanged(os.stat(order.file.path))  # noqa: PTH116
+                return HashDone(order.number, digest)
+            if isinstance(order, FillTask):
+                self._filler.run(order)
+            else:
+                self._surveyor.run(order)
+            return PieceDone(order.task_index, 0, True)
+        except OutputError as error:
+            return TaskFailed(order.task_index, "output", str(error))
+        except StoreError as error:  # from `file_sum`
+            return TaskFailed(order.task_index, "input", str(error))
+        except HeadraceError as error:
+            return TaskFailed(order.task_index, "input", str(error))
+        except SystemExit:
+            raise
+        except BaseException:
+            return TaskFailed(order.task_index, "crash", traceback.format_exc())
+
+    def _report(self, size: int, samples: int, content: int) -> None:
+        if os.getppid() != self._parent:
+            raise SystemExit(1)
+        now = time.monotonic()
+        if now - self._reported_s >= PROGRESS_S:
+            self._reported_s = now
+            self._connection.send_bytes(msgspec.msgpack.encode(Progress(self._task_index, size, samples, content)))
+
+
+def main(descriptor: int) -> None:
+    """Run a worker: do the tasks that the parent sends over this socket."""
+    connection = Connection(descriptor)
+    try:
+        worker = ShardWorker(connection, msgspec.msgpack.decode(connection.recv_bytes(), type=ShardSetup))
+        decoder: msgspec.msgpack.Decoder[ShardOrder] = msgspec.msgpack.Decoder(ShardOrder)
+        while True:
+            reply = worker.handle(decoder.decode(connection.recv_bytes()))
+            connection.send_bytes(msgspec.msgpack.encode(reply))
+    except (EOFError, ConnectionError):
+        return  # The parent has finished, or has died.
+
+
+SURVEYS_NAME, LISTINGS_NAME, LISTS_NAME, DONE_NAME = "surveys", "listings", "lists", "done"
+PLANNED_NAME, HASHES_NAME = "planned", "hashes"
+_ADVICE = (
+    "Nothing was written; correct or remove it and run again with --restart, or skip bad samples with --on-error skip."
+)
+
+
+class ShardRun:
+    """Drives the workers, collects their results, and raises their errors.
+
+    The results of workers are on disk with their hashes, and are not made again. A run continues from these alone.
+    """
+
+    def __init__(
+        self,
+        folder: OutputFolder,
+        inputs: Sequence[MediaInput],
+        parts: Sequence[tuple[PartSpec, ...]],
+        tasks: SurveyTasks,
+        options: ShardOptions,
+        *,
+        on_progress: Callable[[ShardProgress], None],
+        on_notice: Callable[[str], None],
+    ) -> None:
+        self._folder = folder
+        self._work = folder.work
+        self._inputs = inputs
+        self._parts = parts
+        self._tasks = tasks
+        self._options = options
+        self._on_progress = on_progress
+        self._on_notice = on_notice
+        self._underway: dict[int, Progress] = {}
+        self._workers: WorkerProcesses | None = None
+
+    def run(self) -> tuple[Manifest, dict[str, str]]:
+        """Do the whole run; returns the manifest, and the files to move into place (see `OutputFolder.commit`)."""
+        with output_errors(self._work, "create folders in"):
+            for name in (SURVEYS_NAME, SHARDS_NAME, DONE_NAME):
+                (self._work / name).mkdir(exist_ok=True)
+        try:
+            with ExitStack() as stack:
+                planned = load(self._work / PLANNED_NAME, Planned) or self._survey(stack)
+                self._check_errors(planned.errors, planned.documents.read, is_whole=True)
+                totals = self._fill(planned, stack)
+            self._check_unchanged()
+            names = [shard_name(shard) for shard in range(planned.plan.num_shards)]
+            filled = (self._filled(shard) for shard in range(planned.plan.num_shards))
+            write_nv_meta(self._work / SHARDS_NAME, names, filled, planned.plan, self._options.output)
+            manifest = build_manifest(self._work, self._inputs, self._parts, self._options, planned, totals)
+        except BaseException as error:
+            if self._is_worth_keeping(error):
+                self._folder.keep()
+                if not isinstance(error, HeadraceError):
+                    self._on_notice("the work so far is kept: the same command continues from there")
+            raise
+        self._folder.keep()
+        return manifest, moves(manifest)
+
+    def _survey(self, stack: ExitStack) -> Planned:
+        surveys = self._work / SURVEYS_NAME
+        sums = Sums(self._inputs)
+        hashes: dict[int, str] = load(self._work / HASHES_NAME, dict[int, str]) or {}
+        ready = [
+            PieceDone(order.task_index, 0, True) for order in self._tasks.orders if self._survey_of(order.task_index)
+        ]
+        if ready:
+            self._on_notice(
+                f"continuing the unfinished run in this folder: {len(ready):,} tasks of its survey are done"
+            )
+        orders: list[AnyTask] = [order for order in self._tasks.sums if order.number not in hashes]
+        orders += self._tasks.orders
+        total_bytes = sum(given.total_bytes for given in self._inputs)
+
+        def report(progress: Progress | None) -> None:
+            own = self._own(progress, len_done)
+            self._on_progress(
+                ShardProgress(
+                    phase="survey",
+                    done_bytes=min(sums.input_bytes + sum(task.input_bytes for task in own), total_bytes),
+                    total_bytes=total_bytes,
+                    samples=len(sums.gathered) + sum(task.documents for task in own),
+                )
+            )
+
+        len_done = 0
+        for result in self._results(stack, orders, ready, report):
+            if isinstance(result, HashDone):
+                hashes[result.number] = result.xxh3_128
+                save(self._work / HASHES_NAME, hashes)
+                continue
+            survey = self._survey_of(result.task_index)
+            if survey is None:
+                raise OutputError(
+                    f"{survey_path(surveys, result.task_index)}: cannot be read back; run the same command again"
+                )
+            len_done = result.task_index + 1
+            sums.add(survey)
+            self._check_errors(sums.errors, len(sums.gathered), is_whole=False)
+        sums.check_whole()
+        self._check_unchanged()
+        sums.hashes.update(hashes)
+        self._check_errors(sums.errors, len(sums.gathered), is_whole=True)
+        planner = Planner(self._inputs, self._options, surveys, len(self._tasks.orders))
+        planned = planner.run(sums, self._work / LISTS_NAME, self._work / ORIGINS_NAME)
+        save(self._work / PLANNED_NAME, planned, sync=True)
+        return planned
+
+    def _survey_of(self, task_index: int) -> ShardSurvey | None:
+        """Load the survey of a task; None unless it and its spool are complete."""
+        surveys = self._work / SURVEYS_NAME
+        survey = load(survey_path(surveys, task_index), ShardSurvey)
+        if survey is not None and survey.spool_bytes:
+            spool = spool_path(surveys, task_index)
+            if not spool.exists() or spool.stat().st_size != survey.spool_bytes:
+                return None
+        return survey
+
+    def _fill(self, planned: Planned, stack: ExitStack) -> Totals:
+        bounds = planned.plan.bounds
+        ready = [PieceDone(shard, 0, True) for shard in range(len(bounds) - 1) if self._filled_or_none(shard)]
+        if ready:
+            self._on_notice(f"continuing the unfinished run in this folder: {len(ready):,} shards are done")
+        orders: list[AnyTask] = [FillTask(shard, shard_name(shard)) for shard in range(len(bounds) - 1)]
+        totals = Totals()
+        written = 0
+
+        def report(progress: Progress | None) -> None:
+            own = self._own(progress, len(totals.outputs))
+            self._on_progress(
+                ShardProgress(
+                    phase="write",
+                    done_bytes=written + sum(task.input_bytes for task in own),
+                    total_bytes=planned.contents.kept,
+                    samples=bounds[len(totals.outputs)] + sum(task.documents for task in own),
+                )
+            )
+
+        self._underway.clear()
+        for result in self._results(stack, orders, ready, report):
+            if isinstance(result, PieceDone):
+                shard = self._filled(result.task_index)
+                totals.add(shard)
+                written += sum(shard.part_bytes.values())
+        return totals
+
+    def _filled(self, shard: int) -> FilledShard:
+        filled = self._filled_or_none(shard)
+        if filled is None:
+            raise OutputError(
+                f"{self._work / SHARDS_NAME / shard_name(shard)}: is incomplete; run the same command again"
+            )
+        return filled
+
+    def _filled_or_none(self, shard: int) -> FilledShard | None:
+        filled = load(done_path(self._work / DONE_NAME, shard), FilledShard)
+        if filled is None:
+            return None
+        for file in filled.files:
+            path = self._work / SHARDS_NAME / file.name
+            if not path.exists() or path.stat().st_size != file.size:
+                return None
+        return filled
+
+    def _own(self, progress: Progress | None, num_done: int) -> list[Progress]:
+        """Record progress, and return that of all unfinished tasks."""
+        if progress is not None:
+            self._underway[progress.task_index] = progress
+        return [task for task_index, task in self._underway.items() if task_index >= num_done]
+
+    def _results(
+        self,
+        stack: ExitStack,
+        orders: list[AnyTask],
+        ready: Sequence[PieceDone],
+        report: Callable[[Progress | None], None],
+    ) -> Iterator[PieceDone | HashDone]:
+        """Yield the results in order. The workers of the phase before are used again if there are enough of them."""
+        if len(orders) == len(ready):
+            yield from ready
+            return
+        wanted = min(self._options.workers or usable_cores(), len(orders) - len(ready))
+        if self._workers is None or len(self._workers) < wanted:
+            stack.close()
+            self._workers = stack.enter_context(WorkerProcesses(wanted, self._setup(), COMMAND))
+        for result in run_tasks(
+            self._workers,
+            orders,
+            first_task=0,
+            ready=ready,
+            run_ahead=RUN_AHEAD,
+            on_progress=report,
+            interval_s=REPORT_S,
+        ):
+            if isinstance(result, TaskFailed):
+                raise _error(result)
+            yield result
+
+    def _setup(self) -> ShardSetup:
+        work, source = self._work.absolute(), self._options.source
+        return ShardSetup(
+            parent=os.getpid(),
+            survey=SurveySetup(
+                parts=tuple(self._parts),
+                key_field=source.key_field,
+                key_dots=source.key_dots,
+                verify=source.verify,
+                max_record_bytes=source.max_record_bytes,
+                roots=tuple(given.root for given in self._inputs),
+                folder=str(work / SURVEYS_NAME),
+            ),
+            lists=str(work / LISTS_NAME),
+            shards=str(work / SHARDS_NAME),
+            done=str(work / DONE_NAME),
+        )
+
+    def _check_errors(self, errors: Sequence[ErrorEntry], num_read: int, *, is_whole: bool) -> None:
+        options = self._options.errors
+        if errors and options.on_error == "stop":
+            first = errors[0]
+            raise InputError(f"{first.file}, {first.unit} {first.line:,}: {_sentence(first.message)} {_ADVICE}")
+        allowed = options.max_errors
+        if isinstance(allowed, int) and len(errors) > allowed:
+            raise _too_many(errors[allowed], f"{len(errors):,} bad samples", f"{allowed:,}")
+        if isinstance(allowed, float) and is_whole and len(errors) > allowed * num_read:
+            share = f"{len(errors):,} bad samples of {num_read:,} ({len(errors) / num_read:.2%})"
+            raise _too_many(errors[-1], share, f"{allowed:.2%}")
+
+    def _check_unchanged(self) -> None:
+        for file in (file for given in self._inputs for file in (given.table, given.captions) if file is not None):
+            try:
+                file.check_unchanged(Path(file.path).stat())
+            except OSError as error:
+                raise InputError(f"{file.name}: the file vanished during the run: {error.strerror}") from error
+
+    def _is_worth_keeping(self, error: BaseException) -> bool:
+        """Whether the same command could continue: not after a defect, or if inputs have changed or hold no samples."""
+        if isinstance(error, NothingLeftError) or type(error) is HeadraceError:
+            return False
+        if not any((self._work / SURVEYS_NAME).glob("*.survey")):
+            return False
+        try:
+            self._check_unchanged()
+        except InputError:
+            return False
+        return True
+
+
+def deciding(
+    inputs: Sequence[dict[str, Any]], parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions
+) -> dict[str, Any]:
+    """Return what decides the bytes of a run, as JSON. The options for errors are left out: they change no sample."""
+    return {
+        "kind": "shards",
+        "format": 1,
+        "inputs": list(inputs),
+        "parts": [[str(spec) for spec in specs] for specs in parts],
+        "source": msgspec.to_builtins(options.source),
+        "output": msgspec.to_builtins(options.output),
+    }
+
+
+def _error(failed: TaskFailed) -> Exception:
+    if failed.kind == "output":
+        return OutputError(failed.message)
+    if failed.kind == "crash":
+        return WorkerError(f"a worker failed in a way nobody foresaw; please report this:\n{failed.message}")
+    return InputError(failed.message)
+
+
+def _too_many(entry: ErrorEntry, found: str, allowed: str) -> InputError:
+    return InputError(
+        f"{found}, but --max-errors allows {allowed}; the last one: {entry.file}, {entry.unit} {entry.line:,}: "
+        f"{_sentence(entry.message)} Nothing was written."
+    )
+
+
+def _sentence(message: str) -> str:
+    return message if message.endswith((".", "?", "!")) else f"{message}."
+
+
+def prepare_shards(
+    inputs: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    options: ShardOptions | None = None,
+    on_progress: Callable[[ShardProgress], None] | None = None,
+    on_notice: Callable[[str], None] | None = None,
+) -> Manifest:
+    """Write media files, or the rows of tables, into a folder of tar shards that `headrace.open` and Energon can open.
+
+    The bytes depend only on inputs and options, never on the number of workers. Everything appears at the end at once,
+    or nothing does. If a run ends early for any reason, the same call continues it. Values of columns are written twice
+    on the way; files are read once. Memory is 41 bytes per sample, plus the names of a folder's files.
+
+    Args:
+        inputs: folders of files, and tables: CSV, TSV, JSON Lines, Parquet, Arrow; see `inputs.find_media`.
+        output: a new or empty folder, or one with an unfinished run.
+        options: all options; None uses their defaults.
+        on_progress: called a few times a second.
+        on_notice: called with messages that a user should see, such as which column became which part, or that a run
+            is continued.
+
+    Returns:
+        The manifest of the output.
+
+    Raises:
+        ConfigError: inputs or options are invalid.
+        InputError: a sample or file is bad; the message names file and row.
+        OutputError: the folder is not empty, or a file cannot be written.
+        WorkerError: several worker processes ended in the same task.
+        MissingExtraError: an input needs a package that is not installed.
+    """
+    check_local(inputs, output)
+    options = options or ShardOptions()
+    notice = on_notice or (lambda message: None)
+    check_ready(options)
+    with OutputFolder(output, overwrite=options.overwrite, restart=options.restart) as folder:
+        found = find_media(inputs, options.source, notice)
+        parts = [choose_parts(given, options.source) for given in found]
+        if not options.source.parts:
+            for given, specs in zip(found, parts, strict=True):
+                if specs:
+                    notice(f"{given.name}: {', '.join(map(str, specs))}")
+        described_run = deciding([described(given) for given in found], parts, options)
+        if complete := folder.begin(described_run, is_made=lambda manifest: is_made(manifest, found, parts, options)):
+            notice(complete)
+            return load_manifest(folder.path)
+        tasks = plan_survey(found, options, Path(folder.work) / LISTINGS_NAME, notice)
+        run = ShardRun(
+            folder, found, parts, tasks, options, on_progress=on_progress or (lambda progress: None), on_notice=notice
+        )
+        manifest, moves = run.run()
+        folder.commit(moves)
+        return manifest
+
+
+def check_ready(options: ShardOptions) -> None:
+    """Refuse invalid options, and those that need a package that is not installed.
+
+    Raises:
+        ConfigError: see `check_options`.
+        MissingExtraError: images are to be verified, and Pillow is not installed.
+    """
+    check_options(options)
+    if options.source.verify and importlib.util.find_spec("PIL") is None:
+        raise MissingExtraError("--verify needs Pillow for images: pip install 'headrace[image]'")

@@ -1,0 +1,76 @@
+"""Reads input files of all formats as spans and blocks of records.
+
+    find_inputs   arguments of the user -> SourceFile      finds the files, and checks formats and columns
+    plan_tasks    SourceFile -> Task, Span                 pure arithmetic: bytes, row groups, record batches
+    open_span     SourceFile, Span -> SpanReader           JSON Lines, text, gzip, zstd, CSV, Parquet, Arrow
+    SpanReader    -> Block, Block, ...                     texts, the place of each, and all bad records
+
+A record that cannot be used raises no error; its block lists it, with a message. Neighbouring spans join without a gap,
+so that the bytes that were read can be compared with the size of the file. pyarrow and zstandard are imported when the
+first file needs them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, SampleBy
+    from headrace.preparing.sources.find import find_inputs, spool_stdin
+    from headrace.preparing.sources.reader import open_span
+    from headrace.preparing.sources.source_file import Format, SourceFile, SpanReader, counted_from, record_noun
+    from headrace.preparing.sources.tasks import (
+        MAX_TASK_SPANS,
+        Span,
+        Task,
+        choose_task_bytes,
+        is_hashed_while_read,
+        plan_tasks,
+    )
+
+_HOMES = {
+    "BadRecord": "headrace.preparing.sources.block",
+    "Block": "headrace.preparing.sources.block",
+    "Format": "headrace.preparing.sources.source_file",
+    "MAX_TASK_SPANS": "headrace.preparing.sources.tasks",
+    "RecordSpec": "headrace.preparing.sources.block",
+    "SampleBy": "headrace.preparing.sources.block",
+    "SourceFile": "headrace.preparing.sources.source_file",
+    "Span": "headrace.preparing.sources.tasks",
+    "SpanReader": "headrace.preparing.sources.source_file",
+    "Task": "headrace.preparing.sources.tasks",
+    "choose_task_bytes": "headrace.preparing.sources.tasks",
+    "counted_from": "headrace.preparing.sources.source_file",
+    "find_inputs": "headrace.preparing.sources.find",
+    "is_hashed_while_read": "headrace.preparing.sources.tasks",
+    "open_span": "headrace.preparing.sources.reader",
+    "plan_tasks": "headrace.preparing.sources.tasks",
+    "record_noun": "headrace.preparing.sources.source_file",
+    "spool_stdin": "headrace.preparing.sources.find",
+}
+
+__all__ = [
+    "MAX_TASK_SPANS",
+    "BadRecord",
+    "Block",
+    "Format",
+    "RecordSpec",
+    "SampleBy",
+    "SourceFile",
+    "Span",
+    "SpanReader",
+    "Task",
+    "choose_task_bytes",
+    "counted_from",
+    "find_inputs",
+    "is_hashed_while_read",
+    "open_span",
+    "plan_tasks",
+    "record_noun",
+    "spool_stdin",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -1,0 +1,263 @@
+"""Reads Arrow IPC: files by record batches, and streams (which the library ``datasets`` saves) as a whole.
+
+`read_batch_places` finds out where the record batches of a file lie and how many rows each has, without reading them.
+pyarrow does not tell, and decompresses a batch that it is asked for. The footer and the head of each batch are
+FlatBuffers (https://flatbuffers.dev/internals): a table begins with the distance back to its vtable, which holds for
+each field the distance from the begin of the table, or 0 if the field is absent. These tables of Arrow's ``File.fbs``
+and ``Message.fbs`` are read:
+
+    Footer        field 3: recordBatches, a vector of Block (offset int64, metaDataLength int32, 4 bytes of
+                  padding, bodyLength int64)
+    Message       field 2: header, here a RecordBatch
+    RecordBatch   field 0: length int64, its rows
+
+The file ends with the footer, its size as int32, and ``ARROW1``.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.errors import InputError
+from headrace.preparing.sources.block import Block, RecordSpec
+from headrace.preparing.sources.columns import ColumnReader, check_rows, load_pyarrow, needed_columns
+from headrace.preparing.sources.source_file import ARROW_FILE_MAGIC, SourceFile, SpanReader
+from headrace.preparing.sources.tasks import Span
+
+TAIL = struct.Struct("<i6s")
+_BLOCK = np.dtype([("offset", "<i8"), ("metadata_bytes", "<i4"), ("", "<i4"), ("body_bytes", "<i8")])
+_CONTINUATION = b"\xff\xff\xff\xff"
+
+
+class BatchPlace(NamedTuple):
+    """Where a record batch lies in a file, and the number of its rows."""
+
+    offset: int
+    num_bytes: int
+    num_rows: int
+
+
+def read_batch_places(data: bytes | mmap.mmap) -> list[BatchPlace]:
+    """The record batches of an Arrow file, whose bytes are ``data`` (for example a memory map).
+
+    Raises:
+        ValueError: the footer is not valid.
+    """
+    view = memoryview(data)
+    try:
+        footer_bytes, magic = TAIL.unpack(view[-TAIL.size :])
+        end = len(view) - TAIL.size
+        if magic != b"ARROW1" or not 0 < footer_bytes <= end:
+            raise ValueError("no footer at the end")
+        footer = view[end - footer_bytes : end]
+        vector = _field(footer, _root(footer), 3)
+        if not vector:
+            return []
+        vector += _uint32(footer, vector)
+        blocks = np.frombuffer(footer, _BLOCK, _uint32(footer, vector), vector + 4)
+        return [
+            BatchPlace(offset, metadata_bytes + body_bytes, _num_rows(view[offset : offset + metadata_bytes]))
+            for offset, metadata_bytes, body_bytes in zip(
+                *(blocks[name].tolist() for name in ("offset", "metadata_bytes", "body_bytes")), strict=True
+            )
+        ]
+    except (struct.error, IndexError, ValueError) as error:
+        raise ValueError(f"its footer is not valid: {error}") from error
+
+
+def _num_rows(metadata: memoryview) -> int:
+    # Before Arrow 0.15, the size was written without the marker.
+    message = metadata[8 if metadata[:4] == _CONTINUATION else 4 :]
+    header = _field(message, _root(message), 2)
+    batch = header + _uint32(message, header)
+    length = _field(message, batch, 0)
+    return int(struct.unpack_from("<q", message, length)[0]) if length else 0
+
+
+def _root(data: memoryview) -> int:
+    return _uint32(data, 0)
+
+
+def _field(data: memoryview, table: int, number: int) -> int:
+    """The byte where a field of a table lies, or 0 if it is absent."""
+    vtable = table - int(struct.unpack_from("<i", data, table)[0])
+    if vtable < 0:
+        raise IndexError(f"a table at byte {table:,} has no vtable")
+    size, place = int(struct.unpack_from("<H", data, vtable)[0]), 4 + 2 * number
+    distance = int(struct.unpack_from("<H", data, vtable + place)[0]) if place < size else 0
+    return table + distance if distance else 0
+
+
+def _uint32(data: memoryview, at: int) -> int:
+    return int(struct.unpack_from("<I", data, at)[0])
+
+
+def describe_arrow(path: str, spec: RecordSpec, name: str) -> tuple[int, tuple[int, ...]]:
+    """The number of record batches and the bytes of each; for a stream, the number of its bytes and an empty tuple.
+
+    Raises:
+        InputError: the file is neither an Arrow file nor a stream, or a column is missing or not text.
+        MissingExtraError: pyarrow is not installed.
+    """
+    arrow = _Arrow(path, name)
+    needed_columns(arrow.schema, spec, name)
+    if not arrow.is_file:
+        return len(arrow.map), ()
+    sizes = tuple(place.num_bytes for place in arrow.places())
+    return len(sizes), sizes
+
+
+class ArrowSpanReader(SpanReader):
+    """Reads record batches ``[begin, end)`` of a file, or a whole stream.
+
+    Memory: the file is mapped, and its pages are released after each block. In compressed files (Feather), the needed
+    columns of one batch are decompressed at a time.
+    """
+
+    def __init__(self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int) -> None:
+        super().__init__(file)
+        self._span = span
+        self._spec = spec
+        self._block_bytes = block_bytes
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield all records of the span. Damage costs a file only the rows of that batch, but ends a stream."""
+        file = self._file
+        self._check_unchanged()
+        arrow = _Arrow(file.path, file.name)
+        columns = needed_columns(arrow.schema, self._spec, file.name)
+        if arrow.is_file:
+            rows = [place.num_rows for place in arrow.places()]
+            first_row = sum(rows[: self._span.begin])
+            blocks = self._read_file(arrow, self._reader(first_row), columns, rows)
+            blocks = self._with_input_bytes(blocks, first_row, sum(rows))
+        else:
+            blocks = self._read_stream(arrow, self._reader(0), columns)
+        for block in blocks:
+            arrow.let_go()
+            yield block
+        self._check_unchanged()
+        self.begin, self.end = self._span.begin, self._span.end
+
+    def _reader(self, first_row: int) -> ColumnReader:
+        return ColumnReader(self._spec, first_row=first_row, block_bytes=self._block_bytes, name=self._file.name)
+
+    def _read_file(self, arrow: _Arrow, reader: ColumnReader, columns: list[int], rows: list[int]) -> Iterator[Block]:
+        opened = arrow.open(columns)
+        for number in range(self._span.begin, self._span.end):
+            try:
+                batch = opened.get_batch(number)
+                arrow.check(batch)
+                if batch.num_rows != rows[number]:
+                    raise ValueError(f"it has {batch.num_rows:,} rows, and {rows[number]:,} by its head")
+            except arrow.errors as error:
+                message = (
+                    f"record batch {number:,} (from row {reader.row:,} of the file on) is damaged: {_first(error)}"
+                )
+                yield from reader.lose(rows[number], message)
+                continue
+            yield from reader.add(batch)
+            del batch  # free it before the next one is decompressed
+        yield from reader.flush()
+
+    def _read_stream(self, arrow: _Arrow, reader: ColumnReader, columns: list[int]) -> Iterator[Block]:
+        stream = arrow.open(columns)
+        reached = 0
+        while True:
+            try:
+                batch = stream.read_next_batch()
+                arrow.check(batch)
+                blocks = reader.add(batch)
+            except StopIteration:
+                blocks = reader.flush()
+                batch = None
+            except arrow.errors as error:
+                blocks = reader.fail(
+                    f"the Arrow stream is incomplete or damaged at about byte {arrow.position:,} of the file: "
+                    f"{_first(error)}. All rows from here on are lost: fetch or write the file again."
+                )
+                batch = None
+            for block in blocks:
+                block.input_bytes = arrow.position - reached
+                reached = arrow.position
+                yield block
+            if batch is None:
+                return
+
+
+class _Arrow:
+    """An Arrow file or stream, as a memory map."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._pa = load_pyarrow("pyarrow", name)
+        self._ipc = load_pyarrow("pyarrow.ipc", name)
+        self._name = name
+        self.errors = (self._pa.ArrowException, OSError, ValueError)
+        try:
+            with Path(path).open("rb") as file:
+                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise InputError(f"{name}: the file cannot be read: {error.strerror or error}") from error
+        self.is_file = self.map[: len(ARROW_FILE_MAGIC)] == ARROW_FILE_MAGIC
+        self.schema = self.open([]).schema
+
+    @property
+    def position(self) -> int:
+        """The byte of the file up to which a stream was read."""
+        return int(self._source.tell())
+
+    def open(self, columns: list[int]) -> Any:
+        """Open a reader of these columns, or of all columns if the list is empty."""
+        self._source = self._pa.BufferReader(self._pa.py_buffer(self.map))
+        options = self._ipc.IpcReadOptions(use_threads=False, included_fields=columns)
+        try:
+            if self.is_file:
+                return self._ipc.open_file(self._source, options=options)
+            return self._ipc.open_stream(self._source, options=options)
+        except self.errors as error:
+            kind = "file" if self.is_file else "stream"
+            raise InputError(
+                f"{self._name}: not a whole Arrow {kind}: {_first(error)}. Was it copied or written whole?"
+            ) from error
+
+    def places(self) -> list[BatchPlace]:
+        """The record batches of a file."""
+        try:
+            places = read_batch_places(self.map)
+        except ValueError as error:
+            raise InputError(
+                f"{self._name}: not a whole Arrow file: {error}. Was it copied or written whole?"
+            ) from error
+        check_rows([place.num_rows for place in places], "record batch", self._name)
+        return places
+
+    def check(self, batch: Any) -> None:
+        """Raise one of ``errors`` if offsets point outside the data, which Arrow itself does not check.
+
+        Text that is not UTF-8 is not damage; its rows are found later.
+        """
+        pa = self._pa
+        as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+        for column in batch.columns:
+            if column.type in as_bytes:
+                column.view(as_bytes[column.type]).validate(full=True)
+                continue
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as error:
+                if "UTF8" not in str(error):
+                    raise
+
+    def let_go(self) -> None:
+        """Release the memory of what was read; pages that are needed again are read from the file."""
+        self.map.madvise(mmap.MADV_DONTNEED)
+
+
+def _first(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0].rstrip(".")

@@ -1,0 +1,248 @@
+"""Turns Arrow record batches into blocks of records, for both Parquet and Arrow files."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import InputError, MissingExtraError
+from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, bad_block
+from headrace.preparing.sources.json import bad_utf8
+
+MAX_BATCH_ROWS = 1024
+MAX_UNIT_ROWS = 1 << 31
+"""A row group or record batch that claims to have more rows is damaged. Otherwise each of these rows would become a bad
+record."""
+LOST_ROWS_A_BLOCK = 1 << 16
+ROW_BYTES = 16
+"""Bytes that are added for each row, so that empty rows also fill a block."""
+
+
+def load_pyarrow(module: str, name: str) -> ModuleType:
+    """Import a module of pyarrow, such as ``pyarrow.parquet``.
+
+    Raises:
+        MissingExtraError: it is not installed. The message names the file ``name``, which needs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{name}: reading Parquet and Arrow needs pyarrow: pip install 'headrace[parquet]'"
+        ) from error
+
+
+def needed_columns(schema: Any, spec: RecordSpec, name: str) -> list[int]:
+    """Indices of the columns that the spec needs, ascending.
+
+    Raises:
+        InputError: a column is missing, exists twice, or is not text (for an id: neither text nor an integer).
+    """
+    pa = load_pyarrow("pyarrow", name)
+    try:
+        schema.names  # noqa: B018 - this decodes all names
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: the name of a column is not UTF-8: {error}") from error
+    found = set()
+    for field in (*spec.fields, spec.id_field):
+        if field is None:
+            continue
+        indices = schema.get_all_field_indices(field)
+        if not indices:
+            option = "--id-field" if field == spec.id_field else "--text-field" if len(spec.fields) == 1 else "--field"
+            raise InputError(
+                f"{name}: no column {field!r}; its columns are: {_columns_in_words(schema)} (choose with {option})"
+            )
+        if len(indices) > 1:
+            raise InputError(f"{name}: {len(indices)} columns are called {field!r}: rename all but one")
+        kind = _plain_type(pa, schema.field(indices[0]).type)
+        is_text = any(check(kind) for check in _text_checks(pa))
+        if field in spec.fields and not is_text:
+            raise InputError(
+                f"{name}: column {field!r} is {kind}, not text; its columns are: {_columns_in_words(schema)}"
+            )
+        if not is_text and not pa.types.is_integer(kind):
+            raise InputError(f"{name}: id column {field!r} is {kind}, neither text nor an integer")
+        found.update(indices)
+    return list(range(len(schema))) if spec.whole else sorted(found)
+
+
+def check_rows(rows: list[int], what: str, name: str) -> None:
+    """Raise InputError if a row group or record batch claims an impossible number of rows."""
+    for number, num_rows in enumerate(rows):
+        if not 0 <= num_rows <= MAX_UNIT_ROWS:
+            raise InputError(
+                f"{name}: {what} {number:,} claims to have {num_rows:,} rows: the file is damaged. Fetch or write it "
+                "again."
+            )
+
+
+class ColumnReader:
+    """Turns the batches of one span into blocks, and counts the rows.
+
+    Memory: the batch that is added, and texts of ``block_bytes`` (or a single longer text).
+    """
+
+    def __init__(self, spec: RecordSpec, *, first_row: int, block_bytes: int, name: str) -> None:
+        self._spec = spec
+        self._first_row = first_row
+        self._block_bytes = block_bytes
+        self._pa = load_pyarrow("pyarrow", name)
+        self._compute = load_pyarrow("pyarrow.compute", name)
+        self.row = first_row
+        """The number of the next row in the file."""
+        self._block = bad_block(spec, [])
+        self._rows: list[NDArray[np.int64]] = []
+        self._held_bytes = 0
+
+    def add(self, batch: Any) -> Iterator[Block]:
+        """Add a batch, and yield the blocks that it completes."""
+        cuts = self._cuts(batch)
+        for begin, end in itertools.pairwise(cuts):
+            self._take(batch.slice(begin, end - begin))
+            if self._held_bytes >= self._block_bytes:
+                yield from self.flush()
+
+    def lose(self, num_rows: int, message: str) -> Iterator[Block]:
+        """Yield the next rows as bad records, as they cannot be read."""
+        yield from self.flush()
+        while num_rows > 0:
+            count = min(num_rows, LOST_ROWS_A_BLOCK)
+            rows = range(self.row, self.row + count)
+            yield bad_block(self._spec, [BadRecord(row - self._first_row, row, message) for row in rows])
+            self.row += count
+            num_rows -= count
+
+    def fail(self, message: str) -> Iterator[Block]:
+        """Yield a fatal bad record, as nothing of the file can be read from the next row on."""
+        yield from self.flush()
+        yield bad_block(self._spec, [BadRecord(self.row - self._first_row, self.row, message, fatal=True)])
+        self.row += 1
+
+    def flush(self) -> Iterator[Block]:
+        """Yield the last block, if it holds anything."""
+        block, rows = self._block, self._rows
+        self._block, self._rows, self._held_bytes = bad_block(self._spec, []), [], 0
+        if block.num_lines:
+            block.places = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+            block.lines = block.places - self._first_row
+            yield block
+
+    def _cuts(self, batch: Any) -> list[int]:
+        """The rows at which to cut a batch so that each slice holds at most one block of text, or one row."""
+        sizes = np.full(batch.num_rows, ROW_BYTES, np.int64)
+        for field in self._spec.fields:
+            sizes += self._lengths(self._plain(batch.column(field)))
+        if not self._spec.fields:
+            sizes += batch.nbytes // max(batch.num_rows, 1)  # the average is accurate enough for nested columns
+        cuts = [0]
+        ends = np.cumsum(sizes)
+        while cuts[-1] < batch.num_rows:
+            before = int(ends[cuts[-1] - 1]) if cuts[-1] else 0
+            fitting = int(np.searchsorted(ends, before + self._block_bytes, side="right"))
+            cuts.append(max(fitting, cuts[-1] + 1))
+        return cuts
+
+    def _lengths(self, column: Any) -> NDArray[np.int64]:
+        """(rows,) bytes of each text, 0 for null."""
+        pa = self._pa
+        if pa.types.is_dictionary(column.type):
+            lengths = pa.array(self._lengths(column.dictionary)).take(column.indices)
+        elif column.type in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
+            lengths = self._compute.binary_length(column)
+        else:  # views have no kernel for it
+            lengths = self._compute.binary_length(column.cast(pa.large_binary()))
+        return np.asarray(lengths.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+
+    def _take(self, batch: Any) -> None:
+        bad: dict[int, str] = {}
+        texts = [self._to_texts(self._plain(batch.column(field)), field, bad) for field in self._spec.fields]
+        ids = None
+        if self._spec.id_field is not None:
+            ids = self._to_texts(self._plain(batch.column(self._spec.id_field)), self._spec.id_field, bad)
+        wholes = self._to_records(batch, bad) if self._spec.whole else None
+        rows = np.arange(self.row, self.row + batch.num_rows)
+        if bad:
+            good = [row for row in range(batch.num_rows) if row not in bad]
+            texts = [[column[row] for row in good] for column in texts]
+            ids = None if ids is None else [ids[row] for row in good]
+            wholes = None if wholes is None else [wholes[row] for row in good]
+            rows = rows[good]
+            first = self.row - self._first_row
+            self._block.bad += [BadRecord(first + row, self.row + row, bad[row]) for row in sorted(bad)]
+        for collected, column in zip(self._block.texts, texts, strict=True):
+            collected += column
+        if self._block.ids is not None and ids is not None:
+            self._block.ids += ids
+        if self._block.records is not None and wholes is not None:
+            self._block.records += wholes
+        self._block.num_lines += batch.num_rows
+        self._rows.append(rows)
+        self._held_bytes += ROW_BYTES * batch.num_rows + sum(sum(map(len, column)) for column in texts)
+        self._held_bytes += 0 if self._spec.fields else batch.nbytes
+        self.row += batch.num_rows
+
+    def _plain(self, column: Any) -> Any:
+        return column.storage if isinstance(column.type, self._pa.BaseExtensionType) else column
+
+    def _to_texts(self, column: Any, field: str, bad: dict[int, str]) -> list[Any]:
+        """The values of a column. For rows without valid text, a message is added to ``bad`` unless there is one."""
+        pa = self._pa
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if pa.types.is_integer(column.type):
+            column = column.cast(pa.string())
+        is_binary = not any(check(column.type) for check in _text_checks(pa)[:3])
+        try:
+            values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+        except (pa.ArrowException, UnicodeDecodeError):
+            is_binary = True
+            values = column.cast(pa.large_binary()).to_numpy(zero_copy_only=False).tolist()
+        if column.null_count:
+            for row, value in enumerate(values):
+                if value is None:
+                    bad.setdefault(row, f"column {field!r} is null")
+        if is_binary:
+            for row, value in enumerate(values):
+                try:
+                    values[row] = value if value is None else value.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    bad.setdefault(row, bad_utf8(value, error, f"column {field!r}"))
+        return values
+
+    def _to_records(self, batch: Any, bad: dict[int, str]) -> list[Any]:
+        try:
+            return batch.to_pylist()  # type: ignore[no-any-return]
+        except (UnicodeDecodeError, ValueError, OverflowError):
+            records: list[Any] = []
+            for row in range(batch.num_rows):
+                try:
+                    records += batch.slice(row, 1).to_pylist()
+                except (UnicodeDecodeError, ValueError, OverflowError) as error:
+                    records.append(None)
+                    bad.setdefault(row, f"the row cannot be turned into Python objects: {error}")
+            return records
+
+
+def _text_checks(pa: ModuleType) -> list[Any]:
+    types = pa.types
+    strings = [types.is_string, types.is_large_string, types.is_string_view]
+    return [*strings, types.is_binary, types.is_large_binary, types.is_binary_view]
+
+
+def _plain_type(pa: ModuleType, kind: Any) -> Any:
+    """The type of the values, with dictionary and extension types unwrapped."""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _columns_in_words(schema: Any) -> str:
+    shown = ", ".join(f"{field.name!r} ({field.type})" for field in list(schema)[:12])
+    return (shown or "none") + (f" and {len(schema) - 12} more" if len(schema) > 12 else "")

@@ -1,0 +1,299 @@
+"""Decompresses gzip and zstd files as streams, in bounded memory, and reports damage with its place in the file."""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from abc import ABC, abstractmethod
+from types import ModuleType
+from typing import Any, BinaryIO
+
+import xxhash
+
+from headrace.errors import MissingExtraError
+from headrace.preparing.sources.source_file import GZIP_MAGIC, ZSTD_MAGIC, is_zstd
+
+CHUNK_BYTES = 1 << 18
+
+
+class DamagedStreamError(Exception):
+    """A compressed file cannot be read from here on; the message says what was found at which byte."""
+
+
+class HashedFile:
+    """A file that is read from its beginning, and whose bytes are hashed and counted while they are read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hasher = xxhash.xxh3_128()
+        self.position = 0
+
+    def read(self, size: int, /) -> bytes:
+        """Read up to ``size`` bytes."""
+        data = self._file.read(size)
+        self._hasher.update(data)
+        self.position += len(data)
+        return data
+
+    def seek(self, offset: int, /) -> int:
+        """Always raises OSError: the hash needs every byte in order."""
+        raise OSError(f"a file that is being hashed cannot go to byte {offset:,}")
+
+    def finish(self) -> str:
+        """Read the rest, and return the hash of the whole file as 32 hexadecimal digits."""
+        while self.read(CHUNK_BYTES):
+            pass
+        return self._hasher.hexdigest()
+
+
+class Decompressed(ABC):
+    """The decompressed bytes of a file, with all its members or frames.
+
+    Memory: the ``size`` of the reads, some hundred KiB, and the window of the format (gzip 32 KiB; zstd at most
+    128 MiB, 1 to 8 MiB at the usual levels).
+    """
+
+    def __init__(self, file: HashedFile) -> None:
+        self._file = file
+        self._input = b""
+        self._used = 0
+        self._damage: DamagedStreamError | None = None
+        self._trailing = ""
+
+    def read(self, size: int, /) -> bytes:
+        """Read ``size`` bytes, or fewer at the end.
+
+        Raises:
+            DamagedStreamError: the file is damaged. It is raised after everything before the damage was returned.
+        """
+        pieces: list[bytes] = []
+        total = 0
+        while total < size and self._damage is None:
+            try:
+                piece = self._decompress(size - total)
+            except DamagedStreamError as error:
+                self._damage = error
+                break
+            if not piece:
+                break
+            pieces.append(piece)
+            total += len(piece)
+        if self._damage is not None and not pieces:
+            raise self._damage
+        return b"".join(pieces)
+
+    def seek(self, offset: int, /) -> int:
+        """Always raises OSError: a compressed file is read from its beginning."""
+        raise OSError(f"a compressed file cannot go to byte {offset:,}")
+
+    def finish(self) -> None:
+        """Check the end of the file. Call this after the last read.
+
+        Raises:
+            DamagedStreamError: other data follows the compressed data.
+        """
+        if self._trailing:
+            raise DamagedStreamError(self._trailing)
+
+    @abstractmethod
+    def _decompress(self, limit: int) -> bytes:
+        """Decompress some bytes, at most about ``limit``; none at the end."""
+
+    def _take(self, size: int) -> bytes:
+        """Take ``size`` bytes of the file, or fewer at its end."""
+        while len(self._input) - self._used < size:
+            data = self._file.read(max(CHUNK_BYTES, size))
+            if not data:
+                break
+            self._input, self._used = self._input[self._used :] + data, 0
+        taken = self._input[self._used : self._used + size]
+        self._used += len(taken)
+        return taken
+
+    def _take_any(self) -> bytes:
+        """Take the bytes that were read already; at least one byte, except at the end of the file."""
+        return self._take(len(self._input) - self._used or CHUNK_BYTES)
+
+    def _untake(self, size: int) -> None:
+        """Put back the last ``size`` bytes of what was taken last."""
+        self._used -= size
+
+    @property
+    def reached(self) -> int:
+        """The byte of the file up to which it was decompressed."""
+        return self._file.position - len(self._input) + self._used
+
+    def _end_in_garbage(self, kind: str, found: bytes) -> None:
+        self._trailing = (
+            f"what follows the compressed data at byte {self.reached:,} of the file is not {kind}: it begins with "
+            f"{found[:16]!r}. Was something appended to the file? All of it from there on is lost."
+        )
+
+    def _incomplete(self, kind: str) -> DamagedStreamError:
+        return DamagedStreamError(
+            f"the {kind} data is incomplete: the file ends at byte {self._file.position:,}, in the middle of it. Was "
+            "the file copied or written whole?"
+        )
+
+    def _broken(self, kind: str, error: Exception) -> DamagedStreamError:
+        return DamagedStreamError(
+            f"the {kind} data is damaged at about byte {self.reached:,} of the file: {error}. What was read before "
+            "may be wrong too: fetch or write the file again."
+        )
+
+
+SALVAGE_BYTES = 1 << 10
+"""At the best ratio of the format, this many bytes decompress to at most one MiB."""
+
+
+class GzipStream(Decompressed):
+    """A gzip file with any number of members (RFC 1952), which zero bytes may follow."""
+
+    def __init__(self, file: HashedFile) -> None:
+        super().__init__(file)
+        self._decoder: zlib._Decompress | None = None
+        self._members = 0
+
+    def _decompress(self, limit: int) -> bytes:
+        while True:
+            decoder = self._decoder or self._begin_member()
+            if decoder is None:
+                return b""
+            data = self._take_any()
+            before = decoder.copy()
+            try:
+                piece = decoder.decompress(data, limit)
+            except zlib.error as error:
+                return self._salvage(before, data, error)
+            self._untake(len(decoder.unused_data if decoder.eof else decoder.unconsumed_tail))
+            self._decoder = None if decoder.eof else decoder
+            if piece:
+                return piece
+            if not data and not decoder.eof:
+                raise self._incomplete("gzip")
+
+    def _begin_member(self) -> zlib._Decompress | None:
+        data = self._take_any()
+        while self._members and data:  # zero bytes pad the last block of a tape
+            data = data.lstrip(b"\0")
+            if data:
+                break
+            data = self._take_any()
+        self._untake(len(data))
+        head = self._take(len(GZIP_MAGIC))
+        self._untake(len(head))
+        if not head:
+            return None
+        if head != GZIP_MAGIC:
+            self._end_in_garbage("gzip", data)
+            return None
+        self._members += 1
+        return zlib.decompressobj(wbits=31)
+
+    def _salvage(self, decoder: zlib._Decompress, data: bytes, error: zlib.error) -> bytes:
+        """All bytes that can be decompressed before the damage. A call that fails returns none of them, so this retries
+        with ever smaller parts of the data."""
+        pieces = []
+        step = SALVAGE_BYTES
+        while step and data:
+            attempt = decoder.copy()
+            try:
+                pieces.append(attempt.decompress(data[:step]))
+            except zlib.error:
+                step //= 2
+                continue
+            decoder, data = attempt, data[step:]
+        self._untake(len(data))
+        self._damage = self._broken("gzip", error)
+        return b"".join(pieces)
+
+
+MAX_WINDOW_BYTES = 128 << 20
+_HEADER_BYTES = 18
+_RLE_BLOCK = 1
+
+
+class ZstdStream(Decompressed):
+    """A zstd file with any number of frames (RFC 8878). Skippable frames are skipped.
+
+    This class finds the blocks of a frame itself, and decompresses them one at a time. A block has at most 128 KiB
+    decompressed, whatever the ratio, and a missing end of a frame is noticed.
+    """
+
+    def __init__(self, file: HashedFile, name: str) -> None:
+        super().__init__(file)
+        self._zstandard = load_zstandard(name)
+        self._decoder = self._zstandard.ZstdDecompressor()
+        self._frame: Any = None
+        self._has_checksum = False
+
+    def _decompress(self, limit: int) -> bytes:
+        while True:
+            frame = self._frame or self._begin_frame()
+            if frame is None:
+                return b""
+            header = self._exactly(3)
+            value = int.from_bytes(header, "little")
+            is_last, kind, size = value & 1, value >> 1 & 3, value >> 3
+            data = header + self._exactly(1 if kind == _RLE_BLOCK else size)
+            if is_last and self._has_checksum:
+                data += self._exactly(4)
+            piece = self._feed(frame, data)
+            self._frame = None if is_last else frame
+            if piece:
+                return piece
+
+    def _begin_frame(self) -> Any:
+        head = self._take(_HEADER_BYTES)
+        while head[:4] != ZSTD_MAGIC:
+            if not head:
+                return None
+            if not is_zstd(head):
+                self._untake(len(head))
+                self._end_in_garbage("zstd", head)
+                return None
+            self._untake(len(head))
+            left = int.from_bytes(self._exactly(8)[4:], "little")
+            while left:
+                left -= len(self._exactly(min(left, CHUNK_BYTES)))
+            head = self._take(_HEADER_BYTES)
+        try:
+            size = self._zstandard.frame_header_size(head)
+            parameters = self._zstandard.get_frame_parameters(head)
+        except self._zstandard.ZstdError as error:
+            raise self._incomplete("zstd") if len(head) < _HEADER_BYTES else self._broken("zstd", error) from None
+        if parameters.window_size > MAX_WINDOW_BYTES:
+            raise DamagedStreamError(
+                f"the zstd frame needs a window of {parameters.window_size:,} bytes in memory; at most "
+                f"{MAX_WINDOW_BYTES:,} are allowed. Compress it again without --long or --ultra."
+            )
+        self._untake(len(head) - size)
+        self._has_checksum = parameters.has_checksum
+        frame = self._decoder.decompressobj()
+        self._feed(frame, head[:size])
+        return frame
+
+    def _exactly(self, size: int) -> bytes:
+        data = self._take(size)
+        if len(data) < size:
+            raise self._incomplete("zstd")
+        return data
+
+    def _feed(self, frame: Any, data: bytes) -> bytes:
+        try:
+            piece: bytes = frame.decompress(data)
+        except self._zstandard.ZstdError as error:
+            raise self._broken("zstd", error) from None
+        return piece
+
+
+def load_zstandard(name: str) -> ModuleType:
+    """Import the module ``zstandard``.
+
+    Raises:
+        MissingExtraError: it is not installed. The message names the file ``name``, which needs it.
+    """
+    try:
+        return importlib.import_module("zstandard")
+    except ImportError as error:
+        raise MissingExtraError(f"{name}: reading .zst needs zstandard: pip install 'headrace[zstd]'") from error

@@ -1,0 +1,290 @@
+"""Finds the files to read, in order, from what the user named.
+
+Standard input is copied into a file, so that it can be read again after a kill.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from headrace.errors import ConfigError, InputError
+from headrace.io import AtomicFile, check_local, expand_braces, natural_key
+from headrace.preparing.sources.arrow import describe_arrow
+from headrace.preparing.sources.block import RecordSpec
+from headrace.preparing.sources.compressed import load_zstandard
+from headrace.preparing.sources.json import is_list
+from headrace.preparing.sources.parquet import describe_parquet
+from headrace.preparing.sources.source_file import (
+    FORMATS_IN_WORDS,
+    HEAD_BYTES,
+    Format,
+    SourceFile,
+    check_head,
+    format_of,
+    is_unread_data,
+    sniff,
+)
+
+STDIN = "-"
+
+
+def find_inputs(
+    inputs: Sequence[str | os.PathLike[str]],
+    *,
+    spec: RecordSpec,
+    stdin: Path | None = None,
+    keep_faulty: bool = False,
+) -> list[SourceFile]:
+    """Resolve files, folders, globs, braces and ``-``.
+
+    Arguments keep their order. The files within an argument have the order of `natural_key`.
+
+    Folders are searched at any depth for files of all formats. Names that begin with a dot are ignored, and so are
+    names that do not look like data. Data of a format that is not read is an error, and so are text files beside other
+    data, since they may be notes or part of the corpus. A file that the user names may also end in ``.json``, and is
+    then read as JSON Lines.
+
+    Every file is opened, and if its format has a schema, the columns are checked.
+
+    Args:
+        inputs: what the user named.
+        spec: what to read of each record.
+        stdin: the file that `spool_stdin` wrote, if ``-`` is among the inputs.
+        keep_faulty: return a file that cannot be read with its `SourceFile.fault`, instead of raising. Its only record
+            is then a bad one.
+
+    Raises:
+        ConfigError: nothing matches, a file has a format that is not read, or the same file is named twice.
+        InputError: a file or folder cannot be read, or a file has another format than its name says, or lacks a column.
+        MissingExtraError: a package for one of the formats is not installed.
+    """
+    check_local(inputs)
+    if not inputs:
+        raise ConfigError(f"no input: name at least one file, folder or glob ({FORMATS_IN_WORDS})")
+    files: list[SourceFile] = []
+    seen: dict[str, str] = {}
+    for argument in [os.fspath(path) for path in inputs]:
+        try:
+            names = [STDIN] if argument == STDIN else _expand(argument)
+        except OSError as error:
+            raise InputError(f"input {argument!r} cannot be read: {error.strerror or error}") from error
+        for name in names:
+            if not _is_text(name):
+                raise ConfigError(f"input {name!r}: the name of the file is not UTF-8: rename the file")
+            real = STDIN if name == STDIN else os.path.realpath(name)
+            if real in seen:
+                raise ConfigError(_twice(name, seen[real], argument))
+            seen[real] = argument
+            try:
+                files.append(_describe(name, _place(name, stdin), spec))
+            except InputError as error:
+                if not keep_faulty:
+                    raise
+                files.append(_faulty(name, _place(name, stdin), str(error).removeprefix(f"{name}: ")))
+    return files
+
+
+def _expand(argument: str) -> list[str]:
+    """The names of the files behind one argument, in order."""
+    if Path(argument).exists():
+        return _take(argument)
+    names: list[str] = []
+    for name in expand_braces(argument):
+        origin = f" (one of {argument!r})" if name != argument else ""
+        if Path(name).exists():
+            names += _take(name)
+        elif glob.has_magic(name):
+            names += _glob(name, origin)
+        else:
+            raise ConfigError(f"input {name!r}{origin} does not exist")
+    return names
+
+
+def _glob(pattern: str, origin: str) -> list[str]:
+    # A glob ignores hidden names by default.
+    matches = sorted(glob.glob(pattern, recursive=True), key=natural_key)  # noqa: PTH207 - keeps names as given
+    if not matches:
+        raise ConfigError(f"input {pattern!r}{origin} matches no file")
+    if "**" in pattern:  # it also matches the folders above the files
+        matches = [match for match in matches if not Path(match).is_dir()] or matches
+    return [name for match in matches for name in _take(match)]
+
+
+def _take(name: str) -> list[str]:
+    if Path(name).is_dir():
+        return _search(name)
+    if not Path(name).is_file():
+        raise ConfigError(f"input {name!r} is neither a regular file nor a folder")
+    if _format(name) is None:
+        raise ConfigError(f"input {name!r}: its name has no ending that can be read: {FORMATS_IN_WORDS}")
+    return [name]
+
+
+def _search(folder: str) -> list[str]:
+    found: dict[bool, list[str]] = {True: [], False: []}
+    others: list[str] = []
+    for relative in sorted(_walk(folder, "", frozenset()), key=natural_key):
+        kind = format_of(relative)
+        if kind is not None:
+            found[kind.startswith("txt")].append(relative)
+        elif is_unread_data(relative):
+            others.append(relative)
+    texts, data = found[True], found[False]
+    if others and not data and not texts and all(other.endswith(".tar") for other in others):
+        raise ConfigError(
+            f"input {folder!r} is a folder of tar shards, which is indexed in place without --tokenizer; "
+            f"with it, only text is prepared: {FORMATS_IN_WORDS}"
+        )
+    if others:
+        raise ConfigError(
+            f"input {folder!r} holds files that may be data but cannot be read: {others[0]!r} ({len(others):,} such "
+            "files). Convert them, or name only the files to read, with a glob for example."
+        )
+    if texts and data:
+        raise ConfigError(
+            f"input {folder!r} holds text files ({texts[0]!r}, {len(texts):,} of them) beside other data "
+            f"({data[0]!r}, {len(data):,} of them): they may be notes or part of the corpus. Name the files to read, "
+            f"{_all_of(folder, texts[0])!r} and {_all_of(folder, data[0])!r} for both."
+        )
+    if not texts and not data:
+        raise ConfigError(f"input {folder!r}: this folder holds nothing to read: {FORMATS_IN_WORDS}")
+    return [os.path.join(folder, relative) for relative in texts or data]  # noqa: PTH118 - keeps "./" as given
+
+
+def _all_of(folder: str, relative: str) -> str:
+    ending = relative.rpartition("/")[2].partition(".")[2]
+    return os.path.join(folder, "**", f"*.{ending}")  # noqa: PTH118 - keeps "./" as given
+
+
+def _walk(folder: str, relative: str, above: frozenset[str]) -> Iterator[str]:
+    """Relative paths of all files. Links are followed; ``above`` are the real folders above, which detects loops."""
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    with os.scandir(folder) as scan:
+        entries = list(scan)
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _walk(entry.path, f"{relative}{entry.name}/", above | {real})
+        elif entry.is_file() or entry.is_symlink():
+            yield f"{relative}{entry.name}"
+
+
+def _describe(name: str, path: str, spec: RecordSpec) -> SourceFile:
+    try:
+        # It is opened already here, so that a missing permission stops the run before hours of work.
+        with Path(path).open("rb") as file:
+            status = os.fstat(file.fileno())
+            head = file.read(HEAD_BYTES)
+    except OSError as error:
+        raise InputError(f"{name}: the file cannot be read: {error.strerror}") from error
+    kind = (sniff(head) if name == STDIN else _format(name)) or "jsonl"
+    if spec.lists and name.lower().endswith(".json") and is_list(path):
+        kind = "json"
+    check_head(name, kind, head)
+    extent, unit_bytes = status.st_size, tuple[int, ...]()
+    if kind == "parquet":
+        extent, unit_bytes = describe_parquet(path, spec, name)
+    elif kind == "arrow":
+        extent, unit_bytes = describe_arrow(path, spec, name)
+    elif kind.endswith(".zst"):
+        load_zstandard(name)
+    if kind.startswith("txt"):
+        _check_text_spec(name, spec)
+    return SourceFile(
+        name=name,
+        path=path,
+        format=kind,
+        size_bytes=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        extent=extent,
+        unit_bytes=unit_bytes,
+        can_split=kind == "jsonl" or (kind == "txt" and spec.sample_by == "line"),
+    )
+
+
+def _faulty(name: str, path: str, fault: str) -> SourceFile:
+    try:
+        status = os.stat(path)  # noqa: PTH116
+        size_bytes, mtime_ns = status.st_size, status.st_mtime_ns
+    except OSError:
+        size_bytes = mtime_ns = 0
+    return SourceFile(
+        name=name,
+        path=path,
+        format=_format(name) or "jsonl",
+        size_bytes=size_bytes,
+        mtime_ns=mtime_ns,
+        extent=0,
+        fault=fault,
+    )
+
+
+def _format(name: str) -> Format | None:
+    return format_of(name) or ("jsonl" if name.lower().endswith(".json") else None)
+
+
+def _place(name: str, stdin: Path | None) -> str:
+    if name != STDIN:
+        return str(Path(name).absolute())
+    if stdin is None:
+        raise ConfigError("input '-': standard input cannot be read here: name a file")
+    return str(stdin.absolute())
+
+
+def _check_text_spec(name: str, spec: RecordSpec) -> None:
+    if len(spec.fields) > 1:
+        raise ConfigError(f"{name}: a text file has no fields, but {len(spec.fields)} are asked for: {spec.fields}")
+    if spec.id_field is not None:
+        raise ConfigError(f"{name}: a text file has no fields, but the id field {spec.id_field!r} is asked for")
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _twice(name: str, first: str, second: str) -> str:
+    if name == STDIN:
+        return "input '-' (standard input) is named twice: name it once"
+    if first == second:
+        return f"{name}: input {first!r} reaches the same file twice (through a link): name it once"
+    return f"{name}: the same file comes from two inputs, {first!r} and {second!r}: name it once"
+
+
+PIECE_BYTES = 1 << 20
+
+
+def spool_stdin(stream: BinaryIO, path: Path) -> int:
+    """Copy a stream to a file, which appears whole or not at all. Returns the number of its bytes.
+
+    Pass the path to `find_inputs` as ``stdin``. Memory: one MiB.
+
+    Raises:
+        ConfigError: the stream is a terminal.
+        InputError: it cannot be read, or is empty.
+        OutputError: the system refuses to write the file.
+    """
+    if stream.isatty():
+        raise ConfigError("input '-' is standard input, which is a terminal here: pipe data into it, or name files")
+    with AtomicFile(path) as file:
+        while True:
+            try:
+                piece = stream.read(PIECE_BYTES)
+            except OSError as error:
+                raise InputError(f"standard input cannot be read: {error.strerror or error}") from error
+            if not piece:
+                break
+            file.write(piece)
+        if not file.size:
+            raise InputError("standard input is empty: what should have written to it?")
+        return file.size

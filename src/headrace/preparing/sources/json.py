@@ -1,0 +1,348 @@
+"""Reads records from JSON Lines, and from a ``.json`` file that holds one array of records.
+
+Many instruction sets are published as such an array.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from headrace.errors import InputError
+from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, bad_block
+from headrace.preparing.sources.lines import BOM, Lines, split_lines
+from headrace.preparing.sources.source_file import SourceFile, SpanReader
+
+EXCERPT_BYTES = 60
+_ID = "identity"
+
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What `RecordReader.decode` raises for a line that must be passed to `RecordReader.decode_slowly`."""
+
+
+class BadRecordError(Exception):
+    """A line does not hold a valid record; the message says what was found and what to do."""
+
+
+class RecordReader:
+    """Reads the fields of a `RecordSpec` from lines; every other field is checked to be JSON and skipped.
+
+    The typed decoder builds no objects for the fields that it skips (about 1.2 GB/s). Lines that it refuses are decoded
+    by Python's own ``json``, which has better messages, and accepts the ``NaN`` and ``Infinity`` that it also writes.
+
+    A decoded record is opaque: pass lists of them to `texts`, `ids` and `wholes`.
+    """
+
+    def __init__(self, spec: RecordSpec) -> None:
+        self._spec = spec
+        # A field may be needed twice, as a text and as the id.
+        self._attributes = {field: f"field_{number}" for number, field in enumerate(dict.fromkeys(spec.fields))}
+        types: list[tuple[str, Any]] = [(attribute, str) for attribute in self._attributes.values()]
+        rename = {attribute: field for field, attribute in self._attributes.items()}
+        self._id_attribute = None if spec.id_field is None else self._attributes.get(spec.id_field, _ID)
+        if spec.id_field is not None and self._id_attribute == _ID:
+            types.append((_ID, str | int))
+            rename[_ID] = spec.id_field
+        whole: list[Any] = [("whole", dict[str, Any] | None, None)]
+        self._record: Callable[..., Any] = msgspec.defstruct("Record", types, rename=rename, gc=False)
+        self._with_whole: Callable[..., Any] = msgspec.defstruct("WholeRecord", types + whole)
+        self._advice = "choose with --text-field" if len(spec.fields) == 1 else "choose with --field"
+        self.decode: Callable[[bytes], Any]
+        """Decode a line, fast. It raises one of `DECODE_ERRORS` for every bad line, and for some good ones."""
+        if spec.whole:
+            self.decode = self._decode_whole
+        else:
+            self.decode = msgspec.json.Decoder(self._record).decode
+
+    def decode_slowly(self, line: bytes) -> Any:
+        """Decode a line that `decode` refuses.
+
+        Raises:
+            BadRecordError: the line is not UTF-8, not JSON or not an object, or a field is missing or of another type.
+        """
+        value = _load(line)
+        if not isinstance(value, dict):
+            raise BadRecordError(f"not a JSON object but {kind(value)}; found {excerpt(line)}")
+        record = self._take(value, line)
+        for field in (*self._attributes, self._spec.id_field):
+            if field is not None and isinstance(value[field], str):
+                _check_surrogates(field, value[field])
+        return record
+
+    def decode_strictly(self, line: bytes) -> Any:
+        """Decode a line as `decode` does, and also check that the skipped fields are UTF-8."""
+        line.decode("utf-8")
+        return self.decode(line)
+
+    def texts(self, records: list[Any]) -> list[list[str]]:
+        """The texts of the records, for each field of the `RecordSpec`."""
+        return [list(map(attrgetter(self._attributes[field]), records)) for field in self._spec.fields]
+
+    def ids(self, records: list[Any]) -> list[str] | None:
+        """The ids of the records, integers in decimal, or None if the spec names no id field."""
+        if self._id_attribute is None:
+            return None
+        return list(map(str, map(attrgetter(self._id_attribute), records)))
+
+    def wholes(self, records: list[Any]) -> list[Any] | None:
+        """The whole records, or None if the spec does not ask for them."""
+        return [record.whole for record in records] if self._spec.whole else None
+
+    def _decode_whole(self, line: bytes) -> Any:
+        value = msgspec.json.decode(line)
+        try:
+            return self._take(value, line)
+        except (BadRecordError, TypeError) as error:
+            raise msgspec.DecodeError(str(error)) from None
+
+    def _take(self, value: dict[str, Any], line: bytes) -> Any:
+        values: dict[str, Any] = {}
+        for field, attribute in self._attributes.items():
+            text = self._get(value, field, self._advice)
+            if not isinstance(text, str):
+                raise BadRecordError(f"field {field!r} is not a string but {kind(text)}; found {excerpt(line)}")
+            values[attribute] = text
+        if self._id_attribute == _ID and self._spec.id_field is not None:
+            identity = self._get(value, self._spec.id_field, "choose with --id-field")
+            if not isinstance(identity, str | int) or isinstance(identity, bool):
+                raise BadRecordError(
+                    f"id field {self._spec.id_field!r} is neither a string nor an integer but {kind(identity)}; "
+                    f"found {excerpt(line)}"
+                )
+            values[_ID] = identity
+        return self._with_whole(whole=value, **values) if self._spec.whole else self._record(**values)
+
+    @staticmethod
+    def _get(value: dict[str, Any], field: str, advice: str) -> Any:
+        if field not in value:
+            names = ", ".join(repr(name) for name in list(value)[:8]) or "none"
+            raise BadRecordError(f"no field {field!r}; its fields are: {names} ({advice})")
+        return value[field]
+
+
+def bad_utf8(data: bytes, error: UnicodeDecodeError, of: str) -> str:
+    """The message for data that is not UTF-8; ``of`` says what the data is, such as ``line``."""
+    hint = ""
+    if data.startswith(b"\x1f\x8b"):
+        hint = " (it looks compressed with gzip: decompress it first)"
+    elif data.startswith(b"\x28\xb5\x2f\xfd"):
+        hint = " (it looks compressed with zstd: decompress it first)"
+    elif data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        hint = " (it looks like UTF-16: convert it to UTF-8)"
+    found = data[error.start : error.start + 1].hex()
+    begin = max(error.start - 20, 0)
+    near = excerpt(data[begin : begin + 2 * EXCERPT_BYTES])
+    return f"not UTF-8: byte 0x{found} at byte {error.start:,} of the {of}{hint}; found near it {near}"
+
+
+def too_long(head: bytes, size: int, limit_bytes: int, of: str) -> str:
+    """The message for a record above the limit; ``of`` says what the record is, such as ``line``."""
+    return f"a {of} of {size:,} bytes; at most {limit_bytes:,} are allowed; it begins with {excerpt(head)}"
+
+
+def excerpt(line: bytes) -> str:
+    """The beginning of a line, short and printable."""
+    shown = line[:EXCERPT_BYTES].decode("utf-8", "replace").strip()
+    return repr(shown) + ("..." if len(line) > EXCERPT_BYTES else "")
+
+
+def kind(value: object) -> str:
+    """The type of a JSON value in words."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, str):
+        return "a string"
+    return "an array" if isinstance(value, list) else "an object"
+
+
+def _load(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise BadRecordError(bad_utf8(line, error, "line")) from None
+    except RecursionError:
+        raise BadRecordError(f"JSON nested too deeply; found {excerpt(line)}") from None
+    except ValueError as error:
+        raise BadRecordError(f"malformed JSON: {error}; found {excerpt(line)}") from None
+
+
+def _check_surrogates(field: str, text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        surrogate = ord(text[error.start])
+        raise BadRecordError(
+            f"field {field!r} is not Unicode text: unpaired surrogate \\u{surrogate:04x} at character {error.start:,}"
+        ) from None
+
+
+class JsonlParser:
+    """Parses the lines of one span, block by block, at about the speed of the decoder alone."""
+
+    def __init__(self, spec: RecordSpec, max_line_bytes: int) -> None:
+        self._spec = spec
+        self._reader = RecordReader(spec)
+        self._max_line_bytes = max_line_bytes
+
+    def parse(self, blocks: Iterable[Lines]) -> Iterator[Block]:
+        """Yield one block of records for each block of lines."""
+        line = 0
+        for lines in blocks:
+            block = self._refuse(lines, line) if lines.is_too_long else self._parse(lines, line)
+            line += block.num_lines
+            yield block
+
+    def _parse(self, lines: Lines, first_line: int) -> Block:
+        split, begins = split_lines(lines)
+        reader = self._reader
+        decode = reader.decode
+        # The decoder does not check the UTF-8 of the fields that it skips. Whole records skip no fields.
+        if not self._spec.whole and not all(line.isascii() or _is_utf8(line) for line in split):
+            decode = reader.decode_strictly
+        records: list[object] = []
+        blank: list[int] = []
+        bad: list[BadRecord] = []
+        iterator = iter(split)
+        while len(records) + len(blank) + len(bad) < len(split):
+            try:
+                # This runs in C until a line is refused; the list keeps the records before that line.
+                records.extend(map(decode, iterator))
+            except DECODE_ERRORS:
+                number = len(records) + len(blank) + len(bad)
+                line = split[number]
+                if not line or line.isspace():
+                    blank.append(number)
+                    continue
+                try:
+                    records.append(reader.decode_slowly(line))
+                except BadRecordError as error:
+                    bad.append(BadRecord(number + first_line, int(begins[number]), str(error)))
+        good = np.ones(len(split), np.bool_)
+        good[blank] = False
+        good[[record.line - first_line for record in bad]] = False
+        return Block(
+            texts=reader.texts(records),
+            lines=np.flatnonzero(good) + first_line,
+            places=begins[good],
+            num_lines=len(split),
+            num_blank=len(blank),
+            blank_lines=np.array(blank, np.int64) + first_line,
+            bad=bad,
+            input_bytes=0,
+            ids=reader.ids(records),
+            records=reader.wholes(records),
+        )
+
+    def _refuse(self, lines: Lines, line: int) -> Block:
+        message = too_long(lines.data, lines.size, self._max_line_bytes, "line")
+        return bad_block(
+            self._spec, [BadRecord(line, lines.offset, f"{message}; is this JSON Lines, one object a line?")]
+        )
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+_HEAD_BYTES = 4096
+
+
+def is_list(path: str) -> bool:
+    """Whether the first character of a file that is not white space begins an array.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(_HEAD_BYTES).removeprefix(BOM).lstrip().startswith(b"[")
+    except OSError as error:
+        raise InputError(f"{path}: the file cannot be read: {error.strerror or error}") from error
+
+
+class ListReader(SpanReader):
+    """Reads all records of the array. Memory: the whole file, and an object for each record."""
+
+    def __init__(self, file: SourceFile, spec: RecordSpec, *, block_bytes: int, max_record_bytes: int) -> None:
+        super().__init__(file)
+        self._spec = spec
+        self._block_bytes = block_bytes
+        self._max_record_bytes = max_record_bytes
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield all records. An array that is malformed anywhere is one bad record, as nothing of it is reliable."""
+        self._check_unchanged()
+        try:
+            data = Path(self._file.path).read_bytes()
+            self._file.check_unchanged(os.stat(self._file.path))  # noqa: PTH116
+        except OSError as error:
+            raise InputError(f"{self._file.name}: the file cannot be read: {error.strerror or error}") from error
+        self.xxh3_128 = xxhash.xxh3_128_hexdigest(data)
+        try:
+            entries = msgspec.json.decode(data.removeprefix(BOM), type=list[msgspec.Raw])
+        except DECODE_ERRORS as error:
+            message = f"not one array of records: {error}; found {excerpt(data)}"
+            block = bad_block(self._spec, [BadRecord(0, 0, message, fatal=True)])
+            block.input_bytes = self._file.size_bytes
+            yield block
+        else:
+            yield from self._with_input_bytes(self._cut(entries), 0, len(entries))
+        self.end = self._file.extent
+
+    def _cut(self, entries: list[msgspec.Raw]) -> Iterator[Block]:
+        reader = RecordReader(self._spec)
+        first = 0
+        while first < len(entries):
+            last, size = first, 0
+            while last < len(entries) and (
+                last == first or size + memoryview(entries[last]).nbytes <= self._block_bytes
+            ):
+                size += memoryview(entries[last]).nbytes
+                last += 1
+            yield self._block(reader, entries[first:last], first)
+            first = last
+
+    def _block(self, reader: RecordReader, entries: list[msgspec.Raw], first: int) -> Block:
+        records: list[object] = []
+        good: list[int] = []
+        bad: list[BadRecord] = []
+        for number, entry in enumerate(entries, first):
+            line = bytes(entry)
+            try:
+                if len(line) > self._max_record_bytes:
+                    raise BadRecordError(too_long(line, len(line), self._max_record_bytes, "record"))
+                try:
+                    records.append(reader.decode_strictly(line))
+                except DECODE_ERRORS:
+                    records.append(reader.decode_slowly(line))
+                good.append(number)
+            except BadRecordError as error:
+                bad.append(BadRecord(number, number, str(error)))
+        return Block(
+            texts=reader.texts(records),
+            lines=np.array(good, np.int64),
+            places=np.array(good, np.int64),
+            num_lines=len(entries),
+            num_blank=0,
+            blank_lines=np.zeros(0, np.int64),
+            bad=bad,
+            input_bytes=0,
+            ids=reader.ids(records),
+            records=reader.wholes(records),
+        )

@@ -1,0 +1,244 @@
+"""The worker process, which runs one task after another until its parent closes the connection.
+
+A task reads the records of its spans, makes documents of them, and writes these as pieces on disk.
+
+`executor.WorkerProcesses` starts a worker with one end of a socket pair, as a fork or as a fresh process. It does not
+use the start methods of ``multiprocessing``, which run the caller's ``__main__`` again in every worker.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import xxhash
+
+from headrace.errors import HeadraceError, InputError, OutputError, RenderLimitError
+from headrace.preparing.backends import MismatchError, ProvedEncoder, SpecialFinder
+from headrace.preparing.buckets import BucketSorter
+from headrace.preparing.documents import BlockEncoder, Documents, Encoder
+from headrace.preparing.messages import (
+    HashDone,
+    HashTask,
+    Order,
+    PieceDone,
+    Progress,
+    Reply,
+    Setup,
+    SortTask,
+    TaskFailed,
+    TextTask,
+)
+from headrace.preparing.piece import PieceBuilder
+from headrace.preparing.sources import BadRecord, SourceFile, Span, open_span
+
+PIECE_BYTES = 32 << 20
+"""Bytes of tokens in a piece. A task with more writes several pieces, so that large tasks need no more memory."""
+
+PIECE_LINES = 1 << 19
+
+
+class BadLineError(InputError):
+    """A line that cannot be used: the number of the input file, and the line, counted from 1 in this piece's part of
+    the span."""
+
+    def __init__(self, message: str, file: int, line: int) -> None:
+        super().__init__(message)
+        self.file = file
+        self.line = line
+
+
+class TextWork:
+    """Runs tasks, one at a time.
+
+    Memory: one block of 1 MiB (or the longest record) with its texts and ids, and the piece that is filled.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        encoder: Encoder,
+        *,
+        report: Callable[[Progress], None],
+        deliver: Callable[[PieceDone], None],
+    ) -> None:
+        self._setup = setup
+        self._encoder = encoder
+        self._report = report
+        self._deliver = deliver
+
+    def run(self, order: TextTask) -> PieceDone:
+        """Write the pieces of a task. All but the last are delivered on the way, and the last is returned.
+
+        Raises:
+            BadLineError: a record cannot be used, and the run is to stop at such a record.
+            MismatchError: the fast tokeniser differs from the reference tokeniser.
+            InputError: a file cannot be read or has changed.
+            OutputError: a piece cannot be written.
+        """
+        number, start = order.task.number, order.start
+        self._piece = PieceBuilder(self._setup, number, start.piece)
+        self._progress = Progress(number, 0, 0, 0)
+        spans = list(zip(order.task.spans, order.files, strict=True))
+        for index in range(start.span, len(spans)):
+            span, file = spans[index]
+            self._run_span(span, file, index, start.lines if index == start.span else 0)
+        return self._piece.write(is_last=True)
+
+    def _run_span(self, span: Span, file: SourceFile, index: int, skip_lines: int) -> None:
+        reader = open_span(file, span, self._setup.records, max_record_bytes=self._setup.max_record_bytes)
+        self._piece.begin_span(span.file, skip_lines)
+        lines = 0
+        for block in reader.blocks():
+            lines += block.num_lines
+            if lines <= skip_lines:  # exact, as pieces end at the ends of blocks
+                self._advance(block.input_bytes, 0, 0)
+                continue
+            try:
+                documents = self._encoder.encode(block, span.file)
+            except RenderLimitError as error:
+                raise BadLineError(str(error), span.file, error.record - self._piece.first_line + 1) from None
+            if documents.bad and self._setup.on_error == "stop":
+                self._stop(documents.bad[0], span.file)
+            self._piece.add(block, documents)
+            self._check_errors(span.file)
+            self._advance(block.input_bytes, len(documents.lines), self._num_ids(documents))
+            if self._piece.num_bytes >= PIECE_BYTES or self._piece.num_lines >= PIECE_LINES:
+                following = self._piece.next(index, lines)
+                self._deliver(self._piece.write(is_last=False))
+                self._piece = following
+                self._piece.begin_span(span.file, lines)
+        self._piece.end_span(reader.begin, reader.end, reader.xxh3_128)
+
+    def _num_ids(self, documents: Documents) -> int:
+        rows = zip(self._setup.columns, documents.tokens, strict=True)
+        return sum(len(tokens) for column, tokens in rows if column.kind == "ids")
+
+    def _check_errors(self, file: int) -> None:
+        errors, allowed = self._piece.errors, self._setup.max_errors
+        if allowed is not None and len(errors) > allowed:
+            _, line, message = errors[allowed]
+            raise BadLineError(
+                f"{message}. It is one of more than {allowed:,} bad records, which is what --max-errors allows", file,
+                line + 1,
+            )  # fmt: skip
+
+    def _stop(self, bad: BadRecord, file: int) -> None:
+        raise BadLineError(bad.message, file, bad.line - self._piece.first_line + 1)
+
+    def _advance(self, input_bytes: int, documents: int, tokens: int) -> None:
+        before = self._progress
+        self._progress = Progress(
+            before.task_index, before.input_bytes + input_bytes, before.documents + documents, before.tokens + tokens
+        )
+        self._report(self._progress)
+
+
+PROGRESS_S = 0.4
+HASH_BLOCK_BYTES = 1 << 20
+
+
+def load_encoder(setup: Setup, tokenizer_json: bytes, proved: ProvedEncoder) -> Encoder:
+    """The encoder that makes the documents of a run: of texts, or of records if a recipe makes them."""
+    if setup.making is None:
+        return BlockEncoder(setup, proved, SpecialFinder(tokenizer_json))
+    from headrace.preparing.record_encoder import RecordEncoder
+
+    return RecordEncoder(setup, tokenizer_json, proved)
+
+
+class TextWorker:
+    """Runs orders, and reports the progress to the parent.
+
+    ``proved`` is an encoder that is loaded already. Without it, or if the setup names another backend, the worker loads
+    one itself.
+    """
+
+    def __init__(self, connection: Connection, setup: Setup, proved: ProvedEncoder | None = None) -> None:
+        self._connection = connection
+        self._setup = setup
+        self._proved = proved
+        self._text: TextWork | None = None
+        self._sorter = BucketSorter(setup.buckets, [np.dtype(column.dtype) for column in setup.columns])
+        self._reported_s = time.monotonic()
+
+    def handle(self, order: Order) -> Reply:
+        """Run one order. A failure is returned as a `TaskFailed`."""
+        try:
+            if isinstance(order, HashTask):
+                return HashDone(order.number, self._hash(order.file))
+            if isinstance(order, SortTask):
+                return self._sorter.run(order)
+            if self._text is None:
+                self._text = self._load()
+            return self._text.run(order)
+        except BadLineError as error:
+            return TaskFailed(order.task_index, "input", str(error), file=error.file, line=error.line)
+        except MismatchError as error:
+            return TaskFailed(order.task_index, "mismatch", str(error))
+        except OutputError as error:
+            return TaskFailed(order.task_index, "output", str(error))
+        except HeadraceError as error:
+            return TaskFailed(order.task_index, "input", str(error))
+        except SystemExit:
+            raise
+        except BaseException:  # a panic in Rust is not an Exception
+            return TaskFailed(order.task_index, "crash", traceback.format_exc())
+
+    def _load(self) -> TextWork:
+        encoding, proved = self._setup.encoding, self._proved
+        if proved is None or proved.name != encoding.backend:
+            proved = ProvedEncoder(encoding.backend, Path(encoding.tokenizer).read_bytes(), encoding.special)
+        encoder = load_encoder(self._setup, proved.json, proved)
+        # Vocabulary and libraries stay in memory, so the collector need not visit them again for each block of records.
+        gc.collect()
+        gc.freeze()
+        return TextWork(self._setup, encoder, report=self._report, deliver=self._deliver)
+
+    def _hash(self, file: SourceFile) -> str:
+        hasher = xxhash.xxh3_128()
+        view = memoryview(bytearray(HASH_BLOCK_BYTES))
+        try:
+            with Path(file.path).open("rb", buffering=0) as source:
+                while count := source.readinto(view):
+                    hasher.update(view[:count])
+                    self._check_parent()
+                file.check_unchanged(os.fstat(source.fileno()))
+        except OSError as error:
+            raise InputError(f"{file.name}: the file cannot be read: {error.strerror or error}") from error
+        return hasher.hexdigest()
+
+    def _deliver(self, piece: PieceDone) -> None:
+        self._connection.send_bytes(msgspec.msgpack.encode(piece))
+
+    def _report(self, progress: Progress) -> None:
+        self._check_parent()
+        now = time.monotonic()
+        if now - self._reported_s >= PROGRESS_S:
+            self._reported_s = now
+            self._connection.send_bytes(msgspec.msgpack.encode(progress))
+
+    def _check_parent(self) -> None:
+        if os.getppid() != self._setup.parent:
+            raise SystemExit(1)
+
+
+def main(descriptor: int, proved: ProvedEncoder | None = None) -> None:
+    """Serve the parent at the other end of this socket; ``proved`` is the encoder that a fork inherits."""
+    connection = Connection(descriptor)
+    try:
+        message = connection.recv_bytes()
+        worker = TextWorker(connection, msgspec.msgpack.decode(message, type=Setup), proved)
+        decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
+        while True:
+            reply = worker.handle(decoder.decode(connection.recv_bytes()))
+            connection.send_bytes(msgspec.msgpack.encode(reply))
+    except (EOFError, ConnectionError):
+        return  # the parent has finished, or was killed

@@ -1,0 +1,379 @@
+"""Whole runs: the same bytes for any number of workers, ended at any moment, on a full disk; and what they leave."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import xxhash
+import yaml
+
+import faults
+import headrace
+from counts import cases
+from headrace.errors import ConfigError, InputError, OutputError
+from headrace.inspect.origins import find_sample_origins, find_shards
+from headrace.io import file_sum
+from headrace.preparing import ErrorOptions
+from headrace.preparing.output_folder import WORK_NAME
+from headrace.preparing.shards import PartSpec, ShardOptions, ShardOutput, ShardSource, estimate_shards, prepare_shards
+from headrace.stores import Manifest, load_manifest
+from headrace.stores.tar.index import read_index
+from headrace.stores.tar.scan import scan_shard
+from shards_made import image, inline, prepare, read_all, rows, write_pictures, write_table
+
+PARTS = tuple(map(PartSpec.parse, ("jpg=path:file", "txt=column:caption", "json=row")))
+TABLES = ShardSource(parts=PARTS, key_field="id")
+CASES = {
+    "tables": ShardOptions(source=TABLES, output=ShardOutput(samples_per_shard=11)),
+    "shuffled": ShardOptions(source=TABLES, output=ShardOutput(shard_bytes=20_000, shuffle=7, split_ratio=(8, 1, 1))),
+    "folder": ShardOptions(output=ShardOutput(samples_per_shard=9, shuffle=1)),
+    "skipped": ShardOptions(
+        source=msgspec.structs.replace(TABLES, duplicates="drop"),
+        output=ShardOutput(samples_per_shard=10),
+        errors=ErrorOptions(on_error="skip"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    folder = tmp_path_factory.mktemp("inputs")
+    write_pictures(folder, 60)
+    records = rows(60)
+    write_table(folder / "a.jsonl", records[:25])
+    write_table(folder / "b.csv", records[25:40])
+    write_table(folder / "c.parquet", records[40:])
+    bad: list[dict[str, Any]] = rows(60)
+    bad[7]["file"] = "pictures/none.jpg"
+    bad[30]["id"] = "s3"
+    write_table(folder / "bad.jsonl", bad)
+    return {
+        "tables": [folder / "a.jsonl", folder / "b.csv", folder / "c.parquet"],
+        "shuffled": [folder / "a.jsonl", folder / "b.csv", folder / "c.parquet"],
+        "folder": [folder / "pictures"],
+        "skipped": [folder / "bad.jsonl"],
+    }
+
+
+@pytest.fixture
+def small_run() -> Iterator[None]:
+    with inline():
+        yield
+
+
+@pytest.fixture(scope="module")
+def wanted(inputs: dict[str, list[Path]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """What an undisturbed run makes of each."""
+    folder = tmp_path_factory.mktemp("wanted")
+    with inline():
+        for case, options in CASES.items():
+            prepare(inputs[case], folder / case, options, workers=2)
+    return {case: faults.content(folder / case) for case in CASES}
+
+
+def action(inputs: dict[str, list[Path]], case: str, output: Path, **changes: Any) -> Callable[[], Manifest]:
+    return lambda: prepare(inputs[case], output, CASES[case], **changes)
+
+
+@pytest.mark.usefixtures("small_run")
+@pytest.mark.parametrize("case", CASES)
+def test_workers_change_no_byte(
+    inputs: dict[str, list[Path]], wanted: dict[str, dict[str, bytes]], tmp_path: Path, case: str
+) -> None:
+    for workers in (1, 3):
+        action(inputs, case, tmp_path / str(workers), workers=workers)()
+        assert faults.content(tmp_path / str(workers)) == wanted[case]
+
+
+def test_with_real_workers(
+    inputs: dict[str, list[Path]], wanted: dict[str, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.preparing.shards.inputs.choose_task_bytes", lambda size: 700)
+    action(inputs, "shuffled", tmp_path / "out", workers=2)()
+    assert faults.content(tmp_path / "out") == wanted["shuffled"]
+
+
+@pytest.mark.usefixtures("small_run")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(2)
+def test_killed_at_any_moment_and_continued(
+    inputs: dict[str, list[Path]], wanted: dict[str, dict[str, bytes]], tmp_path: Path, case: str
+) -> None:
+    output = tmp_path / "out"
+    run = action(inputs, case, output, workers=2)
+    num_changes = len(faults.list_changes(run))
+    shutil.rmtree(output)
+    chooser = random.Random(case)
+    for moment in sorted(chooser.sample(range(num_changes), cases(4, num_changes))):
+        assert not faults.run_killed(run, moment)
+        if output.exists() and (output / "headrace.json").exists():
+            assert not (output / WORK_NAME).exists() or (output / WORK_NAME / "commit.json").exists()
+        again = chooser.randrange(60)  # and killed once more on the way
+        faults.run_killed(action(inputs, case, output, workers=1), again)
+        if not (output / "headrace.json").exists() or (output / WORK_NAME).exists():
+            action(inputs, case, output, workers=3)()
+        assert faults.content(output) == wanted[case], moment
+        shutil.rmtree(output)
+
+
+@pytest.mark.usefixtures("small_run")
+@pytest.mark.parametrize("case", ["shuffled", "folder"])
+def test_full_disk(
+    inputs: dict[str, list[Path]], wanted: dict[str, dict[str, bytes]], tmp_path: Path, case: str
+) -> None:
+    output = tmp_path / "out"
+    run = action(inputs, case, output, workers=2)
+    moments = [at for at, kind in enumerate(faults.list_changes(run)) if kind in faults.TAKING_SPACE]
+    shutil.rmtree(output)
+    for moment in random.Random(case).sample(moments, cases(6, len(moments))):
+        with faults.full_disk(moment), pytest.raises(OutputError, match="No space left on device"):
+            run()
+        assert not (output / "headrace.json").exists()
+        run()
+        assert faults.content(output) == wanted[case], moment
+        shutil.rmtree(output)
+
+
+def test_the_ledger_and_the_manifest(
+    inputs: dict[str, list[Path]], wanted: dict[str, dict[str, bytes]], tmp_path: Path
+):
+    for name, data in wanted["skipped"].items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    manifest = load_manifest(tmp_path)
+    documents, contents = manifest.ledger.documents, manifest.ledger.contents
+    assert (documents.read, documents.kept, documents.dropped) == (60, 58, {"bad": 1, "duplicate": 1})
+    assert contents is not None
+    samples = read_all(tmp_path)
+    assert contents.kept == sum(len(data) for parts in samples.values() for data in parts.values())
+    assert contents.read == contents.kept + sum(contents.dropped.values())
+    assert [entry.line for entry in manifest.errors] == [8]
+    table, files = manifest.inputs
+    assert table.xxh3_128 == file_sum(inputs["skipped"][0]).xxh3_128
+    assert (files.format, files.size) == ("files", sum(len(parts["jpg"]) for parts in samples.values()))
+    for shard in manifest.outputs:
+        assert tuple(file_sum(tmp_path / file.name) for file in shard.files) == shard.files
+        scanned = scan_shard(tmp_path / f"{shard.prefix}.tar")
+        assert scanned.offsets.tolist() == read_index(tmp_path / f"{shard.prefix}.tar.idx").tolist()
+        assert shard.documents == len(scanned.keys) <= 10
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_opens_as_a_dataset(wanted: dict[str, dict[str, bytes]], tmp_path: Path, case: str) -> None:
+    for name, data in wanted[case].items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    samples = read_all(tmp_path)
+    with headrace.open(tmp_path) as store:
+        assert [(sample.key, sample.parts) for sample in store.read(np.arange(len(store)))] == list(samples.items())
+        assert list(store.check()) == []
+        manifest = find_shards(str(tmp_path))
+        assert manifest is not None
+        keys = list(samples)
+        for number in (0, len(keys) // 2, len(keys) - 1):
+            by_key, by_number = find_sample_origins(str(tmp_path), manifest, [keys[number], str(number)])
+            assert by_key == by_number
+            assert by_key.parts == {name: len(data) for name, data in samples[keys[number]].items()}
+            if case == "folder":
+                assert by_key.files == (keys[number],)
+            else:
+                place = {"a.jsonl": 1, "b.csv": 26, "c.parquet": 40, "bad.jsonl": 1}[Path(by_key.input).name]
+                assert f"s{place + by_key.number - 2 + (by_key.unit == 'row') * 2}" == keys[number]
+        with pytest.raises(ConfigError, match="has no sample 'x'"):
+            find_sample_origins(str(tmp_path), manifest, ["x"])
+    if case == "shuffled":
+        sizes = {part: len(headrace.open(tmp_path, split_part=part)) for part in ("train", "val", "test")}
+        assert sizes == {"train": 48, "val": 6, "test": 6}
+
+
+@pytest.mark.usefixtures("small_run")
+def test_shuffle_takes_all(inputs: dict[str, list[Path]], tmp_path: Path) -> None:
+    orders = []
+    for seed in (None, 1, 2):
+        options = ShardOptions(source=TABLES, output=ShardOutput(shuffle=seed))
+        prepare(inputs["tables"], tmp_path / str(seed), options)
+        orders.append(read_all(tmp_path / str(seed)))
+    assert orders[0] == orders[1] == orders[2]
+    assert len({tuple(order) for order in orders}) == 3
+    assert list(orders[0]) == [f"s{number}" for number in range(60)]
+
+
+@pytest.mark.usefixtures("small_run")
+def test_runs_are_told_apart(inputs: dict[str, list[Path]], tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    run = action(inputs, "tables", output)
+    moment = len(faults.list_changes(run)) // 2
+    with pytest.raises(OutputError, match="earlier run; --overwrite"):
+        run()
+    before = faults.content(output)
+    shutil.rmtree(output)
+    assert not faults.run_killed(run, moment)
+    with pytest.raises(OutputError, match=r"output\.samples_per_shard was 11, is 9"):
+        prepare(inputs["tables"], output, ShardOptions(source=TABLES, output=ShardOutput(samples_per_shard=9)))
+    run()
+    assert faults.content(output) == before
+    prepare(inputs["folder"], output, ShardOptions(output=ShardOutput(samples_per_shard=40)), overwrite=True)
+    assert [path.name for path in sorted(output.glob("*.tar"))] == ["shard-000000.tar", "shard-000001.tar"]
+    assert len(headrace.open(output)) == 60
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "shard-000000.tar").write_bytes(b"x")
+    with pytest.raises(OutputError, match="not empty"):
+        prepare(inputs["folder"], tmp_path / "other", CASES["folder"])
+
+
+@pytest.mark.usefixtures("small_run")
+def test_files_that_change(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 20)
+    write_table(tmp_path / "t.jsonl", rows(20))
+    options = ShardOptions(source=TABLES, output=ShardOutput(samples_per_shard=4))
+
+    def run() -> Manifest:
+        return prepare(tmp_path / "t.jsonl", tmp_path / "out", options)
+
+    changes = faults.list_changes(run)
+    shutil.rmtree(tmp_path / "out")
+    assert not faults.run_killed(run, len(changes) // 2)
+    (tmp_path / "pictures" / "019.jpg").write_bytes(image(3))
+    with pytest.raises(InputError, match=r"019\.jpg: the file changed during the run"):
+        run()
+    prepare(tmp_path / "t.jsonl", tmp_path / "out", options, restart=True)
+    assert read_all(tmp_path / "out")["s19"]["jpg"] == image(3)
+
+
+@pytest.mark.usefixtures("small_run")
+def test_an_estimate(
+    inputs: dict[str, list[Path]],
+    wanted: dict[str, dict[str, bytes]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = CASES["tables"]
+    exact = estimate_shards(inputs["folder"], options=CASES["folder"])
+    assert (exact.is_exact, exact.samples, exact.shards, exact.bad) == (True, 60, 7, 0)
+    assert exact.content_bytes == sum(len(image(number)) for number in range(60))
+    assert exact.output_bytes <= sum(len(data) for name, data in wanted["folder"].items() if name.endswith(".tar"))
+    monkeypatch.setattr("headrace.preparing.shards.estimate.MAX_TASKS", 3)
+    about = estimate_shards(inputs["tables"], options=options)
+    assert not about.is_exact
+    assert 40 <= about.samples <= 80
+    assert set(about.parts) == {"jpg", "txt", "json"}
+    bad = estimate_shards(inputs["skipped"], options=CASES["skipped"])
+    assert bad.bad <= 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("small_run")
+def test_progress_and_notices(inputs: dict[str, list[Path]], tmp_path: Path) -> None:
+    seen, notices = [], []
+    prepare_shards(
+        inputs["tables"],
+        tmp_path / "out",
+        options=msgspec.structs.replace(CASES["tables"], source=ShardSource(key_field="id")),
+        on_progress=seen.append,
+        on_notice=notices.append,
+    )
+    assert [phase for at, phase in enumerate(p.phase for p in seen) if not at or seen[at - 1].phase != phase] == [
+        "survey",
+        "write",
+    ]
+    assert all(0 <= p.done_bytes <= p.total_bytes for p in seen)
+    assert (seen[-1].done_bytes, seen[-1].samples) == (seen[-1].total_bytes, 60)
+    assert len(notices) == 3
+    assert "txt=column:caption" in notices[0]
+
+
+def test_sample_types(inputs: dict[str, list[Path]], tmp_path: Path) -> None:
+    with inline():
+        typed = ShardOutput(sample_type="CaptioningSample", field_map={"image": "jpg", "caption": "txt"})
+        prepare(inputs["tables"], tmp_path / "out", ShardOptions(source=TABLES, output=typed))
+    found = yaml.safe_load((tmp_path / "out" / ".nv-meta" / "dataset.yaml").read_bytes())
+    assert found == {
+        "sample_type": {"__module__": "megatron.energon", "__class__": "CaptioningSample"},
+        "field_map": {"image": "jpg", "caption": "txt"},
+    }
+    with tarfile.open(tmp_path / "out" / "shard-000000.tar") as tar:
+        first = tar.getmembers()[0]
+    assert (first.mtime, first.uid, first.gid, first.mode, first.uname) == (0, 0, 0, 0o644, "")
+
+
+@pytest.mark.usefixtures("small_run")
+def test_a_file_of_the_same_size_that_changes(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 20)
+    write_table(tmp_path / "t.jsonl", rows(20))
+    options = ShardOptions(source=TABLES, output=ShardOutput(samples_per_shard=4))
+
+    def run() -> Manifest:
+        return prepare(tmp_path / "t.jsonl", tmp_path / "out", options)
+
+    changes = faults.list_changes(run)
+    shutil.rmtree(tmp_path / "out")
+    assert not faults.run_killed(run, len(changes) // 2)
+    path = tmp_path / "pictures" / "000.jpg"  # the last shard is written first here, this one last
+    path.write_bytes(path.read_bytes()[::-1])
+    with pytest.raises(InputError, match=r"000\.jpg: the file changed during the run"):
+        run()
+
+
+def test_the_hash_of_files(wanted: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
+    for case in ("folder", "shuffled"):
+        (tmp_path / "headrace.json").write_bytes(wanted[case]["headrace.json"])
+        total = 0
+        for number in range(60):
+            name = f"{number:03d}.jpg" if case == "folder" else f"pictures/{number:03d}.jpg"
+            digest = xxhash.xxh3_128_digest(image(number))
+            total += xxhash.xxh3_128_intdigest(name.encode() + b"\0" + digest)
+        found = [entry.xxh3_128 for entry in load_manifest(tmp_path).inputs if entry.format in ("folder", "files")]
+        # One entry for each table that names files: their sums add up to that of all.
+        assert sum(int(digest, 16) for digest in found) % 2**128 == total % 2**128
+
+
+@pytest.mark.usefixtures("small_run")
+@pytest.mark.parametrize("torn", ["surveys/*.survey", "surveys/*.spool", "done/*.done", "shards/*.tar", "shards/*.idx"])
+@pytest.mark.parametrize("cut", [0, 5])
+@pytest.mark.sampled(1)
+def test_files_torn_by_a_loss_of_power(
+    inputs: dict[str, list[Path]], wanted: dict[str, dict[str, bytes]], tmp_path: Path, torn: str, cut: int
+) -> None:
+    output = tmp_path / "out"
+    run = action(inputs, "tables", output)
+    for moment in range(20, 10_000, 6):
+        assert not faults.run_killed(run, moment)
+        work = output / WORK_NAME
+        is_planned = (work / "planned").exists()
+        found = [path for path in sorted(work.glob(torn)) if not path.name.startswith(".")]
+        if len(found) >= 2 and is_planned == (not torn.startswith("surveys")):
+            break
+        shutil.rmtree(output)
+    for path in found:
+        path.write_bytes(path.read_bytes()[:-7] if cut else b"")
+    run()
+    assert faults.content(output) == wanted["tables"]
+
+
+@pytest.mark.usefixtures("small_run")
+def test_the_same_run_over_a_folder_finds_that_it_is_complete(tmp_path: Path) -> None:
+    """As after a kill that came before the process could say so."""
+    write_pictures(tmp_path, 5)
+    notices: list[str] = []
+
+    def run() -> Manifest:
+        return prepare_shards([tmp_path / "pictures"], tmp_path / "out", on_notice=notices.append)
+
+    run()
+    wanted = faults.content(tmp_path / "out")
+    notices.clear()
+    run()
+    assert [notice[:30] for notice in notices] == ["the output is complete already"]
+    assert faults.content(tmp_path / "out") == wanted
+    picture = next(iter((tmp_path / "pictures").rglob("*.*")))
+    picture.write_bytes(picture.read_bytes()[::-1])
+    with pytest.raises(OutputError, match="holds the output of an earlier run"):
+        run()

@@ -1,0 +1,352 @@
+"""Real processes that are killed: workers, the parent, all of them; and parts of a run that are lost on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+import faults
+import headrace
+from counts import PATIENCE_S, cases
+from headrace.errors import HeadraceError, OutputError, StoreError, WorkerError
+from headrace.preparing import (
+    FilterSpec,
+    OutputOptions,
+    RecordOptions,
+    TextOptions,
+    TextProgress,
+    TokenOptions,
+    prepare_text,
+    run,
+)
+from headrace.preparing.forking import ONE_THREAD
+from headrace.preparing.output_folder import WORK_NAME
+from headrace.preparing.piece import read_piece
+
+TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
+PLAIN = TextOptions(tokens=TOKENS, workers=2, task_bytes=50_000)
+CASES = {
+    "plain": PLAIN,
+    "shuffled": TextOptions(
+        tokens=TOKENS, workers=2, task_bytes=50_000, output=OutputOptions(shuffle=1, shard_tokens=200_000)
+    ),
+    "keyed, no duplicates": TextOptions(
+        tokens=TOKENS,
+        workers=2,
+        task_bytes=50_000,
+        deduplicate=True,
+        records=RecordOptions(id_field="text"),
+        output=OutputOptions(format="keyed", shard_tokens=200_000),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def file(corpus: Path) -> Path:
+    """1 MB of documents."""
+    return corpus / "part-0.jsonl"
+
+
+@pytest.fixture(scope="module")
+def wanted(kit: Any, file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """What undisturbed runs make."""
+    folder = tmp_path_factory.mktemp("wanted")
+    for name, options in CASES.items():
+        prepare_text([file], folder / name, tokenizer=kit.tokenizer, options=options)
+    return {name: faults.content(folder / name) for name in CASES}
+
+
+def own_workers(pid: int | None = None) -> list[psutil.Process]:
+    """Those of this process, or of another that has no other children."""
+    children = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if pid is not None or "headrace.preparing.worker" in " ".join(child.cmdline()):
+                children.append(child)
+    return children
+
+
+def are_forks(workers: list[psutil.Process]) -> bool:
+    return not any("headrace.preparing.worker" in " ".join(worker.cmdline()) for worker in workers)
+
+
+def at_progress(action: Callable[[], None], *, times: int = 1) -> Callable[[TextProgress], None]:
+    """Acts when the run is under way."""
+    left = times
+
+    def on_progress(progress: TextProgress) -> None:
+        nonlocal left
+        if left and progress.documents > 0:
+            left -= 1
+            action()
+
+    return on_progress
+
+
+def kill_one(number: signal.Signals) -> None:
+    with contextlib.suppress(IndexError, psutil.NoSuchProcess):
+        random.choice(own_workers()).send_signal(number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(1)
+def test_workers_that_are_killed_are_replaced(
+    kit: Any, file: Path, tmp_path: Path, wanted: dict[str, dict[str, bytes]], number: signal.Signals, case: str
+) -> None:
+    options = msgspec.structs.replace(CASES[case], workers=2 if number == signal.SIGKILL else 1)
+    action = at_progress(lambda: kill_one(number), times=2)
+    prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=options, on_progress=action)
+    assert faults.content(tmp_path / "out") == wanted[case]
+    assert own_workers() == []
+
+
+def test_a_task_that_kills_each_worker(
+    kit: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The run gives up and keeps what is done; the same command goes on once the cause is gone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "filter_that_kills.py").write_text(
+        "import os\nfrom pathlib import Path\n\n"
+        "def keep(record):\n"
+        f"    if not Path({str(tmp_path / 'cured')!r}).exists() and 'import getopt' in record['text']:\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "    return True\n"
+    )
+    options = msgspec.structs.replace(PLAIN, filters=FilterSpec(function="filter_that_kills:keep"))
+    with pytest.raises(WorkerError, match=r"was killed \(SIGKILL\): most often .* out of memory .* It was the 3rd"):
+        prepare_text([file], "out", tokenizer=kit.tokenizer, options=options)
+    assert own_workers() == []
+    with pytest.raises(StoreError):
+        headrace.open("out")
+    (tmp_path / "cured").touch()
+    notices: list[str] = []
+    prepare_text([file], "out", tokenizer=kit.tokenizer, options=options, on_notice=notices.append)
+    prepare_text([file], "wanted", tokenizer=kit.tokenizer, options=options)
+    assert faults.content(tmp_path / "out") == faults.content(tmp_path / "wanted")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_workers_that_cannot_start(
+    kit: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("headrace.preparing.executor._COMMAND", "print('a word'); import nonsense_module")
+    with pytest.raises(WorkerError, match="ended with exit status 1; its last output is above"):
+        prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
+    captured = capfd.readouterr()
+    assert "nonsense_module" in captured.err
+    assert "a word" in captured.err
+    assert captured.out == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_is_not_for_workers(kit: Any, file: Path, tmp_path: Path, wanted: dict[str, dict[str, bytes]]) -> None:
+    action = at_progress(lambda: own_workers()[0].send_signal(signal.SIGINT))
+    prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN, on_progress=action)
+    assert faults.content(tmp_path / "out") == wanted["plain"]
+
+
+PROGRAM = """
+import sys
+import msgspec
+from headrace.preparing import TextOptions, prepare_text, run_plan
+run_plan.MIN_PENDING_BYTES = 50_000
+options = msgspec.json.decode(sys.argv[4], type=TextOptions)
+prepare_text([sys.argv[1]], sys.argv[2], tokenizer=sys.argv[3], options=options)
+"""
+
+
+def start(file: Path, output: Path, kit: Any, options: TextOptions, *, forks: bool = False) -> subprocess.Popen[bytes]:
+    """`prepare_text` with many checkpoints, in a process of its own, of which workers are forks or not."""
+    encoded = msgspec.json.encode(options).decode()
+    command = [sys.executable, "-c", PROGRAM, str(file), str(output), str(kit.tokenizer), encoded]
+    environment = {**os.environ, **(ONE_THREAD if forks else {})}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+
+
+def opens(output: Path) -> bool:
+    try:
+        headrace.open(output).close()
+    except StoreError:
+        return False
+    return True
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """All of it, the parent first, so that it does not see its workers go."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_the_whole_tree_is_killed_at_random_moments(
+    kit: Any, file: Path, tmp_path: Path, wanted: dict[str, dict[str, bytes]], case: str, workers: int
+) -> None:
+    """Again and again, and continued each time by another number of workers, until the run comes to its end."""
+    chance = random.Random(f"{case} {workers}")
+    for _ in range(cases(1, 12)):
+        output = tmp_path / "out"
+        for life in itertools.count():
+            number = [workers, 3, 1][life % 3]
+            options = msgspec.structs.replace(CASES[case], workers=number)
+            process = start(file, output, kit, options, forks=life % 2 == 0)
+            with process:
+                try:
+                    # Two of the lives end early.
+                    process.communicate(timeout=chance.uniform(0.4, 1.0) if life < 2 else PATIENCE_S)
+                except subprocess.TimeoutExpired:
+                    kill_tree(process)
+                    process.communicate()
+            if process.returncode == 0:
+                assert not (output / WORK_NAME).exists()
+                break
+            assert process.returncode == -signal.SIGKILL
+            if opens(output):  # killed when all was done, but for the end of the process
+                break
+        shutil.rmtree(output / WORK_NAME, ignore_errors=True)
+        assert faults.content(output) == wanted[case]
+        shutil.rmtree(output)
+
+
+def wait_for_pieces(output: Path, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while process.poll() is None and time.monotonic() < until:
+        if (output / WORK_NAME / "state").exists() and any(output.glob(f"{WORK_NAME}/parts.*/*.piece")):
+            return
+        time.sleep(0.002)
+    raise AssertionError("the run made no pieces")
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_workers_end_when_their_parent_is_killed(kit: Any, corpus: Path, tmp_path: Path, forks: bool) -> None:
+    process = start(corpus, tmp_path / "out", kit, PLAIN, forks=forks)
+    wait_for_pieces(tmp_path / "out", process)
+    workers = own_workers(process.pid)
+    assert len(workers) == 2
+    assert are_forks(workers) == (forks and sys.platform == "linux")
+    process.kill()
+    with process:
+        process.communicate(timeout=PATIENCE_S)
+    _, alive = psutil.wait_procs(workers, timeout=PATIENCE_S)
+    assert alive == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_keeps_what_is_done(kit: Any, corpus: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
+    output = tmp_path / "out"
+    program = (
+        "from headrace.preparing import run_plan, text; run_plan.MIN_PENDING_BYTES = 50_000; "
+        "text.choose_task_bytes = lambda total: 50_000; "
+        "from headrace.cli import main; main()"
+    )
+    command = [sys.executable, "-c", program, "prepare", str(corpus), "--output", str(output)]
+    command += ["--tokenizer", str(kit.tokenizer), "--workers", "2", "--backend", "tokenizers"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for_pieces(output, process)
+    workers = own_workers(process.pid)
+    assert len(workers) == 2
+    if number == signal.SIGINT:  # some schedulers send it to every process of the job
+        for worker in workers:
+            worker.send_signal(number)
+    process.send_signal(number)
+    with process:
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == code
+    assert errors.decode().endswith("interrupted\n" if code == 130 else "terminated\n")
+    assert "Traceback" not in errors.decode()
+    _, alive = psutil.wait_procs(workers, timeout=PATIENCE_S)
+    assert alive == []
+    assert (output / WORK_NAME / "state").exists()
+    with pytest.raises(StoreError):
+        headrace.open(output)
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=True)
+    assert b"note: continuing the unfinished run in this folder: " in done.stderr
+    options = TextOptions(tokens=TokenOptions(backend="tokenizers"), task_bytes=50_000)
+    prepare_text([corpus], tmp_path / "wanted", tokenizer=kit.tokenizer, options=options)
+    assert faults.content(output) == faults.content(tmp_path / "wanted")
+
+
+@pytest.fixture
+def small_run() -> Iterator[None]:
+    with faults.small_run():
+        yield
+
+
+@pytest.mark.usefixtures("small_run")
+def test_a_task_left_out_of_the_plan(kit: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_orders = run.RunPlan.orders
+
+    def without_last(self: Any, **arguments: Any) -> Any:
+        orders = real_orders(self, **arguments)
+        return orders[:-1] if orders[-1].task_index >= 0 else orders
+
+    monkeypatch.setattr(run.RunPlan, "orders", without_last)
+    with pytest.raises(HeadraceError, match=r"does not balance: .*part-0\.jsonl: its extent, and what was read"):
+        prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
+    with pytest.raises(StoreError):
+        headrace.open(tmp_path / "out")
+
+
+@pytest.mark.usefixtures("small_run")
+@pytest.mark.parametrize("cut", [1, 16, 100])
+def test_a_piece_that_was_cut_short(
+    kit: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    def cut_short(path: Path) -> Any:
+        os.truncate(path, path.stat().st_size - cut)
+        return read_piece(path)
+
+    monkeypatch.setattr(run, "read_piece", cut_short)
+    with pytest.raises(OutputError, match=r"0\.0\.piece: a temporary piece is (damaged|incomplete)"):
+        prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forks on Linux alone")
+def test_forks_that_are_killed_are_replaced(kit: Any, corpus: Path, tmp_path: Path) -> None:
+    """And what they have of the run, such as its lock, is gone with it: the same command goes on at once."""
+    output = tmp_path / "out"
+    process = start(corpus, output, kit, PLAIN, forks=True)
+    wait_for_pieces(output, process)
+    before = own_workers(process.pid)
+    before[0].send_signal(signal.SIGSTOP)  # this one outlives the run
+    before[1].kill()
+    until = time.monotonic() + PATIENCE_S
+    while not (after := set(own_workers(process.pid)) - set(before)) and time.monotonic() < until:
+        time.sleep(0.002)
+    assert len(after) == 1
+    assert are_forks(list(after))
+    process.kill()
+    with process:
+        process.communicate(timeout=PATIENCE_S)
+    try:
+        done = start(corpus, output, kit, PLAIN, forks=True)
+        with done:
+            _, errors = done.communicate(timeout=PATIENCE_S)
+        assert done.returncode == 0, errors.decode()
+    finally:
+        before[0].send_signal(signal.SIGCONT)
+    prepare_text([corpus], tmp_path / "wanted", tokenizer=kit.tokenizer, options=PLAIN)
+    assert faults.content(output) == faults.content(tmp_path / "wanted")

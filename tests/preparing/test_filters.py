@@ -1,0 +1,180 @@
+"""Which records are kept: the rules in their order, and a function of the user's that may do anything."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import ConfigError, HeadraceError
+from headrace.preparing.filters import MAX_REASON_CHARS, Filters, FilterSpec, check_filters
+from headrace.preparing.sources.block import Block
+
+LIMITS = st.none() | st.integers(0, 8)
+
+
+def block(*columns: list[str], records: list[dict[str, Any]] | None = None) -> Block:
+    """A block of records, on every second line."""
+    count = len(columns[0])
+    return Block(
+        texts=list(columns),
+        lines=np.arange(count) * 2,
+        places=np.arange(count) * 100,
+        num_lines=2 * count,
+        num_blank=count,
+        blank_lines=np.arange(count) * 2 + 1,
+        bad=[],
+        input_bytes=100 * count,
+        records=records,
+    )
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module of the user's in the current folder, forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path / "my_filters.py"
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def ask(module: Path, body: str, *records: dict[str, Any], **limits: int) -> tuple[list[tuple[int, str]], Any]:
+    """What a function of this body says of records, each with a text of as many letters as its ``n``."""
+    module.write_text(f"import numpy as np\n\ndef check(record):\n    {body}\n")
+    filters = Filters(FilterSpec(function="my_filters:check", **limits))
+    given = block(["a" * record.get("n", 0) for record in records], records=list(records))
+    return filters.by_record(given), filters.failures
+
+
+@given(
+    texts=st.lists(st.tuples(st.text(max_size=6), st.text(max_size=6)), max_size=12),
+    low=LIMITS,
+    high=LIMITS,
+    is_joined=st.booleans(),
+)
+def test_lengths_in_characters(
+    texts: list[tuple[str, str]], low: int | None, high: int | None, is_joined: bool
+) -> None:
+    columns = [[first for first, _ in texts], [second for _, second in texts]]
+    wanted = []
+    for index, (first, second) in enumerate(texts):
+        length = len(first) + len(second) + is_joined
+        if low is not None and length < low:
+            wanted.append((index, "min_chars"))
+        elif high is not None and length > high:
+            wanted.append((index, "max_chars"))
+    filters = Filters(FilterSpec(min_chars=low, max_chars=high))
+    joined = [[f"{first} {second}" for first, second in texts]]
+    # With limits that contradict each other both rules apply to a record; that is refused before.
+    if low is None or high is None or low <= high:
+        assert filters.by_record(block(*columns), joined if is_joined else None) == wanted
+    assert not filters.failures
+
+
+@given(lengths=st.lists(st.integers(0, 9), max_size=12), low=LIMITS, high=LIMITS)
+def test_lengths_in_tokens(lengths: list[int], low: int | None, high: int | None) -> None:
+    wanted = [
+        (index, "min_tokens" if low is not None and length < low else "max_tokens")
+        for index, length in enumerate(lengths)
+        if (low is not None and length < low) or (high is not None and length > high)
+    ]
+    if low is None or high is None or low <= high:
+        found = Filters(FilterSpec(min_tokens=low, max_tokens=high)).by_length(np.array(lengths, np.int64))
+        assert found == wanted
+
+
+def test_a_character_is_a_code_point() -> None:
+    filters = Filters(FilterSpec(min_chars=2, max_chars=2))
+    assert filters.by_record(block(["\U0001f600", "éé", "e\u0301", "abc"])) == [(0, "min_chars"), (3, "max_chars")]
+
+
+def test_answers_of_a_function(module: Path) -> None:
+    body = "return [True, False, np.True_, np.False_, 'not English', 'a' * 100][record['k']]"
+    dropped, failures = ask(module, body, *({"k": k} for k in range(6)))
+    assert dropped == [(1, "filter"), (3, "filter"), (4, "filter:not English"), (5, "filter:" + "a" * 100)]
+    assert failures == []
+    assert MAX_REASON_CHARS == 100
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("pass", "filter my_filters:check returned None: it must return True to keep the record, False to drop it"),
+        ("return 1", "returned int 1: it must"),
+        ("return ''", "returned str '': it must"),
+        ("return 'a\\nb'", r"returned str 'a\nb': it must"),
+        ("return '\\ud800'", "returned str"),
+        ("return 'a' * 101", "or the reason as a str of 1 to 100 printable characters"),
+        ("return ['x'] * 1000", "returned list"),
+        ("return record['nothing']", "failed: KeyError: 'nothing' (my_filters.py, line 5: return record['nothing'])"),
+        ("raise ValueError('a\\nb')", "failed: ValueError: a b (my_filters.py, line 5: raise"),
+        ("raise SystemExit(3)", "failed: SystemExit: 3 (my_filters.py, line 5"),
+        ("return int('x')", "failed: ValueError: invalid literal"),
+    ],
+)
+def test_a_function_that_fails_makes_the_record_bad(module: Path, body: str, message: str) -> None:
+    dropped, failures = ask(module, f"if record['n'] == 2: return True\n    {body}", {"n": 2}, {"n": 3})
+    assert dropped == []
+    [(index, found)] = failures
+    assert index == 1
+    assert message in found
+    assert "filter my_filters:check" in found
+    assert len(found) < 700
+    assert "\n" not in found
+
+
+def test_a_wrong_signature_has_no_line(module: Path) -> None:
+    module.write_text("def check():\n    return True\n")
+    filters = Filters(FilterSpec(function="my_filters:check"))
+    filters.by_record(block(["a"], records=[{}]))
+    assert filters.failures == [
+        (0, "filter my_filters:check failed: TypeError: check() takes 0 positional arguments but 1 was given")
+    ]
+    filters.by_record(block([], records=[]))
+    assert filters.failures == []
+
+
+def test_the_first_rule_counts(module: Path) -> None:
+    """The function is not asked where the length decides."""
+    body = "assert 2 <= record['n'] <= 4; return record['n'] != 3"
+    dropped, failures = ask(module, body, *({"n": n} for n in range(7)), min_chars=2, max_chars=4)
+    assert dropped == [(0, "min_chars"), (1, "min_chars"), (3, "filter"), (5, "max_chars"), (6, "max_chars")]
+    assert failures == []
+
+
+def test_records_that_were_not_read(module: Path) -> None:
+    module.write_text("def check(record):\n    return True\n")
+    filters = Filters(FilterSpec(function="my_filters:check"))
+    for records in (None, [{}]):
+        with pytest.raises(HeadraceError, match="needs whole records"):
+            filters.by_record(block(["a", "b"], records=records))
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"min_chars": -1}, "min_chars is -1: a length is at least 0"),
+        ({"max_tokens": -5}, "max_tokens is -5"),
+        ({"min_chars": 3, "max_chars": 2}, "min_chars is 3, above max_chars, which is 2: no document would be kept"),
+        ({"min_tokens": 3, "max_tokens": 2}, "min_tokens is 3, above max_tokens"),
+    ],
+)
+def test_limits_that_cannot_be(limits: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_filters(FilterSpec(**limits))
+
+
+def test_limits_that_can_be() -> None:
+    check_filters(FilterSpec())
+    check_filters(FilterSpec(min_chars=0, max_chars=0, min_tokens=2, max_tokens=2))
+    spec = FilterSpec(min_chars=1, function="a:b")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=FilterSpec) == spec

@@ -1,0 +1,363 @@
+"""The folder of the output: claimed by one run, replaced only when asked, never half."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import faults
+import headrace
+from counts import cases
+from headrace.errors import InputError, OutputError, StoreError
+from headrace.preparing import (
+    ErrorOptions,
+    FilterSpec,
+    OutputOptions,
+    RecordOptions,
+    TextOptions,
+    TokenOptions,
+    prepare_text,
+)
+from headrace.preparing.output_folder import COMMIT_NAME, RUN_NAME, WORK_NAME, OutputFolder
+
+PLAIN = TextOptions(tokens=TokenOptions(backend="tokenizers"), workers=1)
+OVERWRITE = TextOptions(tokens=PLAIN.tokens, workers=1, overwrite=True)
+RUN = {"inputs": ["a"], "options": {"eod": None}}
+NOT_MADE = bool  # nothing is there that might have been made
+
+
+@pytest.fixture(autouse=True)
+def small_run() -> Iterator[None]:
+    with faults.small_run():
+        yield
+
+
+@pytest.fixture
+def output(kit: Any, tmp_path: Path) -> Path:
+    kit.write(tmp_path / "old.jsonl", [{"text": "old"}])
+    kit.write(tmp_path / "new.jsonl", [{"text": "new, and longer"}])
+    prepare_text([tmp_path / "old.jsonl"], tmp_path / "deep/er/out", tokenizer=kit.tokenizer, options=PLAIN)
+    return tmp_path / "deep/er/out"
+
+
+@pytest.fixture
+def new(kit: Any, output: Path, tmp_path: Path) -> dict[str, bytes]:
+    prepare_text([tmp_path / "new.jsonl"], tmp_path / "new", tokenizer=kit.tokenizer, options=PLAIN)
+    return faults.content(tmp_path / "new")
+
+
+def test_earlier_output_is_refused(kit: Any, output: Path, tmp_path: Path) -> None:
+    before = faults.content(output)
+    with pytest.raises(OutputError, match="holds the output of an earlier run; --overwrite replaces it"):
+        prepare_text([tmp_path / "new.jsonl"], output, tokenizer=kit.tokenizer, options=PLAIN)
+    assert faults.content(output) == before
+
+
+def test_a_folder_with_something_else_is_refused(kit: Any, tmp_path: Path) -> None:
+    kit.write(tmp_path / "in.jsonl", [{"text": "a"}])
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"is not empty: it holds 'notes\.txt'; choose a new or an empty folder"):
+        prepare_text([tmp_path / "in.jsonl"], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
+    assert faults.content(tmp_path / "out") == {"notes.txt": b"mine"}
+
+
+def test_overwrite_replaces_our_files_and_no_others(
+    kit: Any, output: Path, tmp_path: Path, new: dict[str, bytes]
+) -> None:
+    (output / "notes.txt").write_text("mine")
+    (output / "provenance/notes.txt").write_text("mine too")
+    prepare_text([tmp_path / "new.jsonl"], output, tokenizer=kit.tokenizer, options=OVERWRITE)
+    assert faults.content(output) == {**new, "notes.txt": b"mine", "provenance/notes.txt": b"mine too"}
+
+
+@pytest.mark.parametrize("old_format", ["keyed", "indexed"])
+def test_overwrite_with_another_number_of_shards_and_format(
+    kit: Any, tmp_path: Path, old_format: Any, new: dict[str, bytes]
+) -> None:
+    kit.write(tmp_path / "many.jsonl", [{"text": f"text number {number}", "id": str(number)} for number in range(30)])
+    options = TextOptions(
+        tokens=PLAIN.tokens,
+        records=RecordOptions(id_field="id"),
+        output=OutputOptions(format=old_format, shard_tokens=50, shuffle=3),
+        workers=1,
+    )
+    prepare_text([tmp_path / "many.jsonl"], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
+    assert len(faults.content(tmp_path / "out")) > 10
+    prepare_text([tmp_path / "new.jsonl"], tmp_path / "out", tokenizer=kit.tokenizer, options=OVERWRITE)
+    assert faults.content(tmp_path / "out") == new
+    assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == ["provenance"]
+
+
+def test_a_failed_overwrite_leaves_the_old_output(kit: Any, output: Path, tmp_path: Path) -> None:
+    before = faults.content(output)
+    (tmp_path / "new.jsonl").write_text("broken")
+    with pytest.raises(InputError, match="line 1"):
+        prepare_text([tmp_path / "new.jsonl"], output, tokenizer=kit.tokenizer, options=OVERWRITE)
+    assert faults.content(output) == before
+
+
+def test_overwrite_works_on_a_damaged_manifest(kit: Any, output: Path, tmp_path: Path, new: dict[str, bytes]) -> None:
+    (output / "headrace.json").write_text("{}")
+    prepare_text([tmp_path / "new.jsonl"], output, tokenizer=kit.tokenizer, options=OVERWRITE)
+    assert faults.content(output) == new
+
+
+def test_files_of_another_program_are_not_overwritten(kit: Any, output: Path, tmp_path: Path) -> None:
+    (output / "headrace.json").unlink()
+    before = faults.content(output)
+    with pytest.raises(OutputError, match=r"was not written by headrace prepare \(there is no headrace\.json beside"):
+        prepare_text([tmp_path / "new.jsonl"], output, tokenizer=kit.tokenizer, options=OVERWRITE)
+    assert faults.content(output) == before
+
+
+COMPLETE = (
+    "the output is complete already: the same inputs and options made it, so there is nothing to do (--overwrite makes "
+    "it again)"
+)
+
+
+@pytest.mark.parametrize("shuffle", [None, 1])
+def test_killed_between_any_two_changes_of_the_finish(kit: Any, tmp_path: Path, shuffle: int | None) -> None:
+    """Also behind the last one, where the process dies before it could say that it succeeded: the same call does."""
+    kit.write(tmp_path / "in.jsonl", [{"text": f"text {number % 20}"} for number in range(40)])
+    options = TextOptions(
+        tokens=PLAIN.tokens, deduplicate=True, workers=1, output=OutputOptions(shuffle=shuffle), task_bytes=500
+    )
+    notices: list[str] = []
+
+    def action() -> None:
+        prepare_text(
+            [tmp_path / "in.jsonl"],
+            tmp_path / "out",
+            tokenizer=kit.tokenizer,
+            options=options,
+            on_notice=notices.append,
+        )
+
+    kinds = faults.list_changes(action)
+    wanted = faults.content(tmp_path / "out")
+    complete = 0
+    for moment in range(len(kinds) - cases(6, len(kinds)), len(kinds) + 1):
+        shutil.rmtree(tmp_path / "out")
+        assert faults.run_killed(action, moment) == (moment == len(kinds))
+        notices.clear()
+        action()
+        assert faults.content(tmp_path / "out") == wanted, f"killed before change {moment} of {len(kinds)}"
+        complete += notices == [COMPLETE]
+    assert complete, "a kill came behind the last change that counts"
+
+
+def test_output_of_the_same_run_is_told_from_any_other(kit: Any, output: Path, tmp_path: Path) -> None:
+    """Only where inputs, options and files are what they were does a run find that it has nothing to do."""
+    old = tmp_path / "old.jsonl"
+    before, content = faults.content(output), old.read_bytes()
+    notices: list[str] = []
+
+    def again(**changes: Any) -> Any:
+        options = msgspec.structs.replace(PLAIN, **changes)
+        return prepare_text([old], output, tokenizer=kit.tokenizer, options=options, on_notice=notices.append)
+
+    assert again().ledger.documents.kept == 1
+    assert again(workers=2, restart=True).ledger.documents.kept == 1
+    assert notices == [COMPLETE] * 2
+    for changes in (
+        {"deduplicate": True},
+        {"errors": ErrorOptions(on_error="skip")},
+        {"tokens": TokenOptions(backend="tokenizers", append_eod=True)},
+    ):
+        with pytest.raises(OutputError, match="holds the output of an earlier run; --overwrite replaces it"):
+            again(**changes)
+    old.write_bytes(content.replace(b"old", b"odd"))  # as long as it was
+    with pytest.raises(OutputError, match="holds the output of an earlier run"):
+        again()
+    old.write_bytes(content)
+    again()
+    assert faults.content(output) == before
+    (output / "text_document.idx").unlink()
+    with pytest.raises(OutputError, match="holds the output of an earlier run"):
+        again()
+
+
+def test_a_filter_whose_code_has_changed_is_another_run(
+    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.write(tmp_path / "in.jsonl", [{"text": "a"}])
+    monkeypatch.syspath_prepend(tmp_path)
+    code = tmp_path / "which_records_stay.py"
+    code.write_text("def keep(record):\n    return True\n")
+    options = msgspec.structs.replace(PLAIN, filters=FilterSpec(function="which_records_stay:keep"))
+
+    def action() -> None:
+        prepare_text([tmp_path / "in.jsonl"], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
+
+    action()
+    action()
+    code.write_text("def keep(record):\n    return bool(record)\n")
+    with pytest.raises(OutputError, match="holds the output of an earlier run"):
+        action()
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2, 5])
+def test_old_and_new_never_mix(
+    kit: Any,
+    output: Path,
+    tmp_path: Path,
+    new: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    moves: int,
+) -> None:
+    real_rename = Path.rename
+    left = moves
+
+    def rename(self: Path, target: Path) -> Path:
+        nonlocal left
+        if WORK_NAME not in Path(target).parts:
+            # Whatever happens now, no index is there to open the folder by.
+            assert not (output / "text_document.idx").exists()
+            if left == 0:
+                raise OSError(5, "Input/output error")
+            left -= 1
+        return real_rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename)
+        for _ in range(2):  # the second run goes on with the move, and meets the same disk
+            with pytest.raises(OutputError, match="Input/output error"):
+                prepare_text([tmp_path / "new.jsonl"], output, tokenizer=kit.tokenizer, options=OVERWRITE)
+            with pytest.raises(StoreError):
+                headrace.open(output)
+    notices: list[str] = []
+    prepare_text([tmp_path / "new.jsonl"], output, tokenizer=kit.tokenizer, options=OVERWRITE, on_notice=notices.append)
+    assert notices == ["the run was complete, except for the move of its files, which is done now"]
+    assert faults.content(output) == new
+
+
+def claim(path: Path, *, restart: bool = False) -> OutputFolder:
+    return OutputFolder(path, overwrite=False, restart=restart)
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    with claim(tmp_path / "out"):
+        with (
+            pytest.raises(OutputError, match="another headrace prepare is writing to this folder"),
+            claim(tmp_path / "out", restart=True),
+        ):
+            pass
+        assert (tmp_path / "out" / WORK_NAME / "lock").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_lock_that_vanishes_while_it_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run before ends between the opening of the lock and its locking: its lock is one on nothing."""
+    real_flock = fcntl.flock
+    calls = 0
+
+    def flock(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            (tmp_path / "out" / WORK_NAME / "lock").unlink()
+            (tmp_path / "out" / WORK_NAME).rmdir()
+        if calls == 2:
+            (tmp_path / "out" / WORK_NAME / "lock").unlink()
+            (tmp_path / "out" / WORK_NAME / "lock").touch()
+        real_flock(*args)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with (
+        claim(tmp_path / "out"),
+        pytest.raises(OutputError, match="another headrace prepare is writing to this folder"),
+        claim(tmp_path / "out"),
+    ):
+        pass
+    assert calls == 4
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(37, os.strerror(37))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with claim(tmp_path / "out") as folder:
+        assert not folder.begin(RUN, is_made=NOT_MADE)
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_are_removed_only_if_made_here(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for path in (tmp_path / "there", tmp_path / "not/there"):
+        with claim(path):
+            assert path.is_dir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_a_place_where_no_folder_can_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file/below"):
+        with pytest.raises(OutputError, match="cannot use as the output folder"), claim(path):
+            pass
+
+
+def leave_unfinished(path: Path) -> None:
+    with claim(path) as folder:
+        assert not folder.begin(RUN, is_made=NOT_MADE)
+        (folder.work / "parts").mkdir()
+        (folder.work / "parts/.0.0.piece.1.tmp").write_text("being written")
+        (folder.work / "state").write_text("far")
+        folder.keep()
+
+
+def test_an_unfinished_run_stays_whatever_goes_wrong_before_it_is_known(tmp_path: Path) -> None:
+    leave_unfinished(tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt), claim(tmp_path / "out"):
+        raise KeyboardInterrupt
+    with claim(tmp_path / "out") as folder:
+        assert not folder.begin(RUN, is_made=NOT_MADE)
+        assert (folder.work / "state").read_text() == "far"
+        assert list((folder.work / "parts").iterdir()) == []
+
+
+def test_another_run_is_refused_and_told_the_first_differences(tmp_path: Path) -> None:
+    leave_unfinished(tmp_path / "out")
+    other = {"inputs": [str(number) for number in range(10)], "options": {"eod": 5, "bos": None}}
+    with (
+        pytest.raises(OutputError) as caught,
+        claim(tmp_path / "out") as folder,
+    ):
+        folder.begin(other, is_made=NOT_MADE)
+    message = str(caught.value)
+    assert "is in this folder: number of inputs was 1, is 10; inputs[0] was 'a', is '0'; inputs[1] was not" in message
+    assert re.search(r" and \d more\. Give the same command to continue it, or --restart to discard it$", message)
+    assert (folder.work / "state").exists()
+    with claim(tmp_path / "out", restart=True) as folder:
+        assert not folder.begin(other, is_made=NOT_MADE)
+        assert sorted(path.name for path in folder.work.iterdir()) == ["lock", RUN_NAME]
+    assert not (tmp_path / "out/state").exists()
+
+
+def test_a_restart_that_ends_before_it_has_done_anything_leaves_nothing(tmp_path: Path) -> None:
+    leave_unfinished(tmp_path / "out")
+    with claim(tmp_path / "out", restart=True) as folder:
+        folder.begin(RUN, is_made=NOT_MADE)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_commit_names_nothing_outside(tmp_path: Path) -> None:
+    leave_unfinished(tmp_path / "out")
+    (tmp_path / "victim").touch()
+    plan = {"run": RUN, "remove": ["../victim"], "moves": []}
+    (tmp_path / "out" / WORK_NAME / COMMIT_NAME).write_text(json.dumps(plan))
+    with pytest.raises(StoreError, match=r"\.\./victim"), claim(tmp_path / "out"):
+        pass
+    assert (tmp_path / "victim").exists()

@@ -1,0 +1,552 @@
+"""Records of every layout, through the command line, to a store that holds what the maker makes of each record."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import faults
+import headrace
+import recipe_runs as runs
+import recipes_made
+import wrong_tokeniser
+from headrace.cli import main
+from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
+from headrace.preparing import RecipeOptions, estimate_recipe, prepare_recipe, resolving, run
+from headrace.preparing import documents as prepare_documents
+from headrace.preparing.backends import EncodedTexts, RefusedTextError, proof
+from headrace.preparing.documents import SampleCounts
+from headrace.preparing.executor import WorkerProcesses
+from headrace.preparing.piece import PieceBuilder
+from headrace.samples.recipe import parse_recipe
+from headrace.stores import load_manifest
+
+TALKS = runs.conversations(12)
+TURNS = [{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yo" * n}]} for n in range(1, 6)]
+STRINGS = [{"prompt": f"Q{n}", "completion": f" A{n}"} for n in range(6)]
+ALPACA = [{"instruction": f"Do {n}", "input": "" if n % 2 else "this", "output": f"done {n}"} for n in range(6)]
+TEXTS = [{"text": f"Once {n} " * n} for n in range(1, 6)]
+WISHED = [{"prompt": f"Q{n}", "completion": f" A{n}", "label": n % 2 == 0} for n in range(6)]
+PROMPTS = [
+    {"prompt": [{"role": "user", "content": f"Q{n}"}], "data_source": "s", "extra_info": {"n": n}} for n in range(4)
+]
+STRING_PAIRS = [{"prompt": f"Q{n}", "chosen": " yes", "rejected": " no" * n} for n in range(1, 5)]
+
+LAYOUTS: dict[str, tuple[str, list[Any]]] = {
+    "sft messages": ("type: sft\n", TALKS),
+    "sft conversations": ("type: sft\n", TURNS),
+    "sft prompt-completion": ("type: sft\n", STRINGS),
+    "sft alpaca": ("type: sft\nstrings: chat\n", ALPACA),
+    "sft kto": ("type: sft\ninputs: [{paths: data, layout: kto}]\n", WISHED),
+    "seq text": ("type: seq\nends: {append_eos: true}\n", TEXTS),
+    "seq messages": ("type: seq\n", TALKS),
+    "dpo messages": ("type: dpo\n", runs.pairs(8)),
+    "dpo strings": ("type: dpo\n", STRING_PAIRS),
+    "grpo messages": ("type: grpo\n", runs.groups(8)),
+    "prompts": ("type: prompt\n", PROMPTS),
+}
+
+ASTRAI: dict[str, tuple[dict[str, Any], list[Any], list[str]]] = {
+    "seq": (
+        {"input": {"sections": [{"field": "text", "action": "train"}]}, "preprocessing": {"min_chars": 10}},
+        TEXTS,
+        ["sequence", "position_ids"],
+    ),
+    "chat": (
+        {
+            "input": {"sections": [{"field": "messages", "action": "$role", "template": True}]},
+            "mask": {"system": "mask", "user": "mask", "assistant": "train"},
+            "output": {"dtype": {"loss_mask": "bool"}, "position_ids_mode": "continuous", "domain_key": "source"},
+        },
+        TALKS,
+        ["sequence", "loss_mask", "position_ids"],
+    ),
+    "instruction": (
+        {
+            "input": {
+                "sections": [
+                    {"field": "prompt", "action": "mask", "add_special_tokens": True},
+                    {"field": "completion", "action": "train"},
+                ]
+            },
+            "output": {"storage_format": "h5"},
+        },
+        STRINGS,
+        ["sequence", "loss_mask", "position_ids"],
+    ),
+    "grpo": (
+        {
+            "input": {
+                "sources": {
+                    "prompts": {"sections": [{"field": "prompt", "action": "mask"}]},
+                    "responses": {
+                        "sections": [{"field": "responses", "action": "train"}],
+                        "list_field": True,
+                        "mask_key": "masks",
+                    },
+                    "rewards": {"sections": [{"field": "rewards", "action": "value"}]},
+                }
+            }
+        },
+        [{"prompt": f"Q{n}", "responses": ["a", "bb" * n], "rewards": [0.5, n]} for n in range(1, 5)],
+        ["prompts", "prompts_mask", "responses", "masks", "response_lengths", "rewards"],
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_run() -> Iterator[None]:
+    """Small blocks and pieces, and the workers in this process; one test has real ones."""
+    with faults.small_run():
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current one, with a model in it."""
+    runs.make_model(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(*args: str) -> Any:
+    """By `tokenizers`: a fast library is proved anew in each run, which takes most of its time."""
+    return CliRunner().invoke(main, ["prepare", *args, "--backend", "tokenizers"])
+
+
+def run_json(*args: str) -> Any:
+    result = invoke(*args, "--json", "--quiet")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_and_type(folder: Path, name: str) -> None:
+    recipe, records = LAYOUTS[name]
+    runs.write_lines(folder / "data" / "a.jsonl", records)
+    (folder / "r.yaml").write_text(recipe + ("" if "inputs" in recipe else "inputs: data\n") + "tokenizer: model\n")
+    found = run_json("--recipe", "r.yaml", "-o", "out")
+    assert found["documents"] == found["records"] == len(records)
+    manifest = load_manifest("out")
+    store = headrace.open("out")
+    assert tuple(found["keys"]) == store.keys == manifest.keys
+    for key in store.keys:
+        assert runs.documents(Path("out"), key) == runs.made(recipe, records, key), key
+    masks = [key for key in store.keys if key.endswith(("mask", "masks"))]
+    assert found["supervised"] == sum(sum(map(sum, runs.documents(Path("out"), key))) for key in masks)
+    assert list(manifest.faults()) == []
+    assert [problem for problem in store.check(vocab_size=300)] == []  # noqa: C416
+
+
+@pytest.mark.parametrize("name", ASTRAI)
+def test_configurations_of_astrai(folder: Path, name: str) -> None:
+    config, records, keys = ASTRAI[name]
+    runs.write_lines(folder / "data.jsonl", records)
+    (folder / "config.json").write_text(json.dumps(config))
+    found = run_json("data.jsonl", "--recipe", "config.json", "--tokenizer", "model", "-o", "out")
+    assert found["keys"] == keys
+    store = headrace.open("out")
+    assert len(store) == found["documents"] > 0
+    parsed = parse_recipe(json.dumps(config))
+    for key in keys:
+        rows = runs.documents(Path("out"), key)
+        if key == "position_ids" and parsed.output.position_ids == "continuous":
+            assert rows
+            continue
+        wanted = runs.made(json.dumps(config), records, key)
+        assert sorted(rows) == sorted(wanted) if "domains" in found else rows == wanted, key
+    if name == "chat":
+        assert found["domains"] == ["books", "code", "web"]
+        for domain in found["domains"]:
+            count = sum(record["source"] == domain for record in records)
+            positions = runs.documents(Path("out") / domain, "position_ids")
+            assert len(positions) == count
+            assert np.array_equal(np.concatenate(positions), np.arange(sum(map(len, positions))))
+    if name == "grpo":
+        assert store.dtypes["rewards"] == np.float32
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "parquet", "arrow", "json"])
+def test_other_kinds_of_files(folder: Path, kind: str) -> None:
+    records = [{"id": n, "messages": [{"role": "user", "content": "Hi" * n}, runs.talk(n)[1]]} for n in range(9)]
+    for record in records:
+        record["messages"][1].pop("reasoning_content", None)
+    path = folder / f"data.{kind}"
+    if kind == "json":
+        path.write_text("\ufeff" + json.dumps(records, indent=1))
+    elif kind == "jsonl.gz":
+        path.write_bytes(gzip.compress("".join(json.dumps(record) + "\n" for record in records).encode()))
+    else:
+        table = pytest.importorskip("pyarrow").Table.from_pylist(records)
+        if kind == "parquet":
+            pytest.importorskip("pyarrow.parquet").write_table(table, path, row_group_size=4)
+        else:
+            pytest.importorskip("pyarrow.feather").write_feather(table, path)
+    recipe = f"type: sft\ninputs: {path}\ntokenizer: model\n"
+    manifest = prepare_recipe(
+        parse_recipe(recipe), "out", options=RecipeOptions(id_field="id", workers=1, backend="tokenizers")
+    )
+    for key in manifest.keys:
+        assert runs.documents(Path("out"), key) == runs.made("type: sft\n", records, key)
+    result = CliRunner().invoke(main, ["where", "out", "3", "--json"])
+    [origin] = json.loads(result.output)["documents"]
+    assert (origin["number"], origin["id"]) == (3 + origin["counted_from"], "3")
+    assert json.loads(origin["texts"]["record"])["messages"][0]["content"] == "HiHiHi"
+
+
+def test_a_json_that_is_no_whole_list_is_one_bad_record(folder: Path) -> None:
+    (folder / "a.json").write_text('[{"text": "one"}, {"text": "two"')
+    runs.write_lines(folder / "b.jsonl", TEXTS)
+    recipe = parse_recipe(
+        "type: seq\ninputs: [{paths: [b.jsonl, a.json], layout: text}]\ntokenizer: model\nerrors: {on_error: skip}\n"
+    )
+    manifest = prepare_recipe(recipe, "out", options=RecipeOptions(workers=1, backend="tokenizers"))
+    [error] = manifest.errors
+    assert (error.file, error.unit, error.line) == ("a.json", "record", 1)
+    assert error.message.startswith("not one array of records: ")
+    assert manifest.ledger.documents.kept == len(TEXTS)
+
+
+def test_several_inputs_of_different_layouts_and_text_files(folder: Path) -> None:
+    runs.write_lines(folder / "a.jsonl", STRINGS)
+    runs.write_lines(folder / "b.jsonl", [{"dialog": record["messages"]} for record in TALKS])
+    (folder / "c.txt").write_text("a text of its own\n")
+    recipe = parse_recipe(
+        "type: sft\ninputs: [a.jsonl, {paths: b.jsonl, fields: {messages: dialog}}, c.txt]\ntokenizer: model\n"
+        "mask: {on_all_supervised: allow}\n"
+    )
+    notes: list[str] = []
+    manifest = prepare_recipe(
+        recipe, "out", options=RecipeOptions(workers=1, backend="tokenizers"), on_notice=notes.append
+    )
+    assert [note.split(":")[0] for note in notes] == [
+        "inputs[0] is of the layout completion",
+        "inputs[1] is of the layout messages",
+        "inputs[2] is of the layout text",
+    ]
+    assert manifest.ledger.documents.kept == len(STRINGS) + len(TALKS) + 1
+    rows = runs.documents(Path("out"), "tokens")
+    assert rows[: len(STRINGS)] == runs.made("type: sft\n", STRINGS, "tokens")
+    assert rows[len(STRINGS) : -1] == runs.made("type: sft\n", TALKS, "tokens")
+    again = load_manifest("out").options["recipe"]["inputs"]
+    assert [source["layout"] for source in again] == ["completion", "messages", "text"]
+
+
+# What is counted.
+
+
+def test_the_ledger_by_key(folder: Path) -> None:
+    recipe = (
+        "type: dpo\ninputs: data\ntokenizer: model\nfilters: {min_tokens: 60}\n"
+        "length: {max_tokens: 60, truncate: keep_end}\n"
+    )
+    runs.write_lines(folder / "data" / "a.jsonl", runs.pairs(30))
+    manifest = runs.prepare(recipe, folder, folder / "out", deduplicate=True)
+    ledger, samples = manifest.ledger, manifest.ledger.samples
+    assert samples is not None
+    for key in ("chosen", "rejected"):
+        sums = samples.keys[key]
+        assert sums.kept == sum(map(len, runs.documents(folder / "out", key)))
+        assert sums.made == sums.kept + sum(sums.dropped.values()) + sum(sums.truncated.values())
+        assert min(sums.kept, sums.dropped["min_tokens"]) > 0
+    assert ledger.tokens.made == sum(sums.made for sums in samples.keys.values())
+    assert ledger.tokens.truncated["length"] > 0
+    assert samples.records == ledger.documents.read == 30
+    assert samples.notes["truncated_records"] >= ledger.documents.kept - samples.records
+    assert samples.supervised == sum(
+        map(sum, [row for key in ("chosen_mask", "rejected_mask") for row in runs.documents(folder / "out", key)])
+    )
+
+
+@pytest.mark.parametrize("field", ["made", "kept", "truncated", "dropped", "records", "supervised"])
+def test_a_wrong_count_does_not_go_unseen(folder: Path, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written where one number of one piece is wrong."""
+    add = SampleCounts.add
+
+    def wrong(self: SampleCounts, more: SampleCounts) -> None:
+        more = msgspec.convert(msgspec.to_builtins(more), SampleCounts)
+        if field == "dropped":
+            more.keys["chosen"].dropped["made_up"] = 1
+        else:
+            counts: Any = more if field in ("records", "supervised") else more.keys["chosen"]
+            setattr(counts, field, getattr(counts, field) + 1)
+        add(self, more)
+
+    runs.write_lines(folder / "data" / "a.jsonl", runs.pairs(8))
+    runs.prepare(runs.DPO, folder, folder / "right")
+    monkeypatch.setattr(SampleCounts, "add", wrong)
+    with pytest.raises(HeadraceError, match="the ledger does not balance: "):
+        runs.prepare(runs.DPO, folder, folder / "out")
+    assert not (folder / "out").exists()
+
+
+def test_a_mask_that_lost_a_value_does_not_go_unseen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = PieceBuilder.add
+
+    def losing(self: Any, block: Any, documents: Any) -> None:
+        documents.tokens[1] = documents.tokens[1][:-1]
+        documents.lengths[1] = documents.lengths[1] - (np.arange(len(documents.lengths[1])) == 0)
+        add(self, block, documents)
+
+    runs.write_lines(folder / "data" / "a.jsonl", runs.pairs(8))
+    monkeypatch.setattr(PieceBuilder, "add", losing)
+    with pytest.raises(HeadraceError, match="the ledger does not balance: "):
+        runs.prepare(runs.DPO, folder, folder / "out")
+
+
+def test_records_that_are_split_lead_back_to_their_line(folder: Path) -> None:
+    runs.make_model(folder / "model", runs.THINKING)
+    records = runs.conversations(40)
+    runs.write_lines(folder / "data" / "a.jsonl", ["", *records[:20], "", *records[20:], *records[3:6]])
+    recipe = runs.SFT + "mask: {unstable: split}\noutput: {domain_key: source}\n"
+    manifest = runs.prepare(recipe, folder, folder / "out", deduplicate=True, id_field="id")
+    samples = manifest.ledger.samples
+    assert samples is not None
+    assert samples.notes["split_records"] > 3
+    assert manifest.ledger.documents.kept > samples.records - manifest.ledger.documents.dropped["duplicate"] > 30
+    maker = recipes_made.maker(
+        recipe, records, chat=recipes_made.ChatTemplate.from_text(runs.THINKING, special_tokens=recipes_made.TOKENS)
+    )
+    rows = runs.documents(folder / "out", "tokens")
+    result = CliRunner().invoke(main, ["where", "out", *map(str, range(len(rows))), "--json"])
+    for origin, row in zip(json.loads(result.output)["documents"], rows, strict=True):
+        number = int(origin["id"].removeprefix("r"))
+        assert origin["number"] == number + (2 if number < 20 else 3)
+        assert row in recipes_made.rows(maker.make([records[number]]), "tokens")
+        assert origin["shards"][0]["prefix"].startswith(records[number]["source"] + "/")
+    result = CliRunner().invoke(main, ["where", "out/code/tokens_document", "2", "--json"])
+    [origin] = json.loads(result.output)["documents"]
+    assert runs.documents(folder / "out/code", "tokens")[2] in recipes_made.rows(
+        maker.make([records[int(origin["id"].removeprefix("r"))]]), "tokens"
+    )
+
+
+def test_max_records_keeps_the_first(folder: Path) -> None:
+    runs.write_lines(folder / "data" / "a.jsonl", [TALKS[0], *TALKS])
+    recipe = runs.SFT + "filters: {max_records: 5}\n"
+    manifest = runs.prepare(recipe, folder, folder / "out", deduplicate=True)
+    assert manifest.ledger.documents.dropped == {"duplicate": 1, "max_records": len(TALKS) - 5}
+    assert runs.documents(folder / "out", "tokens") == runs.made(runs.SFT, TALKS[:5], "tokens")
+
+
+# The library that encodes.
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.usefixtures("warm_workers")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_fast_library_gives_the_same_bytes(folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastokens")
+    monkeypatch.setattr(run, "WorkerProcesses", WorkerProcesses)
+    runs.write_lines(folder / "data" / "a.jsonl", runs.conversations(120))
+    recipe = runs.SFT + "mask: {unstable: last_turn}\n"
+    slow = runs.prepare(recipe, folder, folder / "slow", task_bytes=9000)
+    fast = runs.prepare(recipe, folder, folder / "fast", backend="fastokens", task_bytes=9000, workers=workers)
+    assert (slow.backend.name, fast.backend.name) == ("tokenizers", "fastokens")  # type: ignore[union-attr]
+    assert fast.backend.proved["first_documents"] >= 100  # type: ignore[union-attr]
+    for shard in slow.outputs:
+        for file in shard.files:
+            assert (folder / "slow" / file.name).read_bytes() == (folder / "fast" / file.name).read_bytes()
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", ["other ids", "impossible ids", "a refusal"])
+def test_a_library_that_is_wrong_later_is_caught(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the sample, or by a bad record that the reference tokeniser takes; what it made of the task is thrown away."""
+
+    class Late(wrong_tokeniser.Wrong):
+        def encode(self, texts: list[str]) -> EncodedTexts:
+            if any(wrong_tokeniser.MISTAKE in text for text in texts):
+                if kind == "a refusal":
+                    raise RefusedTextError("no", 0)
+                if kind == "impossible ids":
+                    encoded = self._reference.encode(texts)
+                    return EncodedTexts(encoded.ids + np.uint32(5000), encoded.lengths)
+            return super().encode(texts)
+
+    monkeypatch.setitem(proof.CANDIDATES, wrong_tokeniser.NAME, Late)
+    monkeypatch.setattr(prepare_documents, "SAMPLE_ONE_IN", 1 if kind == "other ids" else 10**9)
+    monkeypatch.setattr(resolving, "NUM_DOCUMENTS", 40)
+    records = [
+        *TALKS * 8,
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "mistake"}]},
+    ]
+    runs.write_lines(folder / "data" / "a.jsonl", [*records, *TALKS])
+    notes: list[str] = []
+    right = runs.prepare(runs.SFT, folder, folder / "right", task_bytes=3000)
+    options = RecipeOptions(workers=2, backend="gigatoken", task_bytes=3000)
+    text = runs.SFT.replace("data", str(folder / "data")).replace("model", str(folder / "model"))
+    found = prepare_recipe(parse_recipe(text), folder / "out", options=options, on_notice=notes.append)
+    assert found.backend is not None
+    assert found.backend.from_task_by.startswith("task ")
+    assert any("gigatoken differs from tokenizers on this text" in note for note in notes)
+    assert found.ledger == right.ledger
+    for shard in right.outputs:
+        for file in shard.files:
+            assert (folder / "right" / file.name).read_bytes() == (folder / "out" / file.name).read_bytes()
+
+
+def test_a_tokeniser_whose_tokens_have_no_bytes_is_encoded_by_tokenizers(folder: Path) -> None:
+    """Spans are offsets then, which no other library gives."""
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "<eos>": 1, "one": 2, "two": 3}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "model/tokenizer.json"))
+    runs.write_lines(folder / "data" / "a.jsonl", [{"prompt": "one two", "completion": " two"}] * 3)
+    manifest = runs.prepare(runs.SFT, folder, folder / "out", backend="auto")
+    assert manifest.backend is not None
+    assert (manifest.backend.name, list(manifest.backend.why)) == ("tokenizers", ["all others"])
+    assert runs.documents(folder / "out", "loss_mask") == [[0, 0, 1, 1]] * 3
+
+
+# What is wrong.
+
+
+def test_a_bad_record_stops_the_run_or_is_listed(folder: Path) -> None:
+    lines = [*TALKS, {"messages": [{"role": "user", "content": 3}]}, "{", *TALKS]
+    runs.write_lines(folder / "data" / "a.jsonl", lines)
+    (folder / "r.yaml").write_text(runs.SFT_SAID)
+    result = invoke("--recipe", "r.yaml", "-o", "out")
+    assert result.exit_code == InputError.exit_code
+    assert "data/a.jsonl, line 13: " in result.stderr
+    assert not (folder / "out/headrace.json").exists()
+    found = run_json("--recipe", "r.yaml", "-o", "out", "--on-error", "skip", "--max-errors", "2")
+    assert (found["documents"], found["errors"], found["documents_dropped"]) == (24, 2, {"bad": 2})
+    result = invoke("--recipe", "r.yaml", "-o", "other", "--on-error", "skip", "--max-errors", "1")
+    assert "It is one of more than 1 bad records, which is what --max-errors allows" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("recipe", "args", "message"),
+    [
+        (runs.SFT, ["--append-eod"], "--append-eod is for texts, and r.yaml is a recipe: `ends: {append_eos: true}`"),
+        (runs.SFT, ["--field", "text"], "--field is for texts"),
+        (runs.SFT, ["--min-tokens", "3"], "`filters: {min_tokens: N}`"),
+        (runs.SFT, ["--tokenizer", "other"], "r.yaml says tokenizer: model, but --tokenizer says other: name only one"),
+        (
+            runs.SFT + "output: {format: hdf5}\n",
+            ["--format", "keyed"],
+            "r.yaml says output.format: hdf5, but the command",
+        ),
+        (
+            runs.SFT + "output: {format: jsonl, dtypes: {tokens: uint64}}\n",
+            [],
+            "jsonl: uint64 cannot be written as JSON",
+        ),
+        (runs.SFT + "output: {dtypes: {loss_mask: bool}}\n", [], "key 'loss_mask' cannot be stored as indexed"),
+        (runs.SFT + "template: nowhere\n", [], "'nowhere' is not a folder, a file or the name of a template of ours"),
+        (runs.SFT + "lenght: 3\n", [], "lenght is unknown; did you mean 'length'"),
+        ("type: sft\ninputs: data\n", [], "no tokeniser: write `tokenizer: FOLDER` in the recipe"),
+        ("type: sft\ntokenizer: model\n", [], "no input: name files in the recipe"),
+        (runs.SFT, ["--max-errors", "3"], "--max-errors needs --on-error skip"),
+        (runs.SFT.replace("inputs: data", "inputs: [data, other]"), ["x.jsonl"], "the recipe has 2 inputs, each with"),
+        (runs.SFT.replace("inputs: data", "inputs: [data, data]"), [], "the same file comes from two inputs"),
+        (runs.DPO, [], "for type dpo: the records are of the layout messages"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(
+    folder: Path, recipe: str, args: list[str], message: str
+) -> None:
+    runs.write_lines(folder / "data" / "a.jsonl", TALKS)
+    runs.write_lines(folder / "x.jsonl", TALKS)
+    (folder / "r.yaml").write_text(recipe)
+    result = invoke("--recipe", "r.yaml", "-o", "out", *args)
+    assert result.exit_code == ConfigError.exit_code, result.output
+    assert message in result.stderr
+    assert not (folder / "out").exists()
+
+
+def test_conversations_without_a_template_are_refused(folder: Path) -> None:
+    (folder / "model/tokenizer_config.json").unlink()
+    runs.write_lines(folder / "data" / "a.jsonl", TALKS)
+    with pytest.raises(ConfigError, match="the records are conversations, but there is no chat template: set"):
+        runs.prepare(runs.SFT, folder, folder / "out")
+    manifest = runs.prepare(runs.SFT + "template: chatml\n", folder, folder / "out")
+    assert manifest.options["template"]["source"] == "suite:chatml"
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        (["Web", "web"], "the domains 'web' and 'Web' differ only in the case of letters"),
+        (["provenance"], "a domain has the name 'provenance', which is reserved for a part of the store"),
+        ([f"d{n}" for n in range(140)], "the records have more than 133 domains, the last one 'd133'"),
+        (["../up"], "which cannot name a folder"),
+    ],
+)
+def test_domains_that_cannot_be(folder: Path, sources: list[str], message: str) -> None:
+    runs.write_lines(folder / "data" / "a.jsonl", [{**TALKS[0], "source": source} for source in sources])
+    with pytest.raises(InputError, match=message.replace(".", r"\.")):
+        runs.prepare(runs.SFT + "output: {domain_key: source}\n", folder, folder / "out")
+
+
+# The time of a run, and other runs in its folder.
+
+
+def test_a_run_goes_on_with_the_time_it_began(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.make_model(folder / "model", "{{ strftime_now('%H:%M:%S') }}" + recipes_made.TEMPLATE)
+    runs.write_lines(folder / "data" / "a.jsonl", TALKS * 5)
+    began = runs.prepare(runs.SFT, folder, folder / "first", task_bytes=3000)
+    now = began.options["recipe"]["template"]["now"]
+    assert began.options["template"]["now"] == now
+    said = runs.SFT + f"template: {{now: {now}}}\n"
+    assert not faults.run_killed(lambda: runs.prepare(said, folder, folder / "out", task_bytes=3000), 90)
+    # Without a time the run takes that of the unfinished one; it is then the same run.
+    runs.prepare(runs.SFT, folder, folder / "out", task_bytes=3000)
+    assert faults.content(folder / "out") == faults.content(folder / "first")
+    assert not faults.run_killed(lambda: runs.prepare(said, folder, folder / "more", task_bytes=3000), 90)
+    other = runs.SFT + "template: {now: 1999-01-01T00:00:00}\n"
+    with pytest.raises(OutputError, match=r"recipe\.template\.now was '.*', is '1999-01-01T00:00:00'"):
+        runs.prepare(other, folder, folder / "more", task_bytes=3000)
+    with pytest.raises(OutputError, match=r"recipe\.mask\.turns was 'all', is 'last'"):
+        runs.prepare(said + "mask: {turns: last}\n", folder, folder / "more", task_bytes=3000)
+    runs.make_model(folder / "model", "{{ strftime_now('%H:%M:%S') }} " + recipes_made.TEMPLATE)
+    with pytest.raises(OutputError, match=r"template\.text was "):
+        runs.prepare(said, folder, folder / "more", task_bytes=3000)
+
+
+def test_standard_input(folder: Path) -> None:
+    (folder / "r.yaml").write_text("type: sft\ninputs: '-'\ntokenizer: model\n")
+    lines = "".join(json.dumps(record) + "\n" for record in TALKS)
+    args = ["prepare", "--recipe", "r.yaml", "-o", "out", "--json", "--quiet", "--backend", "tokenizers"]
+    result = CliRunner().invoke(main, args, input=lines)
+    assert result.exit_code == 0, result.output
+    assert runs.documents(Path("out"), "tokens") == runs.made(runs.SFT, TALKS, "tokens")
+    assert "cannot be sampled" in invoke("--recipe", "r.yaml", "--dry-run").stderr
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("layout", ["indexed", "keyed", "hdf5", "jsonl"])
+def test_an_estimate_of_all_is_exact(folder: Path, layout: str) -> None:
+    runs.write_lines(folder / "data" / "a.jsonl", runs.conversations(60))
+    recipe = runs.SFT + f"mask: {{unstable: last_turn}}\noutput: {{format: {layout}, domain_key: source}}\n"
+    (folder / "r.yaml").write_text(recipe)
+    found = json.loads(invoke("--recipe", "r.yaml", "--dry-run", "--json").stdout)
+    manifest = runs.prepare(recipe, folder, folder / "out")
+    assert (found["documents"], found["tokens"]) == (manifest.ledger.documents.kept, manifest.ledger.tokens.kept)
+    size = sum(file.size for shard in manifest.outputs for file in shard.files)
+    assert 0.5 * size < found["output_bytes"] < 2.5 * size
+    assert estimate_recipe("r.yaml", options=RecipeOptions(backend="tokenizers")).tokens == found["tokens"]
+
+
+def test_the_summary(folder: Path) -> None:
+    runs.write_lines(folder / "data" / "a.jsonl", TALKS)
+    (folder / "r.yaml").write_text(runs.SFT + "length: {max_tokens: 40, truncate: keep_start}\n")
+    result = invoke("--recipe", "r.yaml", "-o", "out")
+    assert result.exit_code == 0, result.output
+    lines = {line.split()[0]: line for line in result.stdout.splitlines()[1:]}
+    manifest = load_manifest("out")
+    assert manifest.ledger.samples is not None
+    cut = manifest.ledger.samples.keys["tokens"].truncated["length"]
+    assert f"(uint16), {cut:,} cut off" in lines["tokens"]
+    assert f"{manifest.ledger.samples.supervised:,} (" in lines["trained"]
+    assert "truncated records" in lines["truncated"]
+    assert "note: inputs[0] is of the layout messages: all of the first 12 records have messages" in result.stderr

@@ -1,0 +1,210 @@
+"""Which tokens are at the ends where a recipe does not say, BOS that a template leaves out, and the time it sees."""
+
+from __future__ import annotations
+
+import datetime as clock
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import faults
+import recipe_runs as runs
+import recipes_made
+from headrace.cli import main
+from headrace.errors import ConfigError, InputError
+from headrace.preparing import RecipeOptions, prepare_recipe, resolving
+from headrace.samples.recipe import parse_recipe
+from headrace.stores import load_manifest
+
+EOS, BOS = recipes_made.SPECIAL.index("<eos>"), recipes_made.SPECIAL.index("<bos>")
+PAIRS = [{"prompt": f"Q{number}", "completion": f"A{number}"} for number in range(12)]
+TALKS = [{"messages": [{"role": "user", "content": f"Q{number}"}, recipes_made.YES]} for number in range(12)]
+TIMED = "{{ strftime_now('%d.%m.%Y') }}" + recipes_made.TEMPLATE
+
+
+@pytest.fixture(autouse=True)
+def small_run() -> Iterator[None]:
+    with faults.small_run():
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    runs.make_model(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def prepare(text: str, records: list[Any]) -> tuple[list[list[int]], dict[str, int], list[str]]:
+    """Tokens of all documents, what was noted of them, and the notices of the run."""
+    runs.write_lines(Path("data/a.jsonl"), records)
+    notices: list[str] = []
+    options = RecipeOptions(backend="tokenizers", workers=1, overwrite=True)
+    manifest = prepare_recipe(parse_recipe(text), "out", options=options, on_notice=notices.append)
+    assert manifest.ledger.samples is not None
+    return runs.documents(Path("out"), "tokens"), manifest.ledger.samples.notes, notices[1:]
+
+
+def configure(**changes: Any) -> None:
+    """Another configuration of the tokeniser; None leaves a key out."""
+    path = Path("model/tokenizer_config.json")
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in config.items() if value != "left out"}))
+
+
+# End of sequence, begin of sequence: the configuration, or the only usual one.
+
+
+def test_the_only_usual_token_of_the_vocabulary_is_taken_and_said(folder: Path) -> None:
+    configure(eos_token="left out", bos_token="left out")
+    documents, _, notices = prepare(runs.SFT, PAIRS)
+    assert {document[-1] for document in documents} == {EOS}
+    [notice] = notices
+    assert notice.startswith(
+        "'<eos>' ends a sequence: neither the chat template nor tokenizer_config.json names eos_token, and it"
+    )
+    assert "`ends: {eos: TOKEN}` chooses another" in notice
+    documents, _, notices = prepare(runs.SFT + "ends: {prepend_bos: true, append_eos: false}\n", PAIRS)
+    assert {document[0] for document in documents} == {BOS}
+    assert [notice.partition(":")[0] for notice in notices] == ["'<bos>' begins a sequence"]
+    # Nothing is said where it is not used: conversations end as their template ends them.
+    assert prepare(runs.SFT, TALKS)[2] == []
+
+
+def test_what_the_configuration_says_comes_first(folder: Path) -> None:
+    configure(eos_token="<|end|>")
+    documents, _, notices = prepare(runs.SFT, PAIRS)
+    assert {document[-1] for document in documents} == {recipes_made.SPECIAL.index("<|end|>")}
+    assert notices == []
+    # That there is none is said, too.
+    configure(eos_token=None)
+    with pytest.raises(ConfigError, match="the token for the end of a sequence is not known"):
+        prepare(runs.SFT, PAIRS)
+
+
+def test_of_several_usual_ones_none_is_taken(folder: Path) -> None:
+    configure(eos_token="left out")
+    tokenizer = json.loads(Path("model/tokenizer.json").read_text())
+    text = json.dumps(tokenizer).replace("<|start|>", "<|endoftext|>")
+    Path("model/tokenizer.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"the token for the end.*Name it with `ends: \{eos: TOKEN\}`"):
+        prepare(runs.SFT, PAIRS)
+    assert {document[-1] for document in prepare(runs.SFT + "ends: {eos: <eos>}\n", PAIRS)[0]} == {EOS}
+
+
+# A template that writes no BOS where the tokeniser would put one.
+
+
+def with_bos(way: str) -> None:
+    if way == "post-processor":
+        Path("model/tokenizer.json").write_bytes(recipes_made.tokenizer_json(around="<bos> $A"))
+    else:
+        configure(add_bos_token=True)
+
+
+@pytest.mark.parametrize("way", ["post-processor", "configuration"])
+def test_a_missing_bos_is_counted_and_said_once(folder: Path, way: str) -> None:
+    assert prepare(runs.SFT, TALKS)[1:] == ({}, [])
+    with_bos(way)
+    documents, notes, notices = prepare(runs.SFT, TALKS)
+    assert documents == runs.made(runs.SFT, TALKS, "tokens")  # nothing is added
+    assert notes["missing_bos"] == len(TALKS)
+    [notice] = notices
+    assert notice.startswith("12 sequences of the first 12 records do not begin with BOS, although the tokeniser")
+    assert "`ends: {prepend_bos: true}` adds it" in notice
+    assert "missing_bos" not in prepare(runs.SFT, PAIRS)[1]  # text is as the recipe says
+
+
+@pytest.mark.parametrize("way", ["post-processor", "configuration"])
+def test_a_bos_that_is_there_or_added_is_not_missing(folder: Path, way: str) -> None:
+    with_bos(way)
+    documents, notes, notices = prepare(runs.SFT + "ends: {prepend_bos: true}\n", TALKS)
+    assert {document[0] for document in documents} == {BOS}
+    assert (notes, notices) == ({}, [])
+    runs.make_model(folder / "model", "{{ bos_token }}" + recipes_made.TEMPLATE)
+    with_bos(way)
+    documents, notes, notices = prepare(runs.SFT, TALKS)
+    assert {document[0] for document in documents} == {BOS}
+    assert (notes, notices) == ({}, [])
+
+
+def test_the_policies_of_a_missing_bos(folder: Path) -> None:
+    with_bos("post-processor")
+    with pytest.raises(
+        InputError, match=rf"does not begin with BOS \(id {BOS}\).*`ends: {{prepend_bos: true}}` adds it"
+    ):
+        prepare(runs.SFT + "mask: {on_missing_bos: error}\n", TALKS)
+    runs.make_model(folder / "model", "{% if 'Q0' in messages[0].content %}{{ bos_token }}{% endif %}" + TIMED)
+    with_bos("post-processor")
+    assert len(prepare(runs.SFT + "mask: {on_missing_bos: drop}\n", TALKS)[0]) == 1
+    assert load_manifest("out").ledger.documents.dropped == {"missing_bos": len(TALKS) - 1}
+
+
+@pytest.mark.parametrize("kind", ["dpo", "grpo", "prompt"])
+def test_other_types_count_the_sequences_that_begin_a_text(folder: Path, kind: str) -> None:
+    with_bos("post-processor")
+    records = {"dpo": runs.pairs(4), "grpo": runs.groups(4), "prompt": [{"prompt": runs.talk(n)[:1]} for n in range(4)]}
+    runs.write_lines(Path("data/a.jsonl"), records[kind])
+    recipe = parse_recipe(f"type: {kind}\ninputs: data\ntokenizer: model\n")
+    ledger = prepare_recipe(recipe, "out", options=RecipeOptions(backend="tokenizers", workers=1)).ledger
+    assert ledger.samples is not None
+    assert ledger.samples.notes["missing_bos"] == {"dpo": 8, "grpo": 4, "prompt": 4}[kind]
+
+
+# The time that a template prints.
+
+
+def at(monkeypatch: pytest.MonkeyPatch, time: str) -> None:
+    class Clock:
+        fromisoformat = clock.datetime.fromisoformat
+
+        @staticmethod
+        def now() -> clock.datetime:
+            return clock.datetime.fromisoformat(time)
+
+    monkeypatch.setattr(resolving, "datetime", Clock)
+
+
+@pytest.mark.soak
+def test_a_run_that_goes_on_the_next_day_ends_in_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.make_model(folder / "model", TIMED)
+    runs.write_lines(folder / "data" / "a.jsonl", TALKS * 8)
+    at(monkeypatch, "2026-02-28T23:59:58")
+    options = {"task_bytes": 1500}
+    manifest = runs.prepare(runs.SFT, folder, folder / "wanted", **options)
+    assert manifest.options["template"]["now"] == "2026-02-28T23:59:58"
+    wanted = faults.content(folder / "wanted")
+    moments = len(faults.list_changes(lambda: runs.prepare(runs.SFT, folder, folder / "count", **options)))
+    for moment in (20, moments // 2, moments - 12):
+        at(monkeypatch, "2026-02-28T23:59:58")
+        output = folder / f"out {moment}"
+        assert not faults.run_killed(lambda: runs.prepare(runs.SFT, folder, output, **options), moment)  # noqa: B023
+        at(monkeypatch, "2026-03-01T00:00:03")
+        runs.prepare(runs.SFT, folder, output, **options)
+        assert faults.content(output) == wanted
+    at(monkeypatch, "2026-03-01T00:00:03")
+    assert runs.prepare(runs.SFT, folder, folder / "new", **options).options["template"]["now"].startswith("2026-03-01")
+
+
+def test_the_time_is_said_on_the_command_line(folder: Path) -> None:
+    runs.make_model(folder / "model", TIMED)
+    runs.write_lines(folder / "data" / "a.jsonl", TALKS)
+    (folder / "r.yaml").write_text(runs.SFT)
+    args = ["prepare", "--recipe", "r.yaml", "-o", "out", "--backend", "tokenizers", "--quiet"]
+    result = CliRunner().invoke(main, [*args, "--now", "2025-12-24"])
+    assert result.exit_code == 0, result.output
+    assert load_manifest("out").options["recipe"]["template"]["now"] == "2025-12-24T00:00:00"
+    result = CliRunner().invoke(main, ["render", "r.yaml", "--record", "2", "--now", "2025-12-24T18:30", "--json"])
+    assert json.loads(result.stdout)["sequences"][0]["text"].startswith("24.12.2025")
+    (folder / "said.yaml").write_text(runs.SFT + "template: {now: 2020-01-01T00:00:00}\n")
+    for command, message in (
+        ([*args, "--now", "tomorrow"], "--now tomorrow: write a time such as 2026-03-01 or 2026-03-01T23:59"),
+        (["render", "said.yaml", "--record", "0", "--now", "2025-12-24"], "said.yaml sets template.now to 2020-01-01"),
+        (["prepare", "data", "-o", "o", "--tokenizer", "model", "--now", "2025-12-24"], "use it with --recipe"),
+    ):
+        result = CliRunner().invoke(main, command)
+        assert (result.exit_code, message in result.stderr) == (2, True), result.stderr

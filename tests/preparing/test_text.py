@@ -1,0 +1,385 @@
+"""The whole way, held against plain loops over lists in one process."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.metadata
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import headrace
+import plainly
+from counts import cases
+from headrace.errors import ConfigError, InputError
+from headrace.preparing import (
+    ErrorOptions,
+    FilterSpec,
+    OutputOptions,
+    RecordOptions,
+    TextOptions,
+    TextProgress,
+    TokenOptions,
+    prepare_text,
+)
+from headrace.stores import Manifest, Provenance, load_manifest
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
+REFERENCE = TokenOptions(backend="tokenizers")
+ODD_TEXTS = [
+    "",
+    " ",
+    "\n",
+    "\r\n\t  \u00a0\u3000",
+    "plain",
+    "ends in a newline\n",
+    "literal <|endoftext|> inside, and <|im_start|>",
+    "<|endoftext|>",
+    "naïve café ẞ ﬁ Ω \u0301 e\u0301",
+    "日本語のテキスト 中文 한국어 ไทย العربية עברית हिन्दी",
+    "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001d4d7",
+    "\0 \x07 \x1b[0m \x7f \x85 \u2028 \u2029 \ufeff \ufffd \uffff \U0010ffff",
+    '"quotes" \\ / \\n \\u0041',
+    "0123456789 " * 50,
+    "a" * 30_000,
+    "word " * 20_000,
+    " " * 5_000,
+    "",
+]
+
+
+def check_output(folder: Path, expected: plainly.Expected, options: TextOptions, names: list[str]) -> Manifest:
+    """Everything that a run leaves: documents in their shards, origins, ledger, errors."""
+    manifest = load_manifest(folder)
+    assert plainly.stored(folder, expected.keys) == expected.documents
+    shards = expected.shards(options.output.shard_tokens)
+    first_key = [shard for shard in manifest.outputs if expected.keys[0] in shard.keys]
+    assert [shard.documents for shard in first_key] == list(map(len, shards))
+    origins = Provenance(folder / "provenance")
+    files, lines = origins.locate(np.arange(len(expected.documents)))
+    assert list(zip(files.tolist(), lines.tolist(), strict=True)) == [(one.file, one.line) for one in expected.origins]
+    if options.records.id_field is not None:
+        assert origins.ids(np.arange(len(expected.documents))) == [one.id for one in expected.origins]
+    documents, tokens = manifest.ledger.documents, manifest.ledger.tokens
+    assert (documents.read, documents.kept) == (expected.read, len(expected.documents))
+    assert documents.dropped == expected.dropped
+    assert documents.blank_lines == expected.blank_lines
+    assert documents.text_bytes == expected.text_bytes
+    assert documents.empty == sum(not any(document) for document in expected.documents)
+    assert tokens.made == expected.made_tokens
+    assert tokens.kept == sum(len(row) for document in expected.documents for row in document)
+    assert [(error.file, error.line) for error in manifest.errors] == expected.errors
+    assert [file.path for file in manifest.inputs] == names
+    for file, name in zip(manifest.inputs, names, strict=True):
+        content = Path(name).read_bytes()
+        assert (file.size, file.xxh3_128) == (len(content), xxhash.xxh3_128_hexdigest(content))
+    return manifest
+
+
+def run_and_check(kit: Any, files: list[Path], folder: Path, options: TextOptions) -> Manifest:
+    prepare_text(files, folder, tokenizer=kit.tokenizer, options=options)
+    expected = plainly.expect(
+        files,
+        kit.tokenizer,
+        options,
+        eod=kit.eod if options.tokens.append_eod else None,
+        bos=kit.eod + 1 if options.tokens.prepend_bos else None,
+    )
+    return check_output(folder, expected, options, list(map(str, files)))
+
+
+def test_odd_texts(kit: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    files = [
+        kit.write(folder / "1-utf8.jsonl", ({"id": at, "text": text} for at, text in enumerate(ODD_TEXTS))),
+        folder / "2-ascii.jsonl",
+        folder / "3-bom-crlf.jsonl",
+        folder / "4-no-final-newline.jsonl",
+        folder / "5-empty.jsonl",
+        folder / "6-blank.jsonl",
+        folder / "7-bom-alone.jsonl",
+        folder / "10-spaced.jsonl",
+    ]
+    lines = [json.dumps({"text": text, "score": float("nan")}) for text in ODD_TEXTS]
+    files[1].write_text("\n".join(lines) + "\n")
+    files[2].write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode() + b"\r\n")
+    files[3].write_text("\n\n \n" + "\n".join(lines))
+    files[4].touch()
+    files[5].write_text("\n  \n\t\r\n")
+    files[6].write_bytes(b"\xef\xbb\xbf")
+    files[7].write_text('  { "text" :\t"x" }  \n')
+    for append_eod in cases((True,), (False, True)):
+        tokens = TokenOptions(append_eod=append_eod, special_tokens_in_text="encode")
+        options = TextOptions(tokens=tokens, task_bytes=1000, workers=2)
+        output = tmp_path / f"out-{append_eod}"
+        prepare_text([folder], output, tokenizer=kit.tokenizer, options=options)
+        assert kit.output(output) == kit.plain_loop(files, eod=kit.eod if append_eod else None)
+
+
+@st.composite
+def corpora(draw: st.DrawFn) -> list[list[str]]:
+    """Lines of some files: records, blank ones, broken ones, repeated ones."""
+    texts = st.text(max_size=40) | st.integers(0, 900).map(lambda n: "xy " * n) | st.sampled_from(ODD_TEXTS)
+    records = st.builds(
+        lambda text, title, number: json.dumps({"text": text, "title": title, "id": number}),
+        texts,
+        st.text(max_size=9),
+        st.integers(0, 99) | st.text(max_size=5),
+    )
+    broken = st.sampled_from(['{"text": 7}', "{", "[]", '{"title": "no text", "id": 1}'])
+    line = records | records | records | st.sampled_from(["", "  "])
+    files = draw(st.lists(st.lists(line, max_size=30), min_size=1, max_size=3))
+    if draw(st.booleans()):
+        for place in range(draw(st.integers(0, 4))):
+            lines = files[place % len(files)]
+            lines.insert(draw(st.integers(0, len(lines))), draw(broken))
+    good = json.dumps({"text": "always one", "title": "t", "id": "i"})
+    files[0] += [good, json.dumps({"text": "word " * 300, "title": "", "id": 5})]
+    return [[*lines, *lines[:3]] if draw(st.booleans()) else lines for lines in files]
+
+
+limits = st.none() | st.integers(0, 200)
+
+
+@st.composite
+def options_of_runs(draw: st.DrawFn) -> TextOptions:
+    records = draw(
+        st.sampled_from(
+            [
+                RecordOptions(),
+                RecordOptions(id_field="id"),
+                RecordOptions(fields=("title", "text"), id_field="id"),
+                RecordOptions(fields=("title", "text"), join=" -- "),
+            ]
+        )
+    )
+    return TextOptions(
+        records=records,
+        tokens=TokenOptions(
+            append_eod=draw(st.booleans()),
+            prepend_bos=draw(st.booleans()),
+            bos=None,
+            special_tokens_in_text=draw(st.sampled_from(["literal", "encode", "error"])),
+            backend=draw(st.sampled_from(["tokenizers", "tokenizers", "auto"])),
+        ),
+        filters=FilterSpec(min_chars=draw(st.none() | st.integers(0, 12)), max_tokens=draw(st.none() | limits)),
+        deduplicate=draw(st.booleans()),
+        output=OutputOptions(
+            format=draw(st.sampled_from(["indexed", "keyed"])),
+            shard_tokens=draw(st.none() | st.integers(1, 3000)),
+            shuffle=draw(st.none() | st.integers(0, 2**63 - 1)),
+        ),
+        errors=ErrorOptions(on_error="skip", max_errors=1000),
+        task_bytes=draw(st.integers(200, 1 << 20)),
+        workers=draw(st.integers(1, 3)),
+    )
+
+
+@settings(max_examples=cases(15, 400), deadline=None)
+@given(lines=corpora(), options=options_of_runs(), compressed=st.booleans())
+def test_any_run(
+    kit: Any, tmp_path_factory: pytest.TempPathFactory, lines: list[list[str]], options: TextOptions, compressed: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    files = []
+    for number, content in enumerate(lines):
+        data = "".join(line + "\n" for line in content).encode()
+        files.append(folder / f"{number}.jsonl{'.gz' if compressed else ''}")
+        files[-1].write_bytes(gzip.compress(data) if compressed else data)
+    if options.tokens.prepend_bos:
+        tokens = headrace_replace(options.tokens, bos="<|im_start|>")
+        options = headrace_replace(options, tokens=tokens)
+    try:
+        run_and_check(kit, files, folder / "out", options)
+    except InputError as error:
+        # Filters may leave nothing, which is an error of its own.
+        assert "no documents are left" in str(error) or "no tokens" in str(error)  # noqa: PT017
+
+
+def headrace_replace(value: Any, **changes: Any) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(value, **changes)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("shuffle", [None, 7])
+def test_the_same_bytes_for_any_number_of_workers(kit: Any, corpus: Path, tmp_path: Path, shuffle: int | None) -> None:
+    contents = []
+    for workers in (1, 2, 3):
+        output = tmp_path / str(workers)
+        options = TextOptions(
+            tokens=TokenOptions(append_eod=True),
+            output=OutputOptions(shuffle=shuffle, shard_tokens=200_000),
+            workers=workers,
+            task_bytes=100_000,
+        )
+        prepare_text([corpus], output, tokenizer=kit.tokenizer, options=options)
+        contents.append({path.relative_to(output): path.read_bytes() for path in output.rglob("*") if path.is_file()})
+    assert len(contents[0]) > 8
+    assert contents[0] == contents[1] == contents[2]
+    expected = plainly.expect(sorted(corpus.iterdir()), kit.tokenizer, options, eod=kit.eod, bos=None)
+    assert plainly.stored(tmp_path / "3", expected.keys) == expected.documents
+
+
+@pytest.mark.soak
+def test_the_order_does_not_depend_on_the_buckets(
+    kit: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = TextOptions(tokens=REFERENCE, output=OutputOptions(shuffle=3), workers=1, task_bytes=200_000)
+    found = []
+    for num_buckets in (1, 2, 64, 512):
+        monkeypatch.setattr("headrace.preparing.run.choose_num_buckets", lambda size, workers, n=num_buckets: n)
+        prepare_text([corpus], tmp_path / str(num_buckets), tokenizer=kit.tokenizer, options=options)
+        found.append((tmp_path / str(num_buckets) / "text_document.bin").read_bytes())
+    assert found[0] == found[1] == found[2] == found[3]
+
+
+def test_a_shuffle_is_uniform_enough(kit: Any, tmp_path: Path) -> None:
+    """Neighbours of the input do not stay together, and another seed gives another order."""
+    file = kit.write(tmp_path / "in.jsonl", ({"text": f"{number:05d}"} for number in range(2000)))
+    orders = []
+    for seed in (1, 2):
+        output = OutputOptions(shuffle=seed)
+        prepare_text([file], tmp_path / str(seed), tokenizer=kit.tokenizer, options=TextOptions(output=output))
+        _, lines = Provenance(tmp_path / str(seed) / "provenance").locate(np.arange(2000))
+        orders.append(lines)
+        assert sorted(lines.tolist()) == list(range(2000))
+        assert np.count_nonzero(np.abs(np.diff(lines)) == 1) < 12
+        assert 560 < np.abs(lines - np.arange(2000)).mean() < 780  # 2000 / 3 of a uniform one
+    assert np.count_nonzero(orders[0] == orders[1]) < 12
+
+
+def test_a_large_task_leaves_several_pieces(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compressed file is one task: its pieces follow one another, lines and all."""
+    records = [{"text": f"document {number} " * (number % 40)} for number in range(6_000)]
+    lines = [json.dumps(record) if number % 11 else "" for number, record in enumerate(records)]
+    lines[5_000] = "broken"
+    file = tmp_path / "in.jsonl.gz"
+    file.write_bytes(gzip.compress("\n".join(lines).encode()))
+    site = tmp_path / "site"
+    site.mkdir()
+    # Workers are processes of their own: they meet the small limits through their path.
+    (site / "sitecustomize.py").write_text(
+        "import functools\n"
+        "import headrace.preparing.worker as text_task\n"
+        "text_task.PIECE_BYTES = 20_000\n"
+        "text_task.open_span = functools.partial(text_task.open_span, block_bytes=50_000)\n"
+    )
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr("headrace.preparing.executor.subprocess", subprocess)  # a real start, that reads its path
+    for shuffle in (None, 5):
+        options = TextOptions(
+            tokens=REFERENCE,
+            records=RecordOptions(),
+            output=OutputOptions(shuffle=shuffle),
+            errors=ErrorOptions(on_error="skip"),
+            workers=1,
+        )
+        manifest = run_and_check(kit, [file], tmp_path / str(shuffle), options)
+        spans = np.load(tmp_path / str(shuffle) / "provenance/spans.npy")
+        assert len(spans) > 5
+        assert [error.line for error in manifest.errors] == [5_001]
+
+
+def test_the_manifest(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    kit.write(Path("in/small.jsonl"), [{"body": "a"}, {"body": ""}])
+    kit.write(Path("in/large.jsonl"), [{"body": "word <|im_start|>" * 100}] * 30)
+    options = TextOptions(
+        records=RecordOptions(fields=("body",)), tokens=TokenOptions(append_eod=True), task_bytes=2048
+    )
+    manifest = prepare_text(["in"], "out", tokenizer=kit.tokenizer, options=options)
+    assert load_manifest("out") == manifest
+    (shard,) = manifest.outputs
+    assert (shard.prefix, shard.keys["text"].dtype, shard.documents) == ("text_document", "uint16", 32)
+    assert manifest.tokenizer is not None
+    assert (manifest.tokenizer.vocab_size, manifest.tokenizer.eod) == (kit.vocab_size, kit.eod)
+    assert (manifest.tokenizer.eod_text, manifest.tokenizer.bos_text) == (kit.eod_token, "")
+    assert manifest.tokenizer.library_version == importlib.metadata.version("tokenizers")
+    assert manifest.options["records"]["fields"] == ["body"]
+    assert manifest.backend is not None
+    assert manifest.backend.proved["first_documents"] == 32
+    assert manifest.ledger.documents.with_special_tokens == 30
+    # Neither this machine nor this moment stands in it.
+    content = Path("out/headrace.json").read_bytes().replace(str(kit.tokenizer).encode(), b"")
+    assert str(tmp_path).encode() not in content
+    with headrace.open("out") as store:
+        assert store.num_documents == manifest.ledger.documents.kept == 32
+        assert store.num_tokens == manifest.ledger.tokens.kept == shard.tokens
+        assert store.document(31).tolist() == []
+        assert store.document(30).tolist()[-1] == kit.eod
+        assert list(store.check(vocab_size=kit.vocab_size)) == []
+
+
+def test_a_large_vocabulary_takes_int32(kit: Any, tmp_path: Path) -> None:
+    content = json.loads(kit.tokenizer.read_text())
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 70_000, "content": "<|far|>"})
+    content["model"]["vocab"]["<|far|>"] = 70_000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    kit.write(tmp_path / "in.jsonl", [{"text": "a<|far|>"}])
+    options = TextOptions(tokens=TokenOptions(special_tokens_in_text="encode"))
+    manifest = prepare_text([tmp_path / "in.jsonl"], tmp_path / "out", tokenizer=tmp_path, options=options)
+    assert manifest.outputs[0].keys["text"].dtype == "int32"
+    with headrace.open(tmp_path / "out") as store:
+        assert store.document(0).tolist()[-1] == 70_000
+
+
+@pytest.mark.parametrize("shuffle", [None, 1])
+def test_progress_reaches_the_whole(kit: Any, corpus: Path, tmp_path: Path, shuffle: int | None) -> None:
+    seen: list[TextProgress] = []
+    options = TextOptions(output=OutputOptions(shuffle=shuffle), workers=2, task_bytes=100_000)
+    manifest = prepare_text(
+        [corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=options, on_progress=seen.append
+    )
+    encoding = [progress for progress in seen if progress.phase == "encode"]
+    total = sum(file.size for file in manifest.inputs)
+    assert all(progress.total_bytes == total for progress in encoding)
+    assert [progress.input_bytes for progress in encoding] == sorted(progress.input_bytes for progress in encoding)
+    assert 0 < max(progress.input_bytes for progress in encoding) <= total
+    assert max(progress.tokens for progress in seen) <= manifest.ledger.tokens.kept
+    # A probe that was passed before is kept, and not made again.
+    phases = list(dict.fromkeys(progress.phase for progress in seen))
+    assert phases[1:].index("prove") == ("probe" in phases)
+    assert [phase for phase in phases if phase != "probe"] == [
+        *("tokenizer", "prove", "encode"),
+        *(("sort",) if shuffle is not None else ()),
+        "finish",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (TextOptions(tokens=TokenOptions(eod="</s>")), "nothing is appended: give --append-eod"),
+        (TextOptions(tokens=TokenOptions(bos="<s>")), "nothing is prepended: give --prepend-bos"),
+        (TextOptions(tokens=TokenOptions(prepend_bos=True)), "cannot tell which begin-of-sequence token"),
+        (TextOptions(workers=0), "workers is 0: at least 1"),
+        (TextOptions(task_bytes=0), "task_bytes is 0"),
+        (TextOptions(records=RecordOptions(fields=("",))), "a field has no name"),
+        (TextOptions(records=RecordOptions(fields=())), "a field has no name"),
+        (TextOptions(records=RecordOptions(fields=("a", "a"))), "a field is named twice"),
+        (TextOptions(records=RecordOptions(join=" ")), "--join needs several fields"),
+        (TextOptions(records=RecordOptions(fields=("a/b", "c"))), "'a/b' cannot name an output file"),
+        (TextOptions(records=RecordOptions(fields=("..", "c"))), "'..' cannot name an output file"),
+        (TextOptions(output=OutputOptions(shard_tokens=0)), "shard_tokens is 0"),
+        (TextOptions(output=OutputOptions(shuffle=-1)), "seed of --shuffle is -1"),
+        (TextOptions(errors=ErrorOptions(max_errors=1.5)), "a share is below 1"),
+        (TextOptions(errors=ErrorOptions(max_errors=-1)), "max_errors is -1"),
+        (TextOptions(filters=FilterSpec(min_chars=-1)), "min_chars is -1"),
+        (TextOptions(filters=FilterSpec(function="nowhere")), "nowhere"),
+    ],
+)
+def test_options_that_cannot_be(kit: Any, corpus: Path, tmp_path: Path, options: TextOptions, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prepare_text([corpus], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
+    assert not (tmp_path / "out").exists()
