@@ -101,7 +101,7 @@ class JsonObjectStore(SegmentedStore):
         key = self._keys[0]
         values = self._values[key]
         yield from check_values(
-            self.file, values.dtype, lambda begin, end: values[begin:end], self._main_bounds, vocab_size
+            self.file, values.dtype, lambda begin, end: values[begin:end], self._bounds[key], vocab_size
         )
 
     def close(self) -> None:

@@ -158,6 +158,10 @@ class Store(ABC):
         """
         return self.buffers(self.document_begins(documents) + begins, lengths)
 
+    def with_main(self, key: str) -> Store | None:
+        """Return a store of the same files whose main key is ``key``; None if it has to be opened again for that."""
+        return self if key == self.keys[0] else None
+
     def length_chunks(self, num_documents: int) -> Iterator[IntArray]:
         """Yield the values of ``lengths`` for at most ``num_documents`` documents at a time, in bounded memory."""
         for first in range(0, self.num_documents, num_documents):
