@@ -360,8 +360,7 @@ def open_tokens(
         raise ConfigError(
             f"{name}: dialect and documents are for pairs of .bin and .idx; this is the {store.format} format"
         )
-    store.path = name
-    return store
+    return store.with_path(name)
 
 
 def open_keys(

@@ -141,11 +141,9 @@ class SegmentedStore(Store):
     def _num_values(self, key: str) -> int:
         return int(self._bounds[key][-1])
 
-    def _twin(self) -> Self:
-        # copy.copy would open the files again, as pickling does.
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        return twin
+    @classmethod
+    def _opened(cls, *, dtypes: Mapping[str, np.dtype[Any]] | None = None, **arguments: Any) -> Self:
+        return cls(**arguments).with_dtypes(dtypes or {})
 
     def _set_main(self, key: str | None) -> None:
         if key is None:

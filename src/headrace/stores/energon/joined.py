@@ -341,7 +341,10 @@ class JoinedStore(SampleStore):
             column.store.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (type(self), self.columns, self._folder, self._reader, self.index_path.name)
+        return self._reduced(columns=self.columns, folder=self._folder, using=self._reader)
+
+    def _identity(self) -> str:
+        return self.index_path.name
 
     def _places(self, indices: IntArray, at: int) -> list[tuple[int, int] | None]:
         """Return the places of samples of one column; each is verified to begin and end where its row says."""
@@ -367,12 +370,3 @@ class JoinedStore(SampleStore):
             f"{self.path}: {what}; the index belongs to another split, or a dataset was prepared again: make the index"
             " again with headrace prepare of the metadataset"
         )
-
-
-def _reopen(
-    kind: type[JoinedStore], columns: tuple[JoinColumn, ...], folder: Path, using: Reader, name: str
-) -> JoinedStore:
-    store = kind(columns, folder, using=using)
-    if store.index_path.name != name:
-        raise StoreError(f"{store.path}: the index {name} of the opened join is gone; open the join again")
-    return store

@@ -306,7 +306,7 @@ class JsonlSamplesStore(SampleStore):
         self._reader.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (type(self), self.path, self._reader, self._strict, self.fingerprint)
+        return self._reduced(path=self.path, using=self._reader, strict=self._strict)
 
     def _ranges(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
         numbers = positions(numbers, len(self), f"{self.path}: sample numbers")
@@ -342,10 +342,3 @@ def _is_numbers(value: object) -> bool:
     return isinstance(value, list) and all(
         isinstance(item, int | float) or (isinstance(item, list) and _is_numbers(item)) for item in value[:3]
     )
-
-
-def _reopen(kind: type[JsonlSamplesStore], path: str, using: Reader, strict: bool, fingerprint: str) -> SampleStore:
-    store = kind(path, using=using, strict=strict)
-    if store.fingerprint != fingerprint:
-        raise StoreError(f"{path}: has changed since the store was passed to this process; open it again")
-    return store

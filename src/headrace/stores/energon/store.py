@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 import numpy as np
@@ -318,7 +318,7 @@ class EnergonStore(SampleStore):
         """
         if self._fingerprint is None:
             facts = [self._shards.facts(shard) for shard in range(len(self._distinct))]
-            self._fingerprint = xxhash.xxh3_128_hexdigest(repr((self._key(), facts)).encode())
+            self._fingerprint = xxhash.xxh3_128_hexdigest(repr((self._identity(), facts)).encode())
         return self._fingerprint
 
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
@@ -437,9 +437,16 @@ class EnergonStore(SampleStore):
             self.index.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (type(self), self.path, self._options, self._reader, self._key())
+        return self._reduced(path=self.path, using=self._reader, **self._options)
 
-    def _key(self) -> str:
+    @classmethod
+    def _opened(cls, **arguments: Any) -> Self:
+        try:
+            return super()._opened(**arguments)
+        except HeadraceError as error:
+            raise StoreError(f"{arguments['path']}: cannot be opened in this process: {error}") from error
+
+    def _identity(self) -> str:
         """Return a hash of everything that identifies the opened samples without reading the shards."""
         counts = [(name, self.info.shard_counts[name]) for name in self.shards]
         left_out = self._numbering.left_out.tobytes()
@@ -474,13 +481,3 @@ class EnergonStore(SampleStore):
             int(begins[at]) + index for at, shard in enumerate(self._which.tolist()) for index in found.get(shard, ())
         ]
         return np.array(sorted(raw), np.int64)
-
-
-def _reopen(kind: type[EnergonStore], path: str, options: dict[str, Any], using: Reader, key: str) -> EnergonStore:
-    try:
-        store = kind(path, using=using, **options)
-    except HeadraceError as error:
-        raise StoreError(f"{path}: cannot be opened in this process: {error}") from error
-    if store._key() != key:
-        raise StoreError(f"{path}: has changed since the store was passed to this process; open it again")
-    return store

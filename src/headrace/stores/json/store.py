@@ -132,8 +132,8 @@ class JsonlStore(SegmentedStore):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A file of the same fingerprint is the one that the manifest lists, so it need not be compared again.
-        how = self._keys[0], self._reader, self._assumed
-        return _reopen, (self.path, self.file, *how, self.fingerprint), {"_vouched": self._vouched}
+        how = self._reduced(path=self.file, key=self._keys[0], using=self._reader, dtypes=self._assumed)
+        return (*how, {"_vouched": self._vouched})
 
     def _check_key(self, key: str, vouched: OutputShard | None, vocab_size: int | None) -> Iterator[Problem]:
         info, is_main = None if vouched is None else vouched.keys.get(key), key == self._keys[0]
@@ -219,16 +219,6 @@ def open_json(path: str | os.PathLike[str], *, key: str | None = None, using: st
             f" `headrace convert {name} FOLDER --format keyed`"
         )
     return JsonlStore(name, key=key, using=using)
-
-
-def _reopen(
-    path: str, file: str, key: str, using: Reader, assumed: dict[str, np.dtype[Any]], fingerprint: str
-) -> JsonlStore:
-    store = JsonlStore(file, key=key, using=using).with_dtypes(assumed)
-    store.path = path
-    if store.fingerprint != fingerprint:
-        raise StoreError(f"{file}: has changed since the store was passed to this process; open it again")
-    return store
 
 
 def is_object(path: str, using: Reader) -> bool:

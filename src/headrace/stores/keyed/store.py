@@ -239,7 +239,7 @@ class KeyedStore(SegmentedStore):
         self._reader.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self.folder, self._keys[0], self._reader, self._vouched, self.fingerprint)
+        return self._reduced(folder=self.folder, key=self._keys[0], using=self._reader, vouched=self._vouched)
 
     def _read_meta(self) -> bytes:
         # Release it after reading: a mapping would count as memory of this process for as long as the store lives.
@@ -292,16 +292,6 @@ class KeyedStore(SegmentedStore):
                 f"{self.folder}: not the shard that the manifest lists: found {actual}, but the manifest lists"
                 f" {expected}"
             )
-
-
-def _reopen(
-    path: str, folder: str, key: str, using: Reader, vouched: OutputShard | None, fingerprint: str
-) -> KeyedStore:
-    store = KeyedStore(folder, key=key, using=using, vouched=vouched)
-    store.path = path
-    if store.fingerprint != fingerprint:
-        raise StoreError(f"{folder}: has changed since the store was passed to this process; open it again")
-    return store
 
 
 def _numbers(documents: int | None, *_: int | None, keys: Mapping[str, tuple[str, int]]) -> str:
