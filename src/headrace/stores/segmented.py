@@ -199,7 +199,7 @@ def tokens_at(reader: Reader, path: str, dtype: np.dtype[Any], offset: int, num_
     mapped = reader.view(path)
     if mapped is not None:
         return np.frombuffer(mapped, dtype, num_bytes // dtype.itemsize, offset)
-    return read_only(reader.read_ranges(path, np.array([offset]), np.array([num_bytes])).view(dtype))
+    return read_only(reader.read(path, offset, num_bytes).view(dtype))
 
 
 def windows(data: NDArray[np.uint8], dtype: np.dtype[Any], num_tokens: int, length: int) -> TokenArray:

@@ -177,7 +177,7 @@ class FilesystemStore(SampleStore):
     def _bytes(self, name: str) -> bytes:
         place = str(self.root / name)
         _check_inside(place, self._real, name)
-        return self._reader.read_ranges(place, np.array([0]), np.array([self._reader.size(place)])).tobytes()
+        return self._reader.read(place, 0, self._reader.size(place)).tobytes()
 
     def _stat(self, name: str) -> os.stat_result:
         try:

@@ -112,9 +112,7 @@ def read_rows(path: Path, using: Reader, num_columns: int) -> IntArray:
     Raises:
         StoreError: the index is missing or malformed, or has another number of columns.
     """
-    data = using.view(str(path))
-    if data is None:
-        data = using.read_ranges(str(path), np.array([0]), np.array([using.size(str(path))]))
+    data = using.whole(str(path))
     if data[: len(MAGIC)].tobytes() != MAGIC or len(data) < HEADER_BYTES:
         raise StoreError(
             f"{path}: begins with {data[:8].tobytes()!r}, but a join index begins with {MAGIC!r}; {_AGAIN}"

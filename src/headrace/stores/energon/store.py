@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -35,6 +35,7 @@ from headrace.stores.energon.splits import (
     whole,
 )
 from headrace.stores.energon.sqlite_index import PartRow, SqliteIndex
+from headrace.stores.offsets import num_entries
 from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
 from headrace.stores.store import Problem
 from headrace.stores.tar.index import KeyTable, index_path
@@ -120,7 +121,6 @@ def _part_fault(rows: Iterator[PartRow], count: int, at: int, shards: DatasetSha
     return f"sample {row.sample}", f"part {row.part!r} is not in the shard; prepare the dataset again"
 
 
-_ENTRY_BYTES: Final = 8
 _log = logging.getLogger("headrace")
 
 
@@ -185,11 +185,10 @@ def indexed_count(tar: Path) -> int | None:
         size = place.stat().st_size
     except OSError:
         return None
-    if size < _ENTRY_BYTES or size % _ENTRY_BYTES:
-        raise StoreError(
-            f"{place}: has {size} bytes, but an index has 8 bytes a sample and 8 more; prepare the dataset again"
-        )
-    return size // _ENTRY_BYTES - 1
+    try:
+        return num_entries(size) - 1
+    except ValueError as error:
+        raise StoreError(f"{place}: {error}; prepare the dataset again") from error
 
 
 class EnergonStore(SampleStore):
@@ -370,7 +369,7 @@ class EnergonStore(SampleStore):
             if not 0 <= row.shard < len(names):
                 raise self._lookup.stale(f"names shard {row.shard}, which does not exist")
             place = str(self.root / names[row.shard])
-            return self._reader.read_ranges(place, np.array([row.offset]), np.array([row.size])).tobytes()
+            return self._reader.read(place, row.offset, row.size).tobytes()
         sample = self.read(np.array([self.find(key)]), (part,))[0]
         if part not in sample.parts:
             raise KeyError(f"{self.path}: sample {key!r} has no part {part!r}")

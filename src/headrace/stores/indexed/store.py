@@ -170,9 +170,7 @@ class IndexedStore(Store):
         )
         hasher = xxhash.xxh3_128(repr(facts).encode())
         for path, size in ((self._bin, self._bin_bytes), (self.index.path, self.index.size)):
-            length = min(size, _ENDS_BYTES)
-            ends = self._reader.read_ranges(path, np.array([0, size - length]), np.array([length, length]))
-            hasher.update(ends.tobytes())
+            hasher.update(self._reader.ends(path, _ENDS_BYTES, size))
         return hasher.hexdigest()
 
     @property

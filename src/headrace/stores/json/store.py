@@ -186,7 +186,7 @@ class JsonlStore(SegmentedStore):
 
     def _parse(self, number: int) -> dict[str, TokenArray]:
         begin, end = int(self._index.offsets[number]), int(self._index.ends[number])
-        line = self._reader.read_ranges(self.file, np.array([begin]), np.array([end - begin])).tobytes()
+        line = self._reader.read(self.file, begin, end - begin).tobytes()
         try:
             found = {key: as_array(values, self._dtypes[key]) for key, values in decode_record(line)[0].items()}
             lengths = {key: int(np.diff(bounds[number : number + 2])[0]) for key, bounds in self._bounds.items()}
@@ -223,9 +223,7 @@ def open_json(path: str | os.PathLike[str], *, key: str | None = None, using: st
 
 def is_object(path: str, using: Reader) -> bool:
     """Return whether a ``.jsonl`` is a single JSON object of lists of lists: AstrAI used this suffix for both."""
-    size = using.size(path)
-    length = min(size, 4096)
-    head = using.read_ranges(path, np.array([0]), np.array([length])).tobytes()
+    head = using.read(path, 0, min(using.size(path), 4096)).tobytes()
     # In a record, the first list begins with a number or is empty; in such an object, it begins with another list.
     values = b"".join(head.split()).partition(b":")[2]
     return values.startswith(b"[[")

@@ -52,8 +52,7 @@ def _check(
     layouts: dict[str, KeyLayout] = {}
     bounds: dict[str, IntArray] = {}
     try:
-        size = using.size(meta)
-        data = using.read_ranges(meta, np.array([0]), np.array([size])).tobytes()
+        data = using.read(meta, 0, using.size(meta)).tobytes()
         layouts = parse_meta(meta, data)
         for key, layout in layouts.items():
             if layout.num_documents is not None:
@@ -104,7 +103,7 @@ def _check_key(
 
     def read(begin: int, end: int) -> TokenArray:
         item = layout.dtype.itemsize
-        return using.read_ranges(path, np.array([begin * item]), np.array([(end - begin) * item])).view(layout.dtype)
+        return using.read(path, begin * item, (end - begin) * item).view(layout.dtype)
 
     if bounds is None:
         bounds = np.array([0, layout.num_tokens])
@@ -200,10 +199,7 @@ class KeyedStore(SegmentedStore):
         """xxh3_128 of ``meta.json``, the order of the keys, and the first and last 4 KiB of each ``.bin``."""
         hasher = xxhash.xxh3_128(repr((self.format, self._keys, self._meta_hash)).encode())
         for key in self._keys:
-            num_bytes = self._layouts[key].num_bytes
-            length = min(num_bytes, _ENDS_BYTES)
-            begins = np.array([0, num_bytes - length])
-            hasher.update(self._reader.read_ranges(self._bins[key], begins, np.array([length, length])).tobytes())
+            hasher.update(self._reader.ends(self._bins[key], _ENDS_BYTES, self._layouts[key].num_bytes))
         return hasher.hexdigest()
 
     def gather(self, begins: IntArray, length: int) -> TokenArray:
@@ -243,7 +239,7 @@ class KeyedStore(SegmentedStore):
 
     def _read_meta(self) -> bytes:
         # Release it after reading: a mapping would count as memory of this process for as long as the store lives.
-        data = self._reader.read_ranges(self._meta, np.array([0]), np.array([self._meta_bytes])).tobytes()
+        data = self._reader.read(self._meta, 0, self._meta_bytes).tobytes()
         self._reader.release(self._meta)
         return data
 
