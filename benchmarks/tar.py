@@ -77,7 +77,8 @@ def write_shards(root: Path, shape: str, num_samples: int, a_shard: int) -> list
 def make_dataset(root: Path, shape: str, num_samples: int, a_shard: int = 1000) -> Path:
     """Write shards with a complete ``.nv-meta``, and two descriptions of the samples: crude, and with captions."""
     from headrace.stores.energon import SqliteWriter, write_info, write_splits
-    from headrace.stores.tar.index import index_path, write_index
+    from headrace.stores.offsets import write_offsets
+    from headrace.stores.tar.index import index_path
     from headrace.stores.tar.scan import scan_shard
 
     (root / ".nv-meta").mkdir(parents=True)
@@ -86,7 +87,7 @@ def make_dataset(root: Path, shape: str, num_samples: int, a_shard: int = 1000) 
     with SqliteWriter(root) as writer:
         for shard, name in enumerate(names):
             scanned = scan_shard(root / name)
-            write_index(index_path(root / name), scanned.offsets)
+            write_offsets(index_path(root / name), scanned.offsets)
             writer.add_shard(shard, scanned)
             counts[name] = len(scanned.keys)
     write_info(root, counts, "7.4.1")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from energon_made import write_shards
 from headrace.stores.energon import SqliteWriter, write_info, write_splits
-from headrace.stores.tar.index import index_path, write_index
+from headrace.stores.offsets import write_offsets
+from headrace.stores.tar.index import index_path
 from headrace.stores.tar.scan import scan_shard
 
 Shards = Mapping[str, Sequence[tuple[str, bytes]]]
@@ -20,7 +21,7 @@ def prepare(root: Path, names: Iterable[str], splits: Mapping[str, Sequence[str]
     with SqliteWriter(root) as writer:
         for shard, name in enumerate(names):
             scanned = scan_shard(root / name)
-            write_index(index_path(root / name), scanned.offsets)
+            write_offsets(index_path(root / name), scanned.offsets)
             writer.add_shard(shard, scanned)
             counts[name] = len(scanned.keys)
     write_info(root, counts, "7.4.1")

@@ -52,7 +52,7 @@ class JsonObjectStore(SegmentedStore):
 
     def __init__(self, path: str | os.PathLike[str], *, key: str | None = None, using: Reader) -> None:
         self.file = os.fspath(path)
-        data = using.read_ranges(self.file, np.array([0]), np.array([using.size(self.file)])).tobytes()
+        data = using.read(self.file, 0, using.size(self.file)).tobytes()
         self._hash = xxhash.xxh3_128_hexdigest(data)
         lists = _decode_object(self.file, data)
         kinds = Kinds()
@@ -101,7 +101,7 @@ class JsonObjectStore(SegmentedStore):
         key = self._keys[0]
         values = self._values[key]
         yield from check_values(
-            self.file, values.dtype, lambda begin, end: values[begin:end], self._main_bounds, vocab_size
+            self.file, values.dtype, lambda begin, end: values[begin:end], self._bounds[key], vocab_size
         )
 
     def close(self) -> None:

@@ -20,8 +20,7 @@ from headrace.datasets.dataset import Dataset, Origins, Sample, record_origins, 
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.segments import IGNORED_LABEL
-from headrace.stores import CombinedStore, KeyedStore, ShardedStore, Store
-from headrace.stores.segmented import SegmentedStore
+from headrace.stores import ShardedStore, Store
 
 PaddingSide = Literal["right", "left"]
 
@@ -194,21 +193,12 @@ def found_key(store: Store, wanted: str | None, names: Sequence[str], what: str)
 
 def _own_store(store: Store, key: str) -> Store | None:
     """Return a store that has this key as its main key, if one is at hand: it reads many records at once."""
-    if key == store.keys[0]:
-        return store
-    if isinstance(store, CombinedStore):
-        return store.stores[key]
-    if isinstance(store, KeyedStore | SegmentedStore):
-        own = store.with_main(key)
-        # For a key with another number of documents, `document` raises an error that says what is wrong.
-        return own if len(own) == len(store) else None
-    if isinstance(store, ShardedStore):
-        shards = [_own_store(shard, key) for shard in store.shards]
-        known = [shard for shard in shards if shard is not None]
+    own = store.with_main(key)
+    if isinstance(own, ShardedStore) and isinstance(store, ShardedStore):
         # The borders of shards must be the same for every key.
-        if list(map(len, known)) == list(map(len, store.shards)):
-            return ShardedStore(known, store.path)
-    return None
+        return own if list(map(len, own.shards)) == list(map(len, store.shards)) else None
+    # For a key with another number of documents, `document` raises an error that says what is wrong.
+    return own if own is not None and len(own) == len(store) else None
 
 
 _SAMPLED = 1024

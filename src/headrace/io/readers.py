@@ -253,6 +253,27 @@ class Reader(ABC):
             self._fill_again(failure, path, offsets, lengths, out)
         return out
 
+    def read(self, path: str, begin: int, length: int) -> ByteArray:
+        """Return the bytes of one range; raises as `read_ranges` does."""
+        return self.read_ranges(path, np.array([begin]), np.array([length]))
+
+    def ends(self, path: str, num_bytes: int, size: int | None = None) -> bytes:
+        """Return the first and the last ``num_bytes`` of a file, or of its first ``size`` bytes, by which it is known.
+
+        If there are fewer bytes, all of them are returned twice.
+        """
+        size = self.size(path) if size is None else size
+        length = min(size, num_bytes)
+        return self.read_ranges(path, np.array([0, size - length]), np.array([length, length])).tobytes()
+
+    def whole(self, path: str) -> ByteArray:
+        """Return all bytes of a file, (size,) uint8, read-only: a view if this reader maps, otherwise a copy."""
+        data = self.view(path)
+        if data is None:
+            data = self.read(path, 0, self.size(path))
+            data.flags.writeable = False
+        return data
+
     @abstractmethod
     def view(self, path: str) -> ByteArray | None:
         """Return the whole file mapped, as (size,) uint8, read-only; None if this reader cannot map.

@@ -134,6 +134,10 @@ class CombinedStore(Store):
         """Return ranges of documents of the main key."""
         return self._main.document_buffers(documents, begins, lengths)
 
+    def with_main(self, key: str) -> Store | None:
+        """Return the key's own store."""
+        return self.stores[known_key(key, self.keys)]
+
     def length_chunks(self, num_documents: int) -> Iterator[IntArray]:
         """Yield the lengths of the main key's documents."""
         return self._main.length_chunks(num_documents)
@@ -313,6 +317,14 @@ class ShardedStore(Store):
             for row, piece in zip(rows.tolist(), local, strict=True):
                 found[row] = piece
         return found
+
+    def with_main(self, key: str) -> Store | None:
+        """Return the shards with another main key as one store; None if one of them has to be opened again."""
+        if key == self.keys[0]:
+            return self
+        shards = [shard.with_main(key) for shard in self.shards]
+        found = [shard for shard in shards if shard is not None]
+        return ShardedStore(found, self.path) if len(found) == len(shards) else None
 
     def length_chunks(self, num_documents: int) -> Iterator[IntArray]:
         """Yield the lengths of each shard in turn."""

@@ -356,12 +356,11 @@ def open_tokens(
         )
     else:
         raise StoreError(f"{name}: nothing is there; expected {prefix}.bin and {prefix}.idx, or a folder of such pairs")
-    if isinstance(store, KeyedStore | SegmentedStore) and options != IndexedOptions():
+    if isinstance(store, SegmentedStore) and options != IndexedOptions():
         raise ConfigError(
             f"{name}: dialect and documents are for pairs of .bin and .idx; this is the {store.format} format"
         )
-    store.path = name
-    return store
+    return store.with_path(name)
 
 
 def open_keys(
@@ -393,7 +392,7 @@ def open_keys(
     store = opened(None)
     if keys:
         return {keys[0]: store}
-    return {store.keys[0]: store, **{key: _with_main(store, key) or opened(key) for key in store.keys[1:]}}
+    return {store.keys[0]: store, **{key: store.with_main(key) or opened(key) for key in store.keys[1:]}}
 
 
 def _refuse_samples(name: str, reader: str | Reader) -> None:
@@ -404,15 +403,6 @@ def _refuse_samples(name: str, reader: str | Reader) -> None:
             f"{name}: holds samples ({WORDS[layout]}), but tokens are needed here; headrace.open opens it, and"
             " headrace.datasets.media makes training samples from it"
         )
-
-
-def _with_main(store: Store, key: str) -> Store | None:
-    """Return the same store with another main key, or None if it has to be opened again for that."""
-    if isinstance(store, KeyedStore | SegmentedStore):
-        return store.with_main(key)
-    shards = store.shards if isinstance(store, ShardedStore) else ()
-    same = [shard.with_main(key) for shard in shards if isinstance(shard, KeyedStore | SegmentedStore)]
-    return ShardedStore(same, store.path) if same and len(same) == len(shards) else None
 
 
 def _prefix(name: str) -> str:

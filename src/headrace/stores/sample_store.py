@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple
 
 import msgspec
 
-from headrace.stores.arguments import IntArray
-from headrace.stores.store import Problem
+from headrace.stores.arguments import IntArray, sample_numbers
+from headrace.stores.store import AnyStore, Problem
 
 
 class RawSample(msgspec.Struct, frozen=True, gc=False):
@@ -37,18 +36,12 @@ class PartPlace(NamedTuple):
     size: int
 
 
-class SampleStore(ABC):
+class SampleStore(AnyStore):
     """Samples on disk, each with a key and named parts, addressed by number.
 
     Samples are numbered through all shards, in the order of the store. Opening costs at most O(1) a shard; samples are
-    not read. A store is safe in threads and across a fork; a pickled one is opened again.
+    not read. A store is safe in threads and across a fork.
     """
-
-    format: ClassVar[str]
-    """Name of the layout, as ``headrace info`` prints it."""
-
-    path: str
-    """The path that was opened, as the user wrote it."""
 
     @property
     @abstractmethod
@@ -59,16 +52,6 @@ class SampleStore(ABC):
     @abstractmethod
     def shard_bounds(self) -> IntArray:
         """(shards + 1,) int64: shard s holds the samples ``[bounds[s], bounds[s + 1])``."""
-
-    @property
-    @abstractmethod
-    def files(self) -> tuple[Path, ...]:
-        """All files of the store."""
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Hex digest that identifies the content, wherever the files lie. O(1) a shard."""
 
     @abstractmethod
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
@@ -104,10 +87,6 @@ class SampleStore(ABC):
     def check(self) -> Iterator[Problem]:
         """Read everything and yield what is wrong."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Close the files. Samples that were returned stay valid."""
-
     def __len__(self) -> int:
         return int(self.shard_bounds[-1])
 
@@ -116,15 +95,7 @@ class SampleStore(ABC):
 
     def __getitems__(self, indices: Sequence[int]) -> list[RawSample]:
         """Return the samples at ``indices``; negative ones count from the end. ``torch.utils.data`` calls this."""
-        from headrace.stores.arguments import sample_numbers
-
         return self.read(sample_numbers(indices, len(self), self.path))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{self.format} store {self.path!r}: {len(self):,} samples in {len(self.shards):,} shards>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,6 @@ from headrace.errors import ConfigError
 from headrace.io import Reader
 from headrace.stores.arguments import IntArray, by_keys, check_range, document_number, known_key, positions, read_only
 from headrace.stores.store import MAIN, KeyList, Store, TokenArray
-
-_MAIN_NAMES = (MAIN, "sequence", "chosen", "prompts")
-"""AstrAI's names for ids. If a format keeps no order of its keys, the first of these names is the main key."""
 
 
 class SegmentedStore(Store):
@@ -35,11 +32,14 @@ class SegmentedStore(Store):
         ConfigError: there is no such key.
     """
 
+    _main_names: ClassVar[tuple[str, ...]] = (MAIN, "sequence", "chosen", "prompts")
+    """AstrAI's names for ids. The first of these names that the store has is the main key, unless one is chosen."""
+
     def __init__(
         self, path: str, bounds: Mapping[str, IntArray], dtypes: Mapping[str, np.dtype[Any]], key: str | None
     ) -> None:
         self.path = path
-        self._bounds = bounds
+        self._bounds = dict(bounds)
         self._dtypes = dict(dtypes)
         self._assumed: dict[str, np.dtype[Any]] = {}
         self._set_main(key)
@@ -57,17 +57,17 @@ class SegmentedStore(Store):
     @property
     def num_documents(self) -> int:
         """Number of documents of the main key, including empty ones. O(1)."""
-        return len(self._main_bounds) - 1
+        return self._num_documents(self._keys[0])
 
     @property
     def num_tokens(self) -> int:
         """Number of values of the main key. O(1)."""
-        return int(self._main_bounds[-1])
+        return self._num_values(self._keys[0])
 
     @property
     def lengths(self) -> IntArray:
         """(num_documents,) int64: number of values in each document of the main key."""
-        return np.diff(self._main_bounds)
+        return np.diff(self._bounds_of(self._keys[0]))
 
     def document(self, index: int, keys: str | KeyList | None = None) -> Any:
         """Return the (length,) values of one document.
@@ -99,11 +99,12 @@ class SegmentedStore(Store):
 
     def find_documents(self, begins: IntArray) -> IntArray:
         """Return the non-empty document that holds each value of the main key, (n,) int64."""
-        return np.searchsorted(self._main_bounds, positions(begins, self.num_tokens, "begins"), side="right") - 1
+        begins = positions(begins, self.num_tokens, "begins")
+        return np.searchsorted(self._bounds_of(self._keys[0]), begins, side="right") - 1
 
     def document_begins(self, documents: IntArray) -> IntArray:
         """Return where each document begins in the main key, (n,) int64; for ``num_documents``, ``num_tokens``."""
-        return self._main_bounds[positions(documents, self.num_documents + 1, "documents")]
+        return self._bounds_of(self._keys[0])[positions(documents, self.num_documents + 1, "documents")]
 
     def with_main(self, key: str) -> Self:
         """Return the same store with another main key; it shares the files. O(keys).
@@ -130,19 +131,26 @@ class SegmentedStore(Store):
     def _read(self, begin: int, end: int, key: str) -> TokenArray:
         """Return (end - begin,) values of a key's own stream, read-only; the range is known to be within it."""
 
-    def _twin(self) -> Self:
-        # copy.copy would open the files again, as pickling does.
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        return twin
+    def _bounds_of(self, key: str) -> IntArray:
+        """Return where the documents of a key begin, and where the last one ends, (documents + 1,) int64."""
+        return self._bounds[key]
+
+    def _num_documents(self, key: str) -> int:
+        return len(self._bounds[key]) - 1
+
+    def _num_values(self, key: str) -> int:
+        return int(self._bounds[key][-1])
+
+    @classmethod
+    def _opened(cls, *, dtypes: Mapping[str, np.dtype[Any]] | None = None, **arguments: Any) -> Self:
+        return cls(**arguments).with_dtypes(dtypes or {})
 
     def _set_main(self, key: str | None) -> None:
         if key is None:
-            key = next((name for name in _MAIN_NAMES if name in self._bounds), next(iter(self._bounds)))
-        if key not in self._bounds:
-            raise ConfigError(f"{self.path}: no key {key!r}; its keys are {', '.join(map(repr, self._bounds))}")
-        self._keys = (key, *(name for name in self._bounds if name != key))
-        self._main_bounds = self._bounds[key]
+            key = next((name for name in self._main_names if name in self._dtypes), next(iter(self._dtypes)))
+        if key not in self._dtypes:
+            raise ConfigError(f"{self.path}: no key {key!r}; its keys are {', '.join(map(repr, self._dtypes))}")
+        self._keys = (key, *(name for name in self._dtypes if name != key))
         self._parallel = {key}
 
     def _checked_begins(self, begins: IntArray, length: int) -> IntArray:
@@ -155,13 +163,12 @@ class SegmentedStore(Store):
         return name
 
     def _read_document(self, number: int, key: str) -> TokenArray:
-        bounds = self._bounds[key]
-        if len(bounds) != len(self._main_bounds):
+        if self._num_documents(key) != self.num_documents:
             raise ConfigError(
-                f"{self.path}: key {key!r} has {len(bounds) - 1} documents, but the main key {self._keys[0]!r} has"
-                f" {self.num_documents}; open the store with key={key!r} to read it"
+                f"{self.path}: key {key!r} has {self._num_documents(key)} documents, but the main key"
+                f" {self._keys[0]!r} has {self.num_documents}; open the store with key={key!r} to read it"
             )
-        begin, end = bounds[number : number + 2].tolist()
+        begin, end = self._bounds_of(key)[number : number + 2].tolist()
         return self._read(begin, end, key) if begin < end else read_only(np.empty(0, self._dtypes[key]))
 
     def _read_stream(self, begin: int, end: int, key: str) -> TokenArray:
@@ -171,18 +178,18 @@ class SegmentedStore(Store):
     def _check_parallel(self, key: str) -> None:
         if key in self._parallel:
             return
-        if not np.array_equal(self._bounds[key], self._main_bounds):
-            count = int(self._bounds[key][-1])
-            main = f"the main key {self._keys[0]!r}"
-            if count == self.num_tokens:
-                difference = f"has documents of other lengths than {main}"
-            else:
-                difference = f"has {count} values, but {main} has {self.num_tokens}"
-            raise ConfigError(
-                f"{self.path}: key {key!r} {difference}: the streams are not parallel; read them by document, or open"
-                f" the store with key={key!r}"
-            )
-        self._parallel.add(key)
+        main = self._keys[0]
+        if self._num_values(key) != self.num_tokens:
+            difference = f"has {self._num_values(key)} values, but the main key {main!r} has {self.num_tokens}"
+        elif not np.array_equal(self._bounds_of(key), self._bounds_of(main)):
+            difference = f"has documents of other lengths than the main key {main!r}"
+        else:
+            self._parallel.add(key)
+            return
+        raise ConfigError(
+            f"{self.path}: key {key!r} {difference}: the streams are not parallel; read them by document, or open the"
+            f" store with key={key!r}"
+        )
 
 
 def tokens_at(reader: Reader, path: str, dtype: np.dtype[Any], offset: int, num_bytes: int) -> TokenArray:
@@ -192,7 +199,7 @@ def tokens_at(reader: Reader, path: str, dtype: np.dtype[Any], offset: int, num_
     mapped = reader.view(path)
     if mapped is not None:
         return np.frombuffer(mapped, dtype, num_bytes // dtype.itemsize, offset)
-    return read_only(reader.read_ranges(path, np.array([offset]), np.array([num_bytes])).view(dtype))
+    return read_only(reader.read(path, offset, num_bytes).view(dtype))
 
 
 def windows(data: NDArray[np.uint8], dtype: np.dtype[Any], num_tokens: int, length: int) -> TokenArray:

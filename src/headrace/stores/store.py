@@ -1,15 +1,16 @@
-"""`Store`, the interface that all stores of tokens share, whatever their layout on disk."""
+"""`Store`, the interface that all stores of tokens share, and `AnyStore`, what they share with stores of samples."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Self, overload
 
 import msgspec
 import numpy as np
 
+from headrace.errors import StoreError
 from headrace.stores.arguments import MAIN, IntArray, KeyList, TokenArray, check_ranges
 
 __all__ = ["MAIN", "IntArray", "KeyList", "Problem", "Store", "TokenArray"]
@@ -33,19 +34,74 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.path}: {self.place}: {self.message}" if self.place else f"{self.path}: {self.message}"
 
 
-class Store(ABC):
-    """Documents of tokens on disk, addressed by document or as one stream of tokens.
-
-    The *token stream* of a key is the sequence of its documents, in the order of their numbers. Opening a store costs
-    O(1) a shard: header, sizes and the last entries are validated, but documents are not read. Arrays that a store
-    returns are read-only, unless a method says otherwise, and stay valid after the store is closed or collected.
-    """
+class AnyStore(ABC):
+    """What stores of tokens and stores of samples share. A pickled store is opened again where it is unpickled."""
 
     format: ClassVar[str]
     """Name of the layout, as ``headrace info`` prints it."""
 
     path: str
     """The path that was opened, as the user wrote it."""
+
+    @property
+    @abstractmethod
+    def files(self) -> tuple[Path, ...]:
+        """All files of the store."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Hex digest that identifies the content, wherever the files lie. O(1) a shard."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the files. What was returned stays valid."""
+
+    def with_path(self, path: str) -> Self:
+        """Return the same store with the path as the user wrote it; it shares the files."""
+        twin = self._twin()
+        twin.path = path
+        return twin
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _twin(self) -> Self:
+        # copy.copy would open the files again, as pickling does.
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def _reduced(self, **arguments: Any) -> tuple[Any, ...]:
+        """Return the result of ``__reduce__`` of a store that these arguments of its constructor open again."""
+        return self._open_again, (arguments, self.path, self._identity())
+
+    def _identity(self) -> str:
+        """Return what must be the same when the store is opened again."""
+        return self.fingerprint
+
+    @classmethod
+    def _opened(cls, **arguments: Any) -> Self:
+        return cls(**arguments)
+
+    @classmethod
+    def _open_again(cls, arguments: dict[str, Any], path: str, identity: str) -> Self:
+        store = cls._opened(**arguments)
+        if store._identity() != identity:
+            raise StoreError(f"{store.path}: has changed since the store was passed to this process; open it again")
+        return store.with_path(path)
+
+
+class Store(AnyStore):
+    """Documents of tokens on disk, addressed by document or as one stream of tokens.
+
+    The *token stream* of a key is the sequence of its documents, in the order of their numbers. Opening a store costs
+    O(1) a shard: header, sizes and the last entries are validated, but documents are not read. Arrays that a store
+    returns are read-only, unless a method says otherwise, and stay valid after the store is closed or collected.
+    """
 
     @property
     @abstractmethod
@@ -56,11 +112,6 @@ class Store(ABC):
     @abstractmethod
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
         """The dtype of each key on disk."""
-
-    @property
-    @abstractmethod
-    def files(self) -> tuple[Path, ...]:
-        """All files of the store."""
 
     @property
     @abstractmethod
@@ -76,11 +127,6 @@ class Store(ABC):
     @abstractmethod
     def lengths(self) -> IntArray:
         """(num_documents,) int64: the number of tokens in each document. Each call takes O(num_documents) memory."""
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Hex digest that identifies the content, wherever the files lie. O(1) a shard."""
 
     @overload
     def document(self, index: int) -> TokenArray: ...
@@ -158,6 +204,10 @@ class Store(ABC):
         """
         return self.buffers(self.document_begins(documents) + begins, lengths)
 
+    def with_main(self, key: str) -> Store | None:
+        """Return a store of the same files whose main key is ``key``; None if it has to be opened again for that."""
+        return self if key == self.keys[0] else None
+
     def length_chunks(self, num_documents: int) -> Iterator[IntArray]:
         """Yield the values of ``lengths`` for at most ``num_documents`` documents at a time, in bounded memory."""
         for first in range(0, self.num_documents, num_documents):
@@ -176,18 +226,8 @@ class Store(ABC):
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
         """Read everything and yield what is wrong; with ``vocab_size`` also ids outside ``[0, vocab_size)``."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Close the files. Arrays that were returned stay valid."""
-
     def __len__(self) -> int:
         return self.num_documents
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{self.format} store {self.path!r}: {self.num_documents:,} documents, {self.num_tokens:,} tokens>"

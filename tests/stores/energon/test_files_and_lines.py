@@ -16,7 +16,7 @@ from energon_made import write_tar
 from energon_prepared import prepared
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import reader
-from headrace.stores import EnergonStore, FilesystemStore, JsonlSamplesStore, JsonlStore, TarStore, open_tokens
+from headrace.stores import EnergonStore, FilesystemStore, JsonlSamplesStore, JsonlStore, TarStore, offsets, open_tokens
 from headrace.stores.energon import MediaRow, jsonl, update_media, write_lines
 from headrace.stores.energon.jsonl import scan_lines
 
@@ -123,7 +123,7 @@ def test_an_index_of_another_file(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert len(JsonlSamplesStore(path, strict=False)) == 3
     assert "the index is ignored" in caplog.text
     path.with_suffix(".jsonl.idx").write_bytes(b"123")
-    with pytest.raises(StoreError, match="has 3 bytes, but an index has 8 bytes a record and 8 more"):
+    with pytest.raises(StoreError, match="has 3 bytes, but an index has 8 bytes a sample and 8 more"):
         JsonlSamplesStore(path)
     np.array([0, 20, 9, 27]).tofile(path.with_suffix(".jsonl.idx"))
     with pytest.raises(InputError, match="sample 1: goes from byte 20 to 9"):
@@ -144,7 +144,7 @@ def test_a_record_that_is_no_json(tmp_path: Path) -> None:
 
 
 def test_a_large_file_is_indexed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "_KEPT_BYTES", 10)
+    monkeypatch.setattr(offsets, "_KEPT_BYTES", 10)
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "one"}\n{"text": "two"}\n')
     assert len(JsonlSamplesStore(path)) == 2

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.stores.tar.index import index_path, write_index
+from headrace.stores.offsets import write_offsets
+from headrace.stores.tar.index import index_path
 from headrace.stores.tar.scan import scan_shard
 from tars_made import write_tar
 
@@ -35,7 +36,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's malloc")
 def test_a_page_is_not_faulted_in_for_every_batch(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "0.tar", [(f"{number}.jpg", bytes(SIZE)) for number in range(COUNT)])
-    write_index(index_path(tar), scan_shard(tar).offsets)
+    write_offsets(index_path(tar), scan_shard(tar).offsets)
     arguments = [str(tmp_path), str(COUNT), str(ROUNDS)]
     done = subprocess.run([sys.executable, "-c", _READ, *arguments], capture_output=True, text=True, check=True)
     pages = SIZE // 4096 * COUNT

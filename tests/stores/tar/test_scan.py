@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from headrace.errors import InputError, StoreError
+from headrace.stores.offsets import write_offsets
 from headrace.stores.tar import headers
-from headrace.stores.tar.index import read_index, write_index
+from headrace.stores.tar.index import read_index
 from headrace.stores.tar.scan import scan_shard
 from tars_made import member, tar_bytes, write_tar
 
@@ -56,7 +57,7 @@ def golden(tmp_path: Path) -> Path:
 def test_the_golden_index(golden: Path, tmp_path: Path) -> None:
     assert golden.stat().st_size == 20480
     found = scan_shard(golden)
-    write_index(tmp_path / "x.tar.idx", found.offsets)
+    write_offsets(tmp_path / "x.tar.idx", found.offsets)
     assert (tmp_path / "x.tar.idx").read_bytes() == b"".join(entry.to_bytes(8, "little") for entry in GOLDEN_INDEX)
     assert found.keys == [
         "a000", "adir/a001", "./a002", "av1.2/a003", "adir/__sub__/a004", "a005", "adir/", "a006",
@@ -105,7 +106,7 @@ def test_whatever_is_read_at_a_time(
 
 def test_an_index_is_read_back(tmp_path: Path) -> None:
     for offsets in ([0], [512, 2**62]):
-        write_index(tmp_path / "x.tar.idx", offsets)
+        write_offsets(tmp_path / "x.tar.idx", offsets)
         for using in ("mmap", "pread"):
             found = read_index(tmp_path / "x.tar.idx", using)
             assert (found.tolist(), found.dtype, found.flags.writeable) == (offsets, np.int64, False)

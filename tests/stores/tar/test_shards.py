@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace.errors import HeadraceError, InputError, StoreError
+from headrace.stores.offsets import write_offsets
 from headrace.stores.sample_store import PartPlace, RawSample
 from headrace.stores.tar import sample as runs
 from headrace.stores.tar import shards
-from headrace.stores.tar.index import index_path, write_index
+from headrace.stores.tar.index import index_path
 from headrace.stores.tar.scan import scan_shard
 from headrace.stores.tar.shards import TarShards
 from headrace.stores.tar.store import TarStore
@@ -37,7 +38,7 @@ def numbers(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 def indexed(path: Path, members: list[tuple[str, bytes]]) -> Path:
     write_tar(path, members)
-    write_index(index_path(path), scan_shard(path).offsets)
+    write_offsets(index_path(path), scan_shard(path).offsets)
     return path
 
 
@@ -135,7 +136,7 @@ def test_an_index_that_is_wrong(
     tmp_path: Path, using: str, offsets: list[int], error: type[Exception], match: str
 ) -> None:
     path = write_tar(tmp_path / "x.tar", [(f"k{number}.txt", b"1") for number in range(3)])
-    write_index(index_path(path), offsets)
+    write_offsets(index_path(path), offsets)
     store = one(path, 3, using=using)
     with pytest.raises(error, match=match) as caught:
         store.read(np.zeros(3, np.int64), np.arange(3))
@@ -146,7 +147,7 @@ def test_an_index_that_is_wrong(
 def test_sample_0_begins_with_the_file(tmp_path: Path) -> None:
     """As Energon reads it: its first entry may say anything."""
     path = write_tar(tmp_path / "x.tar", [("noext", b"1"), ("k0.txt", b"1"), ("k1.txt", b"1")])
-    write_index(index_path(path), [1500, 2048, 3072])
+    write_offsets(index_path(path), [1500, 2048, 3072])
     assert [one(path, 2).key(0, number) for number in (0, 1)] == ["k0", "k1"]
 
 
@@ -171,7 +172,7 @@ def test_members_that_belong_to_no_sample(tmp_path: Path, using: str) -> None:
     path = tmp_path / "x.tar"
     entries = [(folder, b""), ("k0.txt", b"1"), (link, b""), ("noext", b"x"), ("k0.jpg", b"2"), ("k1.txt", b"3")]
     path.write_bytes(tar_bytes([*entries, ("README", b"x")]))
-    write_index(index_path(path), scan_shard(path).offsets)
+    write_offsets(index_path(path), scan_shard(path).offsets)
     found = one(path, 2, using=using).read(numbers(0, 0), numbers(1, 0))
     assert [(sample.key, sample.parts) for sample in found] == [
         ("k1", {"txt": b"3"}),

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError, InputError, StoreError
+from headrace.stores.offsets import write_offsets
 from headrace.stores.sample_store import SampleStore
-from headrace.stores.tar.index import index_path, write_index
+from headrace.stores.tar.index import index_path
 from headrace.stores.tar.scan import scan_shard
 from headrace.stores.tar.store import TarStore
 from headrace.testing.samples import Samples, SampleStoreContract, numbered_samples
@@ -161,7 +162,7 @@ def test_an_index_is_kept_beside_and_used(tmp_path: Path) -> None:
     assert index_path(first).read_bytes() == np.array([0, 1024, 2048], "<u8").tobytes()
     assert store.files == (first, index_path(first), second, index_path(second))
     # Now it is taken for granted: one of another tar that ends at a block of zeros is not noticed by opening it.
-    write_index(index_path(first), [0, 2048])
+    write_offsets(index_path(first), [0, 2048])
     assert len(TarStore(first)) == 1
     assert [problem.message for problem in TarStore(first).check()] == [
         "the index has 1 samples, but the shard holds 2",

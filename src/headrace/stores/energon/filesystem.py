@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -163,7 +164,9 @@ class FilesystemStore(SampleStore):
             self.index.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (type(self), self.path, self._reader, None if self._listed is None else self.fingerprint)
+        if self._listed is None:  # the folder is not listed only to compare it later
+            return partial(type(self), self.path, using=self._reader), ()
+        return self._reduced(path=self.path, using=self._reader)
 
     @property
     def _listing(self) -> _Listing:
@@ -174,7 +177,7 @@ class FilesystemStore(SampleStore):
     def _bytes(self, name: str) -> bytes:
         place = str(self.root / name)
         _check_inside(place, self._real, name)
-        return self._reader.read_ranges(place, np.array([0]), np.array([self._reader.size(place)])).tobytes()
+        return self._reader.read(place, 0, self._reader.size(place)).tobytes()
 
     def _stat(self, name: str) -> os.stat_result:
         try:
@@ -205,10 +208,3 @@ def _list(root: Path, real: str) -> _Listing:
             continue
         found.setdefault(split[0], {})[split[1]] = name
     return _Listing(list(found), list(found.values()), {key: number for number, key in enumerate(found)})
-
-
-def _reopen(kind: type[FilesystemStore], path: str, using: Reader, fingerprint: str | None) -> FilesystemStore:
-    store = kind(path, using=using)
-    if fingerprint is not None and store.fingerprint != fingerprint:
-        raise StoreError(f"{path}: has changed since the store was passed to this process; open it again")
-    return store

@@ -112,9 +112,7 @@ def read_rows(path: Path, using: Reader, num_columns: int) -> IntArray:
     Raises:
         StoreError: the index is missing or malformed, or has another number of columns.
     """
-    data = using.view(str(path))
-    if data is None:
-        data = using.read_ranges(str(path), np.array([0]), np.array([using.size(str(path))]))
+    data = using.whole(str(path))
     if data[: len(MAGIC)].tobytes() != MAGIC or len(data) < HEADER_BYTES:
         raise StoreError(
             f"{path}: begins with {data[:8].tobytes()!r}, but a join index begins with {MAGIC!r}; {_AGAIN}"
@@ -341,7 +339,10 @@ class JoinedStore(SampleStore):
             column.store.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (type(self), self.columns, self._folder, self._reader, self.index_path.name)
+        return self._reduced(columns=self.columns, folder=self._folder, using=self._reader)
+
+    def _identity(self) -> str:
+        return self.index_path.name
 
     def _places(self, indices: IntArray, at: int) -> list[tuple[int, int] | None]:
         """Return the places of samples of one column; each is verified to begin and end where its row says."""
@@ -367,12 +368,3 @@ class JoinedStore(SampleStore):
             f"{self.path}: {what}; the index belongs to another split, or a dataset was prepared again: make the index"
             " again with headrace prepare of the metadataset"
         )
-
-
-def _reopen(
-    kind: type[JoinedStore], columns: tuple[JoinColumn, ...], folder: Path, using: Reader, name: str
-) -> JoinedStore:
-    store = kind(columns, folder, using=using)
-    if store.index_path.name != name:
-        raise StoreError(f"{store.path}: the index {name} of the opened join is gone; open the join again")
-    return store

@@ -1,13 +1,12 @@
 """`JsonlSamplesStore`, which reads JSON lines as samples, one record a line, and the index ``X.jsonl.idx``.
 
-Energon writes the index since 7.2: N + 1 little-endian 64-bit integers and no header. Entry 0 is 0, entry i is where
+Energon writes the index, a file of `headrace.stores.offsets`, since 7.2. Entry 0 is 0, entry i is where
 record i begins, and entry N is the size of the file. Blank lines belong to the record before them, or to the first
 record if they come before it. Without an index beside the file, a pass over the file makes one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Collection, Iterator
@@ -19,19 +18,16 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.errors import HeadraceError, InputError, OutputError, StoreError
-from headrace.io import Reader, atomic_write, reader
+from headrace.errors import HeadraceError, InputError, StoreError
+from headrace.io import Reader, hash_bytes, reader
 from headrace.stores.arguments import IntArray, positions, sample_numbers
-from headrace.stores.json.index import INDEX_FOLDER, cache_folders
-from headrace.stores.kept_arrays import find_cache, keep_arrays, kept_name
+from headrace.stores.json.index import read_lines
+from headrace.stores.offsets import kept_index, read_offsets, write_offsets
 from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
 from headrace.stores.store import Problem
 
 SUFFIX: Final = ".jsonl.idx"
-_ENTRY: Final = np.dtype("<i8")
 _CHUNK_BYTES: Final = 16 << 20
-_KEPT_BYTES: Final = 8 << 20
-_ENDS_BYTES: Final = 64 << 10
 _VERSION: Final = 1
 _NEWLINE, _OPEN, _CLOSE, _RETURN = b"\n{}\r"
 _log = logging.getLogger("headrace")
@@ -49,17 +45,24 @@ def indexed_lines(path: str, using: Reader, *, strict: bool = True) -> IntArray:
         StoreError: the file is missing; or its index belongs to another file, if ``strict``.
         InputError: a line is not a JSON object.
     """
-    size = using.size(path)
-    place = index_place(path)
+    place, size = index_place(path), using.size(path)
     if place.is_file():
-        offsets, fault = _entries(place, size, using)
-        if fault is None:
-            return offsets
+        try:
+            offsets = read_offsets(str(place), using)
+            using.release(str(place))  # the array keeps the mapping alive
+            if len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == size:
+                return offsets
+            fault = f"goes from byte {offsets[0]} to {offsets[-1]}, but the file from 0 to {size}"
+        except ValueError as error:
+            fault = str(error)
         message = f"{place}: {fault}; make it again with headrace prepare or energon prepare"
         if strict:
             raise StoreError(message + ", or open the file with strict=False")
         _log.warning("%s; the index is ignored", message)
-    return _cached(path, size, using)
+    arrays, _ = kept_index(
+        path, using, "jsonl samples", _VERSION, lambda: ({"offsets": scan_lines(path, using.for_pass())}, b"{}")
+    )
+    return arrays["offsets"]
 
 
 def write_lines(path: str | Path, using: str | Reader = "pread") -> int:
@@ -71,7 +74,7 @@ def write_lines(path: str | Path, using: str | Reader = "pread") -> int:
         OutputError: the system reports an error.
     """
     offsets = scan_lines(str(path), reader(using).for_pass())
-    atomic_write(index_place(path), offsets.astype(_ENTRY).tobytes())
+    write_offsets(index_place(path), offsets)
     return len(offsets) - 1
 
 
@@ -88,7 +91,7 @@ def scan_lines(path: str, using: Reader) -> IntArray:
     lines = 0
     for begin in range(0, size, _CHUNK_BYTES):
         length = min(_CHUNK_BYTES, size - begin)
-        data = using.read_ranges(path, np.array([begin]), np.array([length]))
+        data = using.read(path, begin, length)
         if begin + length < size:
             whole = length - int(np.argmax(data[::-1] == _NEWLINE))
             if whole == length and data[-1] != _NEWLINE:  # the line continues in the next chunk
@@ -104,27 +107,6 @@ def scan_lines(path: str, using: Reader) -> IntArray:
         raise InputError(f"{path}: holds no record; expected one JSON object a line")
     offsets[0] = 0
     return np.concatenate((offsets, [size]))
-
-
-def read_lines(path: str, using: Reader, *, first_only: bool = False) -> Iterator[tuple[int, bytes]]:
-    """Yield first byte and bytes of each line that is not blank, or only of the first one."""
-    size = using.size(path)
-    offset, rest = 0, b""
-    step = 4096 if first_only else _CHUNK_BYTES
-    begin = 0
-    while begin < size:
-        length = min(step, size - begin)
-        data = using.read_ranges(path, np.array([begin]), np.array([length])).tobytes()
-        begin, step = begin + length, min(2 * step, _CHUNK_BYTES)
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            if line.strip():
-                yield offset, line.strip()
-                if first_only:
-                    return
-            offset += len(line) + 1
-    if rest.strip():
-        yield offset, rest.strip()
 
 
 def _records(data: NDArray[np.uint8], first_byte: int, lines: int, path: str, found: list[IntArray]) -> int:
@@ -149,45 +131,8 @@ def _records(data: NDArray[np.uint8], first_byte: int, lines: int, path: str, fo
     return len(ends)
 
 
-def _entries(place: Path, size: int, using: Reader) -> tuple[IntArray, str | None]:
-    """Return the entries of an index, and what is wrong with them; only the first and the last one are checked."""
-    data = using.view(str(place))
-    if data is None:
-        length = using.size(str(place))
-        data = using.read_ranges(str(place), np.array([0]), np.array([length]))
-    if len(data) < 2 * _ENTRY.itemsize or len(data) % _ENTRY.itemsize:
-        return np.empty(0, np.int64), f"has {len(data)} bytes, but an index has 8 bytes a record and 8 more"
-    # The array keeps the mapping alive; the pool need not.
-    using.release(str(place))
-    offsets: IntArray = np.frombuffer(data, _ENTRY)
-    if offsets[0] != 0 or offsets[-1] != size:
-        return offsets, f"goes from byte {offsets[0]} to {offsets[-1]}, but the file from 0 to {size}"
-    return offsets, None
-
-
-def _cached(path: str, size: int, using: Reader) -> IntArray:
-    if size < _KEPT_BYTES:
-        return scan_lines(path, using.for_pass())
-    length = min(size, _ENDS_BYTES)
-    ends = using.read_ranges(path, np.array([0, size - length]), np.array([length, length]))
-    status = Path(path).stat()
-    hashed = xxhash.xxh3_128_hexdigest(ends.tobytes())
-    name = kept_name("jsonl samples", _VERSION, Path(path).name, size, status.st_mtime_ns, hashed)
-    folders = [Path(path).absolute().parent / INDEX_FOLDER, *cache_folders()]
-    for folder in folders:
-        if (kept := find_cache(folder, name)) is not None:
-            return kept[0]["offsets"]
-    offsets = scan_lines(path, using.for_pass())
-    _log.info("%s: indexed %s records", path, f"{len(offsets) - 1:,}")
-    for folder in folders:
-        # If the index cannot be kept, the next start only takes longer.
-        with contextlib.suppress(OutputError):
-            keep_arrays(folder, name, {"offsets": offsets}, b"{}")
-            break
-    return offsets
-
-
 PART: Final = "json"
+_ENDS_BYTES: Final = 1 << 16
 
 
 class JsonlSamplesStore(SampleStore):
@@ -238,11 +183,9 @@ class JsonlSamplesStore(SampleStore):
     @property
     def fingerprint(self) -> str:
         """xxh3_128 of size, number of records, three entries of the index, and both ends of the file."""
-        size = self._reader.size(self.path)
-        length = min(size, 1 << 16)
-        ends = self._reader.read_ranges(self.path, np.array([0, size - length]), np.array([length, length]))
+        ends = hash_bytes(self._reader.ends(self.path, _ENDS_BYTES))
         count = len(self._offsets) - 1
-        facts = (self.format, size, count, int(self._offsets[count // 2]), xxhash.xxh3_128_hexdigest(ends.tobytes()))
+        facts = (self.format, self._reader.size(self.path), count, int(self._offsets[count // 2]), ends)
         return xxhash.xxh3_128_hexdigest(repr(facts).encode())
 
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
@@ -306,7 +249,7 @@ class JsonlSamplesStore(SampleStore):
         self._reader.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (type(self), self.path, self._reader, self._strict, self.fingerprint)
+        return self._reduced(path=self.path, using=self._reader, strict=self._strict)
 
     def _ranges(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
         numbers = positions(numbers, len(self), f"{self.path}: sample numbers")
@@ -328,9 +271,9 @@ def is_records_of_text(path: str, using: Reader) -> bool:
     """
     if index_place(path).is_file():
         return True
-    for _, line in read_lines(path, using, first_only=True):
+    for _, _, line in read_lines(path, using):
         try:
-            record = msgspec.json.decode(line)
+            record = msgspec.json.decode(line.strip())
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return False  # neither of the two; opening it as tokens raises an error that says what is expected
         return isinstance(record, dict) and bool(record) and not all(_is_numbers(item) for item in record.values())
@@ -342,10 +285,3 @@ def _is_numbers(value: object) -> bool:
     return isinstance(value, list) and all(
         isinstance(item, int | float) or (isinstance(item, list) and _is_numbers(item)) for item in value[:3]
     )
-
-
-def _reopen(kind: type[JsonlSamplesStore], path: str, using: Reader, strict: bool, fingerprint: str) -> SampleStore:
-    store = kind(path, using=using, strict=strict)
-    if store.fingerprint != fingerprint:
-        raise StoreError(f"{path}: has changed since the store was passed to this process; open it again")
-    return store

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -35,6 +35,7 @@ from headrace.stores.energon.splits import (
     whole,
 )
 from headrace.stores.energon.sqlite_index import PartRow, SqliteIndex
+from headrace.stores.offsets import num_entries
 from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
 from headrace.stores.store import Problem
 from headrace.stores.tar.index import KeyTable, index_path
@@ -120,7 +121,6 @@ def _part_fault(rows: Iterator[PartRow], count: int, at: int, shards: DatasetSha
     return f"sample {row.sample}", f"part {row.part!r} is not in the shard; prepare the dataset again"
 
 
-_ENTRY_BYTES: Final = 8
 _log = logging.getLogger("headrace")
 
 
@@ -185,11 +185,10 @@ def indexed_count(tar: Path) -> int | None:
         size = place.stat().st_size
     except OSError:
         return None
-    if size < _ENTRY_BYTES or size % _ENTRY_BYTES:
-        raise StoreError(
-            f"{place}: has {size} bytes, but an index has 8 bytes a sample and 8 more; prepare the dataset again"
-        )
-    return size // _ENTRY_BYTES - 1
+    try:
+        return num_entries(size) - 1
+    except ValueError as error:
+        raise StoreError(f"{place}: {error}; prepare the dataset again") from error
 
 
 class EnergonStore(SampleStore):
@@ -318,7 +317,7 @@ class EnergonStore(SampleStore):
         """
         if self._fingerprint is None:
             facts = [self._shards.facts(shard) for shard in range(len(self._distinct))]
-            self._fingerprint = xxhash.xxh3_128_hexdigest(repr((self._key(), facts)).encode())
+            self._fingerprint = xxhash.xxh3_128_hexdigest(repr((self._identity(), facts)).encode())
         return self._fingerprint
 
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
@@ -370,7 +369,7 @@ class EnergonStore(SampleStore):
             if not 0 <= row.shard < len(names):
                 raise self._lookup.stale(f"names shard {row.shard}, which does not exist")
             place = str(self.root / names[row.shard])
-            return self._reader.read_ranges(place, np.array([row.offset]), np.array([row.size])).tobytes()
+            return self._reader.read(place, row.offset, row.size).tobytes()
         sample = self.read(np.array([self.find(key)]), (part,))[0]
         if part not in sample.parts:
             raise KeyError(f"{self.path}: sample {key!r} has no part {part!r}")
@@ -437,9 +436,16 @@ class EnergonStore(SampleStore):
             self.index.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (type(self), self.path, self._options, self._reader, self._key())
+        return self._reduced(path=self.path, using=self._reader, **self._options)
 
-    def _key(self) -> str:
+    @classmethod
+    def _opened(cls, **arguments: Any) -> Self:
+        try:
+            return super()._opened(**arguments)
+        except HeadraceError as error:
+            raise StoreError(f"{arguments['path']}: cannot be opened in this process: {error}") from error
+
+    def _identity(self) -> str:
         """Return a hash of everything that identifies the opened samples without reading the shards."""
         counts = [(name, self.info.shard_counts[name]) for name in self.shards]
         left_out = self._numbering.left_out.tobytes()
@@ -474,13 +480,3 @@ class EnergonStore(SampleStore):
             int(begins[at]) + index for at, shard in enumerate(self._which.tolist()) for index in found.get(shard, ())
         ]
         return np.array(sorted(raw), np.int64)
-
-
-def _reopen(kind: type[EnergonStore], path: str, options: dict[str, Any], using: Reader, key: str) -> EnergonStore:
-    try:
-        store = kind(path, using=using, **options)
-    except HeadraceError as error:
-        raise StoreError(f"{path}: cannot be opened in this process: {error}") from error
-    if store._key() != key:
-        raise StoreError(f"{path}: has changed since the store was passed to this process; open it again")
-    return store

@@ -290,7 +290,7 @@ class Hdf5Store(SegmentedStore):
 
     def __reduce__(self) -> tuple[Any, ...]:
         how = {"key": self._keys[0], "using": self._reader, "order": self._order, "vouched": self._vouched}
-        return _reopen, (self.path, self.file, how, self._assumed, self.fingerprint)
+        return self._reduced(path=self.file, dtypes=self._assumed, **how)
 
     def _read(self, begin: int, end: int, key: str) -> TokenArray:
         segments = self._segments[key]
@@ -338,13 +338,3 @@ class Hdf5Store(SegmentedStore):
         sizes = [file.size for file in self._vouched.files]
         if sizes != [self._reader.size(self.file)]:
             yield f"the file has {self._reader.size(self.file)} bytes, but the manifest lists {sizes[0]}"
-
-
-def _reopen(
-    path: str, file: str, how: dict[str, Any], assumed: dict[str, np.dtype[Any]], fingerprint: str
-) -> Hdf5Store:
-    store = Hdf5Store(file, **how).with_dtypes(assumed)
-    store.path = path
-    if store.fingerprint != fingerprint:
-        raise StoreError(f"{file}: has changed since the store was passed to this process; open it again")
-    return store

@@ -206,7 +206,7 @@ class IntegerColumn:
         if not count:
             return np.empty(0, self._dtype)
         size = (count - 1) * self._step + self._dtype.itemsize
-        data = self._reader.read_ranges(self._path, np.array([self._offset + begin * self._step]), np.array([size]))
+        data = self._reader.read(self._path, self._offset + begin * self._step, size)
         return np.ndarray((count,), self._dtype, data, strides=(self._step,))
 
     def _scaled(self, entries: IntArray) -> IntArray:

@@ -262,8 +262,7 @@ def open_index(reader: Reader, path: str, bin_bytes: int, options: IndexedOption
         StoreError: the index is malformed, contradicts the options, or needs an option to be read.
     """
     size = reader.size(path)
-    begin = np.zeros(1, np.int64)
-    header = reader.read_ranges(path, begin, begin + min(size, HEADER.size)).tobytes()
+    header = reader.read(path, 0, min(size, HEADER.size)).tobytes()
     layout = parse_header(path, header, size, options)
     if layout.dtype_code in FLOAT_CODES and layout.has_documents:
         layout = msgspec.structs.replace(layout, dialect=_decided(reader, path, layout, bin_bytes, options.dialect))

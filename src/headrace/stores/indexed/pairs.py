@@ -91,7 +91,7 @@ class TntStore(IndexedStore):
     def _open_index(self, using: Reader) -> Index:
         path = self.prefix + ".idx"
         size = using.size(path)
-        head = using.read_ranges(path, np.zeros(1, np.int64), np.array([min(size, 56)])).tobytes()
+        head = using.read(path, 0, min(size, 56)).tobytes()
         arrays = _arrays(path, head, size, self.options)
         index = Index(using, path, arrays, using.size(self._bin))
         total = IntegerColumn(using, path, arrays.pointers.end, "<i8", 1)
@@ -218,8 +218,7 @@ class AlephAlphaStore(IndexedStore):
 
 
 def _read_meta(using: Reader, path: str) -> _Meta:
-    size = using.size(path)
-    data = using.read_ranges(path, np.zeros(1, np.int64), np.array([min(size, _MAX_META_BYTES)])).tobytes()
+    data = using.read(path, 0, min(using.size(path), _MAX_META_BYTES)).tobytes()
     try:
         meta = msgspec.json.decode(data, type=_Meta)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

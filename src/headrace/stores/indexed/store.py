@@ -170,9 +170,7 @@ class IndexedStore(Store):
         )
         hasher = xxhash.xxh3_128(repr(facts).encode())
         for path, size in ((self._bin, self._bin_bytes), (self.index.path, self.index.size)):
-            length = min(size, _ENDS_BYTES)
-            ends = self._reader.read_ranges(path, np.array([0, size - length]), np.array([length, length]))
-            hasher.update(ends.tobytes())
+            hasher.update(self._reader.ends(path, _ENDS_BYTES, size))
         return hasher.hexdigest()
 
     @property
@@ -310,8 +308,7 @@ class IndexedStore(Store):
         self._reader.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        how = {"using": self._reader, "vouched": self._vouched, "options": self.options}
-        return _reopen, (type(self), self.path, self.prefix, how, self.fingerprint)
+        return self._reduced(prefix=self.prefix, using=self._reader, vouched=self._vouched, options=self.options)
 
     def _open_index(self, using: Reader) -> Index:
         return open_index(using, self.prefix + ".idx", using.size(self._bin), self.options)
@@ -394,14 +391,6 @@ class IndexedStore(Store):
             )
         stored = tokens_at(self._reader, self._bin, self._dtype, offset, length)
         return read_only(token_ids(stored, self._shift, self._bin)) if self._shift else stored
-
-
-def _reopen(kind: type[IndexedStore], path: str, prefix: str, how: dict[str, Any], fingerprint: str) -> IndexedStore:
-    store = kind(prefix, **how)
-    store.path = path
-    if store.fingerprint != fingerprint:
-        raise StoreError(f"{prefix}: has changed since the store was passed to this process; open it again")
-    return store
 
 
 def _sequence_number(index: int, num_sequences: int) -> int:

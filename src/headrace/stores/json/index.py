@@ -1,29 +1,22 @@
 """The index of a JSON lines file: where its records begin, the lengths of their lists, and the dtype of each key.
 
-The index of a file of 8 MiB or more is kept in ``.headrace-index`` beside the file or, if that cannot be written, in
-``$HEADRACE_CACHE`` or ``~/.cache/headrace``. It is found again by the file's name, size and modification time, and by a
-hash of the first and last bytes of the file.
+The index of a large file is kept; see `headrace.stores.offsets.kept_index`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
-import time
 from array import array
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
 import xxhash
 
-from headrace.errors import OutputError, StoreError
+from headrace.errors import StoreError
 from headrace.io import Reader
 from headrace.stores.arguments import read_only
-from headrace.stores.kept_arrays import find_cache, keep_arrays, kept_name
+from headrace.stores.offsets import Kept, kept_index
 from headrace.stores.store import IntArray, TokenArray
 
 _Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -86,12 +79,9 @@ def json_can_be(has: np.dtype[Any], count: int, dtype: np.dtype[Any]) -> bool:
     return has == dtype or not count or (has == np.int64 and dtype == np.float64)
 
 
-INDEX_FOLDER: Final = ".headrace-index"
 _VERSION: Final = 1
-_KEPT_BYTES: Final = 8 << 20
+_FIRST_BYTES: Final = 4096
 _CHUNK_BYTES: Final = 8 << 20
-_ENDS_BYTES: Final = 64 << 10
-_log = logging.getLogger("headrace")
 
 
 class LineIndex(msgspec.Struct, frozen=True):
@@ -124,23 +114,7 @@ def line_index(path: str, using: Reader) -> LineIndex:
     Raises:
         StoreError: there are no records, or a line is not a record; the message names the line and what was expected.
     """
-    size = using.size(path)
-    if size < _KEPT_BYTES:
-        return make_index(path, using)
-    name = _name(path, size, using)
-    folders = [Path(path).absolute().parent / INDEX_FOLDER, *cache_folders()]
-    for folder in folders:
-        if (kept := find_cache(folder, name)) is not None:
-            return _from_arrays(*kept)
-    began = time.monotonic()
-    index = make_index(path, using)
-    _log.info("%s: indexed %s records in %.1f s", path, f"{len(index.offsets):,}", time.monotonic() - began)
-    for folder in folders:
-        # If the index cannot be kept, the next start only takes longer.
-        with contextlib.suppress(OutputError):
-            keep_arrays(folder, name, *_as_arrays(index))
-            break
-    return index
+    return _from_arrays(*kept_index(path, using, "jsonl", _VERSION, lambda: _as_arrays(make_index(path, using))))
 
 
 def make_index(path: str, using: Reader) -> LineIndex:
@@ -153,7 +127,7 @@ def make_index(path: str, using: Reader) -> LineIndex:
     lengths: dict[str, array[int]] = {}
     kinds = Kinds()
     hasher = xxhash.xxh3_128()
-    for number, offset, line in _lines(path, using.for_pass(), hasher):
+    for number, offset, line in read_lines(path, using.for_pass(), hasher):
         where = f"{path}: line {number}"
         try:
             record, integers = decode_record(line)
@@ -185,14 +159,19 @@ def make_index(path: str, using: Reader) -> LineIndex:
     )
 
 
-def _lines(path: str, using: Reader, hasher: xxhash.xxh3_128) -> Iterator[tuple[int, int, bytes]]:
-    """Yield number (from 1), first byte and bytes of each line that is not blank, and hash all bytes."""
+def read_lines(path: str, using: Reader, hasher: xxhash.xxh3_128 | None = None) -> Iterator[tuple[int, int, bytes]]:
+    """Yield number (from 1), first byte and bytes of each line that is not blank, and hash all bytes.
+
+    Little is read for the first line, since some callers want only that.
+    """
     size = using.size(path)
     number, offset, rest = 0, 0, b""
-    for begin in range(0, size, _CHUNK_BYTES):
-        length = min(_CHUNK_BYTES, size - begin)
-        data = using.read_ranges(path, np.array([begin]), np.array([length])).tobytes()
-        hasher.update(data)
+    begin, length = 0, min(_FIRST_BYTES, _CHUNK_BYTES)
+    while begin < size:
+        data = using.read(path, begin, min(length, size - begin)).tobytes()
+        begin, length = begin + len(data), min(2 * length, _CHUNK_BYTES)
+        if hasher is not None:
+            hasher.update(data)
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             number += 1
@@ -207,32 +186,13 @@ def _ints(values: array[int]) -> IntArray:
     return np.array(values, np.int64)
 
 
-def _name(path: str, size: int, using: Reader) -> str:
-    length = min(size, _ENDS_BYTES)
-    ends = using.read_ranges(path, np.array([0, size - length]), np.array([length, length])).tobytes()
-    status = Path(path).stat()
-    return kept_name("jsonl", _VERSION, Path(path).name, size, status.st_mtime_ns, xxhash.xxh3_128_hexdigest(ends))
-
-
-def cache_folders() -> list[Path]:
-    """Return the folders in which an index is kept if it cannot be written beside its file."""
-    if named := os.environ.get("HEADRACE_CACHE"):
-        return [Path(named) / "jsonl"]
-    if named := os.environ.get("XDG_CACHE_HOME"):
-        return [Path(named) / "headrace" / "jsonl"]
-    try:
-        return [Path.home() / ".cache" / "headrace" / "jsonl"]
-    except RuntimeError:
-        return []
-
-
-def _as_arrays(index: LineIndex) -> tuple[dict[str, IntArray], bytes]:
+def _as_arrays(index: LineIndex) -> Kept:
     bounds = {f"bounds_{number}": array for number, array in enumerate(index.bounds.values())}
     meta = _Meta(tuple(index.bounds), tuple(index.dtypes[key].name for key in index.bounds), index.xxh3_128)
     return {"offsets": index.offsets, "ends": index.ends, **bounds}, msgspec.json.encode(meta)
 
 
-def _from_arrays(arrays: dict[str, IntArray], data: bytes) -> LineIndex:
+def _from_arrays(arrays: Mapping[str, IntArray], data: bytes) -> LineIndex:
     meta = msgspec.json.decode(data, type=_Meta)
     bounds = {key: arrays[f"bounds_{number}"] for number, key in enumerate(meta.keys)}
     dtypes = {key: np.dtype(name) for key, name in zip(meta.keys, meta.dtypes, strict=True)}

@@ -132,8 +132,8 @@ class JsonlStore(SegmentedStore):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A file of the same fingerprint is the one that the manifest lists, so it need not be compared again.
-        how = self._keys[0], self._reader, self._assumed
-        return _reopen, (self.path, self.file, *how, self.fingerprint), {"_vouched": self._vouched}
+        how = self._reduced(path=self.file, key=self._keys[0], using=self._reader, dtypes=self._assumed)
+        return (*how, {"_vouched": self._vouched})
 
     def _check_key(self, key: str, vouched: OutputShard | None, vocab_size: int | None) -> Iterator[Problem]:
         info, is_main = None if vouched is None else vouched.keys.get(key), key == self._keys[0]
@@ -186,7 +186,7 @@ class JsonlStore(SegmentedStore):
 
     def _parse(self, number: int) -> dict[str, TokenArray]:
         begin, end = int(self._index.offsets[number]), int(self._index.ends[number])
-        line = self._reader.read_ranges(self.file, np.array([begin]), np.array([end - begin])).tobytes()
+        line = self._reader.read(self.file, begin, end - begin).tobytes()
         try:
             found = {key: as_array(values, self._dtypes[key]) for key, values in decode_record(line)[0].items()}
             lengths = {key: int(np.diff(bounds[number : number + 2])[0]) for key, bounds in self._bounds.items()}
@@ -221,21 +221,9 @@ def open_json(path: str | os.PathLike[str], *, key: str | None = None, using: st
     return JsonlStore(name, key=key, using=using)
 
 
-def _reopen(
-    path: str, file: str, key: str, using: Reader, assumed: dict[str, np.dtype[Any]], fingerprint: str
-) -> JsonlStore:
-    store = JsonlStore(file, key=key, using=using).with_dtypes(assumed)
-    store.path = path
-    if store.fingerprint != fingerprint:
-        raise StoreError(f"{file}: has changed since the store was passed to this process; open it again")
-    return store
-
-
 def is_object(path: str, using: Reader) -> bool:
     """Return whether a ``.jsonl`` is a single JSON object of lists of lists: AstrAI used this suffix for both."""
-    size = using.size(path)
-    length = min(size, 4096)
-    head = using.read_ranges(path, np.array([0]), np.array([length])).tobytes()
+    head = using.read(path, 0, min(using.size(path), 4096)).tobytes()
     # In a record, the first list begins with a number or is empty; in such an object, it begins with another list.
     values = b"".join(head.split()).partition(b":")[2]
     return values.startswith(b"[[")

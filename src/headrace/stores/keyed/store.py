@@ -7,19 +7,19 @@ import functools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import xxhash
 
-from headrace.errors import ConfigError, StoreError
+from headrace.errors import StoreError
 from headrace.io import Reader, check_local, reader
-from headrace.stores.arguments import by_keys, check_range, document_number, positions
+from headrace.stores.arguments import MAIN, positions
 from headrace.stores.checking import check_file, check_values
 from headrace.stores.keyed.layout import META_NAME, KeyLayout, parse_bounds, parse_meta
 from headrace.stores.manifest import MANIFEST_NAME, load_manifest
-from headrace.stores.segmented import tokens_at, windows
-from headrace.stores.store import IntArray, KeyList, Problem, Store, TokenArray
+from headrace.stores.segmented import SegmentedStore, tokens_at, windows
+from headrace.stores.store import IntArray, Problem, TokenArray
 from headrace.stores.written import OutputShard
 
 
@@ -52,8 +52,7 @@ def _check(
     layouts: dict[str, KeyLayout] = {}
     bounds: dict[str, IntArray] = {}
     try:
-        size = using.size(meta)
-        data = using.read_ranges(meta, np.array([0]), np.array([size])).tobytes()
+        data = using.read(meta, 0, using.size(meta)).tobytes()
         layouts = parse_meta(meta, data)
         for key, layout in layouts.items():
             if layout.num_documents is not None:
@@ -104,7 +103,7 @@ def _check_key(
 
     def read(begin: int, end: int) -> TokenArray:
         item = layout.dtype.itemsize
-        return using.read_ranges(path, np.array([begin * item]), np.array([(end - begin) * item])).view(layout.dtype)
+        return using.read(path, begin * item, (end - begin) * item).view(layout.dtype)
 
     if bounds is None:
         bounds = np.array([0, layout.num_tokens])
@@ -114,7 +113,7 @@ def _check_key(
 _ENDS_BYTES = 4096
 
 
-class KeyedStore(Store):
+class KeyedStore(SegmentedStore):
     """One shard of the keyed format. Opening it takes one scan of ``meta.json``, about 3 ns a byte.
 
     `num_documents`, `num_tokens`, `lengths` and `gather` refer to the *main* key. It is ``"tokens"`` or else the first
@@ -145,6 +144,7 @@ class KeyedStore(Store):
     """
 
     format = "keyed"
+    _main_names = (MAIN,)
 
     def __init__(
         self,
@@ -155,25 +155,25 @@ class KeyedStore(Store):
         vouched: OutputShard | None = None,
     ) -> None:
         check_local(folder)
-        self.path = self.folder = os.fspath(folder)
+        self.folder = os.fspath(folder)
         self._reader = reader(using)
         self._vouched = vouched
         self._meta = str(Path(self.folder) / META_NAME)
         self._meta_bytes = self._reader.size(self._meta)
         data = self._read_meta()
         self._meta_hash = xxhash.xxh3_128_hexdigest(data)
-        layouts = parse_meta(self._meta, data)
+        self._layouts = parse_meta(self._meta, data)
         if vouched is not None:
-            self._check_agrees(vouched, layouts)
-        self._bins = {name: str(Path(self.folder) / f"{name}.bin") for name in layouts}
-        self._set_main(layouts, key)
-        self._sources = {name: self._bounds_source(layouts, layout) for name, layout in layouts.items()}
-        self._bounds: dict[str, IntArray] = {}
-        for name, layout in self._layouts.items():
-            size = self._reader.size(self._bin(name))
+            self._check_agrees(vouched)
+        self._bins = {name: str(Path(self.folder) / f"{name}.bin") for name in self._layouts}
+        self._sources = {name: self._bounds_source(layout) for name, layout in self._layouts.items()}
+        # The bounds are parsed when they are first needed.
+        super().__init__(self.folder, {}, {name: layout.dtype for name, layout in self._layouts.items()}, key)
+        for name in self._keys:
+            layout, size = self._layouts[name], self._reader.size(self._bins[name])
             if size < layout.num_bytes:
                 raise StoreError(
-                    f"{self._bin(name)}: cut short: {layout.num_tokens} values of {layout.dtype.name} take"
+                    f"{self._bins[name]}: cut short: {layout.num_tokens} values of {layout.dtype.name} take"
                     f" {layout.num_bytes} bytes, but the file has {size}"
                 )
         for file in vouched.files if vouched is not None else ():
@@ -185,80 +185,33 @@ class KeyedStore(Store):
                 )
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """The main key, then the others in the order of ``meta.json``."""
-        return self._keys
-
-    @property
-    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """The dtype of each ``.bin``."""
-        return {key: layout.dtype for key, layout in self._layouts.items()}
-
-    @property
     def files(self) -> tuple[Path, ...]:
         """The ``.bin`` of each key, and ``meta.json``."""
-        return (*(Path(self._bin(key)) for key in self._keys), Path(self._meta))
-
-    @property
-    def num_documents(self) -> int:
-        """Number of documents, including empty ones. O(1)."""
-        return self._num_documents(self._main.key)
+        return (*(Path(self._bins[key]) for key in self._keys), Path(self._meta))
 
     @property
     def has_offsets(self) -> bool:
         """Whether the shard has offsets for the main key; without them, all of its values are one document."""
-        return self._sources[self._main.key].num_documents is not None
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of values of the main key. O(1)."""
-        return self._main.num_tokens
-
-    @property
-    def lengths(self) -> IntArray:
-        """(num_documents,) int64: number of values in each document of the main key."""
-        return np.diff(self._use_bounds(self._main.key))
+        return self._sources[self._keys[0]].num_documents is not None
 
     @property
     def fingerprint(self) -> str:
         """xxh3_128 of ``meta.json``, the order of the keys, and the first and last 4 KiB of each ``.bin``."""
         hasher = xxhash.xxh3_128(repr((self.format, self._keys, self._meta_hash)).encode())
-        for key, layout in self._layouts.items():
-            length = min(layout.num_bytes, _ENDS_BYTES)
-            begins = np.array([0, layout.num_bytes - length])
-            hasher.update(self._reader.read_ranges(self._bin(key), begins, np.array([length, length])).tobytes())
+        for key in self._keys:
+            hasher.update(self._reader.ends(self._bins[key], _ENDS_BYTES, self._layouts[key].num_bytes))
         return hasher.hexdigest()
-
-    def document(self, index: int, keys: str | KeyList | None = None) -> Any:
-        """Return the (length,) values of one document, without a copy if the file is mapped.
-
-        Raises:
-            IndexError: the index is out of range.
-            ConfigError: the store does not have a key, or the key has another number of documents.
-        """
-        number = document_number(index, self.num_documents)
-        return by_keys(lambda key: self._read_document(number, key), keys, self._keys)
-
-    def fetch(self, begin: int, end: int, keys: str | KeyList | None = None) -> Any:
-        """Return the (end - begin,) values of the stream, without a copy if the file is mapped.
-
-        Raises:
-            IndexError: unless ``0 <= begin <= end <= num_tokens``.
-            ConfigError: the store does not have a key, or the key is not parallel to the main one.
-        """
-        check_range(begin, end, self.num_tokens)
-        return by_keys(lambda key: self._read_stream(begin, end, key), keys, self._keys)
 
     def gather(self, begins: IntArray, length: int) -> TokenArray:
         """Return (len(begins), length) values of the main key in a new array."""
-        path, dtype, num_tokens = self._bin(self._main.key), self._main.dtype, self.num_tokens
+        path, dtype, num_tokens = self._bins[self._keys[0]], self._dtypes[self._keys[0]], self.num_tokens
         rows = self._reader.kept(
             path, length, functools.partial(windows, dtype=dtype, num_tokens=num_tokens, length=length)
         )
         if rows is not None:
             found: TokenArray = rows[positions(begins, len(rows), "begins")]
             return found
-        begins = positions(begins, max(0, num_tokens - length + 1), "begins")
+        begins = self._checked_begins(begins, length)
         item = dtype.itemsize
         data = self._reader.read_ranges(path, begins * item, np.full(len(begins), length * item, np.int64))
         return data.view(dtype).reshape(len(begins), length)
@@ -266,79 +219,50 @@ class KeyedStore(Store):
     def stream_view(self, key: str | None = None) -> TokenArray | None:
         """Return the mapped ``.bin`` of the main key, or of a key that is parallel to it."""
         stream: TokenArray | None = None
-        if self._reader.view(self._bin(self._main.key)) is not None:
+        if self._reader.view(self._bins[self._keys[0]]) is not None:
             stream = self.fetch(0, self.num_tokens, key)
         return stream
-
-    def find_documents(self, begins: IntArray) -> IntArray:
-        """Return the non-empty document that holds each value of the main key, (n,) int64."""
-        begins = positions(begins, self.num_tokens, "begins")
-        return np.searchsorted(self._use_bounds(self._main.key), begins, side="right") - 1
-
-    def document_begins(self, documents: IntArray) -> IntArray:
-        """Return where each document begins in the main key, (n,) int64; for ``num_documents``, ``num_tokens``."""
-        return self._use_bounds(self._main.key)[positions(documents, self.num_documents + 1, "documents")]
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
         """Check every rule of the format, the ids, and all bytes if a manifest beside the shard lists it.
 
         Ids are checked in the main key, or in all integer keys that hold ids according to the manifest.
         """
-        return check_keyed(self.folder, self._reader, main=self._main.key, vouched=self._vouched, vocab_size=vocab_size)
-
-    def with_main(self, key: str) -> Self:
-        """Return the same store with another main key; it shares the files. O(keys).
-
-        Raises:
-            ConfigError: there is no such key.
-        """
-        # copy.copy would open the files again, as pickling does.
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin._set_main({name: self._layouts[name] for name in self._bins}, key)
-        return twin
+        return check_keyed(self.folder, self._reader, main=self._keys[0], vouched=self._vouched, vocab_size=vocab_size)
 
     def close(self) -> None:
         """Close all files. Arrays stay valid, and a later read opens the files again."""
         self._reader.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self.folder, self._main.key, self._reader, self._vouched, self.fingerprint)
+        return self._reduced(folder=self.folder, key=self._keys[0], using=self._reader, vouched=self._vouched)
 
     def _read_meta(self) -> bytes:
         # Release it after reading: a mapping would count as memory of this process for as long as the store lives.
-        data = self._reader.read_ranges(self._meta, np.array([0]), np.array([self._meta_bytes])).tobytes()
+        data = self._reader.read(self._meta, 0, self._meta_bytes).tobytes()
         self._reader.release(self._meta)
         return data
 
-    def _bin(self, key: str) -> str:
-        return self._bins[key]
-
-    def _set_main(self, layouts: Mapping[str, KeyLayout], key: str | None) -> None:
-        self._keys = self._ordered(layouts, key)
-        self._layouts = {name: layouts[name] for name in self._keys}
-        self._main = self._layouts[self._keys[0]]
-
-    def _ordered(self, layouts: Mapping[str, KeyLayout], key: str | None) -> tuple[str, ...]:
-        if key is None:
-            key = "tokens" if "tokens" in layouts else next(iter(layouts))
-        if key not in layouts:
-            raise ConfigError(f"{self.folder}: no key {key!r}; its keys are {', '.join(map(repr, layouts))}")
-        return (key, *(name for name in layouts if name != key))
-
-    def _bounds_source(self, layouts: Mapping[str, KeyLayout], layout: KeyLayout) -> KeyLayout:
+    def _bounds_source(self, layout: KeyLayout) -> KeyLayout:
         """Return the layout whose offsets a key uses."""
         if layout.num_documents is not None:
             return layout
-        with_offsets = (other for other in layouts.values() if other.num_documents is not None)
+        with_offsets = (other for other in self._layouts.values() if other.num_documents is not None)
         return next((other for other in with_offsets if other.num_tokens == layout.num_tokens), layout)
+
+    def _set_main(self, key: str | None) -> None:
+        super()._set_main(key)
+        self._parallel = {name for name in self._keys if self._num_values(name) == self.num_tokens}
 
     def _num_documents(self, key: str) -> int:
         source = self._sources[key]
         found = source.num_documents
         return int(source.num_tokens > 0) if found is None else found
 
-    def _use_bounds(self, key: str) -> IntArray:
+    def _num_values(self, key: str) -> int:
+        return self._layouts[key].num_tokens
+
+    def _bounds_of(self, key: str) -> IntArray:
         # No lock is needed: if two threads both parse, they find the same.
         source = self._sources[key]
         if source.key not in self._bounds:
@@ -349,50 +273,21 @@ class KeyedStore(Store):
             self._bounds[source.key] = bounds
         return self._bounds[source.key]
 
-    def _read_document(self, number: int, key: str) -> TokenArray:
-        if self._num_documents(key) != self.num_documents:
-            raise ConfigError(
-                f"{self.folder}: key {key!r} has {self._num_documents(key)} documents, but the main key"
-                f" {self._main.key!r} has {self.num_documents}; open the store with key={key!r} to read it"
-            )
-        begin, end = self._use_bounds(key)[number : number + 2].tolist()
-        return self._read(begin, end, key)
-
-    def _read_stream(self, begin: int, end: int, key: str) -> TokenArray:
-        count = self._layouts[key].num_tokens
-        if count != self.num_tokens:
-            raise ConfigError(
-                f"{self.folder}: key {key!r} has {count} values, but the main key {self._main.key!r} has"
-                f" {self.num_tokens}: the streams are not parallel; read them by document, or open the store with"
-                f" key={key!r}"
-            )
-        return self._read(begin, end, key)
-
     def _read(self, begin: int, end: int, key: str) -> TokenArray:
-        dtype = self._layouts[key].dtype
-        return tokens_at(self._reader, self._bin(key), dtype, begin * dtype.itemsize, (end - begin) * dtype.itemsize)
+        dtype = self._dtypes[key]
+        return tokens_at(self._reader, self._bins[key], dtype, begin * dtype.itemsize, (end - begin) * dtype.itemsize)
 
-    def _check_agrees(self, shard: OutputShard, layouts: Mapping[str, KeyLayout]) -> None:
+    def _check_agrees(self, shard: OutputShard) -> None:
         """Raise StoreError if a manifest's entry and ``meta.json`` have different numbers. O(keys)."""
-        counts = {layout.num_documents for layout in layouts.values()} - {None, shard.documents}
+        counts = {layout.num_documents for layout in self._layouts.values()} - {None, shard.documents}
         listed = {key: (info.dtype, info.tokens) for key, info in shard.keys.items()}
-        found = {key: (layout.dtype.name, layout.num_tokens) for key, layout in layouts.items()}
+        found = {key: (layout.dtype.name, layout.num_tokens) for key, layout in self._layouts.items()}
         if counts or listed != found:
             actual, expected = _numbers(*counts, shard.documents, keys=found), _numbers(shard.documents, keys=listed)
             raise StoreError(
                 f"{self.folder}: not the shard that the manifest lists: found {actual}, but the manifest lists"
                 f" {expected}"
             )
-
-
-def _reopen(
-    path: str, folder: str, key: str, using: Reader, vouched: OutputShard | None, fingerprint: str
-) -> KeyedStore:
-    store = KeyedStore(folder, key=key, using=using, vouched=vouched)
-    store.path = path
-    if store.fingerprint != fingerprint:
-        raise StoreError(f"{folder}: has changed since the store was passed to this process; open it again")
-    return store
 
 
 def _numbers(documents: int | None, *_: int | None, keys: Mapping[str, tuple[str, int]]) -> str:

@@ -17,8 +17,6 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 from zlib import adler32
 
-import numpy as np
-
 from headrace.io import Reader
 
 BLOCK: Final = 512
@@ -270,6 +268,6 @@ class Window:
         if begin < 0 or begin + length > len(self._data):
             size = _SMALL if begin - len(self._data) > _FAR else _LARGE
             size = max(length, min(size, self.size - at))
-            self._data = self._reader.read_ranges(self._path, np.array([at]), np.array([size])).data
+            self._data = self._reader.read(self._path, at, size).data
             self._begin, begin = at, 0
         return self._data[begin : begin + length]

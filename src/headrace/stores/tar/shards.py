@@ -15,10 +15,11 @@ from headrace.errors import HeadraceError, InputError, StoreError
 from headrace.io import Reader, reader
 from headrace.stores.arguments import IntArray
 from headrace.stores.checking import Faults
+from headrace.stores.offsets import ENTRY_BYTES
 from headrace.stores.sample_store import PartPlace, RawSample
 from headrace.stores.store import Problem
 from headrace.stores.tar.headers import Fetch, Window
-from headrace.stores.tar.index import ENTRY_BYTES, IndexPlace, beside, index_entries, index_faults, open_index
+from headrace.stores.tar.index import IndexPlace, beside, index_entries, index_faults, open_index
 from headrace.stores.tar.sample import Places, WalkError, read_runs, sample_places, walk_sample
 from headrace.stores.tar.scan import ScannedShard, scan_shard
 
@@ -320,8 +321,7 @@ def _read_spans(using: Reader, place: str, numbers: Sequence[int]) -> list[tuple
         return []
     first, count = numbers[0], numbers[-1] - numbers[0] + 2
     if count * ENTRY_BYTES <= _TOGETHER_BYTES:
-        ranges = np.array([first * ENTRY_BYTES]), np.array([count * ENTRY_BYTES])
-        entries = using.read_ranges(place, *ranges).view("<i8").tolist()
+        entries = using.read(place, first * ENTRY_BYTES, count * ENTRY_BYTES).view("<i8").tolist()
         return [(entries[at - first] if at else 0, entries[at - first + 1]) for at in numbers]
     begins = np.asarray(numbers, np.int64) * ENTRY_BYTES
     pairs = using.read_ranges(place, begins, np.full(len(begins), 2 * ENTRY_BYTES)).view("<i8").reshape(-1, 2)

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 import xxhash
 
-from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.io import Reader
 from headrace.stores.arguments import IntArray, positions
 from headrace.stores.checking import Faults
@@ -69,7 +69,7 @@ class TarStore(SampleStore):
                 f"index={index!r}, faulty={faulty!r}: allowed are index='beside', 'cache' or 'memory', and"
                 " faulty='error' or 'skip'"
             )
-        self._opened = path if isinstance(path, str | os.PathLike) else tuple(path)
+        self._tars = path if isinstance(path, str | os.PathLike) else tuple(path)
         self._options: dict[str, Any] = {"hidden": hidden, "index": index, "faulty": faulty}
         tars = find_tars(path)
         self.path = os.fspath(path) if isinstance(path, str | os.PathLike) else f"{tars[0]} and {len(tars) - 1} more"
@@ -161,7 +161,7 @@ class TarStore(SampleStore):
         self._shards.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._opened, self._shards.reader, self._options, self.path, self.fingerprint)
+        return self._reduced(path=self._tars, using=self._shards.reader, **self._options)
 
     def _locate(self, index: int) -> tuple[int, int]:
         (number,) = positions(np.array([index]), len(self), "sample").tolist()
@@ -195,10 +195,3 @@ class _Places:
 
     def __call__(self, shard: int) -> Any:
         return self._places[shard]
-
-
-def _reopen(opened: TarPaths, using: Reader, options: dict[str, Any], path: str, fingerprint: str) -> TarStore:
-    store = TarStore(opened, using=using, **options)
-    if store.fingerprint != fingerprint:
-        raise StoreError(f"{path}: has changed since the store was passed to this process; open it again")
-    return store
