@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from headrace.config import describe
 from headrace.errors import InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Message, Preference, Prompt, Text, TrainSpan
-from headrace.samples.layouts.fields import Fields, describe
+from headrace.samples.layouts.fields import Fields
 from headrace.samples.layouts.turns import Arguments, MessageReader, Parts
 
 Sample = Conversation | Completion | Preference | Prompt | Group | Text

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.config import describe
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation, Message, TrainSpan
-from headrace.samples.layouts.fields import check_text, describe, is_unicode, wrong
+from headrace.samples.layouts.fields import check_text, is_unicode, wrong
 
 
 def read_flag(message: Mapping[str, Any], names: Mapping[str, str], place: str) -> bool | None:

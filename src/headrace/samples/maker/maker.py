@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from headrace.config import describe
 from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.samples.conversation import Conversation
 from headrace.samples.layouts import EachLayout, Layout, Sample, make_layout, without_nulls
-from headrace.samples.layouts.fields import check_text, describe
+from headrace.samples.layouts.fields import check_text
 from headrace.samples.maker.block import MadeDocuments, SampleBlock
 from headrace.samples.maker.ends import EndTokens
 from headrace.samples.maker.noticing import notices

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from headrace.config import describe
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation
-from headrace.samples.layouts.fields import Fields, check_text, describe
+from headrace.samples.layouts.fields import Fields, check_text
 from headrace.samples.layouts.turns import MessageReader
 from headrace.samples.maker.ends import Ends
 from headrace.samples.maker.sequences import Asked, MadeSequence, Tally, joined, plain
