@@ -45,7 +45,7 @@ class Outer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ({"inptus": []}, "inptus is unknown; did you mean 'inputs'?; allowed here are inputs, names, pair, share, "),
         ({"inputs": [], "xyz": 1}, "xyz is unknown; allowed here are inputs"),
         ({"inputs": 3}, "inputs is the number 3; expected a list"),
-        ({"inputs": [{"parse": "jsn"}]}, "inputs[0].parse is 'jsn'; did you mean 'json'?; allowed are json, csv"),
+        ({"inputs": [{"parse": "jsn"}]}, "inputs[0].parse is 'jsn'; did you mean 'json'?; allowed are 'json', 'csv'"),
         ({"inputs": [{}, {"size": 0}]}, "inputs[1].size is the number 0; expected a whole number >= 1"),
         ({"inputs": [{"size": 13}]}, "inputs[0]: 13 brings bad luck"),
         ({"inputs": [{"size": "a"}]}, "inputs[0].size is the string 'a'; expected a whole number or null"),

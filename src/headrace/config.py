@@ -9,6 +9,7 @@ A message gives the path of the value, what was found, what is allowed, and the 
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -63,6 +64,26 @@ def check_keys(value: Mapping[Any, Any], known: Iterable[str], where: str = "") 
             raise ConfigError(f"{below(where, key)} is unknown{hint}; allowed here are {', '.join(known)}")
 
 
+def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:
+    """Raise a `ConfigError` that names the allowed values and the nearest of them, unless the value is one of them."""
+    allowed = list(allowed)
+    if not any(value == choice and type(value) is type(choice) for choice in allowed):
+        hint = nearest(str(value), map(str, allowed))
+        raise ConfigError(f"{name} is {value!r}{hint}; allowed are {', '.join(map(repr, allowed))}")
+
+
+def check_choices(struct: msgspec.Struct) -> None:
+    """Raise a `ConfigError` if a field of a literal type has another value, as calls from Python may pass."""
+    for name, allowed in _choices(type(struct)):
+        check_choice(name, getattr(struct, name), allowed)
+
+
+@functools.cache
+def _choices(kind: type[msgspec.Struct]) -> list[tuple[str, tuple[Any, ...]]]:
+    hints = get_type_hints(kind)
+    return [(name, get_args(hints[name])) for name in kind.__struct_fields__ if get_origin(hints[name]) is Literal]
+
+
 def below(where: str, key: object) -> str:
     """Return the path of what a key holds, given the path of the map."""
     return f"{where}.{key}" if where and not where.endswith(" ") else f"{where}{key}"
@@ -113,8 +134,7 @@ def _find_fault(value: Any, kind: Any, where: str) -> None:
     else:
         return
     if get_origin(kind) is Literal:
-        words = [str(word) for word in get_args(kind)]
-        raise ConfigError(f"{where} is {value!r}{nearest(str(value), words)}; allowed are {', '.join(words)}")
+        check_choice(where, value, get_args(kind))
     name = _named(where) + rest.rstrip("`")
     if not message.startswith("Expected "):  # what a struct's own check says
         raise ConfigError(f"{name}: {message}")

@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.config import closest, nearest
 from headrace.errors import ConfigError, InputError
-from headrace.samples.layouts.layout import Layout, LayoutOptions, Sample
+from headrace.samples.layouts.layout import Layout, Sample
 from headrace.samples.layouts.preference import (
     ArgillaLayout,
     IntelLayout,
@@ -28,6 +28,7 @@ from headrace.samples.layouts.supervised import (
     ResponseLayout,
     TextLayout,
 )
+from headrace.samples.layouts.turns import LayoutOptions
 
 _ALL: tuple[type[Layout], ...] = (
     MessagesLayout,
