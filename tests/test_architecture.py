@@ -18,24 +18,31 @@ SOURCE = Path(headrace.__file__).parent
 REPOSITORY = Path(__file__).parent.parent
 MAY_IMPORT = {
     "errors": set(),
+    "config": {"errors"},
     "_lazy": set(),
     "_version": set(),
     "__main__": {"cli"},
     "io": {"errors"},
-    "stores": {"io", "errors"},
-    "plan": {"errors"},
-    "samples": {"plan", "errors"},
-    "preparing": {"stores", "samples", "plan", "io", "errors"},
-    "copying": {"stores", "plan", "io", "errors"},
-    "encoders": {"samples", "plan", "errors"},
-    "datasets": {"stores", "samples", "plan", "encoders", "io", "errors"},
-    "loader": {"datasets", "encoders", "plan", "io", "errors"},
-    "compat": {"loader", "datasets", "encoders", "preparing", "copying", "stores", "samples", "plan", "io", "errors"},
-    "testing": {"compat", "loader", "datasets", "preparing", "copying", "stores", "samples", "plan", "io", "errors"},
-    "inspect": {"datasets", "preparing", "copying", "stores", "samples", "plan", "io", "errors"},
+    "stores": {"io", "config", "errors"},
+    "plan": {"config", "errors"},
+    "samples": {"plan", "config", "errors"},
+    "preparing": {"stores", "samples", "plan", "io", "config", "errors"},
+    "copying": {"stores", "plan", "io", "config", "errors"},
+    "encoders": {"samples", "plan", "config", "errors"},
+    "datasets": {"stores", "samples", "plan", "encoders", "io", "config", "errors"},
+    "loader": {"datasets", "encoders", "plan", "io", "config", "errors"},
+    "compat": {
+        *("loader", "datasets", "encoders", "preparing", "copying", "stores", "samples", "plan", "io"),
+        *("config", "errors"),
+    },
+    "testing": {
+        *("compat", "loader", "datasets", "preparing", "copying", "stores", "samples", "plan", "io"),
+        *("config", "errors"),
+    },
+    "inspect": {"datasets", "preparing", "copying", "stores", "samples", "plan", "io", "config", "errors"},
     "cli": {
         *("inspect", "compat", "loader", "datasets", "encoders", "preparing", "copying", "stores", "samples"),
-        *("plan", "io", "errors", "_version"),
+        *("plan", "io", "config", "errors", "_version"),
     },
 }
 WITHOUT_TORCH = set(MAY_IMPORT) - {"loader"}

@@ -141,7 +141,7 @@ def test_joins_without_running_code(tmp_path: Path) -> None:
         (("mix.yaml", "--steps", "-1", "--global-batch-size", "3"), 2, "--steps -1"),
         (("mix.yaml", "--global-batch-size", "0"), 2, "--global-batch-size must be at least 1, found 0"),
         (("a", "--steps", "3"), 2, "--steps and --global-batch-size are for metadatasets"),
-        (("wrong.yaml",), 2, "wrong.yaml: splits.train: unknown key 'split'; did you mean 'split_part'?"),
+        (("wrong.yaml",), 2, "wrong.yaml: splits.train.split is unknown; did you mean 'split_part'?"),
         (("gone.yaml",), 4, "gone.yaml: splits.train: "),
     ],
 )

@@ -107,7 +107,10 @@ def test_other_kinds(run: Any, tars: Path, tmp_path: Path) -> None:
         (("--exclude", "x", "--format", "tar", "-o", "out"), "--exclude is for a folder of .tar shards"),
         (("--max-errors", "5", "--split-ratio", "1"), "--max-errors needs --on-error skip"),
         (("--media-metadata-by-header", "--media-metadata-by-extension"), "exclude each other"),
-        (("--split-ratio", "1", "--sample-type", "Captioning", "--field-map", "{}"), "did you mean CaptioningSample?"),
+        (
+            ("--split-ratio", "1", "--sample-type", "Captioning", "--field-map", "{}"),
+            "did you mean 'CaptioningSample'",
+        ),
         (("--split-ratio", "1", "--sample-type", "CaptioningSample"), "the field map has no 'image'"),
         (("--split-ratio", "1", "--field-map", "{"), "--field-map"),
         (("--shuffle-tars", "."), "only one folder or file at a time is prepared in place; found 2"),

@@ -267,7 +267,7 @@ def test_recipes_that_cannot_be_used(run: Any, tmp_path: Path) -> None:
     said = {
         recipe.read_text().replace("type: sft", "type: stf"): "type",
         "\n".join(line for line in recipe.read_text().splitlines() if "tokenizer" not in line): "no tokeniser: write",
-        recipe.read_text() + "template: chatlm\n": "Did you mean chatml",
+        recipe.read_text() + "template: chatlm\n": "did you mean 'chatml'",
     }
     for text, words in said.items():
         recipe.write_text(text)

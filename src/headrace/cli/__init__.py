@@ -27,7 +27,6 @@ importing it loads click only.
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
 
 import click
@@ -76,9 +75,10 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve a command as click does; the error for an unknown one suggests the nearest name."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"the commands are: {', '.join(COMMANDS)}."
-            ctx.fail(f"no such command {args[0]!r}; {hint}")
+            from headrace.config import nearest
+
+            hint = nearest(args[0], COMMANDS) or f"; the commands are: {', '.join(COMMANDS)}."
+            ctx.fail(f"no such command {args[0]!r}{hint}")
         return super().resolve_command(ctx, args)
 
 

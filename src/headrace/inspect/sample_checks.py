@@ -24,8 +24,7 @@ from headrace.preparing.energon.state import STATE_NAME, load_state, state_probl
 from headrace.preparing.energon.work import WORK_NAME
 from headrace.samples.media import AVDecoder, SampleDecoder
 from headrace.samples.media.decoding.av_streams import audio_stream, open_container, video_stream
-from headrace.samples.media.decoding.decoder import MAX_PIXELS
-from headrace.samples.media.decoding.failing import reraise
+from headrace.samples.media.decoding.failing import MAX_PIXELS, reraise
 from headrace.samples.media.field_map import META_PARTS, FieldMap, first_that_works, parts_of
 from headrace.stores import MANIFEST_NAME, Manifest, Problem, check_file, load_manifest
 from headrace.stores.energon import EnergonStore, Splits

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import StateError
+from headrace.config import convert
+from headrace.errors import ConfigError, StateError
 from headrace.plan.balance import StepPart
 from headrace.plan.recipe import PARTS, RunRecipe, undrawn
 from headrace.plan.schedule import BatchSchedule
@@ -84,8 +85,8 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "use the version of Headrace that wrote it, or a newer one"
             )
         try:
-            return msgspec.convert(fields, cls)
-        except (msgspec.ValidationError, UnicodeEncodeError) as error:
+            return convert(fields, cls)
+        except (ConfigError, UnicodeEncodeError) as error:
             raise StateError(f"the saved state is damaged: {error}") from error
 
     def verified(

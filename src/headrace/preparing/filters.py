@@ -17,13 +17,12 @@ constructs it.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from headrace.config import nearest
 from headrace.errors import ConfigError, HeadraceError, InputError, StoreError
 from headrace.io import hash_bytes
 from headrace.preparing.sources.block import Block
@@ -54,7 +54,7 @@ def load_function(name: str) -> Callable[..., Any]:
         if not hasattr(found, attribute):
             known = [key for key, value in vars(found).items() if callable(value)] if hasattr(found, "__dict__") else []
             where = getattr(sys.modules[module_name], "__file__", None) or module_name
-            raise ConfigError(f"{name!r}: {where} has no {attribute!r}{_nearest(attribute, known)}")
+            raise ConfigError(f"{name!r}: {where} has no {attribute!r}{nearest(attribute, known)}")
         found = getattr(found, attribute)
     if not callable(found):
         raise ConfigError(f"{name!r} is not a function but of type {type(found).__name__}")
@@ -84,7 +84,7 @@ def _load_module(module_name: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name == missing or module_name.startswith(missing + "."):
-            hint = _nearest(missing, _modules_here())
+            hint = nearest(missing, _modules_here())
             raise ConfigError(
                 f"{name!r}: there is no module {missing!r}, neither in the current folder nor installed{hint}"
             ) from None
@@ -96,11 +96,6 @@ def _load_module(module_name: str, name: str) -> Any:
 def _modules_here() -> list[str]:
     with os.scandir() as entries:
         return [entry.name.removesuffix(".py") for entry in entries if entry.name.endswith(".py") or entry.is_dir()]
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _is_dotted(name: str) -> bool:

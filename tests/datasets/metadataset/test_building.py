@@ -232,11 +232,15 @@ def test_other_stores_at_the_leaves(write: Any, tmp_path: Path, corpus: list[cor
         (
             {"path": "tokens", "windows": {"window": 5}},
             ConfigError,
-            "windows: unknown key 'window'; did you mean 'window_t",
+            "windows.window is unknown; did you mean 'window_t",
         ),
         ({"path": "tokens", "windows": {"stride": 5}}, ConfigError, "windows: window_tokens is missing"),
         ({"path": "tokens", "windows": {"window_tokens": "x"}}, ConfigError, "windows: .*found {'window_tokens': 'x'}"),
-        ({"path": "tokens", "packs": {"max_len": 5}}, ConfigError, "packs: .*known are max_seq_len, strategy"),
+        (
+            {"path": "tokens", "packs": {"max_len": 5}},
+            ConfigError,
+            "packs.max_len is unknown.*allowed here are max_seq_len, strategy",
+        ),
         ({"path": "tokens", "windows": {}, "dataset_config": "x"}, ConfigError, "are for media, not for tokens"),
         ({"path": "lines.jsonl", "split_config": "x"}, ConfigError, "split_config is for a dataset with a .nv-meta"),
         ({"path": "a", "aux": {"x": "b"}}, ConfigError, "splits.train: .*aux is for cookers"),

@@ -31,7 +31,7 @@ def test_unknown_name() -> None:
     message = str(raised.value)
     assert "has no sample type 'CaptionSample'" in message
     assert "VQAOCRSample" in message
-    assert message.endswith("did you mean CaptioningSample?")
+    assert message.endswith("did you mean 'CaptioningSample'?")
 
 
 def test_other_modules_are_imported_only_if_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,14 +80,17 @@ def test_short_forms() -> None:
 
 TYPOS = [
     ("typ: sft", r"typ is unknown; did you mean 'type'\?; allowed here are type, version"),
-    ("type: sf", r"type is 'sf'; did you mean 'sft'\?; allowed are seq, sft, dpo, grpo, prompt, keys"),
+    ("type: sf", r"type is 'sf'; did you mean 'sft'\?; allowed are 'seq', 'sft', 'dpo', 'grpo', 'prompt', 'keys'"),
     ("type: sft\nmask: {turn: last}", r"mask.turn is unknown; did you mean 'turns'\?"),
-    ("type: sft\nmask: {turns: lst}", r"mask.turns is 'lst'; did you mean 'last'\?; allowed are all, last"),
+    ("type: sft\nmask: {turns: lst}", r"mask.turns is 'lst'; did you mean 'last'\?; allowed are 'all', 'last'"),
     ("type: sft\nlength: {max_token: 5}", r"length.max_token is unknown; did you mean 'max_tokens'\?"),
-    ("type: sft\nlength: {max_tokens: many}", "length.max_tokens: Expected `int | null`, got `str`"),
-    ("type: sft\nlength: {max_tokens: 1.5}", "length.max_tokens: Expected"),
+    (
+        "type: sft\nlength: {max_tokens: many}",
+        "length.max_tokens is the string 'many'; expected a whole number or nul",
+    ),
+    ("type: sft\nlength: {max_tokens: 1.5}", "length.max_tokens is the number 1.5; expected"),
     ("type: sft\ninputs: [{path: a}]", r"inputs\[0\].path is unknown; did you mean 'paths'\?"),
-    ("type: sft\ninputs: [{layout: text}]", r"inputs\[0\]: Object missing required field `paths`"),
+    ("type: sft\ninputs: [{layout: text}]", r"inputs\[0\].paths is missing"),
     (
         "type: sft\ninputs: [{paths: a, layout: mesages}]",
         r"inputs\[0\].layout: layout 'mesages' is unknown; did you mean 'messages'",
@@ -103,7 +106,7 @@ TYPOS = [
     ("type: sft\noutput: {names: {token: a}}", r"output.names has 'token'; did you mean 'tokens'\?"),
     (
         "type: sft\npacking: {max_seq_len: 8, strategy: best}",
-        "packing.strategy is 'best'.*allowed are greedy, best_fit",
+        "packing.strategy is 'best'.*allowed are 'greedy', 'best_fit'",
     ),
     ("type: sft\nversion: 2", "version is 2; allowed are 1"),
 ]

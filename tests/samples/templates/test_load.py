@@ -113,7 +113,7 @@ def test_what_is_not_there_says_what_is(tmp_path: Path) -> None:
     ):
         ChatTemplate.load(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"'chatlm' is not a folder, a file or the name of a template of ours\. Did you mean chatml"
+        ConfigError, match=r"'chatlm' is not a folder, a file or the name of a template of ours; did you mean 'chatml'"
     ):
         ChatTemplate.load("chatlm")
     with pytest.raises(ConfigError, match="'chatml' is a single template and has no 'rag': leave the name out"):

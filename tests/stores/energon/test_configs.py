@@ -139,7 +139,7 @@ def test_info_of_before_7(tmp_path: Path) -> None:
         ('{"energon_version": "7"}', "has no shard_counts"),
         ('{"shard_counts": []}', "expected a map, found a list"),
         ('{"shard_counts": {"a.tar": -1}}', "'a.tar' must have a number of samples"),
-        ('{"shard_counts": {"a.tar": true}}', "found the bool True"),
+        ('{"shard_counts": {"a.tar": true}}', "found the boolean True"),
         ('{"shard_counts": {"../a.tar": 1}}', "may not leave their folder"),
         ('{"shard_counts": {"/a.tar": 1}}', "may not leave their folder"),
         ("{", "not valid JSON"),
@@ -189,8 +189,8 @@ def test_split_files_by_name(tmp_path: Path) -> None:
     [
         ("split_part: {}", "unknown key 'split_part'; did you mean 'split_parts'"),
         ("exclude: []", "has no split_parts"),
-        ("split_parts: {train: a.tar}", "train: expected a list of strings, found the str 'a.tar'"),
-        ("split_parts: {train: [1]}", "item 0 must be a string, found the int 1; quote it"),
+        ("split_parts: {train: a.tar}", "train: expected a list of strings, found the string 'a.tar'"),
+        ("split_parts: {train: [1]}", "item 0 must be a string, found the number 1; quote it"),
         ("split_parts: {train: ['a{']}", r"train: the braces of 'a\{' do not match"),
         ("a", "expected a map"),
     ],
@@ -281,7 +281,7 @@ def test_datasets(tmp_path: Path) -> None:
         ("sample_type: {__class__: X}\nfield_map: {}", "sample_type: a class needs __module__ and __class__"),
         ("sample_type: {__module__: a, __function__: f}\nfield_map: {}", "must be a class, found the function a.f"),
         ("__module__: megatron.energon", "a class needs __module__ and __class__"),
-        ("__module__: 1\n__class__: X", "__module__ must be a name, found the int 1"),
+        ("__module__: 1\n__class__: X", "__module__ must be a name, found the number 1"),
         ("__module__: m\n__class__: CrudeWebdataset\nfield_map: {}", "field_map is not for CrudeWebdataset"),
         (
             "__module__: m\n__class__: VQAWebdataset\n" + TYPED,
@@ -289,7 +289,7 @@ def test_datasets(tmp_path: Path) -> None:
         ),
         ("subflavors: 3", "subflavors: expected a map"),
         (TYPED + "sample_loader: 3\npart_filter: [a]", "expected file.py:name"),
-        ("", "expected a map, found nothing"),
+        ("", "expected a map, found null"),
     ],
 )
 def test_datasets_that_are_malformed(tmp_path: Path, text: str, message: str) -> None:

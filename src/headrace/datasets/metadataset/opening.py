@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.config import check_keys, convert
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.media.dataset import DEFAULT_DECODER, OfCrude
@@ -21,7 +22,6 @@ from headrace.plan.packing import Packing
 from headrace.samples.media import Cooker, SampleDecoder, resolve_sample_type
 from headrace.stores import open_tokens
 from headrace.stores.energon import EnergonStore, JoinColumn, JoinedStore, Reference
-from headrace.stores.energon.config_file import near
 from headrace.stores.sample_layouts import sample_layout
 
 Open = Callable[[NamedSource | JoinedSource], Dataset | None]
@@ -112,7 +112,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{source.path}: aux, dataset_config and split_config are for media, not for tokens")
         store = open_tokens(source.path, reader=self.reader)
         if source.windows is not None:
-            _check_options(source.windows, _WINDOWS, "windows")
+            check_keys(source.windows, _WINDOWS, "windows")
             if "window_tokens" not in source.windows:
                 raise ConfigError("windows: window_tokens is missing, the length of a window")
             try:
@@ -122,12 +122,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"windows: {error}; found {source.windows}") from error
         labels = {name: value for name, value in (source.packs or {}).items() if name in _LABELS}
         options = {name: value for name, value in (source.packs or {}).items() if name not in _LABELS}
-        try:
-            packing = msgspec.convert(options, Packing)
-        except msgspec.ValidationError as error:
-            known = ", ".join((*Packing.__struct_encode_fields__, *_LABELS))
-            raise ConfigError(f"packs: {error}; known are {known}") from error
-        return PackedSequenceDataset(store, packing, **labels)
+        check_keys(options, (*Packing.__struct_encode_fields__, *_LABELS), "packs")
+        return PackedSequenceDataset(store, convert(options, Packing, "packs"), **labels)
 
     def _joined(self, source: JoinedSource) -> Dataset:
         store = join_store(source, self.reader)
@@ -192,9 +188,3 @@ def _joiner(named: Reference, trust_code: bool) -> Any:
         return getattr(importlib.import_module(named.module), named.name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"the joiner {named} cannot be imported: {error}") from error
-
-
-def _check_options(options: dict[str, Any], known: Sequence[str], what: str) -> None:
-    for key in options:
-        if key not in known:
-            raise ConfigError(f"{what}: unknown key {key!r}{near(key, known)}")

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.config import nearest_or_known
 from headrace.datasets.media.file_stores import FILESYSTEM
 from headrace.datasets.metadataset.reading import names_of, read_splits
 from headrace.datasets.metadataset.tree import (
@@ -30,7 +31,7 @@ from headrace.datasets.metadataset.tree import (
 from headrace.errors import ConfigError, StoreError
 from headrace.plan import SubsetRange
 from headrace.stores.energon import cache_folder
-from headrace.stores.energon.config_file import near, read_config
+from headrace.stores.energon.config_file import read_config
 
 _PROTOCOL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
@@ -141,7 +142,7 @@ def _resolve_split(splits: Splits, handed: _Handed, origin: MetadatasetPlace) ->
 
 
 def _no_split(splits: Splits, split_part: str, origin: MetadatasetPlace) -> str:
-    return f"{origin.where}: has no split {split_part!r}{near(split_part, splits)}"
+    return f"{origin.where}: has no split {split_part!r}{nearest_or_known(split_part, splits)}"
 
 
 def _resolve(entry: Entry, outer: _Handed, origin: MetadatasetPlace) -> Tree:

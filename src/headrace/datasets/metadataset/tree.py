@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -16,6 +16,12 @@ from headrace.plan import SubsetRange
 from headrace.stores.energon import Nonmatch, Reference
 
 LengthUnit = Literal["steps", "samples"]
+
+_MOST = 1 << 62
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+_Weight = Annotated[int, msgspec.Meta(ge=0, le=_MOST)] | Annotated[float, msgspec.Meta(ge=0, le=_MOST)]
+_Number = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)] | Annotated[float, msgspec.Meta(ge=-_MOST, le=_MOST)]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,14 +40,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     where: str
-    name: str | None = None
-    weight: float = 1.0
-    repetitions: float = 1
-    split_part: str | None = None
+    name: _Text | None = None
+    weight: _Weight = 1.0
+    repetitions: _Number = 1
+    split_part: _Text | None = None
     subflavors: dict[str, Any] | None = None
     shuffle_over_epochs_multiplier: int | None = 1
     subset: SubsetRange | None = None
-    limit: int | None = None
+    limit: _Count | None = None
 
 
 class PathEntry(Entry, frozen=True, kw_only=True):
@@ -56,10 +62,10 @@ class PathEntry(Entry, frozen=True, kw_only=True):
         packs: for a store of tokens, the options of `Packing`.
     """
 
-    path: str
-    dataset_config: str | None = None
-    split_config: str | None = None
-    aux: dict[str, str] | None = None
+    path: _Text
+    dataset_config: _Text | None = None
+    split_config: _Text | None = None
+    aux: dict[str, _Text] | None = None
     windows: dict[str, Any] | None = None
     packs: dict[str, Any] | None = None
 
@@ -68,13 +74,13 @@ class JoinMember(msgspec.Struct, frozen=True, kw_only=True):
     """One of the datasets of a join: its name in the join, what a missing match means, and as in `PathEntry`."""
 
     where: str
-    name: str | None
-    path: str
+    name: _Text | None
+    path: _Text
     nonmatch: Nonmatch = "error"
-    split_part: str | None = None
+    split_part: _Text | None = None
     subflavors: dict[str, Any] | None = None
-    dataset_config: str | None = None
-    split_config: str | None = None
+    dataset_config: _Text | None = None
+    split_config: _Text | None = None
 
 
 class JoinEntry(Entry, frozen=True, kw_only=True):
@@ -95,8 +101,8 @@ class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     where: str
-    weights: tuple[float, ...]
-    until: tuple[int, LengthUnit] | None = None
+    weights: tuple[_Weight, ...]
+    until: tuple[Annotated[int, msgspec.Meta(le=_MOST)], LengthUnit] | None = None
     ramp: bool = False
 
 
@@ -113,7 +119,7 @@ class MixEntry(Entry, frozen=True, kw_only=True):
     kind: Literal["blend", "blend_epochized", "concat"]
     children: tuple[Entry, ...]
     schedule: tuple[ScheduleEntry, ...] = ()
-    block_samples: int = 1
+    block_samples: _Count = 1
 
 
 Splits = dict[str, Entry]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from headrace.config import nearest_or_known
 from headrace.datasets.tracing.answers import Face, Times, Topology, Traced
 from headrace.datasets.tracing.trace import Trace
 from headrace.errors import ConfigError, StateError
@@ -195,9 +195,7 @@ class History:
                 if one.path == path:
                     found.append((number, leaf))
         if not found:
-            near = difflib.get_close_matches(source, known, n=1, cutoff=0.5)
-            shown = f"did you mean {near[0]!r}?" if near else f"the sources are: {', '.join(list(known)[:20])}"
-            raise ConfigError(f"there is no source {source!r}; {shown}")
+            raise ConfigError(f"there is no source {source!r}{nearest_or_known(source, known)}")
         return found
 
     def _span(

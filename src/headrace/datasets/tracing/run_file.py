@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
+from headrace.config import convert
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.mix import homogeneous_samples
 from headrace.datasets.tracing.trace import Trace
@@ -291,7 +292,7 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
                 f"{path}: has version {content.get('version')!r}, and this Headrace reads version {VERSION}: use the"
                 " version that wrote it, or a newer one"
             )
-        found = msgspec.convert(content, RunFile)
+        found = convert(content, RunFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError) as error:
         raise StateError(f"{path}: the saved run is damaged: {error}") from error
     steps = [run.first_step for run in found.runs]

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from headrace.config import describe
 from headrace.errors import ConfigError, StoreError
 from headrace.io import check_local, output_errors
-from headrace.stores.energon.config_file import as_map, described, read_config
+from headrace.stores.energon.config_file import as_map, read_config
 from headrace.stores.energon.join_writer import Join, write_join
 from headrace.stores.energon.joined import JoinColumn, cache_folder
 from headrace.stores.energon.store import EnergonStore
@@ -73,7 +74,7 @@ def _leaves(node: Any, where: str, split_part: str) -> Iterator[tuple[str, dict[
         yield where, found, part
     for name in lists:
         if not isinstance(found[name], list):
-            raise StoreError(f"{where}: {name}: expected a list of datasets, found {described(found[name])}")
+            raise StoreError(f"{where}: {name}: expected a list of datasets, found {describe(found[name])}")
         for number, inner in enumerate(found[name]):
             yield from _leaves(inner, f"{where}: {name}: {number}", part)
 
@@ -95,7 +96,7 @@ def _columns(value: Any, path: Path, split: str, where: str) -> list[JoinColumn]
     for name, inner in named:
         found = as_map(inner, where)
         if not isinstance(found.get("path"), str):
-            raise StoreError(f"{where}: each dataset of a join needs a path; found {described(found.get('path'))}")
+            raise StoreError(f"{where}: each dataset of a join needs a path; found {describe(found.get('path'))}")
         if "split" in found:
             raise StoreError(f"{where}: unknown key 'split'; did you mean 'split_part'?")
         store = EnergonStore(

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from headrace.config import nearest
 from headrace.errors import ConfigError
 from headrace.preparing.options import ErrorOptions
 from headrace.stores.tar.names import sample_part
@@ -187,14 +188,12 @@ def _check_parts(source: ShardSource) -> None:
 def check_sample_type(name: str, field_map: dict[str, str]) -> None:
     """Raise ConfigError unless the sample type exists and the field map has its required fields and no unknown ones."""
     import dataclasses
-    import difflib
 
     from headrace.samples.media.registry import SAMPLE_TYPES
 
     if name not in SAMPLE_TYPES:
-        close = difflib.get_close_matches(name, SAMPLE_TYPES, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"no sample type {name!r}; known types are {', '.join(SAMPLE_TYPES)}{hint}")
+        known_types = ", ".join(SAMPLE_TYPES)
+        raise ConfigError(f"no sample type {name!r}; known types are {known_types}{nearest(name, SAMPLE_TYPES)}")
     fields = [field for field in dataclasses.fields(SAMPLE_TYPES[name]) if not field.name.startswith("__")]
     for field in field_map:
         if field not in [known.name for known in fields]:

@@ -10,10 +10,10 @@ Each file holds one family of layouts; `LAYOUTS` lists them all.
 
 from __future__ import annotations
 
-from headrace.samples.layouts.fields import nearest, without_nulls
-from headrace.samples.layouts.layout import Layout, LayoutOptions, Sample, assistant, cut, join, user
+from headrace.samples.layouts.fields import without_nulls
+from headrace.samples.layouts.layout import Layout, Sample, assistant, cut, join, user
 from headrace.samples.layouts.recognise import LAYOUTS, NUM_RECORDS, EachLayout, Recognised, make_layout, recognise
-from headrace.samples.layouts.turns import ALIASES
+from headrace.samples.layouts.turns import ALIASES, LayoutOptions
 
 __all__ = [
     "ALIASES",
@@ -28,7 +28,6 @@ __all__ = [
     "cut",
     "join",
     "make_layout",
-    "nearest",
     "recognise",
     "user",
     "without_nulls",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from headrace.config import describe, nearest
 from headrace.errors import InputError
 
 _SHOWN_NAMES = 8
-_SHOWN_CHARS = 60
 
 
 class Fields:
@@ -140,29 +139,6 @@ def check_text(text: str, place: str) -> str:
             f"{error.start:,}"
         ) from None
     return text
-
-
-def describe(value: object) -> str:
-    """Describe a value in a few words: its kind and its beginning."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool | int | float):
-        return f"the {'boolean' if isinstance(value, bool) else 'number'} {value}"
-    if isinstance(value, str):
-        shown = repr(value[:_SHOWN_CHARS]) + ("..." if len(value) > _SHOWN_CHARS else "")
-        return f"the string {shown}"
-    if isinstance(value, list | tuple):
-        return f"a list of {len(value):,}"
-    if isinstance(value, Mapping):
-        shown = ", ".join(map(repr, list(value)[:_SHOWN_NAMES])) or "none"
-        return f"an object with the fields {shown}"
-    return f"a {type(value).__name__}"
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` if one of the known names is similar, else an empty string."""
-    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def without_nulls(value: Any) -> Any:

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from headrace.config import describe
 from headrace.errors import InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Message, Preference, Prompt, Text, TrainSpan
-from headrace.samples.layouts.fields import Fields, describe
-from headrace.samples.layouts.turns import Arguments, MessageReader, Parts
+from headrace.samples.layouts.fields import Fields
+from headrace.samples.layouts.turns import LayoutOptions, MessageReader
 
 Sample = Conversation | Completion | Preference | Prompt | Group | Text
 """The samples that a record may become."""
@@ -19,24 +20,6 @@ Sample = Conversation | Completion | Preference | Prompt | Group | Text
 
 _BESIDE = ("system", "tools", "chat_template_kwargs")
 """Fields of a record that belong to its conversation but are not among its messages."""
-
-
-class LayoutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The caller's options for reading records, whatever their layout."""
-
-    fields: dict[str, str] = {}
-    """The data's names of fields, by the layout's names: ``{"messages": "dialog.turns"}``. This includes the fields of
-    messages: ``role``, ``content``, ``train``, ``masked``, ``weight``, ``train_detail``.
-    """
-
-    roles: dict[str, str] = {}
-    """The role that templates know, by the data's role, in addition to `ALIASES`: ``{"Kunde": "user"}``."""
-
-    parts: Parts = "keep"
-    """Whether content that is a list of parts reaches the template as it is, or text parts are joined to one string."""
-
-    arguments: Arguments = "keep"
-    """Whether arguments of calls that are strings reach the template as they are, or parsed from JSON."""
 
 
 class Layout(ABC):
@@ -63,7 +46,7 @@ class Layout(ABC):
         beside = [self.fields.name(field) for field in _BESIDE]
         # A path into objects is no top-level field, so the quick test for missing fields does not work for it.
         self._beside = None if any("." in name for name in beside) else frozenset(beside)
-        self.reader = MessageReader(options.fields, options.roles, options.parts, options.arguments)
+        self.reader = MessageReader(options)
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Return whether the record looks like one of this layout, by its fields and the kinds of their values."""

@@ -6,9 +6,9 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from headrace.config import describe
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation, Preference
-from headrace.samples.layouts.fields import describe
 from headrace.samples.layouts.layout import Layout, assistant, cut, user
 from headrace.samples.layouts.supervised import TaskLayout
 

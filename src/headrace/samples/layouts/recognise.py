@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from headrace.config import closest, nearest
 from headrace.errors import ConfigError, InputError
-from headrace.samples.layouts.fields import nearest
-from headrace.samples.layouts.layout import Layout, LayoutOptions, Sample
+from headrace.samples.layouts.layout import Layout, Sample
 from headrace.samples.layouts.preference import (
     ArgillaLayout,
     IntelLayout,
@@ -29,6 +28,7 @@ from headrace.samples.layouts.supervised import (
     ResponseLayout,
     TextLayout,
 )
+from headrace.samples.layouts.turns import LayoutOptions
 
 _ALL: tuple[type[Layout], ...] = (
     MessagesLayout,
@@ -211,10 +211,9 @@ def _no_layout(
     if any(near.fields.has(first, field) for field in near.required):
         return f"{begin} The nearest layout is {near.name}: {_reason(near, first)}"
     known = sorted({field for layout in wanted for field in layout.required})
-    alike = [
-        (field, close) for field in first for close in difflib.get_close_matches(str(field), known, n=1, cutoff=0.7)
-    ]
-    shown = f"{{{alike[0][1]}: {alike[0][0]}}}" if alike else f"{{{known[0]}: NAME}}"
+    alike = [(close, field) for field in first if (close := closest(str(field), known, cutoff=0.7))]
+    ours, theirs = alike[0] if alike else (known[0], "NAME")
+    shown = f"{{{ours}: {theirs}}}"
     return f"{begin} Name the fields with `fields`, for instance `fields: {shown}`. The layouts are: " + "; ".join(
         _shown(layout) for layout in wanted
     )

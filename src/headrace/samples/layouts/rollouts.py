@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.config import describe
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation, Group, Prompt
-from headrace.samples.layouts.fields import check_text, describe
+from headrace.samples.layouts.fields import check_text
 from headrace.samples.layouts.layout import Layout, assistant
 
 ANSWERS = ("completion", "response", "responses", "chosen", "rejected", "output", "rewards")

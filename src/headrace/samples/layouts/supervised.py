@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from headrace.config import describe
 from headrace.errors import InputError
 from headrace.samples.conversation import Completion, Conversation, Message, Text
-from headrace.samples.layouts.fields import describe
 from headrace.samples.layouts.layout import Layout, assistant, join, user
 
 

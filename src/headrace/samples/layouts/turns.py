@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.config import describe
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation, Message, TrainSpan
-from headrace.samples.layouts.fields import check_text, describe, is_unicode, wrong
+from headrace.samples.layouts.fields import check_text, is_unicode, wrong
 
 
 def read_flag(message: Mapping[str, Any], names: Mapping[str, str], place: str) -> bool | None:
@@ -184,11 +185,23 @@ def parse_arguments(calls: object, place: str) -> object:
     return read
 
 
-Parts = Literal["keep", "join"]
-"""Whether content that is a list of parts is kept as it is, or its text parts are joined to one string."""
+class LayoutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The caller's options for reading records, whatever their layout."""
 
-Arguments = Literal["keep", "parse"]
-"""Whether arguments of a call that are a string are kept as they are, or parsed as JSON."""
+    fields: dict[str, str] = {}
+    """The data's names of fields, by the layout's names: ``{"messages": "dialog.turns"}``. This includes the fields of
+    messages: ``role``, ``content``, ``train``, ``masked``, ``weight``, ``train_detail``.
+    """
+
+    roles: dict[str, str] = {}
+    """The role that templates know, by the data's role, in addition to `ALIASES`: ``{"Kunde": "user"}``."""
+
+    parts: Literal["keep", "join"] = "keep"
+    """Whether content that is a list of parts reaches the template as it is, or text parts are joined to one string."""
+
+    arguments: Literal["keep", "parse"] = "keep"
+    """Whether arguments of calls that are strings reach the template as they are, or parsed from JSON."""
+
 
 _FLAGS = ("train", "masked", "weight", "train_detail")
 
@@ -196,15 +209,14 @@ _FLAGS = ("train", "masked", "weight", "train_detail")
 class MessageReader:
     """Reads lists of messages.
 
-    ``names`` are the data's names of the fields of a message, if these are not ``role`` and ``content`` (or ``from``
-    and ``value``), and of the flags ``train``, ``masked``, ``weight``, ``train_detail``. ``roles`` are further names of
-    roles; they take precedence over `ALIASES`.
+    Without other names in the options, a message has ``role`` and ``content``, or ``from`` and ``value``.
     """
 
-    def __init__(self, names: Mapping[str, str], roles: Mapping[str, str], parts: Parts, arguments: Arguments) -> None:
-        self._roles = {**ALIASES, **roles}
-        self._parts = parts
-        self._parses = arguments == "parse"
+    def __init__(self, options: LayoutOptions) -> None:
+        names = options.fields
+        self._roles = {**ALIASES, **options.roles}
+        self._parts = options.parts
+        self._parses = options.arguments == "parse"
         self._role_names = (names["role"],) if "role" in names else ("role", "from")
         self._content_names = (names["content"],) if "content" in names else ("content", "value")
         self._pairs = list(itertools.product(self._role_names, self._content_names))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from headrace.errors import HeadraceError, InputError
 from headrace.samples.maker.sequences import MadeSequence, Tally
 from headrace.samples.maker.shapes import Document
-from headrace.samples.masking.results import Dropped, DroppedError, Refused
+from headrace.samples.masking.results import Dropped, DroppedError, Refused, Rejects
 from headrace.samples.recipe.keys import StoreKey
 
 IntArray = NDArray[np.int64]
@@ -68,17 +68,14 @@ class MakerCounts(msgspec.Struct, kw_only=True):
         """Add the counts of another block."""
         for name in ("records", "kept", "bad", "documents", "supervised", "eos", "bos"):
             setattr(self, name, getattr(self, name) + getattr(more, name))
-        for reason, number in more.dropped.items():
-            self.dropped[reason] = self.dropped.get(reason, 0) + number
-        for note, number in more.notes.items():
-            self.notes[note] = self.notes.get(note, 0) + number
+        _add(self.dropped, more.dropped)
+        _add(self.notes, more.notes)
         for key, theirs in more.tokens.items():
             ours = self.tokens.setdefault(key, TokenSums())
             ours.made += theirs.made
             ours.kept += theirs.kept
             ours.truncated += theirs.truncated
-            for reason, number in theirs.dropped.items():
-                ours.dropped[reason] = ours.dropped.get(reason, 0) + number
+            _add(ours.dropped, theirs.dropped)
 
     def balance(self) -> None:
         """Compare counts that were made in different ways.
@@ -135,6 +132,11 @@ def counted(counts: Counter[str]) -> dict[str, int]:
     return {name: number for name, number in sorted(counts.items()) if number}
 
 
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, number in more.items():
+        counts[name] = counts.get(name, 0) + number
+
+
 def _equal(what: str, left: int, right: int) -> None:
     if left != right:
         raise HeadraceError(
@@ -152,22 +154,19 @@ class SampleBlock:
         self._rows: list[Document] = []
         self._owners: list[int] = []
         self._domains: list[str] = []
-        self._dropped: list[Dropped] = []
-        self._bad: list[Refused] = []
+        self._rejects = Rejects()
         self._sums: defaultdict[str, TokenSums] = defaultdict(TokenSums)
         self._notes: Counter[str] = Counter()
         self._added: Counter[str] = Counter()
 
     def drop_record(self, record: int, error: DroppedError | InputError, made: Sequence[MadeSequence] = ()) -> None:
         """Count a record that is dropped or bad. ``made``: its sequences before any cut."""
-        if isinstance(error, InputError):
-            self._bad.append(Refused(record, str(error)))
-            return
-        for one in made:
-            sums = self._sums[one.key]
-            sums.made += one.num_made
-            sums.dropped[error.reason] = sums.dropped.get(error.reason, 0) + one.num_made
-        self._dropped.append(Dropped(record, error.reason, str(error), sum(one.num_made for one in made)))
+        self._rejects.add(record, error, sum(one.num_made for one in made))
+        if isinstance(error, DroppedError):
+            for one in made:
+                sums = self._sums[one.key]
+                sums.made += one.num_made
+                sums.dropped[error.reason] = sums.dropped.get(error.reason, 0) + one.num_made
 
     def take(
         self,
@@ -209,8 +208,8 @@ class SampleBlock:
         counts = MakerCounts(
             records=self._num_records,
             kept=self._num_kept,
-            dropped=dict(sorted(Counter(entry.reason for entry in self._dropped).items())),
-            bad=len(self._bad),
+            dropped=dict(sorted(Counter(entry.reason for entry in self._rejects.dropped).items())),
+            bad=len(self._rejects.refused),
             documents=len(self._rows),
             tokens=self._sums,
             eos=self._added["eos"],
@@ -227,7 +226,7 @@ class SampleBlock:
             records=np.array(self._owners, np.int64),
             arrays={key.stored: arrays[key.name] for key in keys},
             domains=self._domains if with_domains else None,
-            dropped=sorted(self._dropped),
-            bad=sorted(self._bad),
+            dropped=sorted(self._rejects.dropped),
+            bad=sorted(self._rejects.refused),
             counts=counts,
         )

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from headrace.config import nearest
 from headrace.errors import ConfigError
-from headrace.samples.layouts import nearest
 
 Ids = NDArray[np.uint32]
 _NONE: Ids = np.zeros(0, np.uint32)

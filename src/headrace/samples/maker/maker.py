@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from headrace.config import describe
 from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.samples.conversation import Conversation
 from headrace.samples.layouts import EachLayout, Layout, Sample, make_layout, without_nulls
-from headrace.samples.layouts.fields import check_text, describe
+from headrace.samples.layouts.fields import check_text
 from headrace.samples.maker.block import MadeDocuments, SampleBlock
 from headrace.samples.maker.ends import EndTokens
 from headrace.samples.maker.noticing import notices
@@ -25,7 +26,7 @@ from headrace.samples.masking.marking import Marker
 from headrace.samples.masking.options import Template, TextEncoder
 from headrace.samples.masking.results import TOO_LONG, DroppedError, Masked
 from headrace.samples.masking.token_spans import SpanEncoder
-from headrace.samples.masking.truncation import exchanges, shortened
+from headrace.samples.masking.truncation import most_exchanges
 from headrace.samples.recipe.keys import StoreKey, store_keys
 from headrace.samples.recipe.recipe import AUTO, EACH, MAKES, InputSpec, Recipe
 
@@ -225,7 +226,9 @@ class SampleMaker:
         for one in asked:
             check_text(one.marked.text, "the text")
         if self._limits_chars:
-            self._filter_chars(asked)
+            num_chars = sum(len(one.marked.text) - one.begin for one in asked)
+            filters = self.recipe.filters
+            _check_range(num_chars, filters.min_chars, filters.max_chars, "chars", "characters")
         return _Waiting(number, sample, asked, tally, domain)
 
     def _finish(self, record: _Waiting, encoded: list[EncodedText] | None, block: SampleBlock) -> None:
@@ -235,16 +238,15 @@ class SampleMaker:
             if encoded is None:
                 encoded = self._sequencer.encode(record.asked)
             try:
-                made = [
-                    self._sequencer.finish(asked, row, record.tally)
-                    for asked, row in zip(record.asked, encoded, strict=True)
-                ]
+                made = self._finished(record.asked, encoded, record.tally)
             except DroppedError:
                 # The ledger counts its tokens as made and dropped.
                 made = [whole(asked.key, row) for asked, row in zip(record.asked, encoded, strict=True)]
                 raise
             if self._limits_tokens:
-                self._filter_tokens(made)
+                num_tokens = sum(one.num_made for one in made)
+                filters = self.recipe.filters
+                _check_range(num_tokens, filters.min_tokens, filters.max_tokens, "tokens", "tokens")
             if record.tally.notes.get("split_records"):
                 record.tally.notes["split_tokens"] += sum(sequence.num_made for sequence in made[:-1])
             kept = self._cut(record.sample, made, record.tally)
@@ -254,6 +256,9 @@ class SampleMaker:
             block.drop_record(record.number, error, made)
         else:
             block.take(record.number, made, kept, documents, record.tally, record.domain)
+
+    def _finished(self, asked: Sequence[Asked], encoded: Sequence[EncodedText], tally: Tally) -> list[MadeSequence]:
+        return [self._sequencer.finish(one, row, tally) for one, row in zip(asked, encoded, strict=True)]
 
     def _cut(self, sample: Any, sequences: list[MadeSequence], tally: Tally) -> list[MadeSequence]:
         limit = self.recipe.length.max_tokens
@@ -265,51 +270,36 @@ class SampleMaker:
         return kept
 
     def _shortened(self, sample: Any, sequences: list[MadeSequence], limit: int, tally: Tally) -> list[MadeSequence]:
-        """Keep the most exchanges that fit and render them again, in a logarithmic number of renderings."""
-        dialogue: Conversation | None = self._shape.dialogue(sample)
-        fitting: list[MadeSequence] = []
-        low, high = 0, 0 if dialogue is None else len(exchanges(dialogue)) - 1
-        while dialogue is not None and low < high:
-            middle = (low + high + 1) // 2
-            shorter = shortened(dialogue, middle, first=self.recipe.length.truncate == "keep_first_turns")
-            trial = Tally()
-            asked = self._shape.ask(self._shape.with_dialogue(sample, shorter), trial)
-            found = [
-                self._sequencer.finish(one, row, trial)
-                for one, row in zip(asked, self._sequencer.encode(asked), strict=True)
-            ]
-            if all(len(one.ids) <= limit for one in found):
-                low, fitting = middle, found
-                tally.added.clear()
-                tally.added.update(trial.added)
-                tally.notes.clear()
-                tally.notes.update(trial.notes)
-            else:
-                high = middle - 1
-        if not fitting:
+        """Keep the most exchanges that fit and render them again."""
+        fitting: tuple[list[MadeSequence], Tally] | None = None
+        dialogue = self._shape.dialogue(sample)
+        if dialogue is not None:
+            conversation, replaced = dialogue
+
+            def made(shorter: Conversation) -> tuple[list[MadeSequence], Tally] | None:
+                trial = Tally()
+                asked = self._shape.ask(replaced(shorter), trial)
+                found = self._finished(asked, self._sequencer.encode(asked), trial)
+                return (found, trial) if all(len(one.ids) <= limit for one in found) else None
+
+            first = self.recipe.length.truncate == "keep_first_turns"
+            fitting = most_exchanges(conversation, made, first=first)
+        if fitting is None:
             longest = max(len(one.ids) for one in sequences)
             raise DroppedError(
                 TOO_LONG,
                 f"it has {longest:,} tokens, length.max_tokens is {limit:,}, and not even one of its exchanges fits",
             )
+        kept, trial = fitting
+        tally.notes, tally.added = trial.notes, trial.added
         tally.notes["shortened_records"] += 1
         missing = Counter({one.key: 0 for one in sequences})
         for one in sequences:
             missing[one.key] += one.num_made
-        for one in fitting:
+        for one in kept:
             missing[one.key] -= one.num_made
         # The tokens that a key lost altogether are counted with the first of its sequences.
-        return [msgspec.structs.replace(one, num_truncated=missing.pop(one.key, 0)) for one in fitting]
-
-    def _filter_chars(self, asked: Sequence[Asked]) -> None:
-        filters = self.recipe.filters
-        num_chars = sum(len(one.marked.text) - one.begin for one in asked)
-        _check_range(num_chars, filters.min_chars, filters.max_chars, "chars", "characters")
-
-    def _filter_tokens(self, sequences: Sequence[MadeSequence]) -> None:
-        filters = self.recipe.filters
-        num_tokens = sum(one.num_made for one in sequences)
-        _check_range(num_tokens, filters.min_tokens, filters.max_tokens, "tokens", "tokens")
+        return [msgspec.structs.replace(one, num_truncated=missing.pop(one.key, 0)) for one in kept]
 
     def _check_numbers(self, documents: Sequence[Mapping[str, Any]]) -> None:
         """Refuse numbers that the dtype of their key would change.

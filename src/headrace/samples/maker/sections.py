@@ -8,16 +8,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from headrace.config import describe
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation
-from headrace.samples.layouts.fields import Fields, check_text, describe
-from headrace.samples.layouts.turns import MessageReader
+from headrace.samples.layouts.fields import Fields, check_text
+from headrace.samples.layouts.turns import LayoutOptions, MessageReader
 from headrace.samples.maker.ends import Ends
 from headrace.samples.maker.sequences import Asked, MadeSequence, Tally, joined, plain
-from headrace.samples.maker.shapes import Document, Shape, Tools
+from headrace.samples.maker.shapes import Document, Shape, Tools, single_document
 from headrace.samples.masking.marking import Marked
 from headrace.samples.masking.results import DroppedError
-from headrace.samples.recipe.recipe import InputSpec, Recipe, Section, Source, lengths_key, mask_key
+from headrace.samples.recipe.recipe import InputSpec, Section, Source, lengths_key, mask_key
 
 Record = Mapping[str, Any]
 
@@ -31,14 +32,9 @@ class SectionsShape(Shape[Record]):
 
     def __init__(self, tools: Tools, spec: InputSpec | None) -> None:
         super().__init__(tools)
-        names = spec.fields if spec is not None else {}
-        self._fields = Fields("sections", names)
-        self._reader = MessageReader(
-            names,
-            spec.roles if spec else {},
-            spec.parts if spec else "keep",
-            spec.arguments if spec else "keep",
-        )
+        options = spec.options if spec is not None else LayoutOptions()
+        self._fields = Fields("sections", options.fields)
+        self._reader = MessageReader(options)
         self._sources = tools.recipe.sources or {"tokens": Source(sections=tools.recipe.sections)}
 
     def ask(self, sample: Record, tally: Tally) -> list[Asked]:
@@ -57,7 +53,7 @@ class SectionsShape(Shape[Record]):
         """Return the document of a record, or several if a template splits it; see `Shape.documents`."""
         recipe = self.tools.recipe
         if recipe.sections:
-            return [_single(recipe, one) for one in found]
+            return [single_document(recipe, one) for one in found]
         document: Document = {}
         for key, source in recipe.sources.items():
             own = [one for one in found if one.key == key]
@@ -188,13 +184,3 @@ class SectionsShape(Shape[Record]):
         if not self.tools.recipe.appends_eos or last.template:
             return ends
         return ends._replace(after=self.tools.ends.eos, is_trained=last.action == "train")
-
-
-def _single(recipe: Recipe, found: MadeSequence) -> Document:
-    document: Document = {"tokens": found.ids}
-    if recipe.type == "sft":
-        document["loss_mask"] = found.mask
-        document["num_supervised"] = found.num_supervised
-    if recipe.output.position_ids != "none":
-        document["position_ids"] = np.arange(len(found.ids), dtype=np.int64)
-    return document

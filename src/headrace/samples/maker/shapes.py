@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -161,13 +161,12 @@ class Shape(ABC, Generic[S]):
         """Return the conversations that `ask` will render, as far as they are known in advance."""
         return []
 
-    def dialogue(self, sample: S) -> Conversation | None:
-        """Return the conversation from which exchanges may be removed if the sample is too long, or None."""
-        return None
+    def dialogue(self, sample: S) -> tuple[Conversation, Callable[[Conversation], S]] | None:
+        """Return the conversation from which exchanges may be removed if the sample is too long, or None.
 
-    def with_dialogue(self, sample: S, conversation: Conversation) -> S:
-        """Return the sample with another conversation in place of its `dialogue`."""
-        raise InputError("the sample has no exchanges that could be removed")
+        With it comes a function that returns the sample with another conversation in its place.
+        """
+        return None
 
 
 def _with_header(marked: Marked) -> Marked:
@@ -250,6 +249,16 @@ def columns_bytes(columns: Mapping[str, Any]) -> NDArray[np.uint8]:
 Single = Text | Conversation | Completion
 
 
+def single_document(recipe: Recipe, found: MadeSequence) -> Document:
+    """Return the document of one sequence, for types that store one key."""
+    document: Document = {"tokens": found.ids}
+    if recipe.type == "sft":
+        document |= {"loss_mask": found.mask, "num_supervised": found.num_supervised}
+    if recipe.output.position_ids != "none":
+        document["position_ids"] = np.arange(len(found.ids), dtype=np.int64)
+    return document
+
+
 class SingleShape(Shape[Single]):
     """Stores ``tokens``; for sft also ``loss_mask`` and ``num_supervised``, for KTO ``label``."""
 
@@ -260,7 +269,7 @@ class SingleShape(Shape[Single]):
             return [Asked("tokens", plain((sample.text, True)), self.tools.answer_ends, is_checked)]
         if isinstance(sample, Completion) and isinstance(sample.prompt, str) and isinstance(sample.completion, str):
             return [pair_text(self.tools, "tokens", sample.prompt, sample.completion, is_checked=is_checked)]
-        conversation = self.dialogue(sample)
+        conversation = self._conversation(sample)
         if conversation is None:
             raise TypeError(f"{type(sample).__name__} is not a sample of type {self.tools.recipe.type}")
         if not is_checked:  # type seq stores no mask, so none has to be proved
@@ -274,20 +283,14 @@ class SingleShape(Shape[Single]):
 
     def documents(self, sample: Single, found: Sequence[MadeSequence]) -> list[Document]:
         """Return one document for each sequence."""
-        documents = []
-        for one in found:
-            document: Document = {"tokens": one.ids}
-            if self.tools.recipe.type == "sft":
-                document["loss_mask"] = one.mask
-                document["num_supervised"] = one.num_supervised
-            if self.tools.recipe.output.position_ids != "none":
-                document["position_ids"] = np.arange(len(one.ids), dtype=np.int64)
-            if isinstance(sample, Completion) and sample.label is not None:
+        documents = [single_document(self.tools.recipe, one) for one in found]
+        if isinstance(sample, Completion) and sample.label is not None:
+            for document in documents:
                 document["label"] = int(sample.label)
-            documents.append(document)
         return documents
 
-    def dialogue(self, sample: Single) -> Conversation | None:
+    @staticmethod
+    def _conversation(sample: Single) -> Conversation | None:
         """Return the conversation, or prompt and completion as one conversation; None for text."""
         if isinstance(sample, Completion):
             if isinstance(sample.prompt, str) or isinstance(sample.completion, str):
@@ -297,15 +300,20 @@ class SingleShape(Shape[Single]):
 
     def conversations(self, sample: Single) -> list[Conversation]:
         """Return the conversation, if the sample is one."""
-        dialogue = self.dialogue(sample)
-        return [] if dialogue is None else [dialogue]
+        conversation = self._conversation(sample)
+        return [] if conversation is None else [conversation]
 
-    def with_dialogue(self, sample: Single, conversation: Conversation) -> Single:
-        """Return the sample with another conversation; for a completion, all of it becomes the completion."""
-        if isinstance(sample, Completion):
-            empty = msgspec.structs.replace(conversation, messages=[], train=(), train_spans=())
-            return Completion(prompt=empty, completion=conversation, label=sample.label)
-        return conversation
+    def dialogue(self, sample: Single) -> tuple[Conversation, Callable[[Conversation], Single]] | None:
+        """Return the conversation, if the sample is one; a shorter one of a completion becomes the completion."""
+        conversation = self._conversation(sample)
+
+        def replaced(shorter: Conversation) -> Single:
+            if not isinstance(sample, Completion):
+                return shorter
+            empty = msgspec.structs.replace(shorter, messages=[], train=(), train_spans=())
+            return Completion(prompt=empty, completion=shorter, label=sample.label)
+
+        return None if conversation is None else (conversation, replaced)
 
 
 class PairShape(Shape[Preference]):
@@ -341,9 +349,11 @@ class PairShape(Shape[Preference]):
             document |= {one.key: one.ids, f"{one.key}_mask": one.mask}
         return [document]
 
-    def dialogue(self, sample: Preference) -> Conversation | None:
+    def dialogue(self, sample: Preference) -> tuple[Conversation, Callable[[Conversation], Preference]] | None:
         """Return the prompt, since both answers keep the same one."""
-        return sample.prompt if isinstance(sample.prompt, Conversation) else None
+        if not isinstance(sample.prompt, Conversation):
+            return None
+        return sample.prompt, lambda prompt: msgspec.structs.replace(sample, prompt=prompt)
 
     def conversations(self, sample: Preference) -> list[Conversation]:
         """Return the prompt with each answer, if they are messages."""
@@ -352,10 +362,6 @@ class PairShape(Shape[Preference]):
             return []
         answers = (sample.chosen, sample.rejected)
         return [with_answer(prompt, answer) for answer in answers if isinstance(answer, Conversation)]
-
-    def with_dialogue(self, sample: Preference, conversation: Conversation) -> Preference:
-        """Return the sample with another prompt."""
-        return Preference(prompt=conversation, chosen=sample.chosen, rejected=sample.rejected)
 
 
 class PromptShape(Shape[Prompt]):

@@ -19,14 +19,13 @@ from headrace.samples.masking.results import (
     TOO_LONG,
     UNTRAINED_END,
     Counts,
-    Dropped,
     DroppedError,
     Masked,
     MaskedBatch,
-    Refused,
+    Rejects,
 )
 from headrace.samples.masking.token_spans import SpanEncoder
-from headrace.samples.masking.truncation import Truncation, exchanges, shortened, truncate
+from headrace.samples.masking.truncation import Truncation, most_exchanges, truncate
 
 
 class Masker:
@@ -103,18 +102,18 @@ class Masker:
             try:
                 texts = self._marker.mark(conversation, with_all=evidence)
             except (DroppedError, InputError) as error:
-                work.drop_record(number, error)
+                work.rejects.add(number, error, 0)
                 continue
             work.counts.update(self._marker.counts)
             marked += texts
             owners += [number] * len(texts)
         encoded = self._encode(conversations, marked, owners, evidence=evidence) if marked else []
         for number, rows in _grouped(owners):
-            work.num_tokens = sum(len(encoded[row].ids) for row in rows)
+            own = [encoded[row] for row in rows]
             try:
-                work.take(number, [encoded[row] for row in rows])
+                work.take(number, own)
             except (DroppedError, InputError) as error:
-                work.drop_record(number, error)
+                work.rejects.add(number, error, _num_tokens(own))
         return work.result()
 
     def _encode(
@@ -136,40 +135,34 @@ class _Batch:
         self, masker: Masker, conversations: Sequence[Conversation], truncation: Truncation | None, evidence: bool
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self.num_tokens = 0  # of the record that is being checked
+        self.rejects = Rejects()
         self._masker = masker
         self._conversations = conversations
         self._truncation = truncation
         self._with_evidence = evidence
         self._samples: list[Masked] = []
         self._num_supervised: list[int] = []
-        self._dropped: list[Dropped] = []
-        self._refused: list[Refused] = []
-
-    def drop_record(self, record: int, error: DroppedError | InputError) -> None:
-        """Count a record that a policy drops or that cannot be used."""
-        if isinstance(error, DroppedError):
-            self._dropped.append(Dropped(record, error.reason, str(error), self.num_tokens))
-        else:
-            self._refused.append(Refused(record, str(error)))
 
     def take(self, record: int, encoded: list[EncodedText]) -> None:
         """Check, truncate and keep the samples of a record: all of them, or none."""
         counts: Counter[str] = Counter()
         truncation = self._truncation
-        self._check(encoded, counts)
+        for row in encoded:
+            check_encoded(row, self._masker.options, counts)
         if (
             truncation is not None
             and truncation.by_turns
             and any(len(row.ids) > truncation.max_tokens for row in encoded)
         ):
-            shorter = self._shorten(record, truncation)
+            num_tokens = _num_tokens(encoded)
+            shorter = self._shorten(record, truncation, num_tokens)
             if _num_supervised(encoded) and not _num_supervised(shorter):
-                truncation.refuse_cut(self.num_tokens, _num_supervised(encoded))
+                truncation.refuse_cut(num_tokens, _num_supervised(encoded))
             counts.clear()
-            self._check(shorter, counts)
+            for row in shorter:
+                check_encoded(row, self._masker.options, counts)
             counts["shortened_records"] += 1
-            counts["truncated_tokens"] += self.num_tokens - sum(len(row.ids) for row in shorter)
+            counts["truncated_tokens"] += num_tokens - _num_tokens(shorter)
             encoded = shorter
         samples = [
             Masked(record=record, ids=row.ids, loss_mask=row.loss_mask, evidence=row.evidence) for row in encoded
@@ -184,28 +177,20 @@ class _Batch:
         self._num_supervised += [sample.num_supervised for sample in samples]
         self.counts.update(counts)
 
-    def _check(self, encoded: list[EncodedText], counts: Counter[str]) -> None:
-        for row in encoded:
-            check_encoded(row, self._masker.options, counts)
+    def _shorten(self, record: int, truncation: Truncation, num_tokens: int) -> list[EncodedText]:
+        """Keep the most exchanges that fit and render them again."""
 
-    def _shorten(self, record: int, truncation: Truncation) -> list[EncodedText]:
-        """Keep the most exchanges that fit and render them again, in a logarithmic number of renderings."""
-        conversation = self._conversations[record]
+        def made(shorter: Conversation) -> list[EncodedText] | None:
+            found = self._masker._exactly(shorter, evidence=self._with_evidence)
+            return found if all(len(row.ids) <= truncation.max_tokens for row in found) else None
+
         first = truncation.over_long == "keep_first_turns"
-        fitting: list[EncodedText] = []
-        low, high = 0, len(exchanges(conversation)) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            found = self._masker._exactly(shortened(conversation, middle, first=first), evidence=self._with_evidence)
-            if all(len(row.ids) <= truncation.max_tokens for row in found):
-                low, fitting = middle, found
-            else:
-                high = middle - 1
+        fitting = most_exchanges(self._conversations[record], made, first=first)
         if not fitting:
             raise DroppedError(
                 TOO_LONG,
-                f"the sample has {self.num_tokens:,} tokens, max_tokens is {truncation.max_tokens:,}, and not even one "
-                "of its exchanges fits",
+                f"the sample has {num_tokens:,} tokens, max_tokens is {truncation.max_tokens:,}, and not even one of "
+                "its exchanges fits",
             )
         return fitting
 
@@ -218,8 +203,8 @@ class _Batch:
             lengths=np.array([len(sample.ids) for sample in samples], np.int64),
             records=np.array([sample.record for sample in samples], np.int64),
             num_supervised=np.array(self._num_supervised, np.int32),
-            dropped=sorted(self._dropped),
-            refused=sorted(self._refused),
+            dropped=sorted(self.rejects.dropped),
+            refused=sorted(self.rejects.refused),
             counts=+self.counts,
             evidence=[sample.evidence for sample in samples if sample.evidence is not None]
             if self._with_evidence
@@ -272,6 +257,10 @@ def _grouped(owners: Sequence[int]) -> Iterator[tuple[int, range]]:
         if row == len(owners) or owners[row] != owners[begin]:
             yield owners[begin], range(begin, row)
             begin = row
+
+
+def _num_tokens(encoded: list[EncodedText]) -> int:
+    return sum(len(row.ids) for row in encoded)
 
 
 def _num_supervised(encoded: list[EncodedText]) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import check_choices
 from headrace.errors import ConfigError
 from headrace.samples.conversation import Conversation
 from headrace.samples.templates.messages import Rendered
@@ -80,42 +81,11 @@ class MaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     on_unwritten_message: Policy = "error"
 
     def __post_init__(self) -> None:
-        for name, kind in _ALLOWED.items():
-            check_choice(name, getattr(self, name), kind)
+        check_choices(self)
         if not isinstance(self.roles, tuple) or not all(isinstance(role, str) and role for role in self.roles):
             raise ConfigError(f"roles is {self.roles!r}; expected names such as ('assistant',)")
         if not self.roles and not self.train_on_prompt:
             raise ConfigError("roles is empty, so nothing would be trained: name a role, or set train_on_prompt")
-
-
-def check_choice(name: str, value: object, kind: object) -> None:
-    """Check that ``value`` is one of the literals of ``kind``.
-
-    Raises:
-        ConfigError: If it is not.
-    """
-    allowed = get_args(kind)
-    if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(map(repr, allowed))}")
-
-
-_ALLOWED = {
-    "turns": Turns,
-    "end_of_turn": EndOfTurn,
-    "reasoning": Reasoning,
-    "empty_reasoning": Reasoning,
-    "straddle": Straddle,
-    "generation_tags": GenerationTags,
-    "unstable": Unstable,
-    "on_prompt_mismatch": Policy,
-    "on_no_supervised": Policy,
-    "on_all_supervised": Policy,
-    "on_doubled_bos": Policy,
-    "on_missing_bos": Policy,
-    "on_untrained_end": Policy,
-    "on_empty_turn": Policy,
-    "on_unwritten_message": Policy,
-}
 
 
 class Template(Protocol):

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation, Message
 from headrace.samples.masking.options import Template
-from headrace.samples.templates.messages import Rendered
+from headrace.samples.templates.messages import REASONING, Rendered
 
 _FIRST_STAND_IN, _LAST_STAND_IN = 0xE000, 0xF8FF
 """Characters for private use, which have no meaning in texts."""
 
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 REASONING_TAGS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
@@ -37,7 +36,7 @@ PROBE: list[Message] = [
 """One question, its answer, and another question, on which templates are tried."""
 
 _OPENERS = tuple(opener for opener, _ in REASONING_TAGS)
-_FIELDS_BESIDE_CONTENT = frozenset((*REASONING_FIELDS, "tool_calls"))
+_FIELDS_BESIDE_CONTENT = frozenset((*REASONING, "tool_calls"))
 
 
 class Usual(NamedTuple):
@@ -78,7 +77,7 @@ class Renders:
         """
         found = self._texts.get(count)
         if found is None:
-            found = self._texts[count] = self._render(self.conversation.messages[:count], prompt=False)
+            found = self._texts[count] = self.render(self.conversation.messages[:count])
         return found
 
     def text(self, count: int) -> str:
@@ -92,7 +91,7 @@ class Renders:
         """
         found = self._prompts.get(count)
         if found is None:
-            found = self._prompts[count] = self._render(self.conversation.messages[:count], prompt=True).text
+            found = self._prompts[count] = self.render(self.conversation.messages[:count], prompt=True).text
         return found
 
     def prompt_end(self, count: int, message: int, end: str) -> int | None:
@@ -130,35 +129,21 @@ class Renders:
         ``prompt`` renders the text with the generation prompt.
         """
         messages = list(self.conversation.messages[:count])
-        stand_in = self._stand_in(self.text(count))
+        stand_in = self.unused(self.text(count))
         messages[message] = _replaced(messages[message], stand_in)
         try:
-            pieces = self._render(messages, prompt=prompt).text.split(stand_in)
+            pieces = self.render(messages, prompt=prompt).text.split(stand_in)
         except InputError:
             return None
         return (pieces[0], pieces[1]) if len(pieces) == 2 else None
 
-    def replaced(self, messages: list[Message]) -> Rendered:
-        """Render other messages in place of those of the conversation.
-
-        Raises:
-            InputError: If the template refuses them.
-        """
-        return self._render(messages, prompt=False)
-
-    def unused(self, text: str) -> str:
-        """Return a character for private use that does not occur in a text."""
-        return self._stand_in(text)
-
     def header(self, message: int) -> str | None:
         """Return the text before the content of a message without reasoning and tool calls."""
         messages = self.conversation.messages[: message + 1]
-        stand_in = self._stand_in(self.text(len(self.conversation.messages)))
+        stand_in = self.unused(self.text(len(self.conversation.messages)))
         bare = {name: value for name, value in messages[message].items() if name not in _FIELDS_BESIDE_CONTENT}
         try:
-            pieces = self._render([*messages[:message], {**bare, "content": stand_in}], prompt=False).text.split(
-                stand_in
-            )
+            pieces = self.render([*messages[:message], {**bare, "content": stand_in}]).text.split(stand_in)
         except InputError:
             return None
         return pieces[0] if len(pieces) == 2 else None
@@ -188,7 +173,12 @@ class Renders:
             self._usuals[key] = Usual(added, is_plain and not opens(prompt.rstrip(), at_end=True), is_known)
         return self._usuals[key]
 
-    def _render(self, messages: list[Message], *, prompt: bool) -> Rendered:
+    def render(self, messages: list[Message], *, prompt: bool = False) -> Rendered:
+        """Render other messages with the tools and arguments of the conversation.
+
+        Raises:
+            InputError: If the template refuses them.
+        """
         return self._template.render(
             messages,
             tools=self.conversation.tools,
@@ -196,7 +186,9 @@ class Renders:
             **self.conversation.template_kwargs,
         )
 
-    def _stand_in(self, text: str) -> str:
+    @staticmethod
+    def unused(text: str) -> str:
+        """Return a character for private use that does not occur in a text."""
         for code in range(_FIRST_STAND_IN, _LAST_STAND_IN + 1):
             if chr(code) not in text:
                 return chr(code)
@@ -207,12 +199,7 @@ class Renders:
 
 def content_text(message: Message) -> str | None:
     """Return the content of a message as text, with its parts joined; None if it has none."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
-    return None
+    return "".join(_texts(message)) if isinstance(message.get("content"), str | list) else None
 
 
 def _replaced(message: Message, text: str) -> Message:
@@ -229,7 +216,7 @@ def _replaced(message: Message, text: str) -> Message:
 
 def thought_of(message: Message) -> str:
     """Return the reasoning of a message, from the field that holds it; empty if there is none."""
-    for name in REASONING_FIELDS:
+    for name in REASONING:
         if name in message and isinstance(message[name], str):
             return str(message[name]).strip()
     return ""
@@ -264,7 +251,7 @@ def find_unwritten(renders: Renders, prefixes: Prefixes, *, proved: bool) -> lis
         return []
     marks = _marks(messages, renders.unused(rendered.text))
     try:
-        shown = renders.replaced([_with_marks(message, own) for message, own in zip(messages, marks, strict=True)])
+        shown = renders.render([_with_marks(message, own) for message, own in zip(messages, marks, strict=True)])
     except InputError:
         # The template depends on the contents, so it is only known whether they occur anywhere.
         return [
@@ -302,13 +289,15 @@ def _marks(messages: list[Message], unused: str) -> list[list[str]]:
     """Return stand-ins for the texts of each message; none for blank texts."""
     found = []
     for number, message in enumerate(messages):
-        content = message.get("content")
-        texts = [content] if isinstance(content, str) else _texts(content)
-        found.append([f"{unused}{number}.{part}{unused}" for part, text in enumerate(texts) if text.strip()])
+        texts = enumerate(_texts(message))
+        found.append([f"{unused}{number}.{part}{unused}" for part, text in texts if text.strip()])
     return found
 
 
-def _texts(content: object) -> list[str]:
+def _texts(message: Message) -> list[str]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return [content]
     parts = content if isinstance(content, list) else []
     return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.errors import InputError
 from headrace.samples.masking.pieces import WORDS, Region, Why
 
 UNSTABLE, PROMPT_MISMATCH = "unstable_template", "prompt_mismatch"
@@ -48,6 +49,21 @@ class Refused(NamedTuple):
 
     record: int
     message: str
+
+
+class Rejects:
+    """The records that made no sample, with the reasons."""
+
+    def __init__(self) -> None:
+        self.dropped: list[Dropped] = []
+        self.refused: list[Refused] = []
+
+    def add(self, record: int, error: DroppedError | InputError, num_tokens: int) -> None:
+        """Add a record that a policy dropped, or that cannot be used."""
+        if isinstance(error, DroppedError):
+            self.dropped.append(Dropped(record, error.reason, str(error), num_tokens))
+        else:
+            self.refused.append(Refused(record, str(error)))
 
 
 class TokenEvidence(NamedTuple):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, NoReturn
+from collections.abc import Callable
+from typing import Literal, NoReturn, TypeVar
 
 import msgspec
 
+from headrace.config import check_choices
 from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Conversation
-from headrace.samples.masking.options import check_choice
 from headrace.samples.masking.results import SUPERVISION_CUT, TOO_LONG, DroppedError, Masked
 
 OverLong = Literal["error", "drop", "keep_start", "keep_end", "keep_first_turns", "keep_last_turns"]
@@ -40,8 +41,7 @@ class Truncation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
             raise ConfigError(f"max_tokens is {self.max_tokens!r}; expected an integer of 1 or more")
-        check_choice("over_long", self.over_long, OverLong)
-        check_choice("on_supervision_cut", self.on_supervision_cut, Literal["error", "drop"])
+        check_choices(self)
 
     @property
     def by_turns(self) -> bool:
@@ -98,6 +98,27 @@ def truncate(sample: Masked, truncation: Truncation) -> Masked:
     if sample.num_supervised and not cut.num_supervised:
         truncation.refuse_cut(found, sample.num_supervised)
     return cut
+
+
+T = TypeVar("T")
+
+
+def most_exchanges(conversation: Conversation, make: Callable[[Conversation], T | None], *, first: bool) -> T | None:
+    """Return what ``make`` returns for the most exchanges that fit, or None if not even one does.
+
+    ``make`` is called with the conversation shortened to its first or last exchanges, a logarithmic number of times,
+    and returns None if the result is too long.
+    """
+    best: T | None = None
+    low, high = 0, len(exchanges(conversation)) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        made = make(shortened(conversation, middle, first=first))
+        if made is None:
+            high = middle - 1
+        else:
+            low, best = middle, made
+    return best
 
 
 def exchanges(conversation: Conversation) -> list[int]:

@@ -8,10 +8,10 @@ mapper.make({"jpg": b"...", "txt": b"a cat"}, "cats/0017")    # CaptioningSample
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from headrace.config import nearest
 from headrace.errors import ConfigError, FieldAccessError, HeadraceError, SampleError
 from headrace.samples.media.decoding.decoder import SampleDecoder
 from headrace.samples.media.decoding.failing import reraise
@@ -222,10 +222,10 @@ class SampleMapper:
         allowed = [known for known in fields if known not in BASE_FIELDS or known == "__key__"]
         for wanted in field_map:
             if wanted not in allowed:
-                close = difflib.get_close_matches(wanted, allowed, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
                 fields_of = ", ".join(known for known in allowed if known != "__key__")
-                raise ConfigError(f"field map: {name} has no field {wanted!r}; its fields are {fields_of}{hint}")
+                raise ConfigError(
+                    f"field map: {name} has no field {wanted!r}; its fields are {fields_of}{nearest(wanted, allowed)}"
+                )
         for known, field in fields.items():
             has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
             if not has_default and known not in field_map and known not in BASE_FIELDS:

@@ -6,11 +6,11 @@ Such functions are ``sample_loader.py:sample_loader`` and ``sample_loader.py:par
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 from collections.abc import Callable
 from typing import Any
 
+from headrace.config import nearest
 from headrace.errors import ConfigError
 from headrace.samples.media import types
 from headrace.samples.media.sample import CrudeSample, Sample
@@ -64,10 +64,8 @@ def resolve_sample_type(module: str, name: str, *, trust_code: bool = False) -> 
         known: dict[str, Any] = {**SAMPLE_TYPES, "CrudeSample": CrudeSample, **_FACTORY_NAMES}
         if name in known:
             return known[name]  # type: ignore[no-any-return]
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
         names = ", ".join([*SAMPLE_TYPES, "CrudeSample"])
-        raise ConfigError(f"{module} has no sample type {name!r}; known are {names}{hint}")
+        raise ConfigError(f"{module} has no sample type {name!r}; known are {names}{nearest(name, known)}")
     if not trust_code:
         raise ConfigError(
             f"the sample type {module}.{name} is in a module that is not imported, because importing runs its code; "

@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.config import convert
 from headrace.errors import ConfigError
 from headrace.plan.packing.options import Packing
 from headrace.samples.masking.options import MaskOptions
-from headrace.samples.recipe.check import check_recipe, convert
+from headrace.samples.recipe.check import check_recipe
 from headrace.samples.recipe.recipe import (
     Action,
     EndSpec,
@@ -22,7 +23,6 @@ from headrace.samples.recipe.recipe import (
     Recipe,
     RecordFilters,
     Section,
-    SectionAction,
     Source,
     TrainType,
     mask_key,
@@ -31,25 +31,12 @@ from headrace.samples.recipe.recipe import (
 FORMATS: dict[str, Literal["keyed", "hdf5", "jsonl"]] = {"bin": "keyed", "h5": "hdf5", "jsonl": "jsonl"}
 
 
-class _Section(msgspec.Struct, frozen=True, kw_only=True):
-    field: str
-    action: SectionAction
-    template: bool = False
-    add_special_tokens: bool | None = None
+class _Input(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    sections: tuple[Section, ...] | None = None
+    sources: dict[str, Source] | None = None
 
 
-class _Source(msgspec.Struct, frozen=True, kw_only=True):
-    sections: tuple[_Section, ...] = ()
-    list_field: bool = False
-    mask_key: str | None = None
-
-
-class _Input(msgspec.Struct, frozen=True, kw_only=True):
-    sections: tuple[_Section, ...] | None = None
-    sources: dict[str, _Source] | None = None
-
-
-class _Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
+class _Preprocessing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_seq_len: int = 2048
     min_chars: int = 50
     max_chars: int = 2_000_000
@@ -60,7 +47,7 @@ class _Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
     truncation_mode: Literal["keep_start", "keep_end"] = "keep_start"
 
 
-class _Output(msgspec.Struct, frozen=True, kw_only=True):
+class _Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     domain_key: str | None = None
     storage_format: Literal["bin", "h5", "jsonl"] = "bin"
     max_tokens_per_shard: int = 100_000_000
@@ -68,7 +55,7 @@ class _Output(msgspec.Struct, frozen=True, kw_only=True):
     position_ids_mode: Literal["none", "doc_reset", "continuous"] = "doc_reset"
 
 
-class _Config(msgspec.Struct, frozen=True, kw_only=True):
+class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: int = 1
     input: _Input = _Input()
     mask: dict[str, Action] = {}
@@ -89,13 +76,13 @@ def read_astrai(value: dict[Any, Any]) -> Recipe:
     Raises:
         ConfigError: If a key or word is unknown, or a value is not possible.
     """
-    config: _Config = convert(value, _Config)
+    config = convert(value, _Config)
     limits = config.preprocessing
     for name in ("max_seq_len", "max_packed_len", "batch_size"):
         if getattr(limits, name) < 1:
             raise ConfigError(f"preprocessing.{name} is {getattr(limits, name)}: it must be at least 1")
-    sources = {key: _source(source) for key, source in (config.input.sources or {}).items() if source.sections}
-    sections = () if sources else tuple(map(_section, config.input.sections or ()))
+    sources = {key: source for key, source in (config.input.sources or {}).items() if source.sections}
+    sections = () if sources else config.input.sections or ()
     if not sources and not sections:
         raise ConfigError("input has neither sections nor sources: add one that names the fields to read")
     is_text = not sources and all(section.action == "train" and not section.template for section in sections)
@@ -128,21 +115,6 @@ def read_astrai(value: dict[Any, Any]) -> Recipe:
     )
     check_recipe(recipe)
     return recipe
-
-
-def _section(section: _Section) -> Section:
-    return Section(
-        field=section.field,
-        action=section.action,
-        template=section.template,
-        add_special_tokens=section.add_special_tokens,
-    )
-
-
-def _source(source: _Source) -> Source:
-    return Source(
-        sections=tuple(map(_section, source.sections)), list_field=source.list_field, mask_key=source.mask_key
-    )
 
 
 def _type(sources: dict[str, Source], *, is_text: bool) -> TrainType:

@@ -1,22 +1,16 @@
-"""Convert plain objects to the structs of a recipe, and refuse unknown keys and contradictory values.
-
-An error gives the path of the key and, for a wrong key or word, the nearest valid one.
-"""
+"""Refuse recipes whose values contradict each other."""
 
 from __future__ import annotations
 
 import math
 import re
-import types
-import typing
-from collections.abc import Iterable
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
-import msgspec
 import numpy as np
 
+from headrace.config import below, nearest
 from headrace.errors import ConfigError, InputError
-from headrace.samples.layouts import LAYOUTS, make_layout, nearest
+from headrace.samples.layouts import LAYOUTS, make_layout
 from headrace.samples.recipe.keys import DTYPES, store_keys
 from headrace.samples.recipe.recipe import AUTO, EACH, MAKES, Recipe, Section
 from headrace.samples.templates.messages import plain
@@ -171,21 +165,6 @@ def _check_output(recipe: Recipe) -> None:
         raise ConfigError(f"packing is for types seq and sft, but type {recipe.type} is read record by record")
 
 
-def convert(value: Any, kind: Any) -> Any:
-    """Convert plain objects and lists to one of the structs of a recipe.
-
-    Raises:
-        ConfigError: If a key or word is unknown, or a value has the wrong kind; says where, and what is allowed.
-    """
-    _check(value, kind, "")
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at ")
-        where = place.strip("`").removeprefix("$").removeprefix(".")
-        raise ConfigError(f"{where or 'the recipe'}: {message}") from None
-
-
 def check_size(value: Any) -> None:
     """Refuse a value that is nested too deeply, refers to itself, or grows without end by YAML aliases.
 
@@ -199,62 +178,4 @@ def check_size(value: Any) -> None:
             try:
                 plain(part)
             except InputError as error:
-                raise ConfigError(f"{_below(str(key), name) if name else key}: {error}") from None
-
-
-def _check(value: Any, kind: Any, path: str) -> None:
-    """Refuse unknown keys and words with the nearest valid one, which msgspec would not name."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        for arm in arguments:
-            if _suits(value, arm):
-                _check(value, arm, path)
-                return
-    elif origin is Literal:
-        if not any(value == word and type(value) is type(word) for word in arguments):
-            known = [str(word) for word in arguments]
-            raise ConfigError(f"{path} is {value!r}{nearest(str(value), known)}; allowed are {', '.join(known)}")
-    elif origin is tuple and isinstance(value, list | tuple):
-        for number, entry in enumerate(value):
-            _check(entry, arguments[0], f"{path}[{number}]")
-    elif origin is dict and isinstance(value, dict):
-        for key, entry in value.items():
-            _check(entry, arguments[1], _below(path, key))
-    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, dict):
-        hints = typing.get_type_hints(kind)
-        names = {field.encode_name: field.name for field in msgspec.structs.fields(kind)}
-        check_keys(value, names, path)
-        for key, entry in value.items():
-            _check(entry, hints[names[key]], _below(path, key))
-
-
-def check_keys(value: dict[Any, Any], known: Iterable[str], path: str) -> None:
-    """Refuse unknown keys.
-
-    Raises:
-        ConfigError: If a key is unknown; gives its path and the nearest valid name.
-    """
-    known = list(known)
-    for key in value:
-        if key not in known:
-            raise ConfigError(
-                f"{_below(path, key)} is unknown{nearest(str(key), known)}; allowed here are {', '.join(known)}"
-            )
-
-
-def _below(path: str, key: object) -> str:
-    return f"{path}.{key}" if path else str(key)
-
-
-def _suits(value: Any, kind: Any) -> bool:
-    """Return whether a value is meant for this member of a union."""
-    origin = get_origin(kind)
-    if kind is types.NoneType:
-        return value is None
-    if origin is Literal:
-        return isinstance(value, str)
-    if origin is tuple:
-        return isinstance(value, list | tuple)
-    if origin is dict or (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-        return isinstance(value, dict)
-    return isinstance(kind, type) and isinstance(value, kind)
+                raise ConfigError(f"{below(str(key), name) if name else key}: {error}") from None

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 import yaml
 
+from headrace.config import convert
 from headrace.errors import ConfigError
 from headrace.samples.layouts import NUM_RECORDS, Recognised, recognise, without_nulls
 from headrace.samples.layouts.recognise import SAID
 from headrace.samples.recipe.astrai import is_astrai, read_astrai
-from headrace.samples.recipe.check import check_recipe, check_size, convert
+from headrace.samples.recipe.check import check_recipe, check_size
 from headrace.samples.recipe.recipe import AUTO, MAKES, Recipe, TemplateSpec
 
 
@@ -73,7 +74,7 @@ def make_recipe(value: dict[str, Any]) -> Recipe:
         value["inputs"] = [_input(entry) for entry in inputs]
     if isinstance(value.get("template"), str):
         value["template"] = {"path": value["template"]}
-    recipe: Recipe = convert(value, Recipe)
+    recipe = convert(value, Recipe)
     check_recipe(recipe)
     return recipe
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from headrace.config import nearest
 from headrace.errors import ConfigError, InputError
 from headrace.samples.templates.compiled import TemplateSetup
 from headrace.samples.templates.suite import find, suite_names
@@ -93,11 +93,10 @@ def load_setup(path: str | PathLike[str], *, name: str | None, tokenizer: str | 
         return _from_file(place, name, special_tokens(place.parent) if tokens is None else tokens)
     ours = find(str(path))
     if ours is None:
-        close = get_close_matches(str(path), suite_names(), 3)
-        hint = f"Did you mean {' or '.join(close)}? " if close else ""
+        names = suite_names()
         raise ConfigError(
-            f"{str(path)!r} is not a folder, a file or the name of a template of ours. {hint}"
-            f"`suite_names()` lists all {len(suite_names())} names"
+            f"{str(path)!r} is not a folder, a file or the name of a template of ours{nearest(str(path), names)}; "
+            f"`suite_names()` lists all {len(names)} names"
         )
     if name is not None:
         raise ConfigError(f"{str(path)!r} is a single template and has no {name!r}: leave the name out")

@@ -10,14 +10,14 @@ Headrace reads two things on which Energon fails: a missing value (``key:``) is 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 import yaml
 
+from headrace.config import describe
 from headrace.errors import StoreError
 
 MAX_DEPTH: Final = 100
@@ -64,13 +64,6 @@ def read_yaml(data: bytes, where: str) -> Any:
     return found
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` if a known name is close, or else a list of the known names."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(map(repr, names[:20])) or 'none'}"
-
-
 def as_map(value: Any, where: str) -> dict[str, Any]:
     """Return the value if it is a map.
 
@@ -78,7 +71,7 @@ def as_map(value: Any, where: str) -> dict[str, Any]:
         StoreError: it is something else.
     """
     if not isinstance(value, dict):
-        raise StoreError(f"{where}: expected a map, found {described(value)}")
+        raise StoreError(f"{where}: expected a map, found {describe(value)}")
     return value
 
 
@@ -89,17 +82,11 @@ def as_strings(value: Any, where: str) -> list[str]:
         StoreError: it is something else.
     """
     if not isinstance(value, list):
-        raise StoreError(f"{where}: expected a list of strings, found {described(value)}")
+        raise StoreError(f"{where}: expected a list of strings, found {describe(value)}")
     for number, item in enumerate(value):
         if not isinstance(item, str):
-            raise StoreError(f"{where}: item {number} must be a string, found {described(item)}; quote it")
+            raise StoreError(f"{where}: item {number} must be a string, found {describe(item)}; quote it")
     return value
-
-
-def described(value: Any) -> str:
-    """Describe a value for a message."""
-    kinds = {dict: "a map", list: "a list", type(None): "nothing"}
-    return kinds.get(type(value)) or f"the {type(value).__name__} {value!r}"
 
 
 def _document(events: Iterator[Any], where: str) -> Any:

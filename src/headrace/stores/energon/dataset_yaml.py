@@ -7,8 +7,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from headrace.config import describe, nearest_or_known
 from headrace.errors import StoreError
-from headrace.stores.energon.config_file import DATASET_NAME, as_map, as_strings, described, near, read_config
+from headrace.stores.energon.config_file import DATASET_NAME, as_map, as_strings, read_config
 from headrace.stores.energon.splits import config_path
 
 STANDARD: Final = "StandardWebdatasetFactory"
@@ -160,7 +161,7 @@ def _reference(found: dict[str, Any], where: str) -> Reference:
     module, name = found["__module__"], found[kinds[0]]
     for key, value in (("__module__", module), (kinds[0], name)):
         if not isinstance(value, str):
-            raise StoreError(f"{where}: {key} must be a name, found {described(value)}")
+            raise StoreError(f"{where}: {key} must be a name, found {describe(value)}")
     arguments = {key: value for key, value in found.items() if key not in ("__module__", *kinds)}
     return Reference(module=module, name=name, is_function=kinds[0] == "__function__", arguments=arguments)
 
@@ -188,7 +189,7 @@ def _field_map(value: Any, where: str) -> dict[str, str] | None:
     for field, access in found.items():
         if not isinstance(access, str):
             raise StoreError(
-                f"{where}: {field} must name a part, such as jpg or txt,json[caption], found {described(access)};"
+                f"{where}: {field} must name a part, such as jpg or txt,json[caption], found {describe(access)};"
                 " quote it"
             )
     return found
@@ -199,7 +200,7 @@ def _function(value: Any, where: str) -> Reference | str | None:
         return value
     if isinstance(value, dict):
         return _reference(value, where)
-    raise StoreError(f"{where}: expected file.py:name or a reference to a function, found {described(value)}")
+    raise StoreError(f"{where}: expected file.py:name or a reference to a function, found {describe(value)}")
 
 
 def _filter(value: Any, where: str) -> Reference | str | tuple[str, ...] | None:
@@ -211,5 +212,5 @@ def _options(rest: dict[str, Any], ours: tuple[str, ...], where: str) -> dict[st
         if key not in _OPTIONS:
             if key in _OURS:
                 raise StoreError(f"{where}: {key} is not for {CRUDE}, whose samples are made by a cooker; remove it")
-            raise StoreError(f"{where}: unknown key {key!r}{near(key, (*ours, *_OPTIONS))}")
+            raise StoreError(f"{where}: unknown key {key!r}{nearest_or_known(key, (*ours, *_OPTIONS))}")
     return rest

@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
+from headrace.config import describe, nearest_or_known
 from headrace.errors import ConfigError, StoreError
 from headrace.io import atomic_write, safe_relative
 from headrace.stores.energon.config_file import (
@@ -32,8 +33,6 @@ from headrace.stores.energon.config_file import (
     SPLIT_NAME,
     as_map,
     as_strings,
-    described,
-    near,
     read_config,
 )
 
@@ -253,7 +252,7 @@ def check_keys(found: Mapping[str, Any], known: tuple[str, ...], where: str, str
     """
     for key in found:
         if key not in known:
-            message = f"{where}: unknown key {key!r}{near(key, known)}"
+            message = f"{where}: unknown key {key!r}{nearest_or_known(key, known)}"
             if strict:
                 raise StoreError(message + "; Energon refuses it too; open with strict=False to ignore it")
             _log.warning("%s; it is ignored", message)
@@ -272,7 +271,7 @@ def _checked_info(found: dict[str, Any], path: Path, strict: bool) -> Info:
             raise StoreError(f"{where}: shard_counts: {error}") from error
         if type(count) is not int or not 0 <= count <= _MAX_COUNT:
             raise StoreError(
-                f"{where}: shard_counts: {name!r} must have a number of samples, 0 to 2^40, found {described(count)}"
+                f"{where}: shard_counts: {name!r} must have a number of samples, 0 to 2^40, found {describe(count)}"
             )
     version = found.get("energon_version")
     if version is not None and not isinstance(version, str):
@@ -363,12 +362,12 @@ def split_part(splits: Splits, name: str, info: Info) -> SplitPart:
         StoreError: a shard is not in the info file, or no shards are left.
     """
     if name not in splits.parts:
-        raise ConfigError(f"{splits.path}: no part {name!r}{near(name, splits.parts)}")
+        raise ConfigError(f"{splits.path}: no part {name!r}{nearest_or_known(name, splits.parts)}")
     listed = splits.parts[name]
     shards = tuple(shard for shard in listed if shard not in splits.exclude)
     for shard in shards:
         if shard not in info.shard_counts:
-            close = near(shard, info.shard_counts)
+            close = nearest_or_known(shard, info.shard_counts)
             raise StoreError(
                 f"{splits.path}: part {name!r}: shard {shard!r} is not in {info.path}{close}; prepare the dataset again"
             )

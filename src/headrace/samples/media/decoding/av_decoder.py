@@ -30,10 +30,9 @@ from headrace.samples.media.decoding.av_streams import (
     stacked_frames,
     video_stream,
 )
-from headrace.samples.media.decoding.failing import is_out_of_memory
+from headrace.samples.media.decoding.failing import MAX_PIXELS, is_out_of_memory
 
 Range = tuple[float, float]
-_MAX_PIXELS = 89_478_485
 
 
 class AVDecoder:
@@ -63,7 +62,7 @@ class AVDecoder:
         suppress_warnings: bool = False,
         *,
         arrays: Literal["torch", "numpy"] = "torch",
-        max_pixels: int = _MAX_PIXELS,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         """Keep the bytes of the medium.
 

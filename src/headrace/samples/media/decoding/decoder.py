@@ -1,20 +1,14 @@
-"""`SampleDecoder` decodes the bytes of a part by the part's name or, on request, by its first bytes.
-
-gzip is inflated within a bound, since a few kilobytes may hold terabytes.
-"""
+"""`SampleDecoder` decodes the bytes of a part by the part's name or, on request, by its first bytes."""
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from headrace.errors import ConfigError, DecodeError
+from headrace.errors import ConfigError
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS, av_decoder
 from headrace.samples.media.decoding.basic import basic_decoder
-from headrace.samples.media.decoding.failing import reraise
+from headrace.samples.media.decoding.failing import MAX_BYTES, MAX_PIXELS, gunzip, reraise
 from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS, JpegCodec, image_decoder, image_form
 
 _BEGINS = (
@@ -54,33 +48,7 @@ def guess_extension(data: bytes) -> str | None:
     return None
 
 
-def gunzip(data: bytes, max_bytes: int) -> bytes:
-    """Return the content of concatenated gzip members; zeros may follow them, as the gzip tool allows.
-
-    Raises:
-        DecodeError: If it is larger than ``max_bytes``, is not gzip, is cut short, or fails a checksum.
-    """
-    if not data:
-        raise DecodeError(None, "is empty, not gzip")
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
-            inflated = stream.read(max_bytes + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DecodeError(None, f"is not sound gzip: {error}") from error
-    if len(inflated) > max_bytes:
-        raise DecodeError(
-            None,
-            f"inflates from {len(data):,} bytes to more than the {max_bytes:,} allowed (max_bytes); raise it if the "
-            "data is sound",
-        )
-    return inflated
-
-
 Decode = Callable[[bytes], Any]
-
-MAX_PIXELS = 89_478_485
-"""The size above which Pillow warns: a quarter of a gibibyte in 8-bit RGB."""
-MAX_BYTES = 1 << 30
 
 
 class SampleDecoder:

@@ -1,10 +1,20 @@
-"""Turn whatever a codec raises into one error that names the part, and check sizes before anything is allocated."""
+"""Turn whatever a codec raises into one error that names the part, and check sizes before anything is allocated.
+
+gzip is inflated within a bound, since a few kilobytes may hold terabytes.
+"""
 
 from __future__ import annotations
 
+import gzip
+import io
+import zlib
 from typing import NoReturn
 
 from headrace.errors import DecodeError, HeadraceError
+
+MAX_PIXELS = 89_478_485
+"""The size above which Pillow warns: a quarter of a gibibyte in 8-bit RGB."""
+MAX_BYTES = 1 << 30
 
 
 def reraise(part: str, error: Exception) -> NoReturn:
@@ -51,3 +61,25 @@ def check_pixels(width: int, height: int, max_pixels: int) -> None:
             f"the image is {width:,} x {height:,} pixels; allowed are {max_pixels:,} in all (max_pixels); raise it if "
             "the data is sound",
         )
+
+
+def gunzip(data: bytes, max_bytes: int) -> bytes:
+    """Return the content of concatenated gzip members; zeros may follow them, as the gzip tool allows.
+
+    Raises:
+        DecodeError: If it is larger than ``max_bytes``, is not gzip, is cut short, or fails a checksum.
+    """
+    if not data:
+        raise DecodeError(None, "is empty, not gzip")
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+            inflated = stream.read(max_bytes + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DecodeError(None, f"is not sound gzip: {error}") from error
+    if len(inflated) > max_bytes:
+        raise DecodeError(
+            None,
+            f"inflates from {len(data):,} bytes to more than the {max_bytes:,} allowed (max_bytes); raise it if the "
+            "data is sound",
+        )
+    return inflated

@@ -17,7 +17,6 @@ does CMYK (by one): Pillow decodes these. simplejpeg takes two thirds of Pillow'
 
 from __future__ import annotations
 
-import difflib
 import io
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from headrace.config import nearest
 from headrace.errors import ConfigError, DecodeError, MissingExtraError
 from headrace.samples.media.batch import rows_here
 from headrace.samples.media.decoding.failing import check_pixels
@@ -168,9 +168,8 @@ def image_form(option: str) -> ImageForm:
     """
     if option in IMAGE_FORMS:
         return IMAGE_FORMS[option]
-    close = difflib.get_close_matches(str(option), IMAGE_FORMS, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ConfigError(f"image_decode is {option!r}; known are {', '.join(sorted(IMAGE_FORMS))}{hint}")
+    known = ", ".join(sorted(IMAGE_FORMS))
+    raise ConfigError(f"image_decode is {option!r}; known are {known}{nearest(str(option), IMAGE_FORMS)}")
 
 
 def image_decoder(

@@ -1,0 +1,196 @@
+"""Check plain data, as YAML and JSON give it, against a typed struct, and say exactly what is wrong with it.
+
+    convert({"inputs": [{"pths": "a"}]}, Recipe)
+      -> ConfigError: inputs[0].pths is unknown; did you mean 'paths'? Allowed here are paths, layout, ...
+
+A message gives the path of the value, what was found, what is allowed, and the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from headrace.errors import ConfigError
+
+T = TypeVar("T")
+
+_WORDS = {
+    "object": "an object",
+    "array": "a list",
+    "str": "a string",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+}
+"""msgspec's names of types, and the words for them in messages."""
+
+_SHOWN_NAMES = 20
+_SHOWN_FIELDS = 8
+_SHOWN_CHARS = 60
+
+
+def convert(value: Any, kind: type[T], where: str = "") -> T:
+    """Convert plain data to a struct, or to another type that msgspec knows.
+
+    Args:
+        value: What was read. Parts of it may already be structs.
+        kind: The type that is wanted.
+        where: The path of the value, for messages: ``mix.yaml: splits.train``, or ``mix.yaml: `` for a whole file.
+
+    Raises:
+        ConfigError: A key or word is unknown, a key is missing, or a value has the wrong type or is not allowed.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        # msgspec gives neither the value nor the names that are allowed, so the fault is looked for once more.
+        _find_fault(value, kind, where)
+        raise ConfigError(f"{_named(where)}: {error}") from error
+
+
+def check_keys(value: Mapping[Any, Any], known: Iterable[str], where: str = "") -> None:
+    """Raise a `ConfigError` that gives the path of the first unknown key, and the nearest of the known ones."""
+    known = list(known)
+    for key in value:
+        if key not in known:
+            hint = nearest(str(key), known)
+            raise ConfigError(f"{below(where, key)} is unknown{hint}; allowed here are {', '.join(known)}")
+
+
+def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:
+    """Raise a `ConfigError` that names the allowed values and the nearest of them, unless the value is one of them."""
+    allowed = list(allowed)
+    if not any(value == choice and type(value) is type(choice) for choice in allowed):
+        hint = nearest(str(value), map(str, allowed))
+        raise ConfigError(f"{name} is {value!r}{hint}; allowed are {', '.join(map(repr, allowed))}")
+
+
+def check_choices(struct: msgspec.Struct) -> None:
+    """Raise a `ConfigError` if a field of a literal type has another value, as calls from Python may pass."""
+    for name, allowed in _choices(type(struct)):
+        check_choice(name, getattr(struct, name), allowed)
+
+
+@functools.cache
+def _choices(kind: type[msgspec.Struct]) -> list[tuple[str, tuple[Any, ...]]]:
+    hints = get_type_hints(kind)
+    return [(name, get_args(hints[name])) for name in kind.__struct_fields__ if get_origin(hints[name]) is Literal]
+
+
+def below(where: str, key: object) -> str:
+    """Return the path of what a key holds, given the path of the map."""
+    return f"{where}.{key}" if where and not where.endswith(" ") else f"{where}{key}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean 'x'?`` if one of the known names is similar, else an empty string."""
+    close = closest(name, known)
+    return "" if close is None else f"; did you mean {close!r}?"
+
+
+def closest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """Return the known name that is most similar, by `difflib`, or None if none is similar enough."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+
+
+def nearest_or_known(name: str, known: Iterable[str]) -> str:
+    """Return the hint of `nearest`, or, if no name is similar, a list of the first known names."""
+    names = sorted(known)
+    return nearest(name, names) or f"; known are {', '.join(map(repr, names[:_SHOWN_NAMES])) or 'none'}"
+
+
+def describe(value: object) -> str:
+    """Describe a value in a few words: its kind and its beginning."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool | int | float):
+        return f"the {'boolean' if isinstance(value, bool) else 'number'} {value}"
+    if isinstance(value, str):
+        shown = repr(value[:_SHOWN_CHARS]) + ("..." if len(value) > _SHOWN_CHARS else "")
+        return f"the string {shown}"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value):,}"
+    if isinstance(value, Mapping):
+        shown = ", ".join(map(repr, list(value)[:_SHOWN_FIELDS])) or "none"
+        return f"an object with the fields {shown}"
+    return f"a {type(value).__name__}"
+
+
+def _find_fault(value: Any, kind: Any, where: str) -> None:
+    """Raise a `ConfigError` for the first fault, the innermost first."""
+    for part, part_kind, place in _parts(value, kind, where):
+        _find_fault(part, part_kind, place)
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        message, _, rest = str(error).partition(" - at `$")
+    else:
+        return
+    if get_origin(kind) is Literal:
+        check_choice(where, value, get_args(kind))
+    name = _named(where) + rest.rstrip("`")
+    if not message.startswith("Expected "):  # what a struct's own check says
+        raise ConfigError(f"{name}: {message}")
+    wanted = message.removeprefix("Expected ").partition(", got ")[0].replace("`", "").replace(" | ", " or ")
+    wanted = re.sub(r"[a-z]+", lambda word: _WORDS.get(word[0], word[0]), wanted)
+    raise ConfigError(f"{name} is {describe(value)}; expected {wanted}")
+
+
+def _parts(value: Any, kind: Any, where: str) -> Iterator[tuple[Any, Any, str]]:
+    """Yield what a value holds, with the type and path of each; the value itself may stand for a member of a union."""
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        yield from ((value, member, where) for member in [m for m in arguments if _suits(value, m)][:1])
+    elif origin in (tuple, list) and isinstance(value, list | tuple):
+        kinds = arguments if origin is tuple and arguments[-1] is not ... else (arguments[0],) * len(value)
+        for number, (part, part_kind) in enumerate(zip(value, kinds, strict=False)):
+            yield part, part_kind, f"{where}[{number}]"
+    elif origin is dict and isinstance(value, dict):
+        yield from ((part, arguments[1], below(where, key)) for key, part in value.items())
+    elif _is_struct(kind) and isinstance(value, dict):
+        yield from _fields(value, kind, where)
+
+
+def _fields(value: dict[Any, Any], kind: type[msgspec.Struct], where: str) -> Iterator[tuple[Any, Any, str]]:
+    hints = get_type_hints(kind, include_extras=True)
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    config = kind.__struct_config__
+    if config.forbid_unknown_fields:
+        check_keys(value, [*fields, *([config.tag_field] if config.tag_field else [])], where)
+    for name, field in fields.items():
+        if name in value:
+            yield value[name], hints[field.name], below(where, name)
+        elif field.required:
+            raise ConfigError(f"{below(where, name)} is missing")
+
+
+def _suits(value: Any, kind: Any) -> bool:
+    """Return whether a value is meant for this member of a union."""
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    origin = get_origin(kind)
+    if kind is types.NoneType:
+        return value is None
+    if origin is Literal:
+        return isinstance(value, str)
+    if origin in (tuple, list):
+        return isinstance(value, list | tuple)
+    if _is_struct(kind) and isinstance(value, dict):
+        config = kind.__struct_config__
+        return config.tag is None or value.get(config.tag_field) == config.tag
+    return isinstance(origin or kind, type) and isinstance(value, origin or kind) and type(value) is not bool
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _named(where: str) -> str:
+    return where.removesuffix(": ") or "the value"
