@@ -2,7 +2,7 @@
 
 `make` does in Python what this command does:
 
-    headrace prepare FOLDER/text/small --output FOLDER/small --tokenizer FOLDER/tokenizer.json --append-eod
+    headrace prepare text FOLDER/text/small --output FOLDER/small --tokenizer FOLDER/tokenizer.json --append-eod
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from headrace.preparing import TextOptions, TokenOptions, prepare_text
+import headrace
+from headrace.preparing import TextOptions, TokenOptions
 
 SOURCES = {"small": "[a-b]*.py", "large": "[c-f]*.py"}
 
@@ -31,7 +32,7 @@ def make(folder: Path | None = None) -> Path:
         if name == "small":
             train_tokenizer(texts).save(str(folder / "tokenizer.json"))
         options = TextOptions(tokens=TokenOptions(append_eod=True), workers=1)
-        prepare_text([place.parent], folder / name, tokenizer=folder / "tokenizer.json", options=options)
+        headrace.prepare(place.parent, folder / name, tokenizer=folder / "tokenizer.json", options=options)
     return folder
 
 

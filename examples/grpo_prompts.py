@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
 import headrace
-from headrace.preparing import RecipeOptions, prepare_recipe
+from headrace.preparing import RecipeOptions
 from headrace.samples.recipe import parse_recipe
 
 PROMPTS, GROUP = 11, 32
@@ -23,7 +23,7 @@ tokenizer: {folder}
 template: chatml
 length: {{max_tokens: 64, truncate: drop}}
 """)
-prepare_recipe(recipe, folder / "store", options=RecipeOptions(workers=1), on_notice=print)
+headrace.prepare([], folder / "store", recipe=recipe, options=RecipeOptions(workers=1), on_notice=print)
 dataset = headrace.PromptDataset(headrace.open(folder / "store"))
 run = headrace.Run(dataset, global_batch_size=PROMPTS, order=headrace.Order(seed=1), epochs=6)
 

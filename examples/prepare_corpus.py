@@ -39,7 +39,7 @@ def main() -> None:
     estimate = preparing.estimate_text([source], tokenizer=tokenizer, options=options)
     print(f"at most {estimate.documents} documents, {estimate.tokens:,} tokens, {estimate.output_bytes:,} bytes")
 
-    manifest = preparing.prepare_text([source], folder / "shuffled", tokenizer=tokenizer, options=options)
+    manifest = headrace.prepare(source, folder / "shuffled", tokenizer=tokenizer, options=options)
     documents = manifest.ledger.documents
     print(f"{documents.read} read, {documents.kept} kept in {len(manifest.outputs)} shards")
     print(f"left out: {documents.dropped}")

@@ -106,7 +106,7 @@ def small_run() -> Iterator[None]:
         patch.setattr(run_plan, "MIN_PENDING_BYTES", 4000)
         patch.setattr("headrace.preparing.buckets.MIN_BUCKET_BYTES", 4000)
         patch.setattr(documents, "SAMPLE_ONE_IN", 3)
-        patch.setattr("headrace.preparing.first_documents.NUM_DOCUMENTS", 5)
+        patch.setattr("headrace.preparing.backends.first_documents.NUM_DOCUMENTS", 5)
         yield
 
 

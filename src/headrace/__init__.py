@@ -1,6 +1,6 @@
 """Headrace feeds training runs: raw text and media in; shuffled, blended batches out, exactly resumable.
 
-    headrace.prepare_text, prepare_recipe      turn text and records into a store; more in headrace.preparing
+    headrace.prepare                           turns text, records or media into a store; more in headrace.preparing
     headrace.open                              opens an existing store, ours or another system's
     headrace.WindowDataset, SFTDataset, ...    make samples from a store; more in headrace.datasets
     headrace.Blend, Order, Run                 mix sources, order their samples, and say which make step N
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from headrace.loader import Loader
     from headrace.plan import BatchSchedule, Order
     from headrace.plan.packing import Packing
-    from headrace.preparing import prepare_recipe, prepare_text
+    from headrace.preparing import prepare
     from headrace.stores import open
 
 _ROOMS = ("compat", "copying", "datasets", "encoders", "errors", "loader", "plan", "preparing", "samples", "stores")
@@ -81,8 +81,7 @@ _HOMES = {
     "convert": "headrace.copying",
     "merge": "headrace.copying",
     "open": "headrace.stores",
-    "prepare_recipe": "headrace.preparing",
-    "prepare_text": "headrace.preparing",
+    "prepare": "headrace.preparing",
     "split": "headrace.copying",
 }
 
@@ -114,8 +113,7 @@ __all__ = [
     "convert",
     "merge",
     "open",
-    "prepare_recipe",
-    "prepare_text",
+    "prepare",
     "split",
 ]
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headrace.cli import main
-from headrace.cli.prepare_shards import parse_size
+from headrace.cli.prepare_media import parse_size
 from headrace.errors import ConfigError
 from headrace.stores import load_manifest
 from shards_made import inline, read_all, rows, write_pictures, write_table
@@ -96,7 +96,7 @@ def test_skipped_samples_are_listed(table: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--format", "tar", "--append-eod"), "--append-eod is for texts"),
-        (("--format", "tar", "--tokenizer", "t"), "leave out --recipe and --tokenizer"),
+        (("--format", "tar", "--tokenizer", "t"), "--tokenizer is for texts (headrace prepare text) and a recipe"),
         (("--tokenizer", "t", "--root", "x"), "--root is for media"),
         (("--tokenizer", "t", "--part", "a=row"), "--part is for media"),
         (("--format", "tar", "--part", "a"), "--part 'a': the forms are"),

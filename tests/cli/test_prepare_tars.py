@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from counts import PATIENCE_S
 from energon_made import PNG, write_tar
-from headrace.cli import main, prepare_tars
+from headrace.cli import main, prepare_energon
 from headrace.stores.energon import EnergonStore, read_splits
 
 
@@ -99,10 +99,13 @@ def test_other_kinds(run: Any, tars: Path, tmp_path: Path) -> None:
         (("--split-parts", "a"), "write NAME:REGEX"),
         (
             ("--split-ratio", "1", "--min-chars", "5"),
-            "--min-chars does not apply to a dataset that is prepared in place",
+            "--min-chars is for texts (headrace prepare text), not for a folder of .tar shards",
         ),
-        (("--split-ratio", "1", "--samples-per-shard", "5"), "--samples-per-shard does not apply"),
-        (("--split-ratio", "1", "--dry-run"), "--dry-run does not apply"),
+        (("--split-ratio", "1", "--samples-per-shard", "5"), "--samples-per-shard is for media in tar shards"),
+        (
+            ("--split-ratio", "1", "--dry-run"),
+            "and media in tar shards (headrace prepare media), not for a folder of .tar shards",
+        ),
         (("--tar-index-only", "-o", "out"), "--tar-index-only is for a folder of .tar shards"),
         (("--exclude", "x", "--format", "tar", "-o", "out"), "--exclude is for a folder of .tar shards"),
         (("--max-errors", "5", "--split-ratio", "1"), "--max-errors needs --on-error skip"),
@@ -135,7 +138,7 @@ def test_faults_are_listed(run: Any, tars: Path) -> None:
 
 
 def ask(tars: Path, answers: list[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-    monkeypatch.setattr(prepare_tars, "_may_ask", lambda given, **options: not given["non_interactive"])
+    monkeypatch.setattr(prepare_energon, "_may_ask", lambda given, **options: not given["non_interactive"])
     result = CliRunner().invoke(
         main, ["prepare", str(tars), *arguments], input="\n".join(answers) + "\n", catch_exceptions=False
     )

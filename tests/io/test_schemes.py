@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import corpora
 import headrace
-from headrace import prepare, stores
+from headrace import preparing, stores
 from headrace.cli import COMMANDS, main
 from headrace.compat import astrai, megatron
 from headrace.compat.astrai import stores as files
@@ -124,11 +124,13 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "read_run_file": read_run_file,
     "load_recipe": load_recipe,
     "load_tokenizer": load_tokenizer,
-    "prepare_text in": lambda path: prepare.prepare_text([path], "out", tokenizer="tokenizer.json"),
-    "prepare_text out": lambda path: prepare.prepare_text(["x.jsonl"], path, tokenizer="tokenizer.json"),
-    "prepare_recipe in": lambda path: headrace.prepare_recipe("recipe.yaml", "out", inputs=[path]),
-    "prepare_recipe out": lambda path: headrace.prepare_recipe("recipe.yaml", path),
-    "prepare_recipe": lambda path: headrace.prepare_recipe(path, "out"),
+    "prepare in": lambda path: headrace.prepare(path, "out", tokenizer="tokenizer.json"),
+    "prepare out": lambda path: headrace.prepare(["x.jsonl"], path, recipe="recipe.yaml"),
+    "prepare_text in": lambda path: preparing.prepare_text([path], "out", tokenizer="tokenizer.json"),
+    "prepare_text out": lambda path: preparing.prepare_text(["x.jsonl"], path, tokenizer="tokenizer.json"),
+    "prepare_recipe in": lambda path: preparing.prepare_recipe("recipe.yaml", "out", inputs=[path]),
+    "prepare_recipe out": lambda path: preparing.prepare_recipe("recipe.yaml", path),
+    "prepare_recipe": lambda path: preparing.prepare_recipe(path, "out"),
     "prepare_energon": prepare_energon,
     "merge from": lambda path: headrace.merge([path, "x"], "out"),
     "merge to": lambda path: headrace.merge(["x", "y"], path),

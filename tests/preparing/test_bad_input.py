@@ -25,9 +25,9 @@ from headrace.preparing import (
     TextOptions,
     TextProgress,
     TokenOptions,
-    first_documents,
     prepare_text,
 )
+from headrace.preparing.backends import first_documents
 from headrace.preparing.buckets import BucketWriter
 from headrace.preparing.store_output import StoreOutput
 from headrace.stores import load_manifest

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from headrace.preparing import OutputOptions, TextOptions, TokenOptions, prepare_text
+from headrace.preparing.backends.first_documents import most_characters
 from headrace.preparing.buckets import MAX_BUCKET_BYTES, BucketWriter
-from headrace.preparing.first_documents import most_characters
 from headrace.preparing.sources import SourceFile
 
 MAX_WORKER_BYTES = 400_000_000

@@ -1,8 +1,9 @@
 """The command line: one file per command or family of commands, imported when the command runs.
 
-    headrace prepare INPUT... --output DIR --tokenizer PATH     text -> tokens on disk
-    headrace prepare --recipe FILE --output DIR                 records -> samples for fine-tuning and more
-    headrace prepare PATH                                       tars -> an Energon dataset, in place
+    headrace prepare text INPUT... -o DIR --tokenizer PATH      text -> tokens on disk
+    headrace prepare recipe FILE --output DIR                   records -> samples for fine-tuning and more
+    headrace prepare media INPUT... --output DIR                media -> tar shards
+    headrace prepare energon PATH                               tars -> an Energon dataset, in place
     headrace info PATH                                          what a store holds
     headrace check PATH                                         whether it is whole
     headrace preview PATH                                       its documents as text, and which tokens are trained

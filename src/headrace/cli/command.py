@@ -75,13 +75,8 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; with ``--json`` an error of click's is printed as JSON too."""
-        as_json = "--json" in args
-        try:
+        with usage_errors(args):
             return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            if as_json:
-                _print_error("ConfigError", error.format_message(), error.exit_code)
-            raise
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and turn errors and signals into messages and exit codes."""
@@ -102,6 +97,18 @@ class Command(click.Command):
         except _Terminated:
             click.echo("terminated", err=True)
             ctx.exit(TERMINATED)
+
+
+@contextlib.contextmanager
+def usage_errors(args: list[str]) -> Iterator[None]:
+    """If ``--json`` is among the arguments, print errors of click's as JSON too."""
+    as_json = "--json" in args  # click empties the list
+    try:
+        yield
+    except click.UsageError as error:
+        if as_json:
+            _print_error("ConfigError", error.format_message(), error.exit_code)
+        raise
 
 
 def print_json(value: object) -> None:

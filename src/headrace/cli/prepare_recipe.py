@@ -1,70 +1,120 @@
-"""``headrace prepare --recipe``: merges the options of the command line with the recipe."""
+"""``headrace prepare recipe``: its options, and how they are merged with the recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+import click
+from click import Option
+
+from headrace.cli import prepare_options as common
+from headrace.cli.command import is_given
+from headrace.cli.prepare_text import check_shards, run
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.preparing import RecipeOptions
     from headrace.samples.recipe import Recipe
 
-INSTEAD = {
-    "fields": ("--field", "`fields:` of the input gives fields their names"),
-    "join": ("--join", "`sections:` joins fields"),
-    "sample_by": ("--sample-by", "a text file is one record"),
-    "append_eod": ("--append-eod", "`ends: {append_eos: true}`"),
-    "eod": ("--eod", "`ends: {eos: TOKEN}`"),
-    "prepend_bos": ("--prepend-bos", "`ends: {prepend_bos: true}`"),
-    "bos": ("--bos", "`ends: {bos: TOKEN}`"),
-    "special_tokens_in_text": ("--special-tokens-in-text", "templates write special tokens, which are encoded as such"),
-    "min_chars": ("--min-chars", "`filters: {min_chars: N}`"),
-    "max_chars": ("--max-chars", "`filters: {max_chars: N}`"),
-    "min_tokens": ("--min-tokens", "`filters: {min_tokens: N}`"),
-    "max_tokens": ("--max-tokens", "`filters: {max_tokens: N}`, or `length: {max_tokens: N}` to cut"),
+_INSTEAD = {
+    "--field": "`fields:` of the input gives fields their names",
+    "--join": "`sections:` joins fields",
+    "--sample-by": "a text file is one record",
+    "--append-eod": "`ends: {append_eos: true}`",
+    "--eod": "`ends: {eos: TOKEN}`",
+    "--prepend-bos": "`ends: {prepend_bos: true}`",
+    "--bos": "`ends: {bos: TOKEN}`",
+    "--special-tokens-in-text": "templates write special tokens, which are encoded as such",
+    "--min-chars": "`filters: {min_chars: N}`",
+    "--max-chars": "`filters: {max_chars: N}`",
+    "--min-tokens": "`filters: {min_tokens: N}`",
+    "--max-tokens": "`filters: {max_tokens: N}`, or `length: {max_tokens: N}` to cut",
 }
 """Options for texts, and what a recipe says instead of each."""
 
 _PLACES = {"format": "output", "shard_tokens": "output", "on_error": "errors", "max_errors": "errors"}
-_OPTIONS = (
-    "id_field",
-    "max_record_bytes",
-    "function",
-    "deduplicate",
-    "shuffle",
-    "backend",
-    "workers",
-    "overwrite",
+_FROM_COMMAND_LINE = (
+    *("id_field", "max_record_bytes", "function", "deduplicate", "shuffle", "backend", "workers", "overwrite"),
     "restart",
 )
 
 
-def load(path: str, given: dict[str, Any], named: Collection[str], tokenizer: str | None) -> Recipe:
+@click.command(
+    cls=common.Subcommand,
+    name="recipe",
+    short_help="Make samples of records, as a recipe says.",
+    what="a recipe",
+    instead=_INSTEAD,
+    groups={
+        "Samples": (
+            common.TOKENIZER,
+            common.BACKEND,
+            Option(["--now"], metavar="TIME", help="The time that the template sees (default: when the run began)."),
+        ),
+        "Records": (common.ID_FIELD, common.MAX_RECORD_BYTES, common.FILTER, common.DEDUPLICATE),
+        "Output": (
+            common.OUTPUT,
+            Option(
+                ["--format"],
+                type=click.Choice(["indexed", "keyed", "hdf5", "jsonl"]),
+                default="indexed",
+                help=".bin and .idx (default: indexed), .bin and meta.json, .h5, or .jsonl.",
+            ),
+            common.SHARD_TOKENS,
+            common.SINGLE,
+            common.SHUFFLE,
+        ),
+        "Errors": (common.ON_ERROR, common.MAX_ERRORS),
+        "Run": (common.WORKERS, common.OVERWRITE, common.RESTART, common.DRY_RUN, common.QUIET),
+    },
+)
+@click.argument("path", metavar="RECIPE")
+@click.argument("inputs", nargs=-1, metavar="[INPUT...]")
+def command(
+    path: str, inputs: tuple[str, ...], output: str | None, tokenizer: str | None, dry_run: bool, quiet: bool,
+    as_json: bool, **given: Any,
+) -> None:  # fmt: skip
+    """Make samples of records as RECIPE says, a file in YAML or JSON; see docs/recipes.md.
+
+    A recipe names its own inputs, unless INPUT is given: a file, a folder, a glob, a brace pattern, or - for standard
+    input. The result does not depend on the number of workers, and appears whole or not at all. If a run ends early
+    for any reason, the same command continues it.
+    """
+    from headrace.preparing import RecipeOptions, estimate_recipe, prepare_recipe
+
+    context = click.get_current_context()
+    given = {name: value for name, value in given.items() if is_given(context, name)}
+    recipe = _load(path, given, tokenizer)
+    options = RecipeOptions(**{name: given[name] for name in _FROM_COMMAND_LINE if name in given})
+    run(
+        output,
+        estimate=lambda: estimate_recipe(recipe, inputs=inputs, tokenizer=tokenizer, options=options),
+        prepare=lambda output, show, note: prepare_recipe(
+            recipe, output, inputs=inputs, tokenizer=tokenizer, options=options, on_progress=show, on_notice=note
+        ),
+        dry_run=dry_run,
+        quiet=quiet,
+        as_json=as_json,
+    )
+
+
+def _load(path: str, given: dict[str, Any], tokenizer: str | None) -> Recipe:
     """Load a recipe, and apply the options of the command line about output and errors to it.
 
-    Args:
-        path: the file of the recipe.
-        given: the values of all options.
-        named: the options that the user gave on the command line.
-        tokenizer: the value of ``--tokenizer``.
-
     Raises:
-        ConfigError: the recipe is invalid, an option is for texts, or an option contradicts the recipe.
+        ConfigError: the recipe is invalid, or an option contradicts the recipe.
     """
     import msgspec
 
     from headrace.samples.recipe import load_recipe, with_now
 
-    for name, (option, instead) in INSTEAD.items():
-        if name in named:
-            raise ConfigError(f"{option} is for texts, and {path} is a recipe: {instead}")
+    if "max_errors" in given:
+        given["max_errors"] = common.number_or_share(given["max_errors"])
+    check_shards(given)
     recipe = load_recipe(path)
     if tokenizer is not None and recipe.tokenizer not in (None, tokenizer):
         raise ConfigError(f"{path} says tokenizer: {recipe.tokenizer}, but --tokenizer says {tokenizer}: name only one")
-    values = {name: given[name] for name in _PLACES if name in named}
-    if "single" in named:
+    values = {name: given[name] for name in _PLACES if name in given}
+    if "single" in given:
         values["shard_tokens"] = None
     for name, value in values.items():
         part = getattr(recipe, _PLACES[name])
@@ -74,34 +124,7 @@ def load(path: str, given: dict[str, Any], named: Collection[str], tokenizer: st
                 f"{path} says {_PLACES[name]}.{name}: {found}, but the command line says {value}: set it in one place"
             )
         recipe = msgspec.structs.replace(recipe, **{_PLACES[name]: msgspec.structs.replace(part, **{name: value})})
-    if given["now"] is not None:
+    if "now" in given:
         recipe = with_now(recipe, given["now"], path)
-    if "max_errors" in named and recipe.errors.on_error != "skip":
-        raise ConfigError("--max-errors needs --on-error skip: otherwise the first bad record ends the run")
+    common.check_skips(given.get("max_errors"), recipe.errors.on_error, "bad record")
     return recipe
-
-
-def options(given: dict[str, Any], named: Collection[str]) -> RecipeOptions:
-    """Return the options that a recipe does not hold."""
-    from headrace.preparing import RecipeOptions
-
-    return RecipeOptions(**{name: given[name] for name in _OPTIONS if name in named})
-
-
-def lines(samples: Any, dtypes: dict[str, str]) -> list[tuple[str, str]]:
-    """Return the lines that the run of a recipe adds to the report, as pairs of name and value."""
-    from headrace.inspect.figures import count
-
-    pairs = []
-    for key, tokens in samples.keys.items():
-        kept = f"{count(tokens.kept)} ({dtypes.get(key, '')})"
-        if tokens.truncated:
-            kept += f", {count(sum(tokens.truncated.values()))} cut off"
-        if tokens.dropped:
-            kept += f" ({', '.join(f'{name} {count(number)}' for name, number in tokens.dropped.items())} dropped)"
-        pairs.append((key, kept))
-    total = sum(tokens.kept for tokens in samples.keys.values())
-    if samples.supervised:
-        pairs.append(("trained", f"{count(samples.supervised)} ({samples.supervised / max(total, 1):.1%})"))
-    pairs += [(name.replace("_", " "), count(number)) for name, number in samples.notes.items()]
-    return pairs

@@ -17,6 +17,8 @@
       record_encoder   whole records -> documents of several keys, by ``headrace.samples``      in the workers
     columns        the keys of a document, and its domain
 
+`choosing` is `headrace.prepare`, which calls one of these functions by what it is given.
+
 `shards` writes media files, and tables that name them, into tar shards, with the same workers, folder and table of
 origins. `energon` makes a dataset for Energon out of a folder of tars.
 
@@ -32,6 +34,7 @@ from headrace._lazy import lazily
 
 if TYPE_CHECKING:
     from headrace.preparing.api import RecipeOptions, estimate_recipe, prepare_recipe, prepare_text
+    from headrace.preparing.choosing import prepare
     from headrace.preparing.energon import prepare_energon
     from headrace.preparing.estimate import Estimate, estimate_text
     from headrace.preparing.filters import FilterSpec
@@ -53,6 +56,7 @@ _HOMES = {
     "estimate_recipe": "headrace.preparing.api",
     "estimate_shards": "headrace.preparing.shards",
     "estimate_text": "headrace.preparing.estimate",
+    "prepare": "headrace.preparing.choosing",
     "prepare_energon": "headrace.preparing.energon",
     "prepare_recipe": "headrace.preparing.api",
     "prepare_shards": "headrace.preparing.shards",
@@ -73,6 +77,7 @@ __all__ = [
     "estimate_recipe",
     "estimate_shards",
     "estimate_text",
+    "prepare",
     "prepare_energon",
     "prepare_recipe",
     "prepare_shards",

@@ -15,9 +15,9 @@ import msgspec
 from headrace.errors import ConfigError
 from headrace.io import check_local
 from headrace.preparing.backends import choose_backend
+from headrace.preparing.backends.first_documents import prove_first_documents
 from headrace.preparing.estimate import Estimate, estimate_plan
 from headrace.preparing.filters import FilterSpec
-from headrace.preparing.first_documents import prove_first_documents
 from headrace.preparing.options import (
     BackendName,
     ErrorOptions,
@@ -74,7 +74,7 @@ def prepare_text(
         MissingExtraError: the input or the tokeniser asked for needs a package that is not installed.
 
     Example:
-        >>> manifest = headrace.prepare_text(["data/*.jsonl"], "texts", tokenizer="tokenizer.json")
+        >>> manifest = headrace.preparing.prepare_text(["data/*.jsonl"], "texts", tokenizer="tokenizer.json")
         >>> manifest.ledger.documents.kept == len(headrace.open("texts"))
         True
     """
@@ -130,7 +130,7 @@ class RecipeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         >>> lines = ["type: seq", "inputs: data/*.jsonl", "tokenizer: tokenizer.json"]
         >>> _ = Path("shuffled.yaml").write_text("\\n".join(lines))
         >>> options = headrace.preparing.RecipeOptions(shuffle=7, deduplicate=True)
-        >>> manifest = headrace.prepare_recipe("shuffled.yaml", "shuffled", options=options)
+        >>> manifest = headrace.preparing.prepare_recipe("shuffled.yaml", "shuffled", options=options)
         >>> manifest.order.seed
         7
     """
@@ -200,7 +200,7 @@ def prepare_recipe(
         >>> from pathlib import Path
         >>> lines = ["type: seq", "inputs: data/*.jsonl", "tokenizer: tokenizer.json"]
         >>> _ = Path("recipe.yaml").write_text("\\n".join(lines))
-        >>> manifest = headrace.prepare_recipe("recipe.yaml", "sequences")
+        >>> manifest = headrace.preparing.prepare_recipe("recipe.yaml", "sequences")
         >>> manifest.ledger.documents.kept == len(headrace.open("sequences"))
         True
     """

@@ -118,7 +118,7 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Example:
         >>> output = headrace.preparing.OutputOptions(shuffle=7)
         >>> options = headrace.preparing.TextOptions(output=output, deduplicate=True, workers=1)
-        >>> manifest = headrace.prepare_text(["data/*.jsonl"], "texts", tokenizer="tokenizer.json", options=options)
+        >>> manifest = headrace.prepare("data/*.jsonl", "texts", tokenizer="tokenizer.json", options=options)
         >>> manifest.order.seed
         7
     """

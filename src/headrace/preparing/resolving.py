@@ -28,8 +28,14 @@ from headrace.preparing.backends import (
     choose_backend,
 )
 from headrace.preparing.backends.comparison import BackendFailedError, encode_safely
+from headrace.preparing.backends.first_documents import (
+    MAX_TEXT_BYTES,
+    NUM_DOCUMENTS,
+    FirstProof,
+    most_characters,
+    prove_texts,
+)
 from headrace.preparing.columns import DOMAIN, Column, Kind
-from headrace.preparing.first_documents import MAX_TEXT_BYTES, NUM_DOCUMENTS, FirstProof, most_characters, prove_texts
 from headrace.preparing.forking import may_fork
 from headrace.preparing.messages import RecipeSetup
 from headrace.preparing.options import TextOptions

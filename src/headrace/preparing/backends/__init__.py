@@ -6,6 +6,7 @@
                    -> special ....... texts that hold an added token, which may have to go to `tokenizers`
                    -> comparison .... the first difference between two libraries
                    -> proof ......... probes libraries on fixed texts, and chooses the one to use
+                   -> first_documents proves a library on the first documents of a run
                    -> proved ........ encodes in a worker, and compares a sample with `tokenizers`
 
 Optional libraries are imported where they are used, never at the top of a module.

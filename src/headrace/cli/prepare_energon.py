@@ -1,20 +1,18 @@
-"""``headrace prepare PATH`` in place: index tars, a JSONL file, a metadataset or a folder of media for Energon."""
+"""``headrace prepare energon``: index tars, a JSONL file, a metadataset or a folder of media for Energon, in place."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
-from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
+from click import Option
 
-from headrace.cli.command import print_json, print_report
-from headrace.cli.prepare_shards import parse_field_map, parse_shares
+from headrace.cli import prepare_options as common
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural
@@ -23,137 +21,95 @@ if TYPE_CHECKING:
     from headrace.preparing.energon import EnergonOptions, EnergonProgress, EnergonReport, MediaFilter
     from headrace.preparing.energon.scanning import Peek
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_OPTIONS = (
-    click.option(
-        "--split-parts",
-        metavar="NAME:REGEX",
-        multiple=True,
-        help="In place: assign the shards whose names match REGEX to the part NAME of the split.",
-    ),
-    click.option("--exclude", metavar="REGEX", help="In place: leave out shards in whose names REGEX is found."),
-    click.option(
-        "--shuffle-tars", is_flag=True, help="In place: shuffle the shards before --split-ratio assigns them."
-    ),
-    click.option("--tar-index-only", is_flag=True, help="In place: write only .tar.idx and .info.json."),
-    click.option(
-        "--media-metadata-by-extension",
-        is_flag=True,
-        help="In place: gather metadata (size, length) of the parts whose extension is one of media.",
-    ),
-    click.option(
-        "--media-metadata-by-header",
-        is_flag=True,
-        help="In place: gather metadata of the parts whose first bytes are those of media.",
-    ),
-    click.option(
-        "--media-metadata-by-glob",
-        metavar="PAT,..",
-        help="In place: gather metadata of the parts whose names match a pattern, as *.jpg,*.mp4.",
-    ),
-    click.option("--media-only", is_flag=True, help="In place: only gather metadata, for a folder of plain files."),
-    click.option("--part-filter", metavar="PART,..", help="In place: the parts of crude samples that are read."),
-    click.option(
-        "--dataset-yaml-name", metavar="NAME", help="In place: name of the dataset file (default: dataset.yaml)."
-    ),
-    click.option("--skip-dataset-yaml", is_flag=True, help="In place: do not write a dataset file."),
-    click.option("--non-interactive", is_flag=True, help="In place: ask no questions, even on a terminal."),
-    click.option("--no-progress", is_flag=True, hidden=True),
-)
-NAMES = frozenset(
-    (
-        *("split_parts", "exclude", "shuffle_tars", "tar_index_only", "media_metadata_by_extension", "media_only"),
-        *("media_metadata_by_header", "media_metadata_by_glob", "part_filter", "dataset_yaml_name"),
-        *("skip_dataset_yaml", "non_interactive", "no_progress"),
-    )
-)
-"""Options that only datasets prepared in place have."""
-
-_SHARED = frozenset(
-    (
-        *("split_ratio", "sample_type", "field_map", "duplicates"),
-        *("on_error", "max_errors", "workers", "overwrite", "restart"),
-    )
-)
-_TERSE = {"fields": "field", "function": "filter", "parts": "part"}
 _SHOWN = 5
 
+_SHARDS = (
+    Option(["--exclude"], metavar="REGEX", help="Leave out shards in whose names REGEX is found."),
+    Option(
+        ["--duplicates", "--on-duplicate", "duplicates"],
+        type=click.Choice(["error", "drop", "keep"]),
+        help="What happens to a sample whose key came before (default: error).",
+    ),
+    Option(["--tar-index-only"], is_flag=True, help="Write only .tar.idx and .info.json."),
+)
+_SPLIT = (
+    common.SPLIT_RATIO,
+    Option(
+        ["--split-parts"],
+        metavar="NAME:REGEX",
+        multiple=True,
+        help="Assign the shards whose names match REGEX to the part NAME of the split.",
+    ),
+    Option(["--shuffle-tars"], is_flag=True, help="Shuffle the shards before --split-ratio assigns them."),
+)
+_DATASET = (
+    common.SAMPLE_TYPE,
+    common.FIELD_MAP,
+    Option(["--part-filter"], metavar="PART,..", help="The parts of crude samples that are read."),
+    Option(["--dataset-yaml-name"], metavar="NAME", help="Name of the dataset file (default: dataset.yaml)."),
+    Option(["--skip-dataset-yaml"], is_flag=True, help="Do not write a dataset file."),
+)
+_MEDIA = (
+    Option(
+        ["--media-metadata-by-extension"],
+        is_flag=True,
+        help="Gather metadata (size, length) of the parts whose extension is one of media.",
+    ),
+    Option(
+        ["--media-metadata-by-header"],
+        is_flag=True,
+        help="Gather metadata of the parts whose first bytes are those of media.",
+    ),
+    Option(
+        ["--media-metadata-by-glob"],
+        metavar="PAT,..",
+        help="Gather metadata of the parts whose names match a pattern, as *.jpg,*.mp4.",
+    ),
+    Option(["--media-only"], is_flag=True, help="Only gather metadata, for a folder of plain files."),
+)
 
-def tar_options(command: F) -> F:
-    """Add the options of datasets that are prepared in place."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
+@click.command(
+    cls=common.Subcommand,
+    name="energon",
+    short_help="Make tars, a JSONL or a metadataset ready for Energon, in place.",
+    what="a folder of .tar shards, which is prepared in place",
+    groups={
+        "Shards": _SHARDS,
+        "Split": _SPLIT,
+        "Dataset": _DATASET,
+        "Metadata of media": _MEDIA,
+        "Errors": (common.ON_ERROR, common.MAX_ERRORS),
+        "Run": (
+            common.WORKERS,
+            common.OVERWRITE,
+            common.RESTART,
+            Option(["--non-interactive"], is_flag=True, help="Ask no questions, even on a terminal."),
+            Option(["--no-progress"], is_flag=True, hidden=True),
+            common.QUIET,
+        ),
+    },
+)
+@click.argument("inputs", nargs=-1, metavar="PATH")
+def command(inputs: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -> None:
+    """Prepare the dataset at PATH in place, as energon prepare does; see docs/energon.md.
 
-def refuse_tar_options(named: Collection[str]) -> None:
-    """Raise ConfigError if an option for datasets in place is given for another form of ``prepare``."""
-    for name in sorted(NAMES & set(named)):
-        raise ConfigError(
-            f"{_spelled(name)} is for a folder of .tar shards, which is prepared in place: leave out --output,"
-            " --tokenizer and --recipe"
-        )
-
-
-def is_in_place(inputs: Sequence[str], named: Collection[str]) -> bool:
-    """Whether the inputs are prepared in place, if neither output nor tokeniser nor recipe is given."""
-    if NAMES & set(named):
-        return True
-    if len(inputs) != 1:
-        return False
-    path = Path(inputs[0])
-    if path.is_file():
-        return path.suffix in (".jsonl", ".yaml")
-    return path.is_dir() and ((path / ".nv-meta").is_dir() or _has_tar(path))
-
-
-def _has_tar(folder: Path) -> bool:
-    for _, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        if any(name.endswith((".tar", ".tar.gz", ".tgz", ".tar.zst")) for name in files):
-            return True
-    return False
-
-
-def run(
-    inputs: Sequence[str],
-    given: dict[str, Any],
-    named: Collection[str],
-    *,
-    dry_run: bool,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """Prepare the dataset at a path, and print the report.
-
-    Raises:
-        HeadraceError: any that `prepare_energon` raises; or an option is for another form of ``prepare``.
+    PATH is a folder of .tar shards or of plain media, a .jsonl, or the .yaml of a metadataset. On a terminal, what is
+    missing is asked for. When it is run again, only new and changed shards are read.
     """
-    for name in sorted(set(named) - NAMES - _SHARED):
-        raise ConfigError(f"{_spelled(name)} does not apply to a dataset that is prepared in place")
-    if dry_run:
-        raise ConfigError("--dry-run does not apply to a dataset that is prepared in place: leave it out")
-    if len(inputs) != 1:
-        raise ConfigError(f"only one folder or file at a time is prepared in place; found {len(inputs)}")
     from headrace.preparing.energon import prepare_energon
 
+    if len(inputs) != 1:
+        raise ConfigError(f"only one folder or file at a time is prepared in place; found {len(inputs)}")
     path = inputs[0]
-    options = _options(given, named)
+    options = _options(given)
     if _may_ask(given, quiet=quiet, as_json=as_json):
         options = ask(Path(path), options)
     with ProgressBar(quiet=quiet or given["no_progress"]) as bar:
-
-        def notice(message: str) -> None:
-            if not quiet:
-                bar.note(f"note: {message}")
-
-        report = prepare_energon(path, options=options, on_progress=partial(_show_progress, bar), on_notice=notice)
+        note = common.notes(bar, quiet=quiet)
+        report = prepare_energon(path, options=options, on_progress=partial(_show_progress, bar), on_notice=note)
         elapsed_s = bar.elapsed_s
-    if as_json:
-        print_json(result(report, elapsed_s))
-    elif not quiet:
-        print_report(summary(report, elapsed_s))
+    common.show(result(report, elapsed_s), summary(report, elapsed_s), as_json=as_json, quiet=quiet)
 
 
 def _may_ask(given: dict[str, Any], *, quiet: bool, as_json: bool) -> bool:
@@ -217,41 +173,28 @@ def _left_out(report: EnergonReport) -> list[str]:
     return lines
 
 
-def _options(given: dict[str, Any], named: Collection[str]) -> EnergonOptions:
-    from headrace.cli.prepare import number_or_share
+def _options(given: dict[str, Any]) -> EnergonOptions:
     from headrace.preparing.energon import DatasetChoice, EnergonOptions, SplitChoice
-    from headrace.preparing.options import ErrorOptions
 
-    if "max_errors" in named and given["on_error"] != "skip":
-        raise ConfigError("--max-errors needs --on-error skip: otherwise the first malformed shard ends the run")
-    defaults = EnergonOptions()
+    dataset = common.chosen(given, "sample_type")
+    if given["dataset_yaml_name"]:
+        dataset["name"] = given["dataset_yaml_name"]
+    if given["field_map"] is not None:
+        dataset["field_map"] = common.parse_field_map(given["field_map"])
+    if given["part_filter"]:
+        dataset["part_filter"] = tuple(given["part_filter"].split(","))
+    ratio = given["split_ratio"]
     return EnergonOptions(
         split=SplitChoice(
-            ratio=parse_shares(given["split_ratio"]) if given["split_ratio"] is not None else (),
-            parts=tuple(_split_part(text) for text in given["split_parts"]),
+            ratio=() if ratio is None else common.parse_shares(ratio),
+            parts=tuple(map(_split_part, given["split_parts"])),
             shuffle=given["shuffle_tars"],
         ),
-        dataset=DatasetChoice(
-            name=given["dataset_yaml_name"] or defaults.dataset.name,
-            skip=given["skip_dataset_yaml"],
-            sample_type=given["sample_type"],
-            field_map=parse_field_map(given["field_map"]) if given["field_map"] is not None else {},
-            part_filter=tuple(given["part_filter"].split(",")) if given["part_filter"] else (),
-        ),
-        exclude=given["exclude"],
+        dataset=DatasetChoice(skip=given["skip_dataset_yaml"], **dataset),
         media=_media(given),
-        media_only=given["media_only"],
         index_only=given["tar_index_only"],
-        errors=ErrorOptions(
-            on_error=given["on_error"],
-            max_errors=number_or_share(given["max_errors"])
-            if given["max_errors"] is not None
-            else defaults.errors.max_errors,
-        ),
-        duplicates=given["duplicates"] or defaults.duplicates,
-        workers=given["workers"],
-        overwrite=given["overwrite"],
-        restart=given["restart"],
+        errors=common.error_options(given, "malformed shard"),
+        **common.chosen(given, "exclude", "media_only", "duplicates", "workers", "overwrite", "restart"),
     )
 
 
@@ -277,10 +220,6 @@ def _media(given: dict[str, Any]) -> MediaFilter | None:
             "--media-metadata-by-extension, -by-header and -by-glob exclude each other: use only one of them"
         )
     return found[0] if found else None
-
-
-def _spelled(name: str) -> str:
-    return f"--{_TERSE.get(name, name).replace('_', '-')}"
 
 
 _CRUDE = "CrudeWebdataset"
@@ -327,7 +266,7 @@ def _ask_ratio() -> tuple[float, ...]:
     while True:
         text = click.prompt("Shares of train, val and test, as 8,1,1 (--split-ratio)", type=str)
         try:
-            ratio = parse_shares(text)
+            ratio = common.parse_shares(text)
         except ConfigError as error:
             click.echo(str(error))
             continue

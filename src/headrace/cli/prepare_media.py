@@ -1,0 +1,214 @@
+"""``headrace prepare media``: its options, progress and reports."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+from click import Option
+
+from headrace.cli import prepare_options as common
+from headrace.cli.progress import ProgressBar
+from headrace.errors import ConfigError
+from headrace.inspect.figures import count, duration, listing, plural, size
+
+if TYPE_CHECKING:
+    from headrace.preparing.shards import ShardEstimate, ShardOptions, ShardProgress
+    from headrace.stores import Manifest
+
+_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+
+_SAMPLES = (
+    Option(
+        ["--part", "parts"],
+        metavar="NAME=FROM",
+        multiple=True,
+        help="A part of each sample, from path:COLUMN, column:COLUMN, bytes:COLUMN or row.",
+    ),
+    Option(["--key-field"], metavar="NAME", help="The column with the keys of the samples (default: number them)."),
+    Option(
+        ["--key-dots"],
+        type=click.Choice(["error", "replace", "part"]),
+        help="A dot in a key is an error (default: error), becomes _, or begins the name of the part.",
+    ),
+    Option(["--root"], metavar="DIR", help="The folder of the files that a table names (default: that of the table)."),
+    Option(["--captions"], metavar="FILE", help="A table that describes the files of a folder."),
+    Option(["--verify"], is_flag=True, help="Check the headers of images, JSON and text."),
+    Option(
+        ["--duplicates", "--on-duplicate", "duplicates"],
+        type=click.Choice(["error", "drop"]),
+        help="What happens to a sample whose key came before (default: error).",
+    ),
+    Option(
+        ["--max-record-bytes"],
+        metavar="N",
+        type=int,
+        help="Maximum size of a record; a longer one is bad (default: 256 MiB).",
+    ),
+)
+_SHARDS = (
+    common.OUTPUT,
+    Option(["--samples-per-shard"], metavar="N", type=int, help="Maximum samples per shard (default: 10,000)."),
+    Option(["--shard-size"], metavar="BYTES", help="Maximum size of a shard, as 500MB (default: 1 GiB)."),
+    common.SINGLE,
+    common.SHUFFLE,
+)
+
+
+@click.command(
+    cls=common.Subcommand,
+    name="media",
+    short_help="Write media into tar shards.",
+    what="media in tar shards",
+    groups={
+        "Samples": _SAMPLES,
+        "Output": _SHARDS,
+        "Dataset": (common.SPLIT_RATIO, common.SAMPLE_TYPE, common.FIELD_MAP),
+        "Errors": (common.ON_ERROR, common.MAX_ERRORS),
+        "Run": (common.WORKERS, common.OVERWRITE, common.RESTART, common.DRY_RUN, common.QUIET),
+    },
+)
+@click.argument("inputs", nargs=-1, metavar="INPUT...")
+def command(
+    inputs: tuple[str, ...], output: str | None, dry_run: bool, quiet: bool, as_json: bool, **given: Any
+) -> None:
+    """Write media into tar shards in DIR, which Energon and webdataset read; see docs/shards.md.
+
+    INPUT is a folder of media, or a table that names or holds them: .csv, .tsv, .jsonl, .parquet or .arrow. The result
+    does not depend on the number of workers, and appears whole or not at all. If a run ends early for any reason, the
+    same command continues it.
+    """
+    from headrace.preparing.shards import estimate_shards, prepare_shards
+
+    options = _options(given)
+    bar = ProgressBar(quiet=quiet)
+    note = common.notes(bar, quiet=quiet)
+    if dry_run:
+        estimate = estimate_shards(inputs, options=options, on_notice=note)
+        common.show(estimate, estimate_lines(estimate), as_json=as_json)
+        return
+    folder = common.output_folder(output)
+    with bar:
+        manifest = prepare_shards(inputs, folder, options=options, on_progress=partial(_show, bar), on_notice=note)
+        elapsed_s = bar.elapsed_s
+    report = summary(manifest, folder, elapsed_s)
+    common.show(result(manifest, folder, elapsed_s), report, as_json=as_json, quiet=quiet)
+
+
+def _show(bar: ProgressBar, progress: ShardProgress) -> None:
+    phase = "reading" if progress.phase == "survey" else "writing"
+    text = f"{count(progress.samples)} samples  {size(progress.done_bytes)}"
+    bar.update(phase, progress.done_bytes, progress.total_bytes, text=text, speeds={"B": progress.done_bytes})
+
+
+def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
+    """Return what ``--json`` prints."""
+    documents, contents = manifest.ledger.documents, manifest.ledger.contents
+    return {
+        "output": output,
+        "format": "tar",
+        "files": [file.name for shard in manifest.outputs for file in shard.files],
+        "shards": len(manifest.outputs),
+        "samples": documents.kept,
+        "samples_read": documents.read,
+        "samples_dropped": documents.dropped,
+        "bytes": contents.kept if contents else 0,
+        "bytes_dropped": contents.dropped if contents else {},
+        "parts": _part_bytes(manifest),
+        "splits": _splits(manifest),
+        "errors": len(manifest.errors),
+        "inputs": len(manifest.inputs),
+        "seconds": round(elapsed_s, 3),
+    }
+
+
+def summary(manifest: Manifest, output: str, elapsed_s: float) -> list[str]:
+    """Return the report at the end of a run."""
+    documents = manifest.ledger.documents
+    tars = sum(shard.files[0].size for shard in manifest.outputs)
+    pairs = [
+        ("samples", count(documents.kept) + common.dropped(documents.dropped)),
+        ("parts", ", ".join(f"{name} {size(number)}" for name, number in _part_bytes(manifest).items())),
+        ("shards", f"{count(len(manifest.outputs))}, {size(tars)}"),
+    ]
+    splits = _splits(manifest)
+    if sum(number > 0 for number in splits.values()) > 1:
+        pairs.append(("split", ", ".join(f"{name} {count(number)}" for name, number in splits.items() if number)))
+    pairs.append(("time", f"{duration(elapsed_s)}, {size(tars / max(elapsed_s, 1e-9))}/s"))
+    return [f"{output}: complete", *listing(pairs), *common.skipped(manifest.errors, "bad sample")]
+
+
+def estimate_lines(estimate: ShardEstimate) -> list[str]:
+    """Return the report of ``--dry-run``."""
+    about = "" if estimate.is_exact else "about "
+    pairs = [
+        ("input", f"{plural(estimate.inputs, 'input')}, {size(estimate.input_bytes)}"),
+        ("sample", "all of it" if estimate.is_exact else f"{plural(estimate.sampled, 'sample')}, scaled up"),
+        ("samples", f"{about}{count(estimate.samples)}"),
+        ("shards", f"about {count(estimate.shards)}, {size(estimate.output_bytes)}"),
+        ("parts", ", ".join(f"{name} {size(number)}" for name, number in estimate.parts.items()) or "none"),
+    ]
+    if estimate.bad:
+        pairs.append(("errors", f"{plural(estimate.bad, 'bad sample')}: {estimate.first_error}"))
+    return ["dry run: nothing was written", *listing(pairs)]
+
+
+def parse_size(text: str) -> int:
+    """Parse a size such as ``1000000``, ``500MB`` or ``1GiB`` into bytes.
+
+    Raises:
+        ConfigError: the text is not a size of at least 1 byte.
+    """
+    digits = text.rstrip("BGKMIbgkmi ")
+    unit = _UNITS.get(text[len(digits) :].strip().lower())
+    try:
+        found = round(float(digits) * unit) if unit is not None else 0
+    except (ValueError, OverflowError):
+        found = 0
+    if found < 1:
+        raise ConfigError(f"--shard-size {text}: write a number of bytes, or a size such as 500MB or 1GiB")
+    return found
+
+
+def _options(given: dict[str, Any]) -> ShardOptions:
+    from headrace.preparing.shards import PartSpec, ShardOptions, ShardOutput, ShardSource
+
+    source = common.chosen(
+        given, "key_field", "key_dots", "root", "captions", "verify", "duplicates", "max_record_bytes"
+    )
+    output = common.chosen(given, "samples_per_shard", "shuffle", "sample_type")
+    if given["single"]:
+        if given["samples_per_shard"] is not None or given["shard_size"] is not None:
+            raise ConfigError(
+                "--single writes one shard, --samples-per-shard and --shard-size cut it into several: use one"
+            )
+        output |= {"samples_per_shard": None, "shard_bytes": None}
+    if given["shard_size"] is not None:
+        output["shard_bytes"] = parse_size(given["shard_size"])
+    if given["split_ratio"] is not None:
+        output["split_ratio"] = common.parse_shares(given["split_ratio"])
+    if given["field_map"] is not None:
+        output["field_map"] = common.parse_field_map(given["field_map"])
+    return ShardOptions(
+        source=ShardSource(parts=tuple(map(PartSpec.parse, given["parts"])), **source),
+        output=ShardOutput(**output),
+        errors=common.error_options(given, "bad sample"),
+        **common.chosen(given, "workers", "overwrite", "restart"),
+    )
+
+
+def _part_bytes(manifest: Manifest) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for shard in manifest.outputs:
+        for name, info in shard.keys.items():
+            sums[name] = sums.get(name, 0) + info.tokens
+    return dict(sorted(sums.items()))
+
+
+def _splits(manifest: Manifest) -> dict[str, int]:
+    """Number of samples in each part of the split."""
+    return {
+        name: sum(shard.documents for shard in manifest.outputs[begin:end])
+        for name, (begin, end) in manifest.options["splits"].items()
+    }

@@ -1,0 +1,346 @@
+"""``headrace prepare text``: its options, and the progress and reports of runs over text and of recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click import Option
+
+from headrace.cli import prepare_options as common
+from headrace.cli.progress import ProgressBar
+from headrace.errors import ConfigError
+from headrace.inspect.figures import count, duration, listing, plural, short, size
+
+if TYPE_CHECKING:
+    from headrace.preparing import Estimate, TextOptions, TextProgress
+    from headrace.stores import Manifest, SampleLedger
+
+_MAX_FILES = 4
+
+_PHASES = {
+    "tokenizer": "loading the tokeniser",
+    "probe": "probing the tokeniser",
+    "prove": "proving the first documents",
+    "encode": "encoding",
+    "sort": "sorting",
+    "finish": "finishing",
+}
+
+
+def _show(bar: ProgressBar, progress: TextProgress) -> None:
+    phase, done, total = _PHASES[progress.phase], progress.input_bytes, progress.total_bytes
+    if not total or progress.phase in ("probe", "prove"):
+        bar.update(phase, done, total)
+        return
+    speeds = {"B": done} | ({"tokens": progress.tokens} if progress.phase == "encode" else {})
+    bar.update(phase, done, total, text=f"{count(progress.documents)} documents", speeds=speeds)
+
+
+def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
+    """Return what ``--json`` prints."""
+    ledger, tokenizer, backend = manifest.ledger, manifest.tokenizer, manifest.backend
+    return {
+        "output": output,
+        "files": [file.name for shard in manifest.outputs for file in shard.files],
+        "format": manifest.outputs[0].format,
+        "keys": list(manifest.keys),
+        "shards": len(manifest.outputs),
+        "dtype": next(iter(manifest.outputs[0].keys.values())).dtype,
+        "documents": ledger.documents.kept,
+        "documents_read": ledger.documents.read,
+        "documents_dropped": ledger.documents.dropped,
+        "tokens": ledger.tokens.kept,
+        "tokens_dropped": ledger.tokens.dropped,
+        "errors": len(manifest.errors),
+        "vocab_size": tokenizer.vocab_size if tokenizer else None,
+        "eod": tokenizer.eod if tokenizer else None,
+        "bos": tokenizer.bos if tokenizer else None,
+        "backend": backend.name if backend else None,
+        "inputs": len(manifest.inputs),
+        "input_bytes": sum(file.size for file in manifest.inputs),
+        "seconds": round(elapsed_s, 3),
+        **_samples(manifest),
+    }
+
+
+def _samples(manifest: Manifest) -> dict[str, object]:
+    """The fields that the run of a recipe adds to ``--json``."""
+    samples = manifest.ledger.samples
+    if samples is None:
+        return {}
+    return {
+        "records": samples.records,
+        "supervised": samples.supervised,
+        "tokens_by_key": {key: tokens.kept for key, tokens in samples.keys.items()},
+        "tokens_truncated": manifest.ledger.tokens.truncated,
+        "notes": samples.notes,
+        "layouts": [source.get("layout") for source in manifest.options["recipe"]["inputs"]],
+        "domains": sorted({shard.prefix.rpartition("/")[0] for shard in manifest.outputs} - {""}),
+    }
+
+
+def summary(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool) -> list[str]:
+    """Return the report at the end of a run; it has no speeds if an earlier run did a part of the work."""
+    ledger, tokenizer, backend = manifest.ledger, manifest.tokenizer, manifest.backend
+    input_bytes = sum(file.size for file in manifest.inputs)
+    per_s = 1 / max(elapsed_s, 1e-9)
+    dtype = next(iter(manifest.outputs[0].keys.values())).dtype
+    pairs = [
+        ("documents", count(ledger.documents.kept) + common.dropped(ledger.documents.dropped)),
+        *_tokens(manifest, dtype),
+        ("input", f"{plural(len(manifest.inputs), 'file')}, {size(input_bytes)}"),
+    ]
+    if tokenizer is not None:
+        eod = "" if tokenizer.eod is None else f", end of document {tokenizer.eod}"
+        bos = "" if tokenizer.bos is None else f", begin {tokenizer.bos}"
+        pairs.append(("tokeniser", f"{tokenizer.source}, vocabulary {count(tokenizer.vocab_size)}{bos}{eod}"))
+    if backend is not None:
+        proved = sum(backend.proved.values())
+        how = f"{backend.name} {backend.version}" + (f", {count(proved)} texts proved" if proved else "")
+        pairs.append(("backend", how))
+        if backend.routed:
+            pairs.append(("", f"{plural(backend.routed, 'text')} encoded by tokenizers: {backend.routes}"))
+        if backend.from_task_by:
+            pairs.append(("", f"tokenizers encoded the rest, from {backend.from_task_by}"))
+    if ledger.documents.with_special_tokens:
+        policy = manifest.options["tokens"]["special_tokens_in_text"]
+        number = plural(ledger.documents.with_special_tokens, "text")
+        pairs.append(("special", f"{number} with the name of a special token: {policy}"))
+    files = [f"{file.name} {size(file.size)}" for shard in manifest.outputs for file in shard.files]
+    more = f" and {len(files) - _MAX_FILES} more" if len(files) > _MAX_FILES else ""
+    pairs.append(("files", ", ".join(files[:_MAX_FILES]) + more))
+    speeds = f"{size(input_bytes * per_s)}/s, {short(ledger.tokens.kept * per_s)}tokens/s"
+    pairs.append(
+        ("time", f"{duration(elapsed_s)}, {speeds}" if is_whole else f"{duration(elapsed_s)} since the run continued")
+    )
+    return [f"{output}: complete", *listing(pairs), *common.skipped(manifest.errors, "bad record")]
+
+
+def _tokens(manifest: Manifest, dtype: str) -> list[tuple[str, str]]:
+    if manifest.ledger.samples is None:
+        return [("tokens", f"{count(manifest.ledger.tokens.kept)} ({dtype})")]
+    dtypes = {key: info.dtype for shard in manifest.outputs for key, info in shard.keys.items()}
+    return _sample_lines(manifest.ledger.samples, dtypes)
+
+
+def _sample_lines(samples: SampleLedger, dtypes: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the lines that the run of a recipe adds to the report, as pairs of name and value."""
+    pairs = []
+    for key, tokens in samples.keys.items():
+        kept = f"{count(tokens.kept)} ({dtypes.get(key, '')})"
+        if tokens.truncated:
+            kept += f", {count(sum(tokens.truncated.values()))} cut off"
+        pairs.append((key, kept + common.dropped(tokens.dropped)))
+    total = sum(tokens.kept for tokens in samples.keys.values())
+    if samples.supervised:
+        pairs.append(("trained", f"{count(samples.supervised)} ({samples.supervised / max(total, 1):.1%})"))
+    pairs += [(name.replace("_", " "), count(number)) for name, number in samples.notes.items()]
+    return pairs
+
+
+def estimate_lines(estimate: Estimate) -> list[str]:
+    """Return the report of ``--dry-run``."""
+    share = estimate.sampled_bytes / max(estimate.input_bytes, 1)
+    documents = plural(estimate.sampled_documents, "document")
+    sample = f"{size(estimate.sampled_bytes)} ({share:.2%}), {documents}, scaled up"
+    about = "" if estimate.is_exact else "about "
+    pairs = [
+        ("input", f"{plural(estimate.inputs, 'file')}, {size(estimate.input_bytes)}"),
+        ("sample", "all of it" if estimate.is_exact else sample),
+        ("documents", f"{about}{count(estimate.documents)}"),
+        ("tokens", f"{about}{count(estimate.tokens)} ({estimate.dtype})"),
+        ("output", f"about {size(estimate.output_bytes)}"),
+        ("backend", estimate.backend + (f", since {estimate.fallback}" if estimate.fallback else "")),
+    ]
+    if estimate.dropped:
+        pairs.append(("filters", f"of the sample{common.dropped(estimate.dropped)}"))
+    if estimate.bad_records:
+        pairs.append(("errors", f"{plural(estimate.bad_records, 'bad record')} in the sample: {estimate.first_error}"))
+    return ["dry run: nothing was written", *listing(pairs)]
+
+
+FORMS = (
+    "prepare has four forms. Three need --output DIR: headrace prepare text (files, folders or globs, with --tokenizer "
+    "PATH), recipe (or --recipe FILE) and media (tar shards of media, or --format tar). The fourth, headrace prepare "
+    "energon, prepares a folder of .tar shards, a .jsonl or the .yaml of a metadataset in place, with none of these "
+    "options."
+)
+CONTINUED = ("continuing", "the run was complete", "the output is complete")
+"""Beginnings of the notices which say that an earlier run did a part of the work."""
+
+
+def run(
+    output: str | None,
+    *,
+    estimate: Callable[[], Estimate],
+    prepare: Callable[[str, Callable[[TextProgress], None], Callable[[str], None]], Manifest],
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Prepare a store, or estimate it, and print the report.
+
+    Args:
+        output: the value of ``--output``.
+        estimate: what estimates the run.
+        prepare: what does the run; it gets the folder of the output, and what to call with progress and notices.
+        dry_run: whether the run is only estimated.
+        quiet: whether progress, notices and report are left out.
+        as_json: whether the report is JSON.
+    """
+    if dry_run:
+        found = estimate()
+        common.show(found, estimate_lines(found), as_json=as_json)
+        return
+    folder = common.output_folder(output)
+    is_whole = True
+    with ProgressBar(quiet=quiet) as bar:
+        note = common.notes(bar, quiet=quiet)
+
+        def notice(message: str) -> None:
+            nonlocal is_whole
+            is_whole = is_whole and not message.startswith(CONTINUED)
+            note(message)
+
+        manifest = prepare(folder, partial(_show, bar), notice)
+        elapsed_s = bar.elapsed_s
+    report = summary(manifest, folder, elapsed_s, is_whole=is_whole)
+    common.show(result(manifest, folder, elapsed_s), report, as_json=as_json, quiet=quiet)
+
+
+_TOKENS = (
+    common.TOKENIZER,
+    Option(["--append-eod"], is_flag=True, help="Append the end-of-document token to each document that has tokens."),
+    Option(
+        ["--eod"], metavar="TOKEN|ID", help="End-of-document token (default: the only usual one in the vocabulary)."
+    ),
+    Option(["--prepend-bos"], is_flag=True, help="Prepend the begin token to each document that has tokens."),
+    Option(["--bos"], metavar="TOKEN|ID", help="Begin token (default: the only usual one in the vocabulary)."),
+    Option(
+        ["--special-tokens-in-text"],
+        type=click.Choice(["literal", "encode", "error"]),
+        default="literal",
+        help="What '<|endoftext|>' inside a text becomes: ordinary text (default: literal), the token, or an error.",
+    ),
+    common.BACKEND,
+)
+_RECORDS = (
+    Option(
+        ["--field", "--text-field", "fields"],
+        metavar="NAME",
+        multiple=True,
+        help="Field of each record that holds the text (default: 'text'); several fields give one output each.",
+    ),
+    Option(["--join"], metavar="TEXT", help="Join the texts of several fields with TEXT between them."),
+    common.ID_FIELD,
+    Option(
+        ["--sample-by"],
+        type=click.Choice(["document", "paragraph", "line"]),
+        default="document",
+        help="What a document of a .txt file is (default: the whole file).",
+    ),
+    common.MAX_RECORD_BYTES,
+)
+_FILTERS = (
+    Option(["--min-chars"], metavar="N", type=int, help="Drop documents with fewer characters."),
+    Option(["--max-chars"], metavar="N", type=int, help="Drop documents with more characters."),
+    Option(["--min-tokens"], metavar="N", type=int, help="Drop documents with fewer tokens."),
+    Option(["--max-tokens"], metavar="N", type=int, help="Drop documents with more tokens."),
+    common.FILTER,
+    common.DEDUPLICATE,
+)
+_OUTPUT = (
+    common.OUTPUT,
+    Option(
+        ["--format"],
+        type=click.Choice(["indexed", "keyed"]),
+        default="indexed",
+        help=".bin and .idx (default: indexed), or .bin and meta.json.",
+    ),
+    common.SHARD_TOKENS,
+    common.SINGLE,
+    common.SHUFFLE,
+)
+
+
+@click.command(
+    cls=common.Subcommand,
+    name="text",
+    short_help="Make tokens of text.",
+    what="texts",
+    groups={
+        "Tokens": _TOKENS,
+        "Records": _RECORDS,
+        "Filters": _FILTERS,
+        "Output": _OUTPUT,
+        "Errors": (common.ON_ERROR, common.MAX_ERRORS),
+        "Run": (common.WORKERS, common.OVERWRITE, common.RESTART, common.DRY_RUN, common.QUIET),
+    },
+)
+@click.argument("inputs", nargs=-1, metavar="INPUT...")
+def command(
+    inputs: tuple[str, ...], output: str | None, tokenizer: str | None, dry_run: bool, quiet: bool, as_json: bool,
+    **given: Any,
+) -> None:  # fmt: skip
+    """Tokenise text into shards in DIR that Megatron can read.
+
+    INPUT is a file, a folder (searched at any depth), a glob, a brace pattern, or - for standard input. Files are
+    .jsonl (also .gz and .zst), .parquet, .arrow and .txt. The result does not depend on the number of workers, and
+    appears whole or not at all. If a run ends early for any reason, the same command continues it.
+    """
+    from headrace.preparing import estimate_text, prepare_text
+
+    if tokenizer is None:
+        raise ConfigError(_missing_tokenizer(inputs))
+    if not inputs:
+        raise ConfigError("no INPUT is given: name at least one file, folder or glob")
+    options = _options(given)
+    run(
+        output,
+        estimate=lambda: estimate_text(inputs, tokenizer=tokenizer, options=options),
+        prepare=lambda output, show, note: prepare_text(
+            inputs, output, tokenizer=tokenizer, options=options, on_progress=show, on_notice=note
+        ),
+        dry_run=dry_run,
+        quiet=quiet,
+        as_json=as_json,
+    )
+
+
+def check_shards(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError if one shard and the size of several are asked for."""
+    if given.get("single") and given.get("shard_tokens") is not None:
+        raise ConfigError("--single writes one shard and --shard-tokens cuts it into several: use only one of them")
+
+
+def _options(given: dict[str, Any]) -> TextOptions:
+    from headrace.preparing import FilterSpec, OutputOptions, RecordOptions, TextOptions, TokenOptions
+
+    check_shards(given)
+    output = common.chosen(given, "format", "shard_tokens", "shuffle")
+    if given["single"]:
+        output["shard_tokens"] = None
+    tokens = common.chosen(given, "append_eod", "prepend_bos", "special_tokens_in_text", "backend")
+    return TextOptions(
+        records=RecordOptions(**common.chosen(given, "fields", "join", "id_field", "sample_by", "max_record_bytes")),
+        tokens=TokenOptions(eod=_token(given["eod"]), bos=_token(given["bos"]), **tokens),
+        filters=FilterSpec(**common.chosen(given, "min_chars", "max_chars", "min_tokens", "max_tokens", "function")),
+        output=OutputOptions(**output),
+        errors=common.error_options(given, "bad record"),
+        **common.chosen(given, "deduplicate", "workers", "overwrite", "restart"),
+    )
+
+
+def _token(given: str | None) -> str | int | None:
+    return int(given) if given is not None and given.isascii() and given.isdigit() else given
+
+
+def _missing_tokenizer(inputs: tuple[str, ...]) -> str:
+    for given in inputs:
+        if given.endswith(".tar") or any(Path(given).glob("*.tar")):
+            return f"{given!r} holds .tar shards. {FORMS}"
+    return f"--tokenizer is missing. {FORMS}"
