@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headrace.datasets import watched
 from headrace.datasets.dataset import Dataset
-from headrace.datasets.encoded.keys import OutputKey, PackKey, keyed, output_key, pack_key, restore_key_of
+from headrace.datasets.encoded.keys import RestoreKey, keyed, restore_key_of
 from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, raised
 from headrace.datasets.mix import Mix, named_datasets
 from headrace.encoders import EncoderPipeline, ErrorPolicy, FaultLog, HookFailure, TaskEncoder, at_positions
@@ -61,9 +61,9 @@ class FramedSources:
         self._kind = type(pipeline.encoder).__name__
 
     @property
-    def not_stateless(self) -> str | None:
+    def unrestorable(self) -> str | None:
         """The first hook in use that is not marked ``@stateless``; None if all are."""
-        return next((found for one in self.encoders if (found := one.not_stateless) is not None), None)
+        return next((found for one in self.encoders if (found := one.unrestorable) is not None), None)
 
     def addresses(self, sources: IntArray, indices: IntArray, keys: Any) -> IntArray:
         """(n,) int64: addresses of samples, from their numbers in their datasets and the ``keys`` of their epochs."""
@@ -94,14 +94,14 @@ class FramedSources:
                             log = encoder.faults = FaultLog()
         return made, faults
 
-    def again(self, keys: Sequence[OutputKey]) -> list[MadeOutput]:
+    def again(self, keys: Sequence[RestoreKey]) -> list[MadeOutput]:
         """Make the outputs of some restore keys again.
 
         Raises:
             ConfigError: there is no such dataset, sample or output, or the output has changed.
         """
         wanted: dict[tuple[str, int], list[MadeOutput]] = {}
-        for path, address, *_ in keys:
+        for path, address in ((key.path, key.address) for key in keys):
             if (path, address) in wanted:
                 continue
             if path not in self.paths:
@@ -116,16 +116,17 @@ class FramedSources:
         found = []
         for key in keys:
             outputs = wanted[key.path, key.address]
-            one = outputs[key.output] if 0 <= key.output < len(outputs) else None
-            within = None if one is None else tuple(restore_key_of(one.output.sample) or ())
-            if one is None or within != key.within:
-                raise ConfigError(f"{key} is now {within}: the data, the encoder or the policy has changed")
+            one = outputs[key.number] if 0 <= key.number < len(outputs) else None
+            now = None if one is None else self.key(one)
+            if one is None or now != key:
+                raise ConfigError(f"{key} is now {now}: the data, the encoder or the policy has changed")
             found.append(one)
         return found
 
-    def key(self, one: MadeOutput) -> tuple[Any, ...]:
+    def key(self, one: MadeOutput) -> RestoreKey:
         """Return the restore key of an output whose sample does not have it yet."""
-        return output_key(self.paths[one.source], one.output)
+        place, sample = one.output
+        return RestoreKey("Framed", restore_key_of(sample), place.position, place.output, self.paths[one.source])
 
     def marked(self, one: MadeOutput) -> Any:
         """Return the sample of an output, with its restore key."""
@@ -159,7 +160,7 @@ class FramedSources:
         try:
             return self.pipeline.pack([one.output for one in items], without), faults
         except HookFailure as failure:
-            where = f"the pack that begins with {self.key(items[0])!r}"
+            where = f"the pack that begins with {self.key(items[0]).written()!r}"
             if isinstance(failure.error, SkipSample):
                 if failure.hook.name == "pack_selected_samples" and failure.hook.is_generator:
                     return [], faults
@@ -170,20 +171,19 @@ class FramedSources:
                 ) from failure.error
             raise raised(failure, self._kind, where) from failure.error.__cause__
 
-    def restored(self, key: OutputKey | PackKey) -> Any:
+    def restored(self, key: RestoreKey) -> Any:
         """Return the sample of a restore key, with that key.
 
         Raises:
             ConfigError: as `again`; there is no such pack.
         """
-        items = self.again([key] if isinstance(key, OutputKey) else key.outputs)
-        if isinstance(key, OutputKey):
+        items = self.again(key.outputs)
+        if key.kind == "Framed":
             return self.marked(items[0])
-        keys = [self.key(one) for one in items]
         packs, _ = self.packs(items)
-        if not 0 <= key.part < len(packs):
-            raise ConfigError(f"a restore key is of pack {key.part}, and {keys} now make {len(packs)} packs")
-        return keyed(packs[key.part].sample, pack_key(keys, key.part), self._kind)
+        if not 0 <= key.number < len(packs):
+            raise ConfigError(f"{key.written()} is of pack {key.number}, and its outputs now make {len(packs)} packs")
+        return keyed(packs[key.number].sample, key, self._kind)
 
 
 def _by_source(sources: IntArray) -> Iterator[tuple[int, IntArray]]:
@@ -268,7 +268,7 @@ class Framed:
         _check_numbers(self.frame_positions, buffer_bytes, most_empty_positions)
         self._check_form(self.pipeline())
         # Make the sources once, so that errors are raised here and not by the first worker.
-        self.not_stateless = self.sources(named_datasets(data)).not_stateless
+        self.unrestorable = self.sources(named_datasets(data)).unrestorable
 
     @property
     def is_packs(self) -> bool:

@@ -6,25 +6,22 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from headrace.datasets.dataset import Origins
-from headrace.datasets.encoded.keys import keyed, restore_key_of
+from headrace.datasets.encoded.keys import RestoreKey, keyed, restore_key_of
 from headrace.datasets.encoded.measured_units import Form, MeasuredUnits, UnitRows
-from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, one_batch, raised
+from headrace.datasets.encoded.samples import Encoder, EncoderDataset, Media, SampleEncoder, raised
 from headrace.datasets.measuring.chunk import facts_recipe, key_text, measured_pipeline
 from headrace.datasets.measuring.facts import MeasuredFacts
-from headrace.datasets.media import SampleDataset
-from headrace.datasets.media.face import without_rows
-from headrace.encoders import CallKey, EncoderPipeline, HookFailure, collecting
+from headrace.encoders import EncoderPipeline, HookFailure
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError, SkipSample, StaleCacheError, StateError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.measured import Grouping
 from headrace.plan.packing import Packing
-from headrace.samples.media.sample import BASE_FIELDS
 
 
 def check_facts(facts: MeasuredFacts, dataset: Media, pipeline: EncoderPipeline) -> None:
@@ -168,10 +165,7 @@ class MeasuredOutputs:
         )
 
 
-RESTORE: Final = "Measured"
-
-
-class MeasuredDataset(SampleDataset):
+class MeasuredDataset(EncoderDataset):
     """Sample i is unit i: an output of a good sample, a pack of outputs, or a batch of outputs of one group.
 
     The number of units and the outputs in each are known without reading, from facts that `measure` stored. So blends,
@@ -207,6 +201,9 @@ class MeasuredDataset(SampleDataset):
         True
     """
 
+    key_kind = "Measured"
+    batch_words = ("a measured source", "leave samples out in encode_sample, and measure again")
+
     def __init__(
         self,
         dataset: Media,
@@ -217,14 +214,7 @@ class MeasuredDataset(SampleDataset):
         exclude: Sequence[int] | IntArray = (),
         seed: int = 0,
     ) -> None:
-        self.pipeline = measured_pipeline(encoder)
-        self.outputs = SampleEncoder(dataset, self.pipeline, seed=seed, errors=None, may_skip=True)
-        self.dataset = self.outputs.dataset
-        self.store = self.dataset.store
-        self.encoder = encoder
-        self.seed = seed
-        self.errors = self.outputs.errors
-        self.faults = self.outputs.faults
+        super().__init__(dataset, measured_pipeline(encoder), seed=seed, errors=None, may_skip=True)
         self.facts = facts if isinstance(facts, MeasuredFacts) else MeasuredFacts.open(facts)
         check_facts(self.facts, self.dataset, self.pipeline)
         self.units = MeasuredUnits(self.facts, form_of(form, self.pipeline, self.facts), exclude)
@@ -245,32 +235,20 @@ class MeasuredDataset(SampleDataset):
         return isinstance(self.form, Grouping)
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Fields that all samples have; others, which hooks add, are known only when samples are read."""
-        return BASE_FIELDS
-
-    @property
     def collated_by(self) -> dict[str, Any]:
         """The encoder, whose hooks make the batches."""
         return {"kind": "measured batches" if self.is_group_batches else "measured units", **self.pipeline.recipe}
-
-    @property
-    def unrestorable(self) -> str | None:
-        """The first hook that is not marked ``@stateless``; None if all are."""
-        hook = self.outputs.not_stateless
-        return None if hook is None else f"{type(self.encoder).__name__}.{hook}"
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: numbers of units, with bits of their epochs."""
         return self.units.locate(indices, keys)
 
-    def samples(self, addresses: IntArray) -> list[Any]:
-        """Return samples; see `SampleDataset.samples`. With groups, a list of samples for each unit."""
-        with self.pipeline:
-            return super().samples(addresses)
+    def indices(self, addresses: IntArray) -> IntArray:
+        """(n,) int64: numbers of units, without the bits of the epoch."""
+        return self.units.numbers(addresses)
 
     def makers(self, addresses: IntArray) -> list[Callable[[], Any]]:
-        """Read the samples of some units together; each returned function makes one unit."""
+        """Read the samples of some units together; each returned function makes one unit, with groups a list."""
         addresses = np.asarray(addresses, dtype=np.int64)
         with_epoch = addresses != self.units.numbers(addresses)
         if with_epoch.any() and not with_epoch.all():
@@ -288,9 +266,9 @@ class MeasuredDataset(SampleDataset):
         outputs = [self._rows.output(row) for row in rows]
         if isinstance(self.form, Packing):
             pack = self._pack(outputs, f"the pack that begins with sample {rows[0].sample:,} of {self.store.path}")
-            return keyed(pack, (RESTORE, address, 0, *(restore_key_of(pack) or ())), kind)
+            return keyed(pack, RestoreKey("Measured", restore_key_of(pack), address), kind)
         made = [
-            keyed(one.sample, (RESTORE, address, number, *(restore_key_of(one.sample) or ())), kind)
+            keyed(one.sample, RestoreKey("Measured", restore_key_of(one.sample), address, number), kind)
             for number, one in enumerate(outputs)
         ]
         return made if self.is_group_batches else made[0]
@@ -312,59 +290,6 @@ class MeasuredDataset(SampleDataset):
                 f"{kind}.pack_selected_samples returned {len(packs)} packs for {where}; a measured source needs one"
             )
         return packs[0].sample
-
-    def collate(self, samples: Sequence[Any]) -> Any:
-        """Return samples as one batch, made by ``batch`` and ``encode_batch``; with groups, the samples of one unit.
-
-        Without samples it is the batch of the first unit without its rows, so that a rank that has no samples has the
-        same fields.
-        """
-        if not samples:
-            with collecting():  # faults of this unit belong to the batch that really holds it
-                first = self.samples(self.locate(np.zeros(1, dtype=np.int64)))
-                return without_rows(self.collate(first), len(first[0]) if isinstance(first[0], list) else 1)
-        if isinstance(samples[0], list):
-            if len(samples) != 1:
-                raise ConfigError(
-                    f"a unit is a whole batch of one group, and {len(samples)} units were to make one batch: pass the"
-                    " loader micro_batch_size=1; global batches count units"
-                )
-            samples = samples[0]
-        key = restore_key_of(samples[0])
-        address = _parsed(key)[0]
-        return one_batch(
-            self.pipeline,
-            samples,
-            CallKey(self.outputs.key, address),
-            key,
-            kind="a measured source",
-            instead="leave samples out in encode_sample, and measure again",
-        )
-
-    def restore_sample(self, restore_key: Any) -> Any:
-        """Make the sample of a restore key again, bit for bit; for the list of keys of a batch, the batch.
-
-        Raises:
-            ConfigError: not a key of this dataset, its samples are no longer those that it was made of, or a hook is
-                not ``@stateless``.
-        """
-        if self.unrestorable is not None:
-            raise ConfigError(
-                f"{self.unrestorable} is not marked @stateless: it may depend on what ran before, so that no sample can"
-                " be made again; mark it"
-            )
-        if isinstance(restore_key, list):
-            made = [self.restore_sample(key) for key in restore_key]
-            return self.collate([made] if self.is_group_batches else made)
-        address, number = _parsed(restore_key)
-        if address < 0 or self.units.numbers(np.array([address]))[0] >= len(self):
-            raise ConfigError(f"{restore_key!r:.80} is not a restore key of {self!r}")
-        unit = self.samples(np.array([address], dtype=np.int64))[0]
-        members = unit if self.is_group_batches else [unit]
-        if not 0 <= number < len(members) or restore_key_of(members[number]) != restore_key:
-            found = [restore_key_of(member) for member in members]
-            raise ConfigError(f"{restore_key!r:.80} now makes {found!r:.80}: the data, facts or form have changed")
-        return members[number]
 
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return the origins of all samples in each unit."""
@@ -408,13 +333,6 @@ class MeasuredDataset(SampleDataset):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.dataset, self.encoder, self.facts, self.form, self.units.exclude, self.seed)
-
-
-def _parsed(key: Any) -> tuple[int, int]:
-    match key:
-        case (str(kind), int(address), int(number), *_) if kind == RESTORE:
-            return address, number
-    raise ConfigError(f"{key!r:.80} is not a restore key of MeasuredDataset")
 
 
 def _again(

@@ -354,6 +354,13 @@ class MediaDataset(SampleDataset):
             for raw, index in zip(raws, addresses.tolist(), strict=True)
         ]
 
+    def address_of(self, restore_key: Any) -> int | None:
+        """Return the number of the sample with a restore key, see `SampleDataset.address_of`."""
+        match restore_key:
+            case ("Webdataset", int(index)) if 0 <= index < len(self):
+                return index
+        return None
+
     def made(self, raw: RawSample, index: int, places: Places) -> Any:
         """Return the sample made from parts that were read.
 

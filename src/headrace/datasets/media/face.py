@@ -171,6 +171,21 @@ class SampleDataset(Dataset):
         """(n,) int64: numbers of samples."""
         return indices
 
+    def indices(self, addresses: IntArray) -> IntArray:
+        """(n,) int64: numbers of the samples at some addresses; undoes ``locate``."""
+        return addresses
+
+    @abstractmethod
+    def address_of(self, restore_key: Any) -> int | None:
+        """Return the address of the sample with a restore key; None for a key that no sample of the dataset has."""
+
+    def restore_sample(self, restore_key: Any) -> Any:
+        """Make the sample of a restore key again. Raises ConfigError for a key of another dataset."""
+        address = self.address_of(restore_key)
+        if address is None:
+            raise ConfigError(f"{restore_key!r:.80} is not a restore key of {self!r}")
+        return self.samples(np.array([address], dtype=np.int64))[0]
+
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return key and shard of each sample; the store may have to read the head of a sample to find its key."""
         return media_origins(self.store, addresses)
