@@ -7,25 +7,22 @@ again from restore keys.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.datasets import watched
 from headrace.datasets.dataset import Dataset
+from headrace.datasets.encoded.forms import check_form, form_by_hooks, form_recipe, form_words, is_groups, is_packs
 from headrace.datasets.encoded.keys import RestoreKey, keyed, restore_key_of
 from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, raised
 from headrace.datasets.mix import Mix, named_datasets
 from headrace.encoders import EncoderPipeline, ErrorPolicy, FaultLog, HookFailure, TaskEncoder, at_positions
-from headrace.encoders.hooks import hooks_of
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError, SkipSample
 from headrace.plan import IntArray
-from headrace.plan.framed import BestFit, Form, Frame, GroupBatches, Items, Selected, ShuffleBuffer, Singles
-from headrace.plan.recorded_names import recorded_name
+from headrace.plan.framed import FramedForm, ShuffleBuffer, Singles
 
 _TOGETHER = 64
 """Number of samples whose bytes are read together."""
@@ -192,19 +189,6 @@ def _by_source(sources: IntArray) -> Iterator[tuple[int, IntArray]]:
         yield source, np.flatnonzero(sources == source)
 
 
-_SINGLES_POSITIONS = 32
-_FRAME_POSITIONS = 1_000
-
-
-@dataclass(frozen=True)
-class HookPacks:
-    """Packs as ``select_samples_to_pack`` of the task encoder chooses them; a reader gives it the samples."""
-
-    def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
-        """Raise ConfigError: the hook needs samples, which only a reader has."""
-        raise ConfigError("select_samples_to_pack needs samples, and only their numbers are known here: use a reader")
-
-
 class Framed:
     """Media samples under any task encoder: a sample may have no output or several, which may be grouped or packed.
 
@@ -217,8 +201,9 @@ class Framed:
         data: a dataset of media, or a mix of such datasets.
         encoder: the task encoder. Hooks that are not marked ``@stateless`` are allowed, but then nothing can be made
             again.
-        form: how outputs become units: `Singles`, `ShuffleBuffer`, `GroupBatches`, `BestFit`, `Selected`. None chooses
-            by the hooks of the encoder: ``select_samples_to_pack``, ``batch_group_criterion``, or neither.
+        form: how outputs become units: `Singles`, `ShuffleBuffer`, `GroupBatches`, `BestFit`, `Selected`,
+            `HookPacks`. None chooses by the hooks of the encoder: ``select_samples_to_pack``,
+            ``batch_group_criterion``, or neither.
         frame_positions: number of positions that a lane plans together. None is 1,000 for packs and groups, 32 for
             single outputs, and the size of a shuffle buffer.
         batch_size: size of groups, if ``batch_group_criterion`` returns none.
@@ -244,7 +229,7 @@ class Framed:
         data: Dataset | Mix,
         encoder: Encoder,
         *,
-        form: Form | None = None,
+        form: FramedForm | None = None,
         frame_positions: int | None = None,
         batch_size: int | None = None,
         seed: int = 0,
@@ -258,7 +243,7 @@ class Framed:
             raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, such as DefaultTaskEncoder()")
         self.data = data
         self.encoder = encoder
-        self.form = form_of(encoder, batch_size) if form is None else form
+        self.form = form_by_hooks(encoder, batch_size) if form is None else form
         self.frame_positions = _positions(self.form) if frame_positions is None else frame_positions
         self.batch_size = batch_size
         self.seed = seed
@@ -266,19 +251,19 @@ class Framed:
         self.buffer_bytes = buffer_bytes
         self.most_empty_positions = most_empty_positions
         _check_numbers(self.frame_positions, buffer_bytes, most_empty_positions)
-        self._check_form(self.pipeline())
+        check_form(self.form, self.pipeline(), FramedForm)
         # Make the sources once, so that errors are raised here and not by the first worker.
         self.unrestorable = self.sources(named_datasets(data)).unrestorable
 
     @property
     def is_packs(self) -> bool:
         """Whether a unit is a pack of outputs."""
-        return isinstance(self.form, HookPacks | BestFit | Selected)
+        return is_packs(self.form)
 
     @property
     def is_group_batches(self) -> bool:
         """Whether a unit is a whole batch of outputs of one group."""
-        return isinstance(self.form, GroupBatches)
+        return is_groups(self.form)
 
     def pipeline(self) -> EncoderPipeline:
         """Return the hooks, for one reader."""
@@ -293,64 +278,20 @@ class Framed:
         """What encoder and policy make of a sample, and how units are formed; JSON-safe."""
         return {
             "encoder": {**self.pipeline().recipe, "seed": self.seed, "on_error": self.errors.on_error},
-            "form": _form_recipe(self.form),
+            "form": form_recipe(self.form),
             "frame_positions": self.frame_positions,
         }
 
     def describe(self) -> str:
         """Describe the units in one line."""
-        return f"{type(self.encoder).__name__}, {self.frame_positions:,} positions a frame: {_named(self.form)}"
-
-    def _check_form(self, pipeline: EncoderPipeline) -> None:
-        form, kind = self.form, type(self.encoder).__name__
-        if not isinstance(form, Singles | ShuffleBuffer | GroupBatches | BestFit | Selected | HookPacks):
-            raise ConfigError(
-                f"form is {form!r:.80}; expected Singles, ShuffleBuffer, GroupBatches, BestFit or Selected of"
-                " headrace.plan.framed, or None"
-            )
-        if pipeline.hooks["encode_batch"].is_generator:
-            raise ConfigError(
-                f"{kind}.encode_batch is a generator: the number of its batches would move all later steps; return one"
-                " batch, or yield several outputs of a sample in encode_sample, or of a pack in pack_selected_samples"
-            )
-        if isinstance(form, BestFit) and not pipeline.hooks["sample_length"].is_overridden:
-            raise ConfigError(
-                f"BestFit packs by lengths: override {kind}.sample_length, which returns a sample's length"
-            )
-        if isinstance(form, GroupBatches) and not pipeline.groups:
-            raise ConfigError(f"GroupBatches needs groups: override {kind}.batch_group_criterion, which returns them")
-        if isinstance(form, GroupBatches) and form.size != self.batch_size:
-            raise ConfigError(
-                f"form is {form} and batch_size {self.batch_size}: pass the size of groups as batch_size, and leave"
-                " form out"
-            )
-        if self.batch_size is not None and not self.is_group_batches:
-            raise ConfigError(
-                f"batch_size is {self.batch_size}, but units are not batches: batch_size is for groups; for all others"
-                " the loader makes batches, micro_batch_size=..."
-            )
+        return f"{type(self.encoder).__name__}, {self.frame_positions:,} positions a frame: {form_words(self.form)}"
 
 
-def form_of(encoder: Encoder, batch_size: int | None) -> Form:
-    """Return the form that the hooks of an encoder ask for. Raises ConfigError for packs to be grouped."""
-    hooks = hooks_of(encoder)
-    kind = type(encoder).__name__
-    groups, packs = (hooks[name].is_overridden for name in ("batch_group_criterion", "pack_selected_samples"))
-    if groups and packs:
-        raise ConfigError(
-            f"{kind} overrides batch_group_criterion and pack_selected_samples: packs cannot be grouped; choose with"
-            " form=, GroupBatches() for groups of outputs that are not packed, or remove one of the two hooks"
-        )
-    if packs and not hooks["select_samples_to_pack"].is_overridden:
-        raise ConfigError(
-            f"{kind} packs, and does not override select_samples_to_pack: set the length of a pack, form=BestFit(4096)"
-        )
-    if packs:
-        return HookPacks()
-    return GroupBatches(batch_size) if groups else Singles()
+_SINGLES_POSITIONS = 32
+_FRAME_POSITIONS = 1_000
 
 
-def _positions(form: Form) -> int:
+def _positions(form: FramedForm) -> int:
     if isinstance(form, ShuffleBuffer):
         return form.num_items
     return _SINGLES_POSITIONS if isinstance(form, Singles) else _FRAME_POSITIONS
@@ -362,24 +303,3 @@ def _check_numbers(frame_positions: int, buffer_bytes: int, most_empty_positions
             f"frame_positions is {frame_positions}, buffer_bytes {buffer_bytes} and most_empty_positions "
             f"{most_empty_positions}; they must be at least 1, 0 and 1"
         )
-
-
-def _form_recipe(form: Any) -> dict[str, Any]:
-    values = {field.name: getattr(form, field.name) for field in fields(form)}
-    named = {name: recorded_name(value) if callable(value) else value for name, value in values.items()}
-    return {"kind": type(form).__name__, **named}
-
-
-def _named(form: Form) -> str:
-    match form:
-        case Singles():
-            return "each output is a unit"
-        case ShuffleBuffer(num_items=size):
-            return f"each output is a unit, through a shuffle buffer of {size:,}"
-        case GroupBatches(size=size):
-            return f"a unit is a batch of one group, of {'its own size' if size is None else f'{size:,} samples'}"
-        case BestFit(max_length=length):
-            return f"a unit is a pack of {length:,}, by best fit"
-        case HookPacks():
-            return "a unit is a pack, as select_samples_to_pack chooses"
-    return f"a unit is a pack, as {_form_recipe(form).get('select')} chooses"

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.datasets.dataset import Origins
+from headrace.datasets.encoded.forms import MeasuredForm, check_form, is_groups
 from headrace.datasets.encoded.keys import RestoreKey, keyed, restore_key_of
-from headrace.datasets.encoded.measured_units import Form, MeasuredUnits, UnitRows
+from headrace.datasets.encoded.measured_units import MeasuredUnits, UnitRows
 from headrace.datasets.encoded.samples import Encoder, EncoderDataset, Media, SampleEncoder, raised
 from headrace.datasets.measuring.chunk import facts_recipe, key_text, measured_pipeline
 from headrace.datasets.measuring.facts import MeasuredFacts
@@ -41,39 +42,6 @@ def check_facts(facts: MeasuredFacts, dataset: Media, pipeline: EncoderPipeline)
             " headrace.datasets.measure(dataset, encoder)",
             tuple(problems),
         )
-
-
-def form_of(form: Form | None, pipeline: EncoderPipeline, facts: MeasuredFacts) -> Form | None:
-    """Return the form that was given, or that of the encoder's groups.
-
-    Raises:
-        ConfigError: the form does not fit the hooks of the encoder.
-    """
-    kind = type(pipeline.encoder).__name__
-    if form is not None and not isinstance(form, Grouping | Packing):
-        raise ConfigError(f"form is {form!r:.80}; expected a Packing, a Grouping, or None for single outputs")
-    if pipeline.packing and not isinstance(form, Packing):
-        raise ConfigError(
-            f"{kind} packs: set the length of packs, form=headrace.Packing(seq_len=4096); found form={form!r:.80}"
-        )
-    if pipeline.packing and pipeline.groups:
-        raise ConfigError(
-            f"{kind} packs and groups its packs, and measured sources do one of the two: use a framed source, or remove"
-            " one of pack_selected_samples and batch_group_criterion"
-        )
-    if not isinstance(form, Packing):
-        return facts.grouping() if form is None and pipeline.groups else form
-    if not pipeline.packing:
-        raise ConfigError(
-            f"{kind} does not override pack_selected_samples, which makes a pack of the outputs chosen for it"
-        )
-    if form.cuts or form.over_long not in ("error", "drop"):
-        raise ConfigError(
-            f"strategy={form.strategy!r}, over_long={form.over_long!r} cuts samples, and outputs of an encoder are"
-            " packed whole: use over_long='error' or 'drop' with best_fit, first_fit or greedy, and cut in"
-            " preencode_sample"
-        )
-    return form
 
 
 class _Source:
@@ -116,7 +84,7 @@ class MeasuredOutputs:
         form: form of the units, which decides what is compared in addition to the number of outputs.
     """
 
-    def __init__(self, outputs: SampleEncoder, facts: MeasuredFacts, form: Form | None) -> None:
+    def __init__(self, outputs: SampleEncoder, facts: MeasuredFacts, form: MeasuredForm | None) -> None:
         self._outputs = outputs
         self._pipeline = outputs.pipeline
         self._facts = facts
@@ -210,15 +178,18 @@ class MeasuredDataset(EncoderDataset):
         encoder: Encoder,
         facts: MeasuredFacts | str | os.PathLike[str],
         *,
-        form: Form | None = None,
+        form: MeasuredForm | None = None,
         exclude: Sequence[int] | IntArray = (),
         seed: int = 0,
     ) -> None:
         super().__init__(dataset, measured_pipeline(encoder), seed=seed, errors=None, may_skip=True)
         self.facts = facts if isinstance(facts, MeasuredFacts) else MeasuredFacts.open(facts)
         check_facts(self.facts, self.dataset, self.pipeline)
-        self.units = MeasuredUnits(self.facts, form_of(form, self.pipeline, self.facts), exclude)
-        self.form = self.units.form
+        if form is None and self.pipeline.groups and not self.pipeline.packing:
+            form = self.facts.grouping()
+        check_form(form, self.pipeline, MeasuredForm | None)
+        self.form = form
+        self.units = MeasuredUnits(self.facts, form, exclude)
         self._rows = MeasuredOutputs(self.outputs, self.facts, self.form)
 
     def __len__(self) -> int:
@@ -232,7 +203,7 @@ class MeasuredDataset(EncoderDataset):
     @property
     def is_group_batches(self) -> bool:
         """Whether a unit is a whole batch of one group."""
-        return isinstance(self.form, Grouping)
+        return is_groups(self.form)
 
     @property
     def collated_by(self) -> dict[str, Any]:
@@ -336,6 +307,6 @@ class MeasuredDataset(EncoderDataset):
 
 
 def _again(
-    dataset: Media, encoder: Encoder, facts: MeasuredFacts, form: Form | None, exclude: IntArray, seed: int
+    dataset: Media, encoder: Encoder, facts: MeasuredFacts, form: MeasuredForm | None, exclude: IntArray, seed: int
 ) -> MeasuredDataset:
     return MeasuredDataset(dataset, encoder, facts, form=form, exclude=exclude, seed=seed)

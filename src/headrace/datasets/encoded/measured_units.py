@@ -7,19 +7,16 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from headrace.datasets.dataset import Origins, media_origins
+from headrace.datasets.encoded.forms import MeasuredForm, form_recipe, recorded_form
 from headrace.datasets.measuring.facts import MeasuredFacts, numbers_of
 from headrace.errors import ConfigError, StoreError
 from headrace.io import cache_folder
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.measured import Grouping, Measured
-from headrace.plan.packing import Packing
 from headrace.stores import SampleStore
-
-Form = Grouping | Packing
 
 
 class UnitRows(NamedTuple):
@@ -52,7 +49,7 @@ class MeasuredUnits:
         ConfigError: what `Measured` refuses; there is no such sample.
     """
 
-    def __init__(self, facts: MeasuredFacts, form: Form | None, exclude: Sequence[int] | IntArray = ()) -> None:
+    def __init__(self, facts: MeasuredFacts, form: MeasuredForm | None, exclude: Sequence[int] | IntArray = ()) -> None:
         self.facts = facts
         self.form = form
         self.exclude = np.unique(numbers_of(exclude))
@@ -62,9 +59,7 @@ class MeasuredUnits:
     @classmethod
     def of(cls, facts: MeasuredFacts, recipe: Mapping[str, Any]) -> MeasuredUnits:
         """Return the units of a dataset with this recipe."""
-        kinds: dict[str, type[Form]] = {"grouping": Grouping, "packing": Packing}
-        form = [msgspec.convert(options, kinds[kind], str_keys=True) for kind, options in recipe["form"].items()]
-        return cls(facts, form[0] if form else None, recipe["exclude"])
+        return cls(facts, recorded_form(recipe["form"]), recipe["exclude"])
 
     def __len__(self) -> int:
         return self.measured.num_units
@@ -72,11 +67,9 @@ class MeasuredUnits:
     @property
     def recipe(self) -> dict[str, Any]:
         """What decides the units; JSON-safe."""
-        form = {} if self.form is None else msgspec.to_builtins(self.form, str_keys=True)
-        kind = "grouping" if isinstance(self.form, Grouping) else "packing"
         return {
             "facts": {"name": self.facts.name, "xxh3_128": self.facts.summary.xxh3_128},
-            "form": {} if self.form is None else {kind: form},
+            "form": form_recipe(self.form),
             "exclude": self.exclude.tolist(),
         }
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from headrace.datasets.encoded.framed import HookPacks, MadeOutput
+from headrace.datasets.encoded.framed import MadeOutput
 from headrace.datasets.encoded.keys import RestoreKey, keyed, of_framed, restore_key_of
 from headrace.datasets.encoded.samples import of_one_group, one_batch, raised
 from headrace.datasets.run import Located
 from headrace.encoders import CallKey, FaultLog, HookFailure, at_positions
 from headrace.errors import ConfigError, SkipSample, StateError
 from headrace.plan import IntArray
-from headrace.plan.framed import Counted, FrameTotals, Items, LaneState, Selected, Unit, Walk
+from headrace.plan.framed import FrameTotals, HookPacks, Items, LaneState, Selected, Unit, Walk
 from headrace.samples.media.sample import BASE_FIELDS
 
 if TYPE_CHECKING:
@@ -180,12 +180,10 @@ class UnitReader:
         self.sources = run.new_sources()
         self._pipeline = self.sources.pipeline
         self._kind = type(run.data.encoder).__name__
-        form: Any = run.framing.form
-        if isinstance(form, HookPacks):
-            form = Selected(self._select)
-        if run.data.is_packs and self._pipeline.hooks["pack_selected_samples"].is_generator:
-            form = Counted(form, self._count)
-        self._walk = Walk(replace(run.framing, form=form), self._find, states)
+        form = Selected(self._select) if isinstance(run.framing.form, HookPacks) else run.framing.form
+        is_counted = run.data.is_packs and self._pipeline.hooks["pack_selected_samples"].is_generator
+        framing = replace(run.framing, form=form, count=self._count if is_counted else None)
+        self._walk = Walk(framing, self._find, states)
         limit = None if run.unrestorable is not None else run.data.buffer_bytes
         self._held: BoundedCache[Any] = BoundedCache(limit)
         self._faults: dict[Pair, FaultLog] = {}
