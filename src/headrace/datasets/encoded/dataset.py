@@ -16,7 +16,8 @@ from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.media.dataset import OfCrude
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions
 from headrace.datasets.mix import Mix
-from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, TaskEncoder, bound_cookers
+from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, bound_cookers
+from headrace.encoders.hooks import checked_encoder
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
@@ -90,8 +91,7 @@ class EncodedDataset(EncoderDataset):
         Raises:
             StoreError, ConfigError: as `MediaDataset.open` and the class.
         """
-        if not isinstance(encoder, TaskEncoder):
-            raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, such as DefaultTaskEncoder()")
+        checked_encoder(encoder)
         return cls(MediaDataset.open(path, **opening_options(encoder, options)), encoder, seed=seed, errors=errors)
 
     @property
@@ -145,11 +145,7 @@ class EncodedDataset(EncoderDataset):
         return f"{self.dataset.describe()}, encoded by {type(self.encoder).__name__}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.dataset, self.encoder, self.seed, self.errors)
-
-
-def _again(dataset: Media, encoder: Encoder, seed: int, errors: ErrorPolicy) -> EncodedDataset:
-    return EncodedDataset(dataset, encoder, seed=seed, errors=errors)
+        return partial(EncodedDataset, seed=self.seed, errors=self.errors), (self.dataset, self.encoder)
 
 
 def encoder_or_none(encoder: object) -> Encoder | None:
@@ -160,9 +156,7 @@ def encoder_or_none(encoder: object) -> Encoder | None:
     """
     if encoder is None or (type(encoder) is DefaultTaskEncoder and vars(encoder) == vars(DefaultTaskEncoder())):
         return None
-    if not isinstance(encoder, TaskEncoder):
-        raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, such as DefaultTaskEncoder()")
-    return encoder
+    return checked_encoder(encoder)
 
 
 def opening_options(encoder: Encoder, options: dict[str, Any]) -> dict[str, Any]:

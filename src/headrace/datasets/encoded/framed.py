@@ -16,9 +16,10 @@ from headrace.datasets import watched
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.encoded.forms import check_form, form_by_hooks, form_recipe, form_words, is_groups, is_packs
 from headrace.datasets.encoded.keys import RestoreKey, keyed, restore_key_of
-from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, raised
+from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, packed
 from headrace.datasets.mix import Mix, named_datasets
-from headrace.encoders import EncoderPipeline, ErrorPolicy, FaultLog, HookFailure, TaskEncoder, at_positions
+from headrace.encoders import EncoderPipeline, ErrorPolicy, FaultLog, HookFailure, at_positions
+from headrace.encoders.hooks import checked_encoder
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError, SkipSample
 from headrace.plan import IntArray
@@ -154,19 +155,11 @@ class FramedSources:
             with at_positions(np.array(positions[number : number + 1], dtype=np.int64)):
                 encoder.left_out(failure, one.place.position)
 
-        try:
-            return self.pipeline.pack([one.output for one in items], without), faults
-        except HookFailure as failure:
-            where = f"the pack that begins with {self.key(items[0]).written()!r}"
-            if isinstance(failure.error, SkipSample):
-                if failure.hook.name == "pack_selected_samples" and failure.hook.is_generator:
-                    return [], faults
-                raise ConfigError(
-                    f"SkipSample in {failure.hook.name} of {self._kind}: {where}, of {len(items)} samples, has its"
-                    " place already; skip samples in preencode_sample, or write pack_selected_samples as a generator,"
-                    " which may yield no pack"
-                ) from failure.error
-            raise raised(failure, self._kind, where) from failure.error.__cause__
+        instead = (
+            "skip samples in preencode_sample, or write pack_selected_samples as a generator, which may yield no pack"
+        )
+        outputs = [one.output for one in items]
+        return packed(self.pipeline, outputs, self.key(items[0]).written(), instead, without), faults
 
     def restored(self, key: RestoreKey) -> Any:
         """Return the sample of a restore key, with that key.
@@ -239,10 +232,8 @@ class Framed:
     ) -> None:
         if not isinstance(data, Dataset | Mix):
             raise ConfigError(f"data is {data!r:.80}; expected a dataset of media, or a mix of such datasets")
-        if not isinstance(encoder, TaskEncoder):
-            raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, such as DefaultTaskEncoder()")
         self.data = data
-        self.encoder = encoder
+        self.encoder = checked_encoder(encoder)
         self.form = form_by_hooks(encoder, batch_size) if form is None else form
         self.frame_positions = _positions(self.form) if frame_positions is None else frame_positions
         self.batch_size = batch_size

@@ -14,12 +14,12 @@ from headrace.datasets.dataset import Origins
 from headrace.datasets.encoded.forms import MeasuredForm, check_form, is_groups
 from headrace.datasets.encoded.keys import RestoreKey, keyed, restore_key_of
 from headrace.datasets.encoded.measured_units import MeasuredUnits, UnitRows
-from headrace.datasets.encoded.samples import Encoder, EncoderDataset, Media, SampleEncoder, raised
+from headrace.datasets.encoded.samples import Encoder, EncoderDataset, Media, SampleEncoder, packed, raise_failure
 from headrace.datasets.measuring.chunk import facts_recipe, key_text, measured_pipeline
 from headrace.datasets.measuring.facts import MeasuredFacts
 from headrace.encoders import EncoderPipeline, HookFailure
 from headrace.encoders.pipeline import Output
-from headrace.errors import ConfigError, SkipSample, StaleCacheError, StateError
+from headrace.errors import ConfigError, StaleCacheError, StateError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.measured import Grouping
 from headrace.plan.packing import Packing
@@ -121,8 +121,7 @@ class MeasuredOutputs:
                     raise self._differs(row, f"an output of the group {key!r}, {size}", f"{group.key}, {group.size}")
         except HookFailure as failure:
             where = f"sample {row.sample:,} of {self._outputs.dataset.store.path}"
-            error = raised(failure, type(self._pipeline.encoder).__name__, where)
-            raise error from error.__cause__
+            raise_failure(failure, type(self._pipeline.encoder).__name__, where)
         return one
 
     def _differs(self, row: UnitRow, found: str, measured: str) -> StateError:
@@ -236,31 +235,20 @@ class MeasuredDataset(EncoderDataset):
         kind = type(self.encoder).__name__
         outputs = [self._rows.output(row) for row in rows]
         if isinstance(self.form, Packing):
-            pack = self._pack(outputs, f"the pack that begins with sample {rows[0].sample:,} of {self.store.path}")
+            first = restore_key_of(outputs[0].sample)
+            packs = packed(self.pipeline, outputs, first, "leave samples out in preencode_sample, and measure again")
+            if len(packs) != 1:
+                raise ConfigError(
+                    f"{kind}.pack_selected_samples returned {len(packs)} packs of {len(outputs)} samples, of which the"
+                    f" first is {first!r} of {self.store.path}; a measured source needs one"
+                )
+            pack = packs[0].sample
             return keyed(pack, RestoreKey("Measured", restore_key_of(pack), address), kind)
         made = [
             keyed(one.sample, RestoreKey("Measured", restore_key_of(one.sample), address, number), kind)
             for number, one in enumerate(outputs)
         ]
         return made if self.is_group_batches else made[0]
-
-    def _pack(self, outputs: list[Output], where: str) -> Any:
-        kind = type(self.encoder).__name__
-        try:
-            packs = self.pipeline.pack(outputs)
-        except HookFailure as failure:
-            error = raised(failure, kind, where)
-            if isinstance(error, SkipSample):
-                raise ConfigError(
-                    f"SkipSample in {failure.hook.name} of {kind}: {where} has its place already; leave"
-                    " samples out in preencode_sample, and measure again"
-                ) from error
-            raise error from error.__cause__
-        if len(packs) != 1:
-            raise ConfigError(
-                f"{kind}.pack_selected_samples returned {len(packs)} packs for {where}; a measured source needs one"
-            )
-        return packs[0].sample
 
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return the origins of all samples in each unit."""
@@ -303,10 +291,5 @@ class MeasuredDataset(EncoderDataset):
         return f"{what}: {summary.outputs:,} outputs of {summary.samples:,} samples, {left:,} left out{form}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.dataset, self.encoder, self.facts, self.form, self.units.exclude, self.seed)
-
-
-def _again(
-    dataset: Media, encoder: Encoder, facts: MeasuredFacts, form: MeasuredForm | None, exclude: IntArray, seed: int
-) -> MeasuredDataset:
-    return MeasuredDataset(dataset, encoder, facts, form=form, exclude=exclude, seed=seed)
+        options = {"form": self.form, "exclude": self.units.exclude, "seed": self.seed}
+        return partial(MeasuredDataset, **options), (self.dataset, self.encoder, self.facts)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import sleep
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from headrace.datasets.dataset import media_origins
 from headrace.datasets.encoded.keys import Kind, parsed, restore_key_of
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset, SampleDataset
-from headrace.datasets.media.face import STACKED, without_rows
+from headrace.datasets.media.face import for_tensor, without_rows
 from headrace.encoders import (
     CallKey,
     EncoderPipeline,
@@ -42,7 +42,7 @@ from headrace.encoders.mapping import fields_of
 from headrace.encoders.pipeline import READING, Output
 from headrace.errors import ConfigError, HeadraceError, SampleError, SkipSample
 from headrace.plan import IntArray, KeyArray
-from headrace.plan.keys import source_key, substitute_index
+from headrace.plan.keys import EpochAddresses, source_key, substitute_index
 from headrace.samples.media.sample import BASE_FIELDS
 from headrace.stores import RetryPolicy, may_pass
 
@@ -94,7 +94,7 @@ class SampleEncoder:
         self.cook = _cook_hook(self.dataset)
         self.key, self._substitution = (source_key(seed, path, purpose) for purpose in ("encoder", "substitution"))
         self._may_skip = may_skip
-        self._bits = max(1, (len(dataset) - 1).bit_length())
+        self._addresses = EpochAddresses.of(len(dataset))
         self._kind = type(pipeline.encoder).__name__
 
     @property
@@ -106,15 +106,12 @@ class SampleEncoder:
         return None
 
     def addresses(self, indices: IntArray, keys: KeyArray | None) -> IntArray:
-        """(n,) int64: the number of each sample in the low bits, bits of the epoch's key above; never negative."""
-        if keys is None:
-            return indices
-        shift = np.uint64(self._bits)
-        return indices | ((np.asarray(keys, dtype=np.uint64) >> np.uint64(self._bits + 1)) << shift).astype(np.int64)
+        """(n,) int64: addresses of samples, see `EpochAddresses`."""
+        return self._addresses.join(indices, keys)
 
     def indices(self, addresses: IntArray) -> IntArray:
         """(n,) int64: numbers of samples, without the bits of the epoch."""
-        return addresses & np.int64((1 << self._bits) - 1)
+        return self._addresses.indices(addresses)
 
     def place(self, address: int) -> CallKey:
         """Return what the random numbers of a sample depend on."""
@@ -138,7 +135,8 @@ class SampleEncoder:
         except SampleError:
             # One sample cannot be read; reading them one by one shows which.
             makers = [partial(self._made_alone, index) for index in indices.tolist()]
-        return [partial(self._outputs, address, make) for address, make in zip(addresses.tolist(), makers, strict=True)]
+        rows = zip(addresses.tolist(), indices.tolist(), makers, strict=True)
+        return [partial(self._outputs, address, index, make) for address, index, make in rows]
 
     def outputs(self, addresses: IntArray) -> list[list[Output]]:
         """Return the outputs of each sample."""
@@ -157,9 +155,9 @@ class SampleEncoder:
     def _made_alone(self, index: int) -> Any:
         return self.dataset.makers(np.array([index], dtype=np.int64))[0]()
 
-    def _outputs(self, address: int, make: Callable[[], Any]) -> list[Output]:
+    def _outputs(self, address: int, index: int, make: Callable[[], Any]) -> list[Output]:
         """Return the outputs of an address, or those of the first substitute that can be made."""
-        index, attempt = address & ((1 << self._bits) - 1), 0
+        attempt = 0
         met: list[Fault] = []
         delays = self._retries.delays()
         while True:
@@ -297,16 +295,11 @@ def columns_of(batch: Any, encoder: str) -> dict[str, Any]:
         found = fields_of(batch)
     except ConfigError as error:
         raise ConfigError(f"the batch that {encoder} returned has no fields, which a loader needs: {error}") from None
-    return {name: _column(value) for name, value in found.items()}
-
-
-def _column(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        return value
-    if value.dtype.char not in STACKED:
-        return list(value)
-    # Tensors always have the byte order of the machine.
-    return value.astype(value.dtype.newbyteorder("="), copy=False)
+    for name, value in found.items():
+        if isinstance(value, np.ndarray):
+            column = for_tensor(value)
+            found[name] = list(value) if column is None else column
+    return found
 
 
 def one_batch(
@@ -324,12 +317,8 @@ def one_batch(
     try:
         batches = pipeline.batch(samples, place)
     except HookFailure as failure:
-        error = failure.error
-        where = f"in {failure.hook.name} of {encoder}: the batch that begins with {key!r}"
-        if isinstance(error, SkipSample):
-            raise ConfigError(f"SkipSample {where}: {kind} cannot leave a batch out; {instead}") from error
-        error.add_note(where)
-        raise error from error.__cause__
+        where = f"the batch that begins with {key!r}"
+        raise_failure(failure, encoder, where, skipped=f": {kind} cannot leave a batch out; {instead}")
     if len(batches) != 1:
         raise ConfigError(
             f"{encoder}.encode_batch returned {len(batches)} batches; {kind} needs exactly one: return one, or yield"
@@ -338,10 +327,44 @@ def one_batch(
     return columns_of(batches[0], encoder)
 
 
-def raised(failure: HookFailure, encoder: str, of: str) -> Exception:
-    """Return the error of a hook, with a note that says where it happened."""
-    failure.error.add_note(f"in {failure.hook.name} of {encoder}: {of}")
-    return failure.error
+def packed(
+    pipeline: EncoderPipeline,
+    outputs: Sequence[Output],
+    key: Any,
+    instead: str,
+    on_failure: Callable[[int, HookFailure], None] | None = None,
+) -> list[Output]:
+    """Return the packs made of selected outputs, usually one; none if a generator skips them.
+
+    The ``key`` of the first output, and ``instead``, what to do instead of leaving a pack out, are for messages;
+    ``on_failure`` is that of `EncoderPipeline.pack`.
+
+    Raises:
+        ConfigError: `SkipSample` otherwise, since the pack has its place already; also whatever hooks raise.
+    """
+    try:
+        return pipeline.pack(outputs, on_failure)
+    except HookFailure as failure:
+        hook = failure.hook
+        if isinstance(failure.error, SkipSample) and hook.name == "pack_selected_samples" and hook.is_generator:
+            return []
+        where = f"the pack that begins with {key!r}, of {len(outputs)} samples"
+        skipped = f", has its place already; {instead}"
+        raise_failure(failure, type(pipeline.encoder).__name__, where, skipped=skipped)
+
+
+def raise_failure(failure: HookFailure, encoder: str, where: str, *, skipped: str | None = None) -> NoReturn:
+    """Raise the error of a hook, with a note that says where.
+
+    Raises:
+        ConfigError: for `SkipSample`, if ``skipped`` says why nothing can be left out there.
+    """
+    error = failure.error
+    place = f"in {failure.hook.name} of {encoder}: {where}"
+    if skipped is not None and isinstance(error, SkipSample):
+        raise ConfigError(f"SkipSample {place}{skipped}") from error
+    error.add_note(place)
+    raise error from error.__cause__
 
 
 def check_restorable(hook: str | None) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.datasets.encoded.framed import MadeOutput
 from headrace.datasets.encoded.keys import RestoreKey, keyed, of_framed, restore_key_of
-from headrace.datasets.encoded.samples import of_one_group, one_batch, raised
+from headrace.datasets.encoded.samples import of_one_group, one_batch, raise_failure
 from headrace.datasets.run import Located
 from headrace.encoders import CallKey, FaultLog, HookFailure, at_positions
 from headrace.errors import ConfigError, SkipSample, StateError
@@ -322,9 +322,7 @@ class UnitReader:
                 except HookFailure as failure:
                     if isinstance(failure.error, SkipSample):
                         continue
-                    raise raised(
-                        failure, self._kind, f"the sample {self.sources.key(one).written()!r}"
-                    ) from failure.error.__cause__
+                    raise_failure(failure, self._kind, f"the sample {self.sources.key(one).written()!r}")
                 pairs.append((position, one.number))
                 if wanted is None or one.number in wanted:
                     self._held.put((position, one.number), one, one.output.sample)
@@ -445,12 +443,11 @@ class UnitReader:
             return self._pipeline.select([one.output.sample for one in made], made[0].output.place).packs
         except HookFailure as failure:
             where = f"the frame that begins with {self.sources.key(made[0]).written()!r}, of {len(made)} samples"
-            if isinstance(failure.error, SkipSample):
-                raise ConfigError(
-                    f"SkipSample in select_samples_to_pack of {self._kind}: {where}; samples that it does not select"
-                    " wait for the next frame: return no packs, or skip samples in preencode_sample"
-                ) from failure.error
-            raise raised(failure, self._kind, where) from failure.error.__cause__
+            skipped = (
+                "; samples that it does not select wait for the next frame: return no packs, or skip samples in"
+                " preencode_sample"
+            )
+            raise_failure(failure, self._kind, where, skipped=skipped)
 
     def _place(self, key: Any) -> CallKey:
         """Return the place of a batch that begins with the sample of a key; the key alone decides it."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.datasets.dataset import Dataset, Fields, Origins, Sample, media_origins
 from headrace.datasets.watched import made
@@ -21,8 +22,15 @@ from headrace.stores.arguments import sample_numbers
 
 __all__ = ["Allocate", "BatchBlocks", "collated", "reading_rows", "without_rows"]
 
-STACKED = frozenset("?bBhHiIlLqQefdFD")
+_STACKED = frozenset("?bBhHiIlLqQefdFD")
 """Codes of the dtypes that tensors can have."""
+
+
+def for_tensor(values: NDArray[Any]) -> NDArray[Any] | None:
+    """Return an array in the byte order of the machine, as tensors have it; None if tensors cannot have its dtype."""
+    if values.dtype.char not in _STACKED:
+        return None
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
 def collated(samples: Sequence[Any]) -> dict[str, Any]:
@@ -70,11 +78,10 @@ def _row(sample: Any) -> Mapping[str, Any]:
 
 def _column(name: str, values: list[Any], rows: Sequence[Mapping[str, Any]]) -> Any:
     if all(isinstance(value, np.ndarray) for value in values):
-        if any(value.dtype.char not in STACKED for value in values):
+        arrays = list(map(for_tensor, values))
+        if any(array is None for array in arrays):
             return values
-        if not all(value.dtype.isnative for value in values):
-            # Tensors always have the byte order of the machine.
-            values = [value.astype(value.dtype.newbyteorder("="), copy=False) for value in values]
+        values = arrays
     # Tensors are recognised by a method, since torch may not be installed.
     elif not all(callable(getattr(value, "new_zeros", None)) for value in values):
         return values
