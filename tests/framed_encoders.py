@@ -10,7 +10,7 @@ import numpy as np
 
 from energon_prepared import prepared
 from headrace.encoders import Cooker, SkipSample, TaskEncoder, stateless
-from headrace.plan.framed import BestFit, Form, ShuffleBuffer
+from headrace.plan.framed import BestFit, FramedForm, ShuffleBuffer
 
 NUMPY: Any = np.random
 CONFIG = "{__module__: megatron.energon, __class__: CrudeWebdataset}\n"
@@ -108,7 +108,7 @@ class Fitted(Packed):
         return int(sample["length"])
 
 
-KINDS: dict[str, tuple[type[Several], Form | None, int | None]] = {
+KINDS: dict[str, tuple[type[Several], FramedForm | None, int | None]] = {
     "singles": (Several, None, None),
     "buffer": (Several, ShuffleBuffer(5), None),
     "groups": (Grouped, None, None),

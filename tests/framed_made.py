@@ -13,7 +13,7 @@ from headrace import Blend, MediaDataset, Order
 from headrace.datasets.encoded.framed import Framed
 from headrace.datasets.encoded.framed_run import FramedRun
 from headrace.encoders import ErrorPolicy, SkipSample, TaskEncoder, stateless
-from headrace.plan.framed import BestFit, Form, ShuffleBuffer
+from headrace.plan.framed import BestFit, FramedForm, ShuffleBuffer
 
 NUMPY: Any = np.random
 ROOM = 12
@@ -88,7 +88,7 @@ class Lengths(Packs):
         return 1 + sample["number"] % ROOM
 
 
-KINDS: dict[str, tuple[type[Numbers], Form | None]] = {
+KINDS: dict[str, tuple[type[Numbers], FramedForm | None]] = {
     "singles": (Numbers, None),
     "buffer": (Numbers, ShuffleBuffer(5)),
     "groups": (Groups, None),

@@ -16,6 +16,7 @@ from headrace.datasets.dataset import Counts, Dataset, Fields, Origins, Sample, 
 from headrace.datasets.watched import made
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
+from headrace.plan.keys import EpochAddresses
 from headrace.plan.recorded_names import recorded_name
 
 _WATCHED_SAMPLES = 8
@@ -75,8 +76,7 @@ class MapDataset(Dataset):
         self.function = function
         self.seeded = seeded
         self._watched = 0
-        # Addresses of seeded samples hold the number of the sample in the low bits, and bits of the epoch's key above.
-        self._bits = max(1, (len(dataset) - 1).bit_length())
+        self._addresses = EpochAddresses.of(len(dataset))  # of seeded samples
         self._fields = None if fields is None else {name: (tuple(s), np.dtype(d)) for name, (s, d) in fields.items()}
 
     def __len__(self) -> int:
@@ -186,11 +186,7 @@ class MapDataset(Dataset):
         """Return the addresses in the dataset below."""
         if not self.seeded:
             return addresses
-        indices = addresses & np.int64((1 << self._bits) - 1)
-        epochs = (addresses >> np.int64(self._bits)).astype(np.uint64)
-        if not epochs.any():
-            return self.dataset.locate(indices)
-        return self.dataset.locate(indices, epochs << np.uint64(self._bits + 1))
+        return self.dataset.locate(self._addresses.indices(addresses), self._addresses.keys(addresses))
 
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
         """Return samples as one batch, as the dataset does."""
@@ -226,12 +222,7 @@ class MapDataset(Dataset):
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: addresses in the dataset; for seeded samples their numbers, with bits of the epoch's key."""
-        if not self.seeded:
-            return self.dataset.locate(indices, keys)
-        if keys is None:
-            return indices
-        shift = np.uint64(self._bits)
-        return indices | ((np.asarray(keys, dtype=np.uint64) >> (shift + np.uint64(1))) << shift).astype(np.int64)
+        return self._addresses.join(indices, keys) if self.seeded else self.dataset.locate(indices, keys)
 
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return what the samples of the dataset are made of."""

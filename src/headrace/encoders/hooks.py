@@ -59,6 +59,13 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True):
     failure_tolerance: int | None
 
 
+def checked_encoder(encoder: Any) -> TaskEncoder[Any, Any, Any, Any]:
+    """Return a task encoder unchanged. Raises ConfigError for anything else."""
+    if not isinstance(encoder, TaskEncoder):
+        raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, such as DefaultTaskEncoder()")
+    return encoder
+
+
 def hook_of(encoder: TaskEncoder[Any, Any, Any, Any], name: str) -> Hook:
     """Return a hook by its name. If an `AugmentTaskEncoder` does not override it, it is that of the wrapped encoder."""
     found = getattr(encoder, name)
@@ -90,9 +97,7 @@ def hooks_of(encoder: TaskEncoder[Any, Any, Any, Any]) -> dict[str, Hook]:
             ``encode_sample`` and ``preencode_sample`` are both overridden; or packing lacks one of its hooks, and
             ``sample_length`` does not stand in for it.
     """
-    if not isinstance(encoder, TaskEncoder):
-        raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, such as DefaultTaskEncoder()")
-    kind = type(encoder).__name__
+    kind = type(checked_encoder(encoder)).__name__
     hooks = {name: hook_of(encoder, name) for name in (*ONE, *MANY)}
     for name in ONE:
         if hooks[name].is_generator:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from operator import index
 from typing import Any, Final, NamedTuple
 
@@ -384,7 +385,7 @@ class EncoderPipeline:
         return type(self.encoder).__name__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.encoder, self.packing, self.batch_size)
+        return partial(EncoderPipeline, packing=self.packing, batch_size=self.batch_size), (self.encoder,)
 
 
 _END = object()
@@ -401,7 +402,3 @@ READING: Final = Hook(
     failure_tolerance=None,
 )
 """Stands for the reading of samples without code of the user. Of its errors, only `SampleError` is the sample's."""
-
-
-def _again(encoder: TaskEncoder[Any, Any, Any, Any], packing: bool, batch_size: int | None) -> EncoderPipeline:
-    return EncoderPipeline(encoder, packing=packing, batch_size=batch_size)

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.datasets import EncodedDataset, FramedRun, MeasuredDataset, Run
-from headrace.datasets.encoded.keys import RESTORE as ENCODED
-from headrace.datasets.encoded.measured import RESTORE as MEASURED
-from headrace.datasets.media import JoinedMediaDataset, MediaDataset
+from headrace.datasets import FramedRun, Run
+from headrace.datasets.media import SampleDataset
 from headrace.errors import ConfigError
 
 
@@ -33,7 +31,7 @@ def restored(run: Run | FramedRun, key: Any, *, by_position: bool = True) -> Any
     if isinstance(run, FramedRun):
         found = run.restore_sample(given)
     elif isinstance(given, tuple):
-        found = _by_key(run, given)
+        found = _holder(run, given).restore_sample(given)
     elif isinstance(given, list) and given and all(isinstance(one, tuple) for one in given):
         found = _by_keys(run, given)
     else:
@@ -44,21 +42,14 @@ def restored(run: Run | FramedRun, key: Any, *, by_position: bool = True) -> Any
 def _by_keys(run: Run, keys: list[tuple[Any, ...]]) -> Any:
     if run.is_group_batches:
         return _holder(run, keys[0]).restore_sample(keys)
-    return run.datasets[0].collate([_by_key(run, key) for key in keys])
+    return run.datasets[0].collate([_holder(run, key).restore_sample(key) for key in keys])
 
 
-def _by_key(run: Run, key: tuple[Any, ...]) -> Any:
-    dataset = _holder(run, key)
-    if isinstance(dataset, EncodedDataset | MeasuredDataset):
-        return dataset.restore_sample(key)
-    [sample] = dataset.samples(np.array([key[-1]], dtype=np.int64))
-    return sample
-
-
-def _holder(run: Run, key: tuple[Any, ...]) -> Any:
+def _holder(run: Run, key: tuple[Any, ...]) -> SampleDataset:
     """Return the dataset that a key belongs to. A dataset that stands in several places of a mix counts once."""
     pairs = zip(run.paths, run.datasets, strict=True)
-    found = {id(dataset): (path, dataset) for path, dataset in pairs if _has(dataset, key)}
+    media = ((path, dataset) for path, dataset in pairs if isinstance(dataset, SampleDataset))
+    found = {id(dataset): (path, dataset) for path, dataset in media if dataset.address_of(key) is not None}
     if len(found) == 1:
         [(_, dataset)] = found.values()
         return dataset
@@ -68,19 +59,6 @@ def _holder(run: Run, key: tuple[Any, ...]) -> Any:
         f"{key!r:.80} may belong to any of {', '.join(repr(path) for path, _ in found.values())}, whose keys have the"
         " same form: pass the position of the sample instead, which its batch has in sample_positions"
     )
-
-
-def _has(dataset: Any, key: tuple[Any, ...]) -> bool:
-    match dataset, key:
-        case EncodedDataset(), (str(kind), int(address), *_) if kind == ENCODED and address >= 0:
-            return bool(dataset.indices(np.array([address]))[0] < len(dataset))
-        case MeasuredDataset(), (str(kind), int(address), int(), *_) if kind == MEASURED and address >= 0:
-            return bool(dataset.units.numbers(np.array([address]))[0] < len(dataset))
-        case MediaDataset(), ("Webdataset", int(number)):
-            return 0 <= number < len(dataset)
-        case JoinedMediaDataset(), ("JoinedWebdatasetFactory", "Webdataset", int(number)):
-            return 0 <= number < len(dataset)
-    return False
 
 
 def _by_position(run: Run, given: Any, *, by_position: bool) -> Any:

@@ -13,6 +13,14 @@ from headrace.plan.keys import IntArray
 Weight = float | Fraction
 
 
+def check_numbers(numbers: IntArray | int, count: int, what: str) -> None:
+    """Raise ConfigError unless all ``numbers`` are from 0 to ``count`` - 1; ``what`` they number is for the message."""
+    found = np.asarray(numbers)
+    if found.size and (int(found.min()) < 0 or int(found.max()) >= count):
+        values = f"{found:,}" if not found.ndim else f"{found.min():,} to {found.max():,}"
+        raise ConfigError(f"there are {count:,} {what}, numbered from 0; found {values}")
+
+
 def scaled(values: IntArray, shares: IntArray, totals: IntArray) -> tuple[IntArray, IntArray]:
     """Return the quotient and remainder of ``values * shares / totals``, exact for products of any size.
 

@@ -11,6 +11,7 @@ Keys and hashes are the only place in the plan that computes in uint64; its resu
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,40 @@ def derive_array(keys: int | KeyArray, numbers: IntArray) -> KeyArray:
     """Return (n,) uint64: ``derive`` for each of ``numbers``, under one key for all or a key for each."""
     own = np.array(keys, dtype=np.uint64)
     return mix_array(own ^ mix_array(numbers.astype(np.uint64) + np.uint64(GOLDEN)))
+
+
+class EpochAddresses(NamedTuple):
+    """Addresses: the number of a sample in the low ``num_bits``, bits of the key of its epoch above; never negative.
+
+    Example:
+        >>> addresses = EpochAddresses.of(1000)
+        >>> joined = addresses.join(np.array([7]), np.array([1 << 63], np.uint64))
+        >>> addresses.indices(joined).tolist(), addresses.keys(joined).tolist() == [1 << 63]
+        ([7], True)
+    """
+
+    num_bits: int
+
+    @classmethod
+    def of(cls, num_samples: int) -> EpochAddresses:
+        """Return the addresses of a source with so many samples."""
+        return cls(max(1, (num_samples - 1).bit_length()))
+
+    def join(self, indices: IntArray, keys: KeyArray | None) -> IntArray:
+        """(n,) int64: addresses of samples by their numbers and the keys of their epochs; None is no epoch."""
+        if keys is None:
+            return indices
+        shift = np.uint64(self.num_bits)
+        return indices | ((np.asarray(keys, dtype=np.uint64) >> (shift + np.uint64(1))) << shift).astype(np.int64)
+
+    def indices(self, addresses: IntArray) -> IntArray:
+        """(n,) int64: numbers of samples."""
+        return addresses & np.int64((1 << self.num_bits) - 1)
+
+    def keys(self, addresses: IntArray) -> KeyArray | None:
+        """(n,) uint64: the high bits of the keys, the others 0; None if no address has an epoch."""
+        found = (addresses >> np.int64(self.num_bits)).astype(np.uint64) << np.uint64(self.num_bits + 1)
+        return found if found.any() else None
 
 
 def substitute_index(key: int, position: int, attempt: int, num_samples: int) -> int:

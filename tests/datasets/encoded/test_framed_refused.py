@@ -212,7 +212,7 @@ class Stateful(Several):
 def test_hooks_that_are_not_stateless(whole: MediaDataset) -> None:
     """They are run once for each sample, whatever is kept, and nothing is made again."""
     run = FramedRun(Framed(whole, Stateful(), frame_positions=6, buffer_bytes=0), global_batch_size=2, samples=24)
-    assert run.not_stateless == "postencode_sample"
+    assert run.unrestorable == "Stateful.postencode_sample"
     reader = run.reader()
     first = reader.samples(range(4))
     reader.samples(range(4, 12))
@@ -237,8 +237,8 @@ def test_lengths_decide_packs_alone(whole: MediaDataset) -> None:
         "encode_batch",
         "encode_sample",
     ]
-    assert Framed(whole, Long()).not_stateless is None
-    assert Framed(whole, Halved(), form=BestFit(3)).not_stateless == "sample_length"
+    assert Framed(whole, Long()).unrestorable is None
+    assert Framed(whole, Halved(), form=BestFit(3)).unrestorable == "Halved.sample_length"
 
 
 def test_a_lane_without_a_state(whole: MediaDataset) -> None:

@@ -83,8 +83,8 @@ def test_filters_and_generators_in_a_row(whole: MediaDataset) -> None:
     assert found(FilterDataset(MapDataset(whole, doubled), is_even)) == list(range(0, 24, 2))
     mapped = FilterDataset(MapDataset(MapDataset(whole, doubled), halves), is_even)
     assert found(mapped) == [0, 2, *range(6, 24, 2)]
-    assert mapped.not_stateless == "preencode_sample"
-    assert FilterDataset(whole, is_even).not_stateless is None
+    assert mapped.unrestorable == "FunctionEncoder.preencode_sample"
+    assert FilterDataset(whole, is_even).unrestorable is None
 
 
 @stateless(restore_seeds=("numpy",))

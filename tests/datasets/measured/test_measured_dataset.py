@@ -349,7 +349,7 @@ def test_forms_that_do_not_go(flawed_numbers: Path, facts_folder: Path) -> None:
     refused(Packed(1), "longer than", form=Packing(seq_len=8))
     refused(Drawn(1), "does not override pack_selected_samples", form=PACKING)
     refused(Drawn(1), "measure them", form=Grouping(size=2))
-    refused(Drawn(1), "expected a Packing, a Grouping, or None", form=3)
+    refused(Drawn(1), "expected Grouping, Packing, or None", form=3)
     refused(Drawn(1), "there are 150, counted from 0", exclude=[150])
     refused(Drawn(1), "none of the 150 samples is good and has an output", exclude=range(150))
     refused(Drawn(1), "expected a list of numbers of samples", exclude=np.ones(150, dtype=bool))

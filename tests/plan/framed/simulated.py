@@ -10,7 +10,7 @@ from headrace.plan import BatchSchedule, Share, micro_batches
 from headrace.plan.framed import (
     BestFit,
     Find,
-    Form,
+    FramedForm,
     Framing,
     GroupBatches,
     Items,
@@ -38,7 +38,7 @@ def in_pairs(items: Items) -> list[list[int]]:
     return [rows[i : i + 2] for i in range(0, len(rows) - 1, 2)]
 
 
-FORMS: dict[str, Form] = {
+FORMS: dict[str, FramedForm] = {
     "singles": Singles(),
     "buffer": ShuffleBuffer(7),
     "groups": GroupBatches(3),

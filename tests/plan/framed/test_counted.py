@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counts import cases
-from headrace.plan.framed import Counted, Framing, Items, Lane, Lanes, LaneState, Selected, Singles, Unit
+from headrace.plan.framed import Framing, Items, Lane, Lanes, LaneState, Selected, Singles, Unit
 from headrace.plan.keys import IntArray
 from plan.framed.simulated import finder, in_pairs, pairs
 
@@ -32,7 +32,7 @@ def test_counted_units(seed: int, outputs: int, frame: int, length: int, is_sing
     form = Singles() if is_single else Selected(in_pairs)
     find = finder(seed, outputs)
     once = walked(Lane(Framing(lanes, form), find, LaneState(0)), 0)
-    lane = Lane(Framing(lanes, Counted(form, how_many)), find, LaneState(0))
+    lane = Lane(Framing(lanes, form, count=how_many), find, LaneState(0))
     several = walked(lane, 0)
     wanted = [(pairs(unit.items), part) for unit in once for part in range(int(unit.items.positions[0]) % 4)]
     assert [(pairs(unit.items), unit.part) for unit in several] == wanted
@@ -40,5 +40,5 @@ def test_counted_units(seed: int, outputs: int, frame: int, length: int, is_sing
     assert lane.figures.num_items == sum(unit.items.num_items for unit in once)
     assert lane.figures.num_tokens == sum(int(np.sum(unit.items.lengths)) for unit in once)
     for number in range(0, len(several), 7):
-        again = walked(Lane(Framing(lanes, Counted(form, how_many)), find, lane.state(number)), number)
+        again = walked(Lane(Framing(lanes, form, count=how_many), find, lane.state(number)), number)
         assert [(pairs(unit.items), unit.part) for unit in again] == wanted[number:]

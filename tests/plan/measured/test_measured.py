@@ -95,7 +95,7 @@ def test_outputs_beyond_the_end() -> None:
     outputs = Outputs(np.array([1, 0, 2]))
     with pytest.raises(ConfigError, match="3 outputs"):
         outputs.locate(np.array([3]))
-    with pytest.raises(ConfigError, match="samples run from"):
+    with pytest.raises(ConfigError, match="bounds of samples, numbered from 0"):
         outputs.begins(np.array([4]))
 
 

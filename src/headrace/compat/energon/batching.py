@@ -15,7 +15,7 @@ from headrace.datasets.metadataset import SourceOptions, load_dataset
 from headrace.datasets.mix import Mix, named_datasets
 from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy
 from headrace.errors import ConfigError
-from headrace.plan.framed import Form, GroupBatches, Singles
+from headrace.plan.framed import FramedForm, GroupBatches, Singles
 
 
 class Batching:
@@ -100,7 +100,7 @@ class Batching:
             errors=self.errors,
         )
 
-    def _form(self, pipeline: EncoderPipeline) -> Form | None:
+    def _form(self, pipeline: EncoderPipeline) -> FramedForm | None:
         if self.packing_buffer_size is None:
             return GroupBatches(self.batch_size) if pipeline.groups else Singles()
         hooks = ("select_samples_to_pack", "pack_selected_samples")

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from headrace.datasets.dataset import Dataset, Origins
-from headrace.datasets.encoded.keys import address_of, marked, restore_key_of
-from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, one_batch
-from headrace.datasets.media import JoinedMediaDataset, MediaDataset, SampleDataset
+from headrace.datasets.encoded.keys import RestoreKey, keyed, restore_key_of
+from headrace.datasets.encoded.samples import Encoder, EncoderDataset, Media
+from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.media.dataset import OfCrude
-from headrace.datasets.media.face import without_rows
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions
 from headrace.datasets.mix import Mix
-from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, TaskEncoder, bound_cookers, collecting
+from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, bound_cookers
+from headrace.encoders.hooks import checked_encoder
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
-from headrace.samples.media.sample import BASE_FIELDS
 
 
-class EncodedDataset(SampleDataset):
+class EncodedDataset(EncoderDataset):
     """Sample i is sample i of a dataset, cooked and encoded by a task encoder, whose hooks also make the batches.
 
     An address is the number of the sample together with bits of the epoch's key, so that a hook draws other random
@@ -51,6 +50,9 @@ class EncodedDataset(SampleDataset):
         True
     """
 
+    key_kind = "Encoded"
+    batch_words = ("a fixed source", "replace samples with substitutes, or use a framed source")
+
     def __init__(
         self,
         dataset: Media,
@@ -59,21 +61,15 @@ class EncodedDataset(SampleDataset):
         seed: int = 0,
         errors: ErrorPolicy | None = None,
     ) -> None:
-        self.pipeline = EncoderPipeline(encoder)
-        if self.pipeline.not_fixed:
+        pipeline = EncoderPipeline(encoder)
+        if pipeline.not_fixed:
             raise ConfigError(
-                f"{type(encoder).__name__}: {', '.join(self.pipeline.not_fixed)}, so that a sample may have another"
+                f"{type(encoder).__name__}: {', '.join(pipeline.not_fixed)}, so that a sample may have another"
                 " number of outputs than one, and their places are not known beforehand. EncodedDataset is a fixed"
                 " source: use a measured one, where the counts are stored once, or a framed one, where they are found"
                 " while running"
             )
-        self.outputs = SampleEncoder(dataset, self.pipeline, seed=seed, errors=errors, may_skip=False)
-        self.dataset = self.outputs.dataset
-        self.store = self.dataset.store
-        self.encoder = encoder
-        self.seed = seed
-        self.errors = self.outputs.errors
-        self.faults = self.outputs.faults
+        super().__init__(dataset, pipeline, seed=seed, errors=errors, may_skip=False)
 
     @classmethod
     def open(
@@ -95,25 +91,13 @@ class EncodedDataset(SampleDataset):
         Raises:
             StoreError, ConfigError: as `MediaDataset.open` and the class.
         """
-        if not isinstance(encoder, TaskEncoder):
-            raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, such as DefaultTaskEncoder()")
+        checked_encoder(encoder)
         return cls(MediaDataset.open(path, **opening_options(encoder, options)), encoder, seed=seed, errors=errors)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Fields that all samples have; others, which hooks add, are known only when samples are read."""
-        return BASE_FIELDS
 
     @property
     def collated_by(self) -> dict[str, Any]:
         """The encoder, whose hooks make the batches."""
         return {"kind": "encoded samples", **self.pipeline.recipe}
-
-    @property
-    def unrestorable(self) -> str | None:
-        """The first hook that is not marked ``@stateless``; None if all are."""
-        hook = self.outputs.not_stateless
-        return None if hook is None else f"{type(self.encoder).__name__}.{hook}"
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: see `SampleEncoder.addresses`."""
@@ -128,11 +112,6 @@ class EncodedDataset(SampleDataset):
         makers = self.outputs.makers(addresses)
         return [partial(self._only, address, make) for address, make in zip(addresses.tolist(), makers, strict=True)]
 
-    def samples(self, addresses: IntArray) -> list[Any]:
-        """Return samples; see `SampleDataset.samples`. Errors of a hook get a note that names hook and sample."""
-        with self.pipeline:
-            return super().samples(addresses)
-
     def _only(self, address: int, make: Callable[[], list[Output]]) -> Any:
         outputs = make()
         if len(outputs) != 1:
@@ -142,52 +121,8 @@ class EncodedDataset(SampleDataset):
                 f" {self.store.path}; EncodedDataset is a fixed source and needs exactly one: return one, or use a"
                 " measured or a framed source"
             )
-        return marked(outputs[0].sample, address, type(self.encoder).__name__)
-
-    def restore_sample(self, restore_key: Any) -> Any:
-        """Make the output of a restore key again, bit for bit; for the list of keys of a batch, the batch.
-
-        Raises:
-            ConfigError: not a key of this dataset, or its samples are no longer those that it was made of.
-        """
-        if isinstance(restore_key, list):
-            return self.collate([self.restore_sample(key) for key in restore_key])
-        if self.outputs.not_stateless is not None:
-            raise ConfigError(
-                f"{type(self.encoder).__name__}.{self.outputs.not_stateless} is not marked @stateless: it may depend on"
-                " what ran before, so that no sample can be made again; mark it"
-            )
-        address = address_of(restore_key)
-        if address is None or address < 0 or self.indices(np.array([address]))[0] >= len(self):
-            raise ConfigError(f"{restore_key!r:.80} is not a restore key of {self!r}")
-        sample = self.samples(np.array([address], dtype=np.int64))[0]
-        found = restore_key_of(sample)
-        if found != restore_key:
-            raise ConfigError(f"{restore_key!r} now makes the sample {found!r}: the data or the policy has changed")
-        return sample
-
-    def collate(self, samples: Sequence[Any]) -> Any:
-        """Return samples as one batch, made by ``batch`` and ``encode_batch``, in columns.
-
-        Without samples it is the batch of the first sample without its row, so that a rank that has no samples has the
-        same fields.
-        """
-        if not samples:
-            with collecting():  # faults of this sample belong to the batch that really holds it
-                return without_rows(self.collate(self.samples(self.locate(np.zeros(1, dtype=np.int64)))))
-        first = samples[0]
-        key = restore_key_of(first)
-        address = address_of(key)
-        if address is None:
-            raise ConfigError(f"{first!r:.80} has no restore key of EncodedDataset; collate what `samples` returns")
-        return one_batch(
-            self.pipeline,
-            samples,
-            self.outputs.place(address),
-            key,
-            kind="a fixed source",
-            instead="replace samples with substitutes, or use a framed source",
-        )
+        sample = outputs[0].sample
+        return keyed(sample, RestoreKey("Encoded", restore_key_of(sample), address), type(self.encoder).__name__)
 
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return the origins of the original samples; a substitute shows in the restore key and in ``faults``."""
@@ -210,11 +145,7 @@ class EncodedDataset(SampleDataset):
         return f"{self.dataset.describe()}, encoded by {type(self.encoder).__name__}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.dataset, self.encoder, self.seed, self.errors)
-
-
-def _again(dataset: Media, encoder: Encoder, seed: int, errors: ErrorPolicy) -> EncodedDataset:
-    return EncodedDataset(dataset, encoder, seed=seed, errors=errors)
+        return partial(EncodedDataset, seed=self.seed, errors=self.errors), (self.dataset, self.encoder)
 
 
 def encoder_or_none(encoder: object) -> Encoder | None:
@@ -225,9 +156,7 @@ def encoder_or_none(encoder: object) -> Encoder | None:
     """
     if encoder is None or (type(encoder) is DefaultTaskEncoder and vars(encoder) == vars(DefaultTaskEncoder())):
         return None
-    if not isinstance(encoder, TaskEncoder):
-        raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, such as DefaultTaskEncoder()")
-    return encoder
+    return checked_encoder(encoder)
 
 
 def opening_options(encoder: Encoder, options: dict[str, Any]) -> dict[str, Any]:

@@ -7,25 +7,23 @@ again from restore keys.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.datasets import watched
 from headrace.datasets.dataset import Dataset
-from headrace.datasets.encoded.keys import OutputKey, PackKey, keyed, output_key, pack_key, restore_key_of
-from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, raised
+from headrace.datasets.encoded.forms import check_form, form_by_hooks, form_recipe, form_words, is_groups, is_packs
+from headrace.datasets.encoded.keys import RestoreKey, keyed, restore_key_of
+from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, packed
 from headrace.datasets.mix import Mix, named_datasets
-from headrace.encoders import EncoderPipeline, ErrorPolicy, FaultLog, HookFailure, TaskEncoder, at_positions
-from headrace.encoders.hooks import hooks_of
+from headrace.encoders import EncoderPipeline, ErrorPolicy, FaultLog, HookFailure, at_positions
+from headrace.encoders.hooks import checked_encoder
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError, SkipSample
 from headrace.plan import IntArray
-from headrace.plan.framed import BestFit, Form, Frame, GroupBatches, Items, Selected, ShuffleBuffer, Singles
-from headrace.plan.recorded_names import recorded_name
+from headrace.plan.framed import FramedForm, ShuffleBuffer, Singles
 
 _TOGETHER = 64
 """Number of samples whose bytes are read together."""
@@ -61,9 +59,9 @@ class FramedSources:
         self._kind = type(pipeline.encoder).__name__
 
     @property
-    def not_stateless(self) -> str | None:
+    def unrestorable(self) -> str | None:
         """The first hook in use that is not marked ``@stateless``; None if all are."""
-        return next((found for one in self.encoders if (found := one.not_stateless) is not None), None)
+        return next((found for one in self.encoders if (found := one.unrestorable) is not None), None)
 
     def addresses(self, sources: IntArray, indices: IntArray, keys: Any) -> IntArray:
         """(n,) int64: addresses of samples, from their numbers in their datasets and the ``keys`` of their epochs."""
@@ -94,14 +92,14 @@ class FramedSources:
                             log = encoder.faults = FaultLog()
         return made, faults
 
-    def again(self, keys: Sequence[OutputKey]) -> list[MadeOutput]:
+    def again(self, keys: Sequence[RestoreKey]) -> list[MadeOutput]:
         """Make the outputs of some restore keys again.
 
         Raises:
             ConfigError: there is no such dataset, sample or output, or the output has changed.
         """
         wanted: dict[tuple[str, int], list[MadeOutput]] = {}
-        for path, address, *_ in keys:
+        for path, address in ((key.path, key.address) for key in keys):
             if (path, address) in wanted:
                 continue
             if path not in self.paths:
@@ -116,16 +114,17 @@ class FramedSources:
         found = []
         for key in keys:
             outputs = wanted[key.path, key.address]
-            one = outputs[key.output] if 0 <= key.output < len(outputs) else None
-            within = None if one is None else tuple(restore_key_of(one.output.sample) or ())
-            if one is None or within != key.within:
-                raise ConfigError(f"{key} is now {within}: the data, the encoder or the policy has changed")
+            one = outputs[key.number] if 0 <= key.number < len(outputs) else None
+            now = None if one is None else self.key(one)
+            if one is None or now != key:
+                raise ConfigError(f"{key} is now {now}: the data, the encoder or the policy has changed")
             found.append(one)
         return found
 
-    def key(self, one: MadeOutput) -> tuple[Any, ...]:
+    def key(self, one: MadeOutput) -> RestoreKey:
         """Return the restore key of an output whose sample does not have it yet."""
-        return output_key(self.paths[one.source], one.output)
+        place, sample = one.output
+        return RestoreKey("Framed", restore_key_of(sample), place.position, place.output, self.paths[one.source])
 
     def marked(self, one: MadeOutput) -> Any:
         """Return the sample of an output, with its restore key."""
@@ -156,53 +155,31 @@ class FramedSources:
             with at_positions(np.array(positions[number : number + 1], dtype=np.int64)):
                 encoder.left_out(failure, one.place.position)
 
-        try:
-            return self.pipeline.pack([one.output for one in items], without), faults
-        except HookFailure as failure:
-            where = f"the pack that begins with {self.key(items[0])!r}"
-            if isinstance(failure.error, SkipSample):
-                if failure.hook.name == "pack_selected_samples" and failure.hook.is_generator:
-                    return [], faults
-                raise ConfigError(
-                    f"SkipSample in {failure.hook.name} of {self._kind}: {where}, of {len(items)} samples, has its"
-                    " place already; skip samples in preencode_sample, or write pack_selected_samples as a generator,"
-                    " which may yield no pack"
-                ) from failure.error
-            raise raised(failure, self._kind, where) from failure.error.__cause__
+        instead = (
+            "skip samples in preencode_sample, or write pack_selected_samples as a generator, which may yield no pack"
+        )
+        outputs = [one.output for one in items]
+        return packed(self.pipeline, outputs, self.key(items[0]).written(), instead, without), faults
 
-    def restored(self, key: OutputKey | PackKey) -> Any:
+    def restored(self, key: RestoreKey) -> Any:
         """Return the sample of a restore key, with that key.
 
         Raises:
             ConfigError: as `again`; there is no such pack.
         """
-        items = self.again([key] if isinstance(key, OutputKey) else key.outputs)
-        if isinstance(key, OutputKey):
+        items = self.again(key.outputs)
+        if key.kind == "Framed":
             return self.marked(items[0])
-        keys = [self.key(one) for one in items]
         packs, _ = self.packs(items)
-        if not 0 <= key.part < len(packs):
-            raise ConfigError(f"a restore key is of pack {key.part}, and {keys} now make {len(packs)} packs")
-        return keyed(packs[key.part].sample, pack_key(keys, key.part), self._kind)
+        if not 0 <= key.number < len(packs):
+            raise ConfigError(f"{key.written()} is of pack {key.number}, and its outputs now make {len(packs)} packs")
+        return keyed(packs[key.number].sample, key, self._kind)
 
 
 def _by_source(sources: IntArray) -> Iterator[tuple[int, IntArray]]:
     """Yield each source that occurs, with its rows. Frames are short, so that a set is cheaper than sorting."""
     for source in sorted(set(sources.tolist())):
         yield source, np.flatnonzero(sources == source)
-
-
-_SINGLES_POSITIONS = 32
-_FRAME_POSITIONS = 1_000
-
-
-@dataclass(frozen=True)
-class HookPacks:
-    """Packs as ``select_samples_to_pack`` of the task encoder chooses them; a reader gives it the samples."""
-
-    def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
-        """Raise ConfigError: the hook needs samples, which only a reader has."""
-        raise ConfigError("select_samples_to_pack needs samples, and only their numbers are known here: use a reader")
 
 
 class Framed:
@@ -217,8 +194,9 @@ class Framed:
         data: a dataset of media, or a mix of such datasets.
         encoder: the task encoder. Hooks that are not marked ``@stateless`` are allowed, but then nothing can be made
             again.
-        form: how outputs become units: `Singles`, `ShuffleBuffer`, `GroupBatches`, `BestFit`, `Selected`. None chooses
-            by the hooks of the encoder: ``select_samples_to_pack``, ``batch_group_criterion``, or neither.
+        form: how outputs become units: `Singles`, `ShuffleBuffer`, `GroupBatches`, `BestFit`, `Selected`,
+            `HookPacks`. None chooses by the hooks of the encoder: ``select_samples_to_pack``,
+            ``batch_group_criterion``, or neither.
         frame_positions: number of positions that a lane plans together. None is 1,000 for packs and groups, 32 for
             single outputs, and the size of a shuffle buffer.
         batch_size: size of groups, if ``batch_group_criterion`` returns none.
@@ -244,7 +222,7 @@ class Framed:
         data: Dataset | Mix,
         encoder: Encoder,
         *,
-        form: Form | None = None,
+        form: FramedForm | None = None,
         frame_positions: int | None = None,
         batch_size: int | None = None,
         seed: int = 0,
@@ -254,11 +232,9 @@ class Framed:
     ) -> None:
         if not isinstance(data, Dataset | Mix):
             raise ConfigError(f"data is {data!r:.80}; expected a dataset of media, or a mix of such datasets")
-        if not isinstance(encoder, TaskEncoder):
-            raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, such as DefaultTaskEncoder()")
         self.data = data
-        self.encoder = encoder
-        self.form = form_of(encoder, batch_size) if form is None else form
+        self.encoder = checked_encoder(encoder)
+        self.form = form_by_hooks(encoder, batch_size) if form is None else form
         self.frame_positions = _positions(self.form) if frame_positions is None else frame_positions
         self.batch_size = batch_size
         self.seed = seed
@@ -266,19 +242,19 @@ class Framed:
         self.buffer_bytes = buffer_bytes
         self.most_empty_positions = most_empty_positions
         _check_numbers(self.frame_positions, buffer_bytes, most_empty_positions)
-        self._check_form(self.pipeline())
+        check_form(self.form, self.pipeline(), FramedForm)
         # Make the sources once, so that errors are raised here and not by the first worker.
-        self.not_stateless = self.sources(named_datasets(data)).not_stateless
+        self.unrestorable = self.sources(named_datasets(data)).unrestorable
 
     @property
     def is_packs(self) -> bool:
         """Whether a unit is a pack of outputs."""
-        return isinstance(self.form, HookPacks | BestFit | Selected)
+        return is_packs(self.form)
 
     @property
     def is_group_batches(self) -> bool:
         """Whether a unit is a whole batch of outputs of one group."""
-        return isinstance(self.form, GroupBatches)
+        return is_groups(self.form)
 
     def pipeline(self) -> EncoderPipeline:
         """Return the hooks, for one reader."""
@@ -293,64 +269,20 @@ class Framed:
         """What encoder and policy make of a sample, and how units are formed; JSON-safe."""
         return {
             "encoder": {**self.pipeline().recipe, "seed": self.seed, "on_error": self.errors.on_error},
-            "form": _form_recipe(self.form),
+            "form": form_recipe(self.form),
             "frame_positions": self.frame_positions,
         }
 
     def describe(self) -> str:
         """Describe the units in one line."""
-        return f"{type(self.encoder).__name__}, {self.frame_positions:,} positions a frame: {_named(self.form)}"
-
-    def _check_form(self, pipeline: EncoderPipeline) -> None:
-        form, kind = self.form, type(self.encoder).__name__
-        if not isinstance(form, Singles | ShuffleBuffer | GroupBatches | BestFit | Selected | HookPacks):
-            raise ConfigError(
-                f"form is {form!r:.80}; expected Singles, ShuffleBuffer, GroupBatches, BestFit or Selected of"
-                " headrace.plan.framed, or None"
-            )
-        if pipeline.hooks["encode_batch"].is_generator:
-            raise ConfigError(
-                f"{kind}.encode_batch is a generator: the number of its batches would move all later steps; return one"
-                " batch, or yield several outputs of a sample in encode_sample, or of a pack in pack_selected_samples"
-            )
-        if isinstance(form, BestFit) and not pipeline.hooks["sample_length"].is_overridden:
-            raise ConfigError(
-                f"BestFit packs by lengths: override {kind}.sample_length, which returns a sample's length"
-            )
-        if isinstance(form, GroupBatches) and not pipeline.groups:
-            raise ConfigError(f"GroupBatches needs groups: override {kind}.batch_group_criterion, which returns them")
-        if isinstance(form, GroupBatches) and form.size != self.batch_size:
-            raise ConfigError(
-                f"form is {form} and batch_size {self.batch_size}: pass the size of groups as batch_size, and leave"
-                " form out"
-            )
-        if self.batch_size is not None and not self.is_group_batches:
-            raise ConfigError(
-                f"batch_size is {self.batch_size}, but units are not batches: batch_size is for groups; for all others"
-                " the loader makes batches, micro_batch_size=..."
-            )
+        return f"{type(self.encoder).__name__}, {self.frame_positions:,} positions a frame: {form_words(self.form)}"
 
 
-def form_of(encoder: Encoder, batch_size: int | None) -> Form:
-    """Return the form that the hooks of an encoder ask for. Raises ConfigError for packs to be grouped."""
-    hooks = hooks_of(encoder)
-    kind = type(encoder).__name__
-    groups, packs = (hooks[name].is_overridden for name in ("batch_group_criterion", "pack_selected_samples"))
-    if groups and packs:
-        raise ConfigError(
-            f"{kind} overrides batch_group_criterion and pack_selected_samples: packs cannot be grouped; choose with"
-            " form=, GroupBatches() for groups of outputs that are not packed, or remove one of the two hooks"
-        )
-    if packs and not hooks["select_samples_to_pack"].is_overridden:
-        raise ConfigError(
-            f"{kind} packs, and does not override select_samples_to_pack: set the length of a pack, form=BestFit(4096)"
-        )
-    if packs:
-        return HookPacks()
-    return GroupBatches(batch_size) if groups else Singles()
+_SINGLES_POSITIONS = 32
+_FRAME_POSITIONS = 1_000
 
 
-def _positions(form: Form) -> int:
+def _positions(form: FramedForm) -> int:
     if isinstance(form, ShuffleBuffer):
         return form.num_items
     return _SINGLES_POSITIONS if isinstance(form, Singles) else _FRAME_POSITIONS
@@ -362,24 +294,3 @@ def _check_numbers(frame_positions: int, buffer_bytes: int, most_empty_positions
             f"frame_positions is {frame_positions}, buffer_bytes {buffer_bytes} and most_empty_positions "
             f"{most_empty_positions}; they must be at least 1, 0 and 1"
         )
-
-
-def _form_recipe(form: Any) -> dict[str, Any]:
-    values = {field.name: getattr(form, field.name) for field in fields(form)}
-    named = {name: recorded_name(value) if callable(value) else value for name, value in values.items()}
-    return {"kind": type(form).__name__, **named}
-
-
-def _named(form: Form) -> str:
-    match form:
-        case Singles():
-            return "each output is a unit"
-        case ShuffleBuffer(num_items=size):
-            return f"each output is a unit, through a shuffle buffer of {size:,}"
-        case GroupBatches(size=size):
-            return f"a unit is a batch of one group, of {'its own size' if size is None else f'{size:,} samples'}"
-        case BestFit(max_length=length):
-            return f"a unit is a pack of {length:,}, by best fit"
-        case HookPacks():
-            return "a unit is a pack, as select_samples_to_pack chooses"
-    return f"a unit is a pack, as {_form_recipe(form).get('select')} chooses"

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.datasets.encoded.framed import Framed, FramedSources
-from headrace.datasets.encoded.keys import parsed
+from headrace.datasets.encoded.keys import of_framed
+from headrace.datasets.encoded.samples import check_restorable
 from headrace.datasets.encoded.unit_reader import UnitReader
 from headrace.datasets.outline import sources_outline
 from headrace.datasets.run import Located, Run
@@ -242,9 +243,9 @@ class FramedRun:
         return self.data.is_group_batches
 
     @property
-    def not_stateless(self) -> str | None:
+    def unrestorable(self) -> str | None:
         """The first hook in use that is not marked ``@stateless``, so that nothing can be made again; or None."""
-        return self.data.not_stateless
+        return self.data.unrestorable
 
     @cached_property
     def _sources(self) -> FramedSources:
@@ -280,16 +281,12 @@ class FramedRun:
         Raises:
             ConfigError: not a key of this source, its sample has changed, or a hook is not ``@stateless``.
         """
-        if self.not_stateless is not None:
-            raise ConfigError(
-                f"{type(self.data.encoder).__name__}.{self.not_stateless} is not marked @stateless: it may depend on"
-                " what ran before, so that no sample can be made again; mark it"
-            )
+        check_restorable(self.unrestorable)
         reader = self.reader(())
         if isinstance(key, list):
-            samples = [reader.sources.restored(parsed(one)) for one in key]
+            samples = [reader.sources.restored(of_framed(one)) for one in key]
             return reader.collate([samples] if self.is_group_batches else samples)
-        return reader.sources.restored(parsed(key))
+        return reader.sources.restored(of_framed(key))
 
     @cached_property
     def recipe(self) -> RunRecipe:
@@ -360,10 +357,10 @@ class FramedRun:
         """
         from headrace.datasets.tracing.framed import FramedHistory
 
-        if self.not_stateless is not None:
+        if self.unrestorable is not None:
             raise ConfigError(
-                f"{type(self.data.encoder).__name__}.{self.not_stateless} is not marked @stateless: it may depend on"
-                " what ran before, so that no frame can be made again; mark it, or use `headrace trace`"
+                f"{self.unrestorable} is not marked @stateless: it may depend on what ran before, so that no frame can"
+                " be made again; mark it, or use `headrace trace`"
             )
         paths = list(journals)
         run = self

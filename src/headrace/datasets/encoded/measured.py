@@ -6,25 +6,23 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from headrace.datasets.dataset import Origins
-from headrace.datasets.encoded.keys import keyed, restore_key_of
-from headrace.datasets.encoded.measured_units import Form, MeasuredUnits, UnitRows
-from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, one_batch, raised
+from headrace.datasets.encoded.forms import MeasuredForm, check_form, is_groups
+from headrace.datasets.encoded.keys import RestoreKey, keyed, restore_key_of
+from headrace.datasets.encoded.measured_units import MeasuredUnits, UnitRows
+from headrace.datasets.encoded.samples import Encoder, EncoderDataset, Media, SampleEncoder, packed, raise_failure
 from headrace.datasets.measuring.chunk import facts_recipe, key_text, measured_pipeline
 from headrace.datasets.measuring.facts import MeasuredFacts
-from headrace.datasets.media import SampleDataset
-from headrace.datasets.media.face import without_rows
-from headrace.encoders import CallKey, EncoderPipeline, HookFailure, collecting
+from headrace.encoders import EncoderPipeline, HookFailure
 from headrace.encoders.pipeline import Output
-from headrace.errors import ConfigError, SkipSample, StaleCacheError, StateError
+from headrace.errors import ConfigError, StaleCacheError, StateError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.measured import Grouping
 from headrace.plan.packing import Packing
-from headrace.samples.media.sample import BASE_FIELDS
 
 
 def check_facts(facts: MeasuredFacts, dataset: Media, pipeline: EncoderPipeline) -> None:
@@ -44,39 +42,6 @@ def check_facts(facts: MeasuredFacts, dataset: Media, pipeline: EncoderPipeline)
             " headrace.datasets.measure(dataset, encoder)",
             tuple(problems),
         )
-
-
-def form_of(form: Form | None, pipeline: EncoderPipeline, facts: MeasuredFacts) -> Form | None:
-    """Return the form that was given, or that of the encoder's groups.
-
-    Raises:
-        ConfigError: the form does not fit the hooks of the encoder.
-    """
-    kind = type(pipeline.encoder).__name__
-    if form is not None and not isinstance(form, Grouping | Packing):
-        raise ConfigError(f"form is {form!r:.80}; expected a Packing, a Grouping, or None for single outputs")
-    if pipeline.packing and not isinstance(form, Packing):
-        raise ConfigError(
-            f"{kind} packs: set the length of packs, form=headrace.Packing(seq_len=4096); found form={form!r:.80}"
-        )
-    if pipeline.packing and pipeline.groups:
-        raise ConfigError(
-            f"{kind} packs and groups its packs, and measured sources do one of the two: use a framed source, or remove"
-            " one of pack_selected_samples and batch_group_criterion"
-        )
-    if not isinstance(form, Packing):
-        return facts.grouping() if form is None and pipeline.groups else form
-    if not pipeline.packing:
-        raise ConfigError(
-            f"{kind} does not override pack_selected_samples, which makes a pack of the outputs chosen for it"
-        )
-    if form.cuts or form.over_long not in ("error", "drop"):
-        raise ConfigError(
-            f"strategy={form.strategy!r}, over_long={form.over_long!r} cuts samples, and outputs of an encoder are"
-            " packed whole: use over_long='error' or 'drop' with best_fit, first_fit or greedy, and cut in"
-            " preencode_sample"
-        )
-    return form
 
 
 class _Source:
@@ -119,7 +84,7 @@ class MeasuredOutputs:
         form: form of the units, which decides what is compared in addition to the number of outputs.
     """
 
-    def __init__(self, outputs: SampleEncoder, facts: MeasuredFacts, form: Form | None) -> None:
+    def __init__(self, outputs: SampleEncoder, facts: MeasuredFacts, form: MeasuredForm | None) -> None:
         self._outputs = outputs
         self._pipeline = outputs.pipeline
         self._facts = facts
@@ -156,8 +121,7 @@ class MeasuredOutputs:
                     raise self._differs(row, f"an output of the group {key!r}, {size}", f"{group.key}, {group.size}")
         except HookFailure as failure:
             where = f"sample {row.sample:,} of {self._outputs.dataset.store.path}"
-            error = raised(failure, type(self._pipeline.encoder).__name__, where)
-            raise error from error.__cause__
+            raise_failure(failure, type(self._pipeline.encoder).__name__, where)
         return one
 
     def _differs(self, row: UnitRow, found: str, measured: str) -> StateError:
@@ -168,10 +132,7 @@ class MeasuredOutputs:
         )
 
 
-RESTORE: Final = "Measured"
-
-
-class MeasuredDataset(SampleDataset):
+class MeasuredDataset(EncoderDataset):
     """Sample i is unit i: an output of a good sample, a pack of outputs, or a batch of outputs of one group.
 
     The number of units and the outputs in each are known without reading, from facts that `measure` stored. So blends,
@@ -207,28 +168,27 @@ class MeasuredDataset(SampleDataset):
         True
     """
 
+    key_kind = "Measured"
+    batch_words = ("a measured source", "leave samples out in encode_sample, and measure again")
+
     def __init__(
         self,
         dataset: Media,
         encoder: Encoder,
         facts: MeasuredFacts | str | os.PathLike[str],
         *,
-        form: Form | None = None,
+        form: MeasuredForm | None = None,
         exclude: Sequence[int] | IntArray = (),
         seed: int = 0,
     ) -> None:
-        self.pipeline = measured_pipeline(encoder)
-        self.outputs = SampleEncoder(dataset, self.pipeline, seed=seed, errors=None, may_skip=True)
-        self.dataset = self.outputs.dataset
-        self.store = self.dataset.store
-        self.encoder = encoder
-        self.seed = seed
-        self.errors = self.outputs.errors
-        self.faults = self.outputs.faults
+        super().__init__(dataset, measured_pipeline(encoder), seed=seed, errors=None, may_skip=True)
         self.facts = facts if isinstance(facts, MeasuredFacts) else MeasuredFacts.open(facts)
         check_facts(self.facts, self.dataset, self.pipeline)
-        self.units = MeasuredUnits(self.facts, form_of(form, self.pipeline, self.facts), exclude)
-        self.form = self.units.form
+        if form is None and self.pipeline.groups and not self.pipeline.packing:
+            form = self.facts.grouping()
+        check_form(form, self.pipeline, MeasuredForm | None)
+        self.form = form
+        self.units = MeasuredUnits(self.facts, form, exclude)
         self._rows = MeasuredOutputs(self.outputs, self.facts, self.form)
 
     def __len__(self) -> int:
@@ -242,35 +202,23 @@ class MeasuredDataset(SampleDataset):
     @property
     def is_group_batches(self) -> bool:
         """Whether a unit is a whole batch of one group."""
-        return isinstance(self.form, Grouping)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Fields that all samples have; others, which hooks add, are known only when samples are read."""
-        return BASE_FIELDS
+        return is_groups(self.form)
 
     @property
     def collated_by(self) -> dict[str, Any]:
         """The encoder, whose hooks make the batches."""
         return {"kind": "measured batches" if self.is_group_batches else "measured units", **self.pipeline.recipe}
 
-    @property
-    def unrestorable(self) -> str | None:
-        """The first hook that is not marked ``@stateless``; None if all are."""
-        hook = self.outputs.not_stateless
-        return None if hook is None else f"{type(self.encoder).__name__}.{hook}"
-
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: numbers of units, with bits of their epochs."""
         return self.units.locate(indices, keys)
 
-    def samples(self, addresses: IntArray) -> list[Any]:
-        """Return samples; see `SampleDataset.samples`. With groups, a list of samples for each unit."""
-        with self.pipeline:
-            return super().samples(addresses)
+    def indices(self, addresses: IntArray) -> IntArray:
+        """(n,) int64: numbers of units, without the bits of the epoch."""
+        return self.units.numbers(addresses)
 
     def makers(self, addresses: IntArray) -> list[Callable[[], Any]]:
-        """Read the samples of some units together; each returned function makes one unit."""
+        """Read the samples of some units together; each returned function makes one unit, with groups a list."""
         addresses = np.asarray(addresses, dtype=np.int64)
         with_epoch = addresses != self.units.numbers(addresses)
         if with_epoch.any() and not with_epoch.all():
@@ -287,84 +235,20 @@ class MeasuredDataset(SampleDataset):
         kind = type(self.encoder).__name__
         outputs = [self._rows.output(row) for row in rows]
         if isinstance(self.form, Packing):
-            pack = self._pack(outputs, f"the pack that begins with sample {rows[0].sample:,} of {self.store.path}")
-            return keyed(pack, (RESTORE, address, 0, *(restore_key_of(pack) or ())), kind)
+            first = restore_key_of(outputs[0].sample)
+            packs = packed(self.pipeline, outputs, first, "leave samples out in preencode_sample, and measure again")
+            if len(packs) != 1:
+                raise ConfigError(
+                    f"{kind}.pack_selected_samples returned {len(packs)} packs of {len(outputs)} samples, of which the"
+                    f" first is {first!r} of {self.store.path}; a measured source needs one"
+                )
+            pack = packs[0].sample
+            return keyed(pack, RestoreKey("Measured", restore_key_of(pack), address), kind)
         made = [
-            keyed(one.sample, (RESTORE, address, number, *(restore_key_of(one.sample) or ())), kind)
+            keyed(one.sample, RestoreKey("Measured", restore_key_of(one.sample), address, number), kind)
             for number, one in enumerate(outputs)
         ]
         return made if self.is_group_batches else made[0]
-
-    def _pack(self, outputs: list[Output], where: str) -> Any:
-        kind = type(self.encoder).__name__
-        try:
-            packs = self.pipeline.pack(outputs)
-        except HookFailure as failure:
-            error = raised(failure, kind, where)
-            if isinstance(error, SkipSample):
-                raise ConfigError(
-                    f"SkipSample in {failure.hook.name} of {kind}: {where} has its place already; leave"
-                    " samples out in preencode_sample, and measure again"
-                ) from error
-            raise error from error.__cause__
-        if len(packs) != 1:
-            raise ConfigError(
-                f"{kind}.pack_selected_samples returned {len(packs)} packs for {where}; a measured source needs one"
-            )
-        return packs[0].sample
-
-    def collate(self, samples: Sequence[Any]) -> Any:
-        """Return samples as one batch, made by ``batch`` and ``encode_batch``; with groups, the samples of one unit.
-
-        Without samples it is the batch of the first unit without its rows, so that a rank that has no samples has the
-        same fields.
-        """
-        if not samples:
-            with collecting():  # faults of this unit belong to the batch that really holds it
-                first = self.samples(self.locate(np.zeros(1, dtype=np.int64)))
-                return without_rows(self.collate(first), len(first[0]) if isinstance(first[0], list) else 1)
-        if isinstance(samples[0], list):
-            if len(samples) != 1:
-                raise ConfigError(
-                    f"a unit is a whole batch of one group, and {len(samples)} units were to make one batch: pass the"
-                    " loader micro_batch_size=1; global batches count units"
-                )
-            samples = samples[0]
-        key = restore_key_of(samples[0])
-        address = _parsed(key)[0]
-        return one_batch(
-            self.pipeline,
-            samples,
-            CallKey(self.outputs.key, address),
-            key,
-            kind="a measured source",
-            instead="leave samples out in encode_sample, and measure again",
-        )
-
-    def restore_sample(self, restore_key: Any) -> Any:
-        """Make the sample of a restore key again, bit for bit; for the list of keys of a batch, the batch.
-
-        Raises:
-            ConfigError: not a key of this dataset, its samples are no longer those that it was made of, or a hook is
-                not ``@stateless``.
-        """
-        if self.unrestorable is not None:
-            raise ConfigError(
-                f"{self.unrestorable} is not marked @stateless: it may depend on what ran before, so that no sample can"
-                " be made again; mark it"
-            )
-        if isinstance(restore_key, list):
-            made = [self.restore_sample(key) for key in restore_key]
-            return self.collate([made] if self.is_group_batches else made)
-        address, number = _parsed(restore_key)
-        if address < 0 or self.units.numbers(np.array([address]))[0] >= len(self):
-            raise ConfigError(f"{restore_key!r:.80} is not a restore key of {self!r}")
-        unit = self.samples(np.array([address], dtype=np.int64))[0]
-        members = unit if self.is_group_batches else [unit]
-        if not 0 <= number < len(members) or restore_key_of(members[number]) != restore_key:
-            found = [restore_key_of(member) for member in members]
-            raise ConfigError(f"{restore_key!r:.80} now makes {found!r:.80}: the data, facts or form have changed")
-        return members[number]
 
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return the origins of all samples in each unit."""
@@ -407,17 +291,5 @@ class MeasuredDataset(SampleDataset):
         return f"{what}: {summary.outputs:,} outputs of {summary.samples:,} samples, {left:,} left out{form}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.dataset, self.encoder, self.facts, self.form, self.units.exclude, self.seed)
-
-
-def _parsed(key: Any) -> tuple[int, int]:
-    match key:
-        case (str(kind), int(address), int(number), *_) if kind == RESTORE:
-            return address, number
-    raise ConfigError(f"{key!r:.80} is not a restore key of MeasuredDataset")
-
-
-def _again(
-    dataset: Media, encoder: Encoder, facts: MeasuredFacts, form: Form | None, exclude: IntArray, seed: int
-) -> MeasuredDataset:
-    return MeasuredDataset(dataset, encoder, facts, form=form, exclude=exclude, seed=seed)
+        options = {"form": self.form, "exclude": self.units.exclude, "seed": self.seed}
+        return partial(MeasuredDataset, **options), (self.dataset, self.encoder, self.facts)

@@ -7,19 +7,17 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from headrace.datasets.dataset import Origins, media_origins
+from headrace.datasets.encoded.forms import MeasuredForm, form_recipe, recorded_form
 from headrace.datasets.measuring.facts import MeasuredFacts, numbers_of
 from headrace.errors import ConfigError, StoreError
 from headrace.io import cache_folder
 from headrace.plan import IntArray, KeyArray
+from headrace.plan.keys import EpochAddresses
 from headrace.plan.measured import Grouping, Measured
-from headrace.plan.packing import Packing
 from headrace.stores import SampleStore
-
-Form = Grouping | Packing
 
 
 class UnitRows(NamedTuple):
@@ -52,19 +50,17 @@ class MeasuredUnits:
         ConfigError: what `Measured` refuses; there is no such sample.
     """
 
-    def __init__(self, facts: MeasuredFacts, form: Form | None, exclude: Sequence[int] | IntArray = ()) -> None:
+    def __init__(self, facts: MeasuredFacts, form: MeasuredForm | None, exclude: Sequence[int] | IntArray = ()) -> None:
         self.facts = facts
         self.form = form
         self.exclude = np.unique(numbers_of(exclude))
         self.measured = Measured(facts.facts(self.exclude), form=form)
-        self._bits = max(1, (len(self) - 1).bit_length())
+        self._addresses = EpochAddresses.of(len(self))
 
     @classmethod
     def of(cls, facts: MeasuredFacts, recipe: Mapping[str, Any]) -> MeasuredUnits:
         """Return the units of a dataset with this recipe."""
-        kinds: dict[str, type[Form]] = {"grouping": Grouping, "packing": Packing}
-        form = [msgspec.convert(options, kinds[kind], str_keys=True) for kind, options in recipe["form"].items()]
-        return cls(facts, form[0] if form else None, recipe["exclude"])
+        return cls(facts, recorded_form(recipe["form"]), recipe["exclude"])
 
     def __len__(self) -> int:
         return self.measured.num_units
@@ -72,35 +68,31 @@ class MeasuredUnits:
     @property
     def recipe(self) -> dict[str, Any]:
         """What decides the units; JSON-safe."""
-        form = {} if self.form is None else msgspec.to_builtins(self.form, str_keys=True)
-        kind = "grouping" if isinstance(self.form, Grouping) else "packing"
         return {
             "facts": {"name": self.facts.name, "xxh3_128": self.facts.summary.xxh3_128},
-            "form": {} if self.form is None else {kind: form},
+            "form": form_recipe(self.form),
             "exclude": self.exclude.tolist(),
         }
 
     def locate(self, indices: IntArray, keys: KeyArray | None) -> IntArray:
-        """(n,) int64: the number of each unit in the low bits, bits of the epoch's key above; never negative."""
-        if keys is None:
-            return indices
-        shift = np.uint64(self._bits)
-        return indices | ((np.asarray(keys, dtype=np.uint64) >> np.uint64(self._bits + 1)) << shift).astype(np.int64)
+        """(n,) int64: addresses of units, see `EpochAddresses`."""
+        return self._addresses.join(indices, keys)
 
     def numbers(self, addresses: IntArray) -> IntArray:
         """(n,) int64: numbers of units, without the bits of the epoch."""
-        return addresses & np.int64((1 << self._bits) - 1)
+        return self._addresses.indices(addresses)
 
     def rows(self, addresses: IntArray) -> UnitRows:
         """Return what the units at some addresses are made of; all must have an epoch, or none."""
         units = self.numbers(addresses)
-        keys = (addresses >> np.int64(self._bits)).astype(np.uint64) << np.uint64(self._bits + 1)
-        found = self.measured.members(units, keys if keys.any() else None)
+        keys = self._addresses.keys(addresses)
+        found = self.measured.members(units, keys)
         counts = np.diff(found.offsets)
         outputs = self.measured.facts.outputs
         facts = found.samples if outputs is None else outputs.begins(found.samples) + found.outputs
-        of_rows = np.repeat(keys, counts) if keys.any() else None
-        return UnitRows(found.offsets, found.samples, found.outputs, facts, of_rows)
+        return UnitRows(
+            found.offsets, found.samples, found.outputs, facts, None if keys is None else np.repeat(keys, counts)
+        )
 
     @cached_property
     def differs_by_epoch(self) -> bool:

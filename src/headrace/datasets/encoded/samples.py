@@ -1,6 +1,7 @@
 """`SampleEncoder`: the outputs of one dataset's samples under a task encoder, with the error policy; and batches.
 
-A batch that the hooks make becomes columns, name -> array or list, as a loader needs them.
+A batch that the hooks make becomes columns, name -> array or list, as a loader needs them. `EncoderDataset` is the base
+class of datasets with a known number of outputs.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import sleep
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import msgspec
 import numpy as np
 
 from headrace.datasets.dataset import media_origins
-from headrace.datasets.media import JoinedMediaDataset, MediaDataset
-from headrace.datasets.media.face import STACKED
+from headrace.datasets.encoded.keys import Kind, parsed, restore_key_of
+from headrace.datasets.media import JoinedMediaDataset, MediaDataset, SampleDataset
+from headrace.datasets.media.face import for_tensor, without_rows
 from headrace.encoders import (
     CallKey,
     EncoderPipeline,
@@ -29,6 +31,7 @@ from headrace.encoders import (
     TaskEncoder,
     bound_cookers,
     carrying,
+    collecting,
     hook_of,
     is_of_sample,
     placed,
@@ -39,7 +42,8 @@ from headrace.encoders.mapping import fields_of
 from headrace.encoders.pipeline import READING, Output
 from headrace.errors import ConfigError, HeadraceError, SampleError, SkipSample
 from headrace.plan import IntArray, KeyArray
-from headrace.plan.keys import source_key, substitute_index
+from headrace.plan.keys import EpochAddresses, source_key, substitute_index
+from headrace.samples.media.sample import BASE_FIELDS
 from headrace.stores import RetryPolicy, may_pass
 
 _log = logging.getLogger("headrace")
@@ -90,27 +94,24 @@ class SampleEncoder:
         self.cook = _cook_hook(self.dataset)
         self.key, self._substitution = (source_key(seed, path, purpose) for purpose in ("encoder", "substitution"))
         self._may_skip = may_skip
-        self._bits = max(1, (len(dataset) - 1).bit_length())
+        self._addresses = EpochAddresses.of(len(dataset))
         self._kind = type(pipeline.encoder).__name__
 
     @property
-    def not_stateless(self) -> str | None:
+    def unrestorable(self) -> str | None:
         """The first hook in use that is not marked ``@stateless``, so that nothing can be made again; or None."""
         for hook in (*self.pipeline.used, *([self.cook] if self.cook else [])):
             if not hook.stateless:
-                return hook.name
+                return f"{self._kind}.{hook.name}"
         return None
 
     def addresses(self, indices: IntArray, keys: KeyArray | None) -> IntArray:
-        """(n,) int64: the number of each sample in the low bits, bits of the epoch's key above; never negative."""
-        if keys is None:
-            return indices
-        shift = np.uint64(self._bits)
-        return indices | ((np.asarray(keys, dtype=np.uint64) >> np.uint64(self._bits + 1)) << shift).astype(np.int64)
+        """(n,) int64: addresses of samples, see `EpochAddresses`."""
+        return self._addresses.join(indices, keys)
 
     def indices(self, addresses: IntArray) -> IntArray:
         """(n,) int64: numbers of samples, without the bits of the epoch."""
-        return addresses & np.int64((1 << self._bits) - 1)
+        return self._addresses.indices(addresses)
 
     def place(self, address: int) -> CallKey:
         """Return what the random numbers of a sample depend on."""
@@ -134,7 +135,8 @@ class SampleEncoder:
         except SampleError:
             # One sample cannot be read; reading them one by one shows which.
             makers = [partial(self._made_alone, index) for index in indices.tolist()]
-        return [partial(self._outputs, address, make) for address, make in zip(addresses.tolist(), makers, strict=True)]
+        rows = zip(addresses.tolist(), indices.tolist(), makers, strict=True)
+        return [partial(self._outputs, address, index, make) for address, index, make in rows]
 
     def outputs(self, addresses: IntArray) -> list[list[Output]]:
         """Return the outputs of each sample."""
@@ -153,9 +155,9 @@ class SampleEncoder:
     def _made_alone(self, index: int) -> Any:
         return self.dataset.makers(np.array([index], dtype=np.int64))[0]()
 
-    def _outputs(self, address: int, make: Callable[[], Any]) -> list[Output]:
+    def _outputs(self, address: int, index: int, make: Callable[[], Any]) -> list[Output]:
         """Return the outputs of an address, or those of the first substitute that can be made."""
-        index, attempt = address & ((1 << self._bits) - 1), 0
+        attempt = 0
         met: list[Fault] = []
         delays = self._retries.delays()
         while True:
@@ -174,7 +176,7 @@ class SampleEncoder:
 
     def _delay(self, delays: Iterator[float], failure: HookFailure, index: int) -> float | None:
         """Return how long to wait before a passing fault is tried again; None if it must be raised."""
-        delay = None if self.not_stateless is not None else next(delays, None)
+        delay = None if self.unrestorable is not None else next(delays, None)
         if delay is None:
             return None
         self.num_retries += 1
@@ -197,7 +199,7 @@ class SampleEncoder:
         if not of_sample:
             if (position := position_here()) is not None:
                 error.add_note(f"at position {position:,} of the run")
-            if may_pass(error) and self.not_stateless is None:
+            if may_pass(error) and self.unrestorable is None:
                 error.add_note(f"it was tried {self._retries.attempts} times")
             raise error from error.__cause__
         fault = Fault(
@@ -293,20 +295,15 @@ def columns_of(batch: Any, encoder: str) -> dict[str, Any]:
         found = fields_of(batch)
     except ConfigError as error:
         raise ConfigError(f"the batch that {encoder} returned has no fields, which a loader needs: {error}") from None
-    return {name: _column(value) for name, value in found.items()}
-
-
-def _column(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        return value
-    if value.dtype.char not in STACKED:
-        return list(value)
-    # Tensors always have the byte order of the machine.
-    return value.astype(value.dtype.newbyteorder("="), copy=False)
+    for name, value in found.items():
+        if isinstance(value, np.ndarray):
+            column = for_tensor(value)
+            found[name] = list(value) if column is None else column
+    return found
 
 
 def one_batch(
-    pipeline: EncoderPipeline, samples: Sequence[Any], place: CallKey, key: Any, *, kind: str, instead: str
+    pipeline: EncoderPipeline, samples: Sequence[Any], place: CallKey, key: Any, kind: str, instead: str
 ) -> dict[str, Any]:
     """Return the columns of a batch that begins with a sample at ``place``, with the restore ``key``.
 
@@ -320,12 +317,8 @@ def one_batch(
     try:
         batches = pipeline.batch(samples, place)
     except HookFailure as failure:
-        error = failure.error
-        where = f"in {failure.hook.name} of {encoder}: the batch that begins with {key!r}"
-        if isinstance(error, SkipSample):
-            raise ConfigError(f"SkipSample {where}: {kind} cannot leave a batch out; {instead}") from error
-        error.add_note(where)
-        raise error from error.__cause__
+        where = f"the batch that begins with {key!r}"
+        raise_failure(failure, encoder, where, skipped=f": {kind} cannot leave a batch out; {instead}")
     if len(batches) != 1:
         raise ConfigError(
             f"{encoder}.encode_batch returned {len(batches)} batches; {kind} needs exactly one: return one, or yield"
@@ -334,7 +327,146 @@ def one_batch(
     return columns_of(batches[0], encoder)
 
 
-def raised(failure: HookFailure, encoder: str, of: str) -> Exception:
-    """Return the error of a hook, with a note that says where it happened."""
-    failure.error.add_note(f"in {failure.hook.name} of {encoder}: {of}")
-    return failure.error
+def packed(
+    pipeline: EncoderPipeline,
+    outputs: Sequence[Output],
+    key: Any,
+    instead: str,
+    on_failure: Callable[[int, HookFailure], None] | None = None,
+) -> list[Output]:
+    """Return the packs made of selected outputs, usually one; none if a generator skips them.
+
+    The ``key`` of the first output, and ``instead``, what to do instead of leaving a pack out, are for messages;
+    ``on_failure`` is that of `EncoderPipeline.pack`.
+
+    Raises:
+        ConfigError: `SkipSample` otherwise, since the pack has its place already; also whatever hooks raise.
+    """
+    try:
+        return pipeline.pack(outputs, on_failure)
+    except HookFailure as failure:
+        hook = failure.hook
+        if isinstance(failure.error, SkipSample) and hook.name == "pack_selected_samples" and hook.is_generator:
+            return []
+        where = f"the pack that begins with {key!r}, of {len(outputs)} samples"
+        skipped = f", has its place already; {instead}"
+        raise_failure(failure, type(pipeline.encoder).__name__, where, skipped=skipped)
+
+
+def raise_failure(failure: HookFailure, encoder: str, where: str, *, skipped: str | None = None) -> NoReturn:
+    """Raise the error of a hook, with a note that says where.
+
+    Raises:
+        ConfigError: for `SkipSample`, if ``skipped`` says why nothing can be left out there.
+    """
+    error = failure.error
+    place = f"in {failure.hook.name} of {encoder}: {where}"
+    if skipped is not None and isinstance(error, SkipSample):
+        raise ConfigError(f"SkipSample {place}{skipped}") from error
+    error.add_note(place)
+    raise error from error.__cause__
+
+
+def check_restorable(hook: str | None) -> None:
+    """Raise ConfigError if ``hook`` names one that is not marked ``@stateless``."""
+    if hook is not None:
+        raise ConfigError(
+            f"{hook} is not marked @stateless: it may depend on what ran before, so that no sample can be made again;"
+            " mark it"
+        )
+
+
+class EncoderDataset(SampleDataset):
+    """Samples that the hooks of a task encoder make, whose number is known: the base of fixed and measured datasets.
+
+    Attributes:
+        key_kind: the kind of the samples' restore keys.
+        batch_words: for messages, the kind of source, and what to do instead of leaving a batch out.
+    """
+
+    key_kind: ClassVar[Kind]
+    batch_words: ClassVar[tuple[str, str]]
+
+    def __init__(
+        self, dataset: Media, pipeline: EncoderPipeline, *, seed: int, errors: ErrorPolicy | None, may_skip: bool
+    ) -> None:
+        self.pipeline = pipeline
+        self.outputs = SampleEncoder(dataset, pipeline, seed=seed, errors=errors, may_skip=may_skip)
+        self.dataset = self.outputs.dataset
+        self.store = self.dataset.store
+        self.encoder = pipeline.encoder
+        self.seed = seed
+        self.errors = self.outputs.errors
+        self.faults = self.outputs.faults
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Fields that all samples have; others, which hooks add, are known only when samples are read."""
+        return BASE_FIELDS
+
+    @property
+    def unrestorable(self) -> str | None:
+        """The first hook that is not marked ``@stateless``; None if all are."""
+        return self.outputs.unrestorable
+
+    def samples(self, addresses: IntArray) -> list[Any]:
+        """Return samples; see `SampleDataset.samples`. Errors of a hook get a note that names hook and sample."""
+        with self.pipeline:
+            return super().samples(addresses)
+
+    def collate(self, samples: Sequence[Any]) -> Any:
+        """Return samples as one batch, made by ``batch`` and ``encode_batch``, in columns.
+
+        Without samples it is the batch of the first sample without its row, so that a rank that has no samples has the
+        same fields. If a sample is a whole batch of one group, there must be one.
+        """
+        if not samples:
+            with collecting():  # faults of this sample belong to the batch that really holds it
+                first = self.samples(self.locate(np.zeros(1, dtype=np.int64)))
+                return without_rows(self.collate(first), len(first[0]) if self.is_group_batches else 1)
+        members = of_one_group(samples) if self.is_group_batches else samples
+        key = restore_key_of(members[0])
+        found = parsed(key)
+        if found is None or found.kind != self.key_kind:
+            raise ConfigError(
+                f"{members[0]!r:.80} has no restore key of {type(self).__name__}; collate what `samples` returns"
+            )
+        return one_batch(self.pipeline, members, self.outputs.place(found.address), key, *self.batch_words)
+
+    def address_of(self, restore_key: Any) -> int | None:
+        """Return the address in a restore key of this dataset; None for other keys."""
+        key = parsed(restore_key)
+        if key is None or key.kind != self.key_kind or key.address < 0:
+            return None
+        return key.address if self.indices(np.array([key.address]))[0] < len(self) else None
+
+    def restore_sample(self, restore_key: Any) -> Any:
+        """Make the sample of a restore key again, bit for bit; for the list of keys of a batch, the batch.
+
+        Raises:
+            ConfigError: not a key of this dataset, its samples are no longer those that it was made of, or a hook is
+                not ``@stateless``.
+        """
+        check_restorable(self.unrestorable)
+        if isinstance(restore_key, list):
+            made = [self.restore_sample(key) for key in restore_key]
+            return self.collate([made] if self.is_group_batches else made)
+        unit = super().restore_sample(restore_key)
+        members = unit if self.is_group_batches else [unit]
+        same = [one for one in members if restore_key_of(one) == restore_key]
+        if not same:
+            raise ConfigError(
+                f"{restore_key!r:.80} now makes {[restore_key_of(one) for one in members]!r:.80}: the data or the"
+                " policy has changed, or the facts or the form of measured units"
+            )
+        return same[0]
+
+
+def of_one_group(units: Sequence[Any]) -> Sequence[Any]:
+    """Return the samples of the only unit, a batch of one group. Raises ConfigError for several units."""
+    if len(units) > 1:
+        raise ConfigError(
+            f"a unit is a whole batch of one group, and {len(units)} units were to make one batch: use"
+            " micro_batch_size=1; global batches count units"
+        )
+    return units[0] if units else ()

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from headrace.datasets.encoded.framed import HookPacks, MadeOutput
-from headrace.datasets.encoded.keys import OutputKey, keyed, pack_key, parsed, restore_key_of
-from headrace.datasets.encoded.samples import one_batch, raised
+from headrace.datasets.encoded.framed import MadeOutput
+from headrace.datasets.encoded.keys import RestoreKey, keyed, of_framed, restore_key_of
+from headrace.datasets.encoded.samples import of_one_group, one_batch, raise_failure
 from headrace.datasets.run import Located
 from headrace.encoders import CallKey, FaultLog, HookFailure, at_positions
 from headrace.errors import ConfigError, SkipSample, StateError
 from headrace.plan import IntArray
-from headrace.plan.framed import Counted, FrameTotals, Items, LaneState, Selected, Unit, Walk
+from headrace.plan.framed import FrameTotals, HookPacks, Items, LaneState, Selected, Unit, Walk
 from headrace.samples.media.sample import BASE_FIELDS
 
 if TYPE_CHECKING:
@@ -180,13 +180,11 @@ class UnitReader:
         self.sources = run.new_sources()
         self._pipeline = self.sources.pipeline
         self._kind = type(run.data.encoder).__name__
-        form: Any = run.framing.form
-        if isinstance(form, HookPacks):
-            form = Selected(self._select)
-        if run.data.is_packs and self._pipeline.hooks["pack_selected_samples"].is_generator:
-            form = Counted(form, self._count)
-        self._walk = Walk(replace(run.framing, form=form), self._find, states)
-        limit = None if run.not_stateless is not None else run.data.buffer_bytes
+        form = Selected(self._select) if isinstance(run.framing.form, HookPacks) else run.framing.form
+        is_counted = run.data.is_packs and self._pipeline.hooks["pack_selected_samples"].is_generator
+        framing = replace(run.framing, form=form, count=self._count if is_counted else None)
+        self._walk = Walk(framing, self._find, states)
+        limit = None if run.unrestorable is not None else run.data.buffer_bytes
         self._held: BoundedCache[Any] = BoundedCache(limit)
         self._faults: dict[Pair, FaultLog] = {}
         self._carried: dict[int, set[int]] = {}
@@ -245,24 +243,12 @@ class UnitReader:
             ConfigError: see `one_batch`; several groups.
         """
         present = [sample for sample in samples if sample is not None]
-        if self.run.is_group_batches:
-            if len(present) > 1:
-                raise ConfigError(
-                    f"{len(present)} units of a group each were to make one batch; a unit is a batch already: use"
-                    " micro_batch_size=1"
-                )
-            present = present[0] if present else []
-        if not present:
+        members = of_one_group(present) if self.run.is_group_batches else present
+        if not members:
             return {name: [] for name in BASE_FIELDS}
-        key = restore_key_of(present[0])
-        return one_batch(
-            self._pipeline,
-            present,
-            self._place(key),
-            key,
-            kind="a framed source",
-            instead="leave samples out in encode_sample, before they are in a batch",
-        )
+        key = restore_key_of(members[0])
+        instead = "leave samples out in encode_sample, before they are in a batch"
+        return one_batch(self._pipeline, members, self._place(key), key, "a framed source", instead)
 
     def marks(self) -> list[LaneState]:
         """Return the lane states at frames planned since the last call, and at the frame after each.
@@ -336,9 +322,7 @@ class UnitReader:
                 except HookFailure as failure:
                     if isinstance(failure.error, SkipSample):
                         continue
-                    raise raised(
-                        failure, self._kind, f"the sample {self.sources.key(one)!r}"
-                    ) from failure.error.__cause__
+                    raise_failure(failure, self._kind, f"the sample {self.sources.key(one).written()!r}")
                 pairs.append((position, one.number))
                 if wanted is None or one.number in wanted:
                     self._held.put((position, one.number), one, one.output.sample)
@@ -387,10 +371,10 @@ class UnitReader:
         }
         missing = [pair for pair, one in found.items() if one is None]
         if missing:
-            if self.run.not_stateless is not None:
+            if self.run.unrestorable is not None:
                 raise ConfigError(
-                    f"a unit was asked for twice, and {self._kind}.{self.run.not_stateless} is not marked @stateless,"
-                    " so that its samples cannot be made again; mark it, or ask once"
+                    f"a unit was asked for twice, and {self.run.unrestorable} is not marked @stateless, so that its"
+                    " samples cannot be made again; mark it, or ask once"
                 )
             positions = np.unique(np.array([position for position, _ in missing], dtype=np.int64))
             again = dict(zip(positions.tolist(), self._encoded(positions)[0], strict=True))
@@ -429,10 +413,13 @@ class UnitReader:
 
     def _packs(self, pairs: Sequence[Pair], *, keep: bool) -> list[Any]:
         items = self._items(pairs, keep=keep)
-        keys = [self.sources.key(one) for one in items]
+        keys = tuple(self.sources.key(one) for one in items)
         packs, faults = self.sources.packs(items, [position for position, _ in pairs])
         self.faults.merge(faults)
-        return [keyed(pack.sample, pack_key(keys, number), self._kind) for number, pack in enumerate(packs)]
+        return [
+            keyed(pack.sample, RestoreKey("FramedPack", keys, number=number), self._kind)
+            for number, pack in enumerate(packs)
+        ]
 
     def _count(self, items: Items, packs: Sequence[IntArray]) -> list[int]:
         """Return how many packs a generator makes of each selection; it runs when the frame is planned."""
@@ -455,21 +442,20 @@ class UnitReader:
         try:
             return self._pipeline.select([one.output.sample for one in made], made[0].output.place).packs
         except HookFailure as failure:
-            where = f"the frame that begins with {self.sources.key(made[0])!r}, of {len(made)} samples"
-            if isinstance(failure.error, SkipSample):
-                raise ConfigError(
-                    f"SkipSample in select_samples_to_pack of {self._kind}: {where}; samples that it does not select"
-                    " wait for the next frame: return no packs, or skip samples in preencode_sample"
-                ) from failure.error
-            raise raised(failure, self._kind, where) from failure.error.__cause__
+            where = f"the frame that begins with {self.sources.key(made[0]).written()!r}, of {len(made)} samples"
+            skipped = (
+                "; samples that it does not select wait for the next frame: return no packs, or skip samples in"
+                " preencode_sample"
+            )
+            raise_failure(failure, self._kind, where, skipped=skipped)
 
     def _place(self, key: Any) -> CallKey:
         """Return the place of a batch that begins with the sample of a key; the key alone decides it."""
-        found = parsed(key)
-        first = found if isinstance(found, OutputKey) else found.outputs[0]
-        part = 0 if isinstance(found, OutputKey) else found.part
+        found = of_framed(key)
+        first = found.outputs[0]
+        part = found.number if found.kind == "FramedPack" else 0
         encoder = self.sources.encoders[self.sources.paths.index(first.path)]
-        return encoder.place(first.address)._replace(output=first.output, part=part)
+        return encoder.place(first.address)._replace(output=first.number, part=part)
 
 
 def _pairs(items: Items) -> list[Pair]:

@@ -60,11 +60,8 @@ class DatasetFunction:
         """Return the function's result for a value."""
         return self._function(value)
 
-    def __str__(self) -> str:
-        return self.reference
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return _function_again, (self._root, self.reference, self._default)
+        return partial(DatasetFunction, trust_code=True), (self._root, self.reference, self._default)
 
     def _read(self, name: str) -> str:
         path = config_path(self._root, name)
@@ -131,10 +128,6 @@ def _decoder(config: DatasetConfig) -> SampleDecoder:
         return SampleDecoder(**options)
     except TypeError as error:
         raise ConfigError(f"{config.path}: decoder: {error}") from error
-
-
-def _function_again(root: Path, reference: str, default: str) -> DatasetFunction:
-    return DatasetFunction(root, reference, default, trust_code=True)
 
 
 Places = Callable[[], Mapping[str, PartPlace]]
@@ -354,6 +347,13 @@ class MediaDataset(SampleDataset):
             for raw, index in zip(raws, addresses.tolist(), strict=True)
         ]
 
+    def address_of(self, restore_key: Any) -> int | None:
+        """Return the number of the sample with a restore key, see `SampleDataset.address_of`."""
+        match restore_key:
+            case ("Webdataset", int(index)) if 0 <= index < len(self):
+                return index
+        return None
+
     def made(self, raw: RawSample, index: int, places: Places) -> Any:
         """Return the sample made from parts that were read.
 
@@ -433,21 +433,11 @@ class MediaDataset(SampleDataset):
         return f"{made} samples of {self.store.path}{cooked}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (type(self), self.store, self.mapper.sample_type, self._field_map, self._options)
+        return partial(type(self), **self._options), (self.store, self.mapper.sample_type, self._field_map)
 
 
 def _name(function: Any) -> str | None:
     """Return the recorded name of a function; for a function that a file names, what the file says."""
     if function is None:
         return None
-    return str(function) if hasattr(function, "reference") else recorded_name(function)
-
-
-def _again(
-    kind: type[MediaDataset],
-    store: SampleStore,
-    sample_type: type[Any],
-    field_map: dict[str, str] | None,
-    options: dict[str, Any],
-) -> MediaDataset:
-    return kind(store, sample_type, field_map, **options)
+    return function.reference if isinstance(function, DatasetFunction) else recorded_name(function)

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.datasets.dataset import Dataset, Fields, Origins, Sample, media_origins
 from headrace.datasets.watched import made
@@ -21,8 +22,15 @@ from headrace.stores.arguments import sample_numbers
 
 __all__ = ["Allocate", "BatchBlocks", "collated", "reading_rows", "without_rows"]
 
-STACKED = frozenset("?bBhHiIlLqQefdFD")
+_STACKED = frozenset("?bBhHiIlLqQefdFD")
 """Codes of the dtypes that tensors can have."""
+
+
+def for_tensor(values: NDArray[Any]) -> NDArray[Any] | None:
+    """Return an array in the byte order of the machine, as tensors have it; None if tensors cannot have its dtype."""
+    if values.dtype.char not in _STACKED:
+        return None
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
 def collated(samples: Sequence[Any]) -> dict[str, Any]:
@@ -70,11 +78,10 @@ def _row(sample: Any) -> Mapping[str, Any]:
 
 def _column(name: str, values: list[Any], rows: Sequence[Mapping[str, Any]]) -> Any:
     if all(isinstance(value, np.ndarray) for value in values):
-        if any(value.dtype.char not in STACKED for value in values):
+        arrays = list(map(for_tensor, values))
+        if any(array is None for array in arrays):
             return values
-        if not all(value.dtype.isnative for value in values):
-            # Tensors always have the byte order of the machine.
-            values = [value.astype(value.dtype.newbyteorder("="), copy=False) for value in values]
+        values = arrays
     # Tensors are recognised by a method, since torch may not be installed.
     elif not all(callable(getattr(value, "new_zeros", None)) for value in values):
         return values
@@ -170,6 +177,21 @@ class SampleDataset(Dataset):
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: numbers of samples."""
         return indices
+
+    def indices(self, addresses: IntArray) -> IntArray:
+        """(n,) int64: numbers of the samples at some addresses; undoes ``locate``."""
+        return addresses
+
+    @abstractmethod
+    def address_of(self, restore_key: Any) -> int | None:
+        """Return the address of the sample with a restore key; None for a key that no sample of the dataset has."""
+
+    def restore_sample(self, restore_key: Any) -> Any:
+        """Make the sample of a restore key again. Raises ConfigError for a key of another dataset."""
+        address = self.address_of(restore_key)
+        if address is None:
+            raise ConfigError(f"{restore_key!r:.80} is not a restore key of {self!r}")
+        return self.samples(np.array([address], dtype=np.int64))[0]
 
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return key and shard of each sample; the store may have to read the head of a sample to find its key."""

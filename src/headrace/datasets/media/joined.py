@@ -100,6 +100,13 @@ class JoinedMediaDataset(SampleDataset):
         rows = self.store.read_joined(addresses, [part.mapper.parts for part in self.parts])
         return [partial(self._joined, row, index) for row, index in zip(rows, addresses.tolist(), strict=True)]
 
+    def address_of(self, restore_key: Any) -> int | None:
+        """Return the number of the row with a restore key, see `SampleDataset.address_of`."""
+        match restore_key:
+            case ("JoinedWebdatasetFactory", "Webdataset", int(index)) if 0 <= index < len(self):
+                return index
+        return None
+
     def _joined(self, row: Sequence[RawSample | None], index: int) -> Any:
         samples = [
             None if raw is None else part.made(raw, index, partial(self._places, index, name))

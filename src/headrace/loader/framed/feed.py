@@ -235,7 +235,7 @@ class FramedFeed:
             pin=self._pin,
             describe=describe_part,
             describe_sample=partial(describe_part_sample, self._run),
-            unrestorable=self._run.not_stateless,
+            unrestorable=self._run.unrestorable,
         )
 
     def _lane_reader(self) -> LaneReader:

@@ -3,9 +3,9 @@
 The positions of a run are divided over lanes, which are independent of each other. A lane encodes its samples frame by
 frame (a frame is a stretch of its positions) and forms units, such as packs, from the outputs:
 
-    positions --- Lanes ---> the frames of each lane --- find ---> Items --- Form, plan_frame ---> units, and a carry
+    positions --- Lanes ---> the frames of each lane --- find ---> Items --- plan_frame ---> units, and a carry
                                                                        Singles, ShuffleBuffer, GroupBatches,
-                                                                       BestFit, Selected
+                                                                       BestFit, Selected, HookPacks
 
     unit u of lane l is unit number u * num_lanes + l of the run; Walk returns any of them from the states of the lanes
 
@@ -16,8 +16,22 @@ dozens of bytes. A resumed lane encodes only one frame and its carried items aga
 May import: plan, errors.
 """
 
-from headrace.plan.framed.form import Count, Counted, Find, Form, Formed, Frame, Items, plan_frame
-from headrace.plan.framed.forms import BestFit, GroupBatches, Select, Selected, ShuffleBuffer, Singles
+from headrace.plan.framed.forms import (
+    BestFit,
+    Count,
+    Find,
+    Formed,
+    Frame,
+    FramedForm,
+    GroupBatches,
+    HookPacks,
+    Items,
+    Select,
+    Selected,
+    ShuffleBuffer,
+    Singles,
+    plan_frame,
+)
 from headrace.plan.framed.lane import FrameTotals, Framing, Lane, Unit, Walk
 from headrace.plan.framed.lanes import FRAMED_FORMAT, OLDEST, Lanes, Serving, lanes_key, served_lanes, serving
 from headrace.plan.framed.state import (
@@ -39,14 +53,14 @@ __all__ = [
     "OLDEST",
     "BestFit",
     "Count",
-    "Counted",
     "Find",
-    "Form",
     "Formed",
     "Frame",
     "FrameTotals",
+    "FramedForm",
     "Framing",
     "GroupBatches",
+    "HookPacks",
     "Items",
     "Journal",
     "Lane",

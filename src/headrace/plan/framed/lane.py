@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.errors import ConfigError, StateError
-from headrace.plan.framed.form import Find, Form, Formed, Frame, Items, lane_key, plan_frame
+from headrace.plan.framed.forms import Count, Find, Formed, Frame, FramedForm, Items, lane_key, plan_frame
 from headrace.plan.framed.lanes import Lanes
 from headrace.plan.framed.state import LaneState
 from headrace.plan.keys import IntArray, source_key
@@ -21,7 +21,8 @@ class Framing:
     """Everything that decides the units of a run, on any rank: lanes, form and seed.
 
     A lane that finds no item at ``most_empty_positions`` of its positions in a row raises an error, so that a run does
-    not search for ever if a filter accepts nothing.
+    not search for ever if a filter accepts nothing. ``count`` says how many units each choice of the form becomes; None
+    is one.
 
     Example:
         >>> framed = headrace.plan.framed
@@ -30,9 +31,10 @@ class Framing:
     """
 
     lanes: Lanes
-    form: Form
+    form: FramedForm
     seed: int = 0
     most_empty_positions: int = 100_000
+    count: Count | None = None
 
     @property
     def key(self) -> int:
@@ -173,7 +175,7 @@ class Lane:
             key=lane_key(self.framing.key, mark.lane),
             is_last=mark.frame + 1 == num_frames,
         )
-        self._formed = plan_frame(self.framing.form, lanes, frame, carry, found)
+        self._formed = plan_frame(self.framing.form, lanes, frame, carry, found, self.framing.count)
         self.figures.add(self._formed)
         first_unit = mark.first_unit + self._formed.num_units
         carried = self._formed.carry

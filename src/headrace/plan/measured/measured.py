@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
+from headrace.plan.arithmetic import check_numbers
 from headrace.plan.keys import IntArray, KeyArray
 from headrace.plan.measured.grouping import Grouping, Groups
 from headrace.plan.measured.outputs import Bits, Outputs
@@ -81,10 +82,7 @@ class Facts:
         Raises:
             ConfigError: there is no such item.
         """
-        if items.size and (int(items.min()) < 0 or int(items.max()) >= self.num_items):
-            raise ConfigError(
-                f"there are {self.num_items:,} items, numbered from 0; found {items.min():,} to {items.max():,}"
-            )
+        check_numbers(items, self.num_items, "items")
         outputs = items if self.kept is None else self.kept.select(items)
         return self.outputs.locate(outputs) if self.outputs is not None else (outputs, np.zeros_like(outputs))
 
@@ -94,8 +92,7 @@ class Facts:
         Raises:
             ConfigError: there is no such sample.
         """
-        if not 0 <= sample < self.num_samples:
-            raise ConfigError(f"there are {self.num_samples:,} samples, numbered from 0; found {sample:,}")
+        check_numbers(sample, self.num_samples, "samples")
         ends = np.array([sample, sample + 1], dtype=np.int64)
         if self.outputs is not None:
             ends = self.outputs.begins(ends)
@@ -185,10 +182,7 @@ class Measured:
         Raises:
             ConfigError: there is no such unit.
         """
-        if units.size and (int(units.min()) < 0 or int(units.max()) >= self.num_units):
-            raise ConfigError(
-                f"there are {self.num_units:,} units, numbered from 0; found {units.min():,} to {units.max():,}"
-            )
+        check_numbers(units, self.num_units, "units")
         if self._packs is not None:
             found = self._packs.items(units, keys if self._packs.packing.repack else None)
             samples, outputs = self.facts.locate(found.documents)

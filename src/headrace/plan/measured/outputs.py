@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
+from headrace.plan.arithmetic import check_numbers
 from headrace.plan.keys import IntArray, KeyArray
 
 WORD, BLOCK, SUPER = 64, 512, 1 << 16
@@ -85,14 +86,14 @@ class Bits:
         Raises:
             ConfigError: an index is outside 0 to ``num_bits`` - 1.
         """
-        _check(indices, self.num_bits, "samples")
+        check_numbers(indices, self.num_bits, "samples")
         words = self._words.reshape(-1)[indices >> 6] >> (indices & 63).astype(np.uint64)
         found: NDArray[np.bool_] = (words & np.uint64(1)).astype(np.bool_)
         return found
 
     def rank(self, indices: IntArray) -> IntArray:
         """Return (n,) int64: how many members are below each of ``indices``, which run from 0 to ``num_bits``. O(1)."""
-        _check(indices, self.num_bits + 1, "bounds")
+        check_numbers(indices, self.num_bits + 1, "bounds")
         return _by_chunk(self._rank, indices)
 
     def select(self, ranks: IntArray, *, member: bool = True) -> IntArray:
@@ -101,7 +102,8 @@ class Bits:
         This takes a binary search among the superblocks, of which there are 1,500 for 10^8 bits, then one among 128
         blocks, and the rest is O(1).
         """
-        _check(ranks, self.num_ones if member else self.num_bits - self.num_ones, "members" if member else "others")
+        count = self.num_ones if member else self.num_bits - self.num_ones
+        check_numbers(ranks, count, "members" if member else "others")
         return _by_chunk(lambda some: self._select(some, member=member), ranks)
 
     def _rank(self, indices: IntArray) -> IntArray:
@@ -180,11 +182,6 @@ def _by_chunk(apply: Callable[[IntArray], IntArray], values: IntArray) -> IntArr
     return found
 
 
-def _check(values: NDArray[Any], limit: int, what: str) -> None:
-    if values.size and (int(values.min()) < 0 or int(values.max()) >= limit):
-        raise ConfigError(f"there are {limit:,} {what}, numbered from 0; found {values.min():,} to {values.max():,}")
-
-
 _CHUNK = 1 << 20
 
 
@@ -227,10 +224,7 @@ class Outputs:
 
     def begins(self, samples: IntArray) -> IntArray:
         """Return (n,) int64: the first output of each sample; for ``num_samples``, the number of all outputs."""
-        if samples.size and (int(samples.min()) < 0 or int(samples.max()) > self.num_samples):
-            raise ConfigError(
-                f"samples run from 0 to {self.num_samples:,}; found {samples.min():,} to {samples.max():,}"
-            )
+        check_numbers(samples, self.num_samples + 1, "bounds of samples")
         if self._bits is None:
             return self._begins[samples]
         found = np.zeros_like(samples)
@@ -241,10 +235,7 @@ class Outputs:
 
     def locate(self, outputs: IntArray) -> tuple[IntArray, IntArray]:
         """Return for (n,) int64 outputs their samples, and their numbers within the samples; both (n,) int64."""
-        if outputs.size and (int(outputs.min()) < 0 or int(outputs.max()) >= self.num_outputs):
-            raise ConfigError(
-                f"there are {self.num_outputs:,} outputs, numbered from 0; found {outputs.min():,} to {outputs.max():,}"
-            )
+        check_numbers(outputs, self.num_outputs, "outputs")
         if self._bits is not None:
             samples = self._bits.select(outputs) - outputs
         else:
