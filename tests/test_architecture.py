@@ -29,13 +29,20 @@ MAY_IMPORT = {
     "copying": {"stores", "plan", "io", "errors"},
     "encoders": {"samples", "plan", "errors"},
     "datasets": {"stores", "samples", "plan", "encoders", "io", "errors"},
+    "tracing": {"datasets", "encoders", "stores", "samples", "plan", "io", "errors"},
     "loader": {"datasets", "encoders", "plan", "io", "errors"},
-    "compat": {"loader", "datasets", "encoders", "preparing", "copying", "stores", "samples", "plan", "io", "errors"},
-    "testing": {"compat", "loader", "datasets", "preparing", "copying", "stores", "samples", "plan", "io", "errors"},
-    "inspect": {"datasets", "preparing", "copying", "stores", "samples", "plan", "io", "errors"},
+    "compat": {
+        *("loader", "tracing", "datasets", "encoders", "preparing", "copying", "stores", "samples", "plan", "io"),
+        "errors",
+    },
+    "testing": {
+        *("compat", "loader", "tracing", "datasets", "preparing", "copying", "stores", "samples", "plan", "io"),
+        "errors",
+    },
+    "inspect": {"tracing", "datasets", "preparing", "copying", "stores", "samples", "plan", "io", "errors"},
     "cli": {
-        *("inspect", "compat", "loader", "datasets", "encoders", "preparing", "copying", "stores", "samples"),
-        *("plan", "io", "errors", "_version"),
+        *("inspect", "compat", "loader", "tracing", "datasets", "encoders", "preparing", "copying", "stores"),
+        *("samples", "plan", "io", "errors", "_version"),
     },
 }
 WITHOUT_TORCH = set(MAY_IMPORT) - {"loader"}
@@ -95,6 +102,7 @@ ROOMS = [
     "preparing.sources",
     "stores",
     "stores.energon",
+    "tracing",
 ]
 LAZY = ["", *(f".{name}" for name in ROOMS)]
 
