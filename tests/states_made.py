@@ -27,6 +27,7 @@ from headrace.encoders import DefaultTaskEncoder
 from headrace.loader import Balance, Ranks, Reading
 from headrace.plan import Bucketing, Plan
 from headrace.stores import KeyedWriter
+from headrace.tracing import save_run
 
 NUM_SAMPLES = 64
 BEFORE = 40
@@ -365,7 +366,7 @@ def golden(case: Case) -> dict[str, Any]:
     for _ in coming(loader, BEFORE):
         pass
     state = loader.state_dict()
-    case.run.save("run.json", position=0)
+    save_run(case.run, "run.json", position=0)
     found = {
         "run": {**json.loads(Path("run.json").read_text()), "folder": "/"},
         "first": first,

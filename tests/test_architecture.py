@@ -30,19 +30,20 @@ MAY_IMPORT = {
     "copying": {"stores", "plan", "io", "config", "errors"},
     "encoders": {"samples", "plan", "config", "errors"},
     "datasets": {"stores", "samples", "plan", "encoders", "io", "config", "errors"},
+    "tracing": {"datasets", "encoders", "stores", "samples", "plan", "io", "config", "errors"},
     "loader": {"datasets", "encoders", "plan", "io", "config", "errors"},
     "compat": {
-        *("loader", "datasets", "encoders", "preparing", "copying", "stores", "samples", "plan", "io"),
+        *("loader", "tracing", "datasets", "encoders", "preparing", "copying", "stores", "samples", "plan", "io"),
         *("config", "errors"),
     },
     "testing": {
-        *("compat", "loader", "datasets", "preparing", "copying", "stores", "samples", "plan", "io"),
+        *("compat", "loader", "tracing", "datasets", "preparing", "copying", "stores", "samples", "plan", "io"),
         *("config", "errors"),
     },
-    "inspect": {"datasets", "preparing", "copying", "stores", "samples", "plan", "io", "config", "errors"},
+    "inspect": {"tracing", "datasets", "preparing", "copying", "stores", "samples", "plan", "io", "config", "errors"},
     "cli": {
-        *("inspect", "compat", "loader", "datasets", "encoders", "preparing", "copying", "stores", "samples"),
-        *("plan", "io", "config", "errors", "_version"),
+        *("inspect", "compat", "loader", "tracing", "datasets", "encoders", "preparing", "copying", "stores"),
+        *("samples", "plan", "io", "config", "errors", "_version"),
     },
 }
 WITHOUT_TORCH = set(MAY_IMPORT) - {"loader"}
@@ -102,6 +103,7 @@ ROOMS = [
     "preparing.sources",
     "stores",
     "stores.energon",
+    "tracing",
 ]
 LAZY = ["", *(f".{name}" for name in ROOMS)]
 

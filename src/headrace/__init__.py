@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from headrace import preparing as preparing
     from headrace import samples as samples
     from headrace import stores as stores
+    from headrace import tracing as tracing
     from headrace.copying import convert, merge, split
     from headrace.datasets import (
         Blend,
@@ -52,7 +53,10 @@ if TYPE_CHECKING:
     from headrace.preparing import prepare
     from headrace.stores import open
 
-_ROOMS = ("compat", "copying", "datasets", "encoders", "errors", "loader", "plan", "preparing", "samples", "stores")
+_ROOMS = (
+    *("compat", "copying", "datasets", "encoders", "errors", "loader", "plan", "preparing", "samples", "stores"),
+    "tracing",
+)
 
 _HOMES = {
     "BatchSchedule": "headrace.plan",

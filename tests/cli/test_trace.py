@@ -18,6 +18,7 @@ from headrace.datasets import Collation, Dataset
 from headrace.inspect.origins import find_origins
 from headrace.loader import Ranks
 from headrace.plan import Bucketing
+from headrace.tracing import save_run, trace_sample, trace_step
 
 Headrace = Any
 
@@ -35,7 +36,7 @@ def feed(run: headrace.Run, path: Path, position: int, num_steps: int, topology:
     for rank in range(topology[0]):
         loader = Loader(run, micro_batch_size=topology[1], ranks=Ranks(rank, topology[0]))
         loader.start_at(position)
-        run.save(path, position=loader.position)
+        save_run(run, path, position=loader.position)
         first = loader.step
         counts: dict[int, int] = defaultdict(int)
         batches = iter(loader)
@@ -83,7 +84,7 @@ def test_a_training_with_resumes(run: Headrace, prepared: Path, tmp_path: Path) 
             by_place[step, sample["rank"], sample["micro_step"]].append(sample["position"])
             seen[sample["source"], sample["index"]].append((step, sample["position"]))
         assert by_place == {place: some for place, some in fed.items() if place[0] == step and some}
-        told = one.trace_step(step)
+        told = trace_step(one, step)
         assert [sample["index"] for sample in found["samples"]] == [sample.index for sample in told]
         pieces = [piece for sample in found["samples"] for piece in sample["origins"]]
         plain = [piece for sample in told for piece in sample.origins]
@@ -103,7 +104,7 @@ def test_a_training_with_resumes(run: Headrace, prepared: Path, tmp_path: Path) 
     assert lines[1].split() == ["step", "position", "source", "epoch", "sample", "rank", "micro-step"]
     assert [int(line.split()[1]) for line in lines[2:]] == sorted(fed[3, 1, 0] + fed[3, 1, 1])
     position = int(lines[2].split()[1])
-    [origins] = [one.origins for one in first.trace_step(3) if one.position == position]
+    [origins] = [one.origins for one in trace_step(first, 3) if one.position == position]
     piece = origins[0]
     assert f"document {piece.document} [{piece.begin}:{piece.begin + piece.tokens}], " in lines[2]  # type: ignore[operator]
     assert ".jsonl line " in lines[2]
@@ -119,7 +120,7 @@ def test_a_training_with_resumes(run: Headrace, prepared: Path, tmp_path: Path) 
 
 def save(data: Dataset | Blend, path: Path, **options: Any) -> headrace.Run:
     made = headrace.Run(data, global_batch_size=4, **options)
-    made.save(path)
+    save_run(made, path)
     return made
 
 
@@ -136,7 +137,7 @@ def test_media_by_key(run: Headrace, tmp_path: Path) -> None:
     by_number = run("trace", "sample", ".", 13, "--run", tmp_path / "run.json", "--limit", 1).stdout.splitlines()
     assert by_number[2] == lines[2]
     assert by_number[3] == "  and 2 more times (--limit)"
-    assert [one.step for one in made.trace_sample(".", 13).shown] == [int(line.split()[0]) for line in lines[2:]]
+    assert [one.step for one in trace_sample(made, ".", 13).shown] == [int(line.split()[0]) for line in lines[2:]]
     for arguments, message in (
         (("cats/99",), "no sample with the key 'cats/99'"),
         (("007",), "no sample with the key '007'"),
@@ -170,14 +171,14 @@ def test_packs_and_records(run: Headrace, prepared: Path, tmp_path: Path) -> Non
     packs = PackedSequenceDataset(headrace.open(prepared), Packing(seq_len=256, repack=True))
     made = save(packs, tmp_path / "packs.json", epochs=2)
     found = json.loads(run("trace", "step", 1, "--run", tmp_path / "packs.json", "--json").stdout)
-    pieces = [[one.document for one in sample.origins] for sample in made.trace_step(1)]
+    pieces = [[one.document for one in sample.origins] for sample in trace_step(made, 1)]
     assert [[one["document"] for one in sample["origins"]] for sample in found["samples"]] == pieces
     assert "; and " in run("trace", "step", 1, "--run", tmp_path / "packs.json").stdout
     records = SFTDataset(records_made.store(tmp_path / "sft", records_made.sft(0, 20), "keyed"), Collation())
     made = save(records, tmp_path / "sft.json", bucketing=Bucketing(window_steps=2), epochs=1)
     text = run("trace", "step", 2, "--run", tmp_path / "sft.json").stdout
     assert "steps 2 to 3: 8 samples; which of them are in step 2 is decided by lengths" in text
-    for sample in made.trace_step(2):
+    for sample in trace_step(made, 2):
         assert f"document {sample.index}\n" in text
     text = run("trace", "sample", ".", 7, "--document", "--run", tmp_path / "sft.json").stdout
     assert " to " in text.splitlines()[2]
@@ -191,7 +192,7 @@ def test_data_that_is_gone_or_another(run: Headrace, prepared: Path, tmp_path: P
     there = run("trace", "step", 2, "--run", tmp_path / "run.json").stdout
     assert ".jsonl line " in there
     without = json.loads(run("trace", "step", 2, "--run", tmp_path / "run.json", "--no-data", "--json").stdout)
-    assert [one["index"] for one in without["samples"]] == [one.index for one in made.trace_step(2)]
+    assert [one["index"] for one in without["samples"]] == [one.index for one in trace_step(made, 2)]
     assert all(one["origins"] == [] for one in without["samples"])
     assert without["notes"] == []
     shutil.rmtree(tmp_path / "store")

@@ -21,13 +21,13 @@ from headrace.compat.megatron import GPTDataset
 from headrace.compat.megatron.caches import CacheReading, check_cache
 from headrace.datasets import MeasuredFacts
 from headrace.datasets.metadataset import load_dataset
-from headrace.datasets.tracing.run_file import read_run_file
 from headrace.encoders import Fault, read_fault_report
 from headrace.errors import InputError, StateError, StoreError
 from headrace.plan.cursor import Cursor
 from headrace.stores import keep_arrays
 from headrace.testing.damage import endured
 from headrace.testing.indexed import write_raw
+from headrace.tracing import read_run_file, save_run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "megatron_cache"
 TRAIN = "bcb2920e883e4c70d54391dab1f3d247"
@@ -45,7 +45,7 @@ def windows(folder: Path) -> headrace.Run:
 
 def run_json(folder: Path) -> Made:
     path = folder / "run.json"
-    windows(folder).save(path)
+    save_run(windows(folder), path)
 
     def use() -> None:
         for run in read_run_file(path).runs:

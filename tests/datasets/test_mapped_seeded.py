@@ -13,9 +13,8 @@ import torch
 import corpora
 from headrace import Blend, ConfigError, Loader, MapDataset, Order, PackedSequenceDataset, Packing, Run, WindowDataset
 from headrace.datasets import Dataset
-from headrace.datasets.tracing.faces import Sources
-from headrace.datasets.tracing.run_file import read_run_file
 from headrace.loader import Ranks
+from headrace.tracing import Sources, read_run_file, save_run, trace_step
 
 Sample = dict[str, Any]
 
@@ -93,11 +92,11 @@ def test_a_trace_finds_what_was_fed(tmp_path: Path) -> None:
         dataset: Dataset = MapDataset(inner, lambda sample, rng: sample, seeded=True)
         run = Run(dataset, global_batch_size=8, order=Order(seed=3), samples=3 * len(dataset))
         place = tmp_path / f"{type(inner).__name__}.json"
-        run.save(place)
+        save_run(run, place)
         history = Sources(read_run_file(place)).history()
         for step in (0, run.num_steps - 1):  # type: ignore[operator]
             fed = [sorted(set(row.tolist()) - {-1}) for row in run.step(step)["document_ids"]]
-            for traced in (run.trace_step(step), history.step(step)):
+            for traced in (trace_step(run, step), history.step(step)):
                 assert [sorted({origin.document for origin in one.origins}) for one in traced] == fed
 
 

@@ -19,12 +19,12 @@ from headrace.compat import astrai, megatron
 from headrace.compat.astrai import stores as files
 from headrace.datasets import MediaDataset
 from headrace.datasets.metadataset import load_dataset, prepare_metadataset
-from headrace.datasets.tracing.run_file import read_run_file
 from headrace.errors import ConfigError
 from headrace.io import check_local
 from headrace.loader import load_recipe
 from headrace.preparing.energon import prepare_energon
 from headrace.preparing.tokenizer import load_tokenizer
+from headrace.tracing import read_run_file, save_run
 
 REMOTE = "s3://bucket/data"
 REFUSED = r"s3://bucket/data: the scheme s3:// is not supported; paths must be local"
@@ -152,7 +152,7 @@ def test_what_a_run_writes(tmp_path: Path) -> None:
     run = headrace.Run(gpt(tmp_path / "x"), global_batch_size=2, order=headrace.Order(kind="none"))
     before = sorted(tmp_path.iterdir())
     with pytest.raises(ConfigError, match=REFUSED):
-        run.save(REMOTE)
+        save_run(run, REMOTE)
     with pytest.raises(ConfigError, match=REFUSED):
         headrace.Loader(run, micro_batch_size=2).save_recipe(REMOTE)
     with pytest.raises(ConfigError, match=REFUSED):

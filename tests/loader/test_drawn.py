@@ -20,12 +20,13 @@ import runs_made
 from counts import cases
 from headrace import Blend, ConfigError, Loader, MediaDataset, Order, Run, StateError
 from headrace.compat.energon import BlendDataset, WorkerConfig, get_savable_loader, get_train_dataset
-from headrace.datasets import Framed, FramedRun, Topology, WindowDataset
+from headrace.datasets import Framed, FramedRun, WindowDataset
 from headrace.encoders import TaskEncoder, stateless
 from headrace.loader import Balance, Ranks, Reading, merge_state_dicts
 from headrace.plan import Branch, Bucketing, Leaf, Share, micro_batches, quantised
 from headrace.plan.framed import BestFit, Lanes, lanes_key
 from headrace.plan.recipe import undrawn
+from headrace.tracing import Topology, framed_history, history_of, trace_sample, trace_step
 
 PLAIN = Reading(num_threads=0, pin_memory=False)
 MICRO_STEPS = 200
@@ -111,7 +112,7 @@ def test_the_steps_are_as_they_were(corpus: list[corpora.Corpus]) -> None:
     for step in range(8):
         assert run.positions(step).tolist() == list(range(step * 8, min(60, step * 8 + 8)))
         assert run.step(step)["sample_positions"].tolist() == run.positions(step).tolist()
-        told = run.trace_step(step)
+        told = trace_step(run, step)
         assert [one.position for one in told] == run.positions(step).tolist()
     loader = Loader(run, micro_batch_size=4, ranks=Ranks(), reading=PLAIN)
     batches = list(loader)
@@ -289,11 +290,11 @@ def test_a_trace_tells_who_took_a_sample(corpus: list[corpora.Corpus]) -> None:
                 # The micro-steps of a step by how far the run has come after each.
                 took[position] = step, rank, (loader.position - 8 * step - 1) // 6
     for step in range(8):
-        for one in run.history.step(step, topology=topology):
+        for one in history_of(run).step(step, topology=topology):
             assert one.position is not None
             assert (one.step, one.rank, one.micro_step) == took[one.position]
-    assert [one.rank for one in run.history.sample("a", 3, topology=topology).shown] == [
-        took[one.position][1] for one in run.trace_sample("a", 3).shown if one.position is not None
+    assert [one.rank for one in history_of(run).sample("a", 3, topology=topology).shown] == [
+        took[one.position][1] for one in trace_sample(run, "a", 3).shown if one.position is not None
     ]
 
 
@@ -365,8 +366,8 @@ def test_framed_states_of_before_go_on_as_they_began(texts: dict[str, MediaDatas
         resumed = Loader(run, micro_batch_size=2, journal=journal)
         resumed.load_state_dict(json.loads(json.dumps(state)))
         assert [sorted(batch["unit_numbers"].tolist()) + batch.get("number", []) for batch in resumed] == whole[taken:]
-        told = run.trace_step(4, journals=[journal])
-        assert told == before.trace_step(4, journals=[journal])
+        told = framed_history(run, [journal]).step(4)
+        assert told == framed_history(before, [journal]).step(4)
         assert resumed.state_dict()["recipe"] == before.recipe.hashes()
     # What began anew loads into the same loader.
     fresh = Loader(run, micro_batch_size=2)

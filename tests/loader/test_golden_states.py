@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import states_made
-from headrace.datasets.tracing.run_file import read_run_file
 from headrace.loader import Ranks, Reading
+from headrace.tracing import read_run_file
 from states_made import KINDS, coming, file_name, golden, loader_of, samples_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "states"

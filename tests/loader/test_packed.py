@@ -22,6 +22,7 @@ from headrace import (
 )
 from headrace.loader import Ranks, Reading, collating
 from headrace.plan.packed_check import check_step
+from headrace.tracing import ledgers
 
 PACKING = Packing(seq_len=24, over_long="split")
 
@@ -126,7 +127,7 @@ def test_debug_mode_refuses_a_batch_that_contradicts_itself(run: Run, monkeypatc
 def test_windows_have_none_of_this(corpus: list[corpora.Corpus]) -> None:
     run = Run(WindowDataset(corpus[0].store, seq_len=8), global_batch_size=4)
     assert not run.is_packed
-    assert run.ledgers == {}
+    assert ledgers(run) == {}
     batch = next(iter(Loader(run, micro_batch_size=4, debug=True)))
     assert set(batch) == {"input_ids", "labels", "position_ids", "sample_positions"}
     counts = run.counts(0)
@@ -134,7 +135,7 @@ def test_windows_have_none_of_this(corpus: list[corpora.Corpus]) -> None:
 
 
 def test_ledgers_by_source(run: Run, corpus: list[corpora.Corpus]) -> None:
-    assert list(run.ledgers) == ["a", "b", "c", "d"]
-    for ledger, one in zip(run.ledgers.values(), corpus, strict=True):
+    assert list(ledgers(run)) == ["a", "b", "c", "d"]
+    for ledger, one in zip(ledgers(run).values(), corpus, strict=True):
         assert ledger.raw_tokens == ledger.num_tokens == len(one.tokens)
         assert ledger.lost_tokens == 0

@@ -13,10 +13,7 @@ from headrace.inspect.figures import count, plural, table
 
 if TYPE_CHECKING:
     from headrace.datasets.dataset import Origin
-    from headrace.datasets.tracing.answers import Times, Topology, Traced, TracedUnit
-    from headrace.datasets.tracing.faces import Sources
-    from headrace.datasets.tracing.framed import FramedHistory
-    from headrace.datasets.tracing.history import History
+    from headrace.tracing import FramedHistory, History, Sources, Times, Topology, Traced, TracedUnit
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def command() -> None:
     """Say what a step of a training run was fed, or which steps see a sample: before, during and after the run.
 
-    The answers are computed from the file that Run.save wrote. Data are opened only to find the documents and keys of
+    The answers are computed from the file that save_run wrote. Data are opened only to find the documents and keys of
     the samples. Both commands have --run, --state, --no-data and --json.
     """
 
@@ -33,7 +30,7 @@ def command() -> None:
 def _shared(function: F) -> F:
     options = [
         click.option(
-            "--run", "run", metavar="FILE", default="run.json", help="File that Run.save wrote (default: run.json)."
+            "--run", "run", metavar="FILE", default="run.json", help="File that save_run wrote (default: run.json)."
         ),
         click.option(
             "--state", metavar="FILE", help="State of a loader as JSON, which says how far the training run is."
@@ -79,7 +76,7 @@ def step_command(
 
     The units of a framed run are known only once it has run. For such a run the command lists, from its --journal, the
     units of the step and the frame of each; with --samples also the samples that may be in each unit.
-    FramedRun.trace_step finds out which of these are in it.
+    From Python, framed_history finds out which of these are in it.
     """
 
     if (framed := _framed(run, state, journals, read_data=not no_data, step=step)) is not None:
@@ -173,8 +170,7 @@ def _framed(
     path: str, state: str | None, journals: tuple[str, ...], *, read_data: bool, step: int | None = None
 ) -> tuple[Sources, FramedHistory] | None:
     """Return the framed run that holds a step, or the last run; None if that run is not framed."""
-    from headrace.datasets.tracing.faces import Sources
-    from headrace.datasets.tracing.run_file import read_run_file
+    from headrace.tracing import Sources, read_run_file
 
     file = read_run_file(path)
     begun = [number for number, saved in enumerate(file.runs) if step is None or saved.first_step <= step]
@@ -193,8 +189,7 @@ def _framed(
 
 
 def _opened(run: str, state: str | None, *, read_data: bool) -> tuple[Sources, History]:
-    from headrace.datasets.tracing.faces import Sources
-    from headrace.datasets.tracing.run_file import read_run_file
+    from headrace.tracing import Sources, read_run_file
 
     sources = Sources(read_run_file(run), read_data=read_data)
     return sources, sources.history(None if state is None else _state(state))
@@ -218,7 +213,7 @@ def _topology(ranks: int | None, micro_batch_size: int | None) -> Topology | Non
         return None
     if ranks is None or micro_batch_size is None:
         raise ConfigError("--ranks and --micro-batch-size go together: both decide which rank reads a sample")
-    from headrace.datasets.tracing.answers import Topology
+    from headrace.tracing import Topology
 
     return Topology(ranks=ranks, micro_batch_size=micro_batch_size)
 
@@ -234,7 +229,7 @@ def step_report(run: str, step: int, samples: Sequence[Traced], notes: Sequence[
         first, last = count(samples[0].step), count(samples[0].last_step)
         head = (
             f"{run}: steps {first} to {last}: {plural(len(samples), 'sample')}; which of them are in step "
-            f"{count(step)} is decided by lengths (bucketing): ask Run.trace_step"
+            f"{count(step)} is decided by lengths (bucketing): ask headrace.tracing.trace_step"
         )
     return [head, *_rows(samples, with_source=True), *_noted(notes)]
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from headrace.datasets.rl_records import GroupDataset, PreferenceDataset, PromptDataset
     from headrace.datasets.run import Located, Run
     from headrace.datasets.sft_records import SFTDataset
-    from headrace.datasets.tracing.answers import Topology
     from headrace.datasets.windows import WindowDataset
 
 _HOMES = {
@@ -62,7 +61,6 @@ _HOMES = {
     "ScheduledBlend": "headrace.datasets.blend",
     "Stage": "headrace.datasets.blend",
     "Subset": "headrace.datasets.lengths",
-    "Topology": "headrace.datasets.tracing.answers",
     "WindowDataset": "headrace.datasets.windows",
     "measure": "headrace.datasets.measuring",
 }
@@ -98,7 +96,6 @@ __all__ = [
     "ScheduledBlend",
     "Stage",
     "Subset",
-    "Topology",
     "WindowDataset",
     "measure",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -15,11 +14,7 @@ import numpy as np
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample, empty, repeated
 from headrace.datasets.mix import Mix, homogeneous_samples, named_datasets, node_of, wrong_data
 from headrace.datasets.outline import outline
-from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.supervision import any_unsupervised, check_supervised
-from headrace.datasets.tracing.answers import Times, Traced
-from headrace.datasets.tracing.history import SHOWN, History, history_of
-from headrace.datasets.tracing.run_file import save_run
 from headrace.encoders import at_positions
 from headrace.errors import ConfigError
 from headrace.plan import (
@@ -37,7 +32,6 @@ from headrace.plan import (
 )
 from headrace.plan.bucketing import Bucketing
 from headrace.plan.buckets import BucketedOrder
-from headrace.plan.packing import PackingLedger
 
 
 class Located(NamedTuple):
@@ -113,7 +107,7 @@ class Run:
         self.length = self._length(epochs, samples)
         self._check_ragged()
         self.bucketing = bucketing
-        self._buckets = None if bucketing is None else self._make_buckets(bucketing)
+        self.buckets = None if bucketing is None else self._make_buckets(bucketing)
 
     @classmethod
     def validation(cls, data: Dataset | Mix, *, global_batch_size: int) -> Run:
@@ -235,7 +229,7 @@ class Run:
 
     def lookup(self, positions: IntArray) -> Lookup:
         """Return source, epoch and sample index at each position. Reads nothing, except lengths with bucketing."""
-        return self.plan.lookup(positions if self._buckets is None else self._buckets.arranged(positions))
+        return self.plan.lookup(positions if self.buckets is None else self.buckets.arranged(positions))
 
     def locate(self, positions: IntArray) -> Located:
         """Plan many samples at once, for ``read`` to read some at a time."""
@@ -334,12 +328,6 @@ class Run:
         """
         check_supervised(self, position)
 
-    @property
-    def ledgers(self) -> dict[str, PackingLedger]:
-        """For each source that is packed, by its path: where each of its documents and tokens went."""
-        pairs = zip(self.paths, self.datasets, strict=True)
-        return {path: dataset.ledger for path, dataset in pairs if isinstance(dataset, PackedSequenceDataset)}
-
     def step(self, step: int) -> Sample:
         """Return the global batch of a step as the model sees it: NumPy arrays, with ``sample_positions``."""
         positions = self.positions(step)
@@ -368,52 +356,6 @@ class Run:
             bucketing = msgspec.to_builtins(self.bucketing)
             recipe["bucketing"] = {**bucketing, "seed": self.order.seed, "num_samples": self.length, "version": 1}
         return recipe
-
-    def save(self, path: str | os.PathLike[str], *, position: int | None = None, step: int | None = None) -> None:
-        """Write what ``headrace trace`` needs to answer questions about the run: a few KB, without the data.
-
-        Call it in one process at every start, with ``position=loader.position``. If the run is unchanged, nothing is
-        added. If it was changed, the new run holds from this position on, and what the file says about later steps is
-        dropped, since they were undone. Without a position, the file must be new or of the same run.
-
-        Args:
-            path: the file to write, such as ``run.json`` beside the checkpoints.
-            position: position of this run at which it begins or resumes.
-            step: number of this step in the training, if it differs from the run's own.
-
-        Raises:
-            ConfigError: the file describes another run and no position was given, or the run has no such position.
-            StateError: the file is damaged, or is not a run file.
-            OutputError: the file cannot be written.
-        """
-        save_run(self, path, position=position, step=step)
-
-    @property
-    def history(self) -> History:
-        """The run as a history of one chapter, which answers more questions than the two methods below."""
-        return history_of(self, self._buckets)
-
-    def trace_step(self, step: int) -> list[Traced]:
-        """Return the samples of a step, in order, and what each is made of. Reads no samples.
-
-        Raises:
-            ConfigError: the run has no such step.
-        """
-        return self.history.step(step)
-
-    def trace_sample(self, source: str, index: int, *, until_step: int | None = None, limit: int = SHOWN) -> Times:
-        """Return when a sample of a source comes: the first times, and how many there are up to a step or the end.
-
-        Args:
-            source: a path as in ``paths``; ``"."`` for a single dataset.
-            index: number of the sample in the source's dataset.
-            until_step: the step to search up to. Without it, ``limit`` epochs of an endless run are searched.
-            limit: number of times that are returned.
-
-        Raises:
-            ConfigError: there is no such source or sample.
-        """
-        return self.history.sample(source, index, until_step=until_step, limit=limit)
 
     def describe(self) -> str:
         """Return the mix as a tree with shares, samples and tokens, then order and batches, in a few lines."""

@@ -28,7 +28,7 @@ from headrace.stores.sample_store import SampleStore
 
 if TYPE_CHECKING:
     from headrace.datasets.dataset import Origin
-    from headrace.datasets.tracing.answers import Traced
+    from headrace.tracing import Traced
 
 if TYPE_CHECKING:
     from headrace.preparing.sources import Block, RecordSpec, SourceFile

@@ -147,7 +147,7 @@ class Loader:
             if self._journal is not None:
                 raise ConfigError(
                     "a journal records the frames of a FramedRun, and this is a Run, which needs none: leave journal "
-                    "out, and save the run with Run.save"
+                    "out, and save the run with save_run"
                 )
             self.reading = reading or Reading()
             return SpanFeed(run, self.ranks, self._share, self.reading, balance=balance, debug=debug)

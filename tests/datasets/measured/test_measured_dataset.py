@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 import packs_plainly
 from headrace import Blend, ConfigError, Loader, MeasuredDataset, Order, Packing, Run
 from headrace.datasets import EncodedDataset, measure
-from headrace.datasets.tracing.faces import Sources
-from headrace.datasets.tracing.run_file import read_run_file
 from headrace.encoders import SkipSample, stateless
 from headrace.errors import StaleCacheError, StateError
 from headrace.loader import Ranks, Reading
 from headrace.plan.keys import derive
 from headrace.plan.measured import Grouping
+from headrace.tracing import Sources, history_of, read_run_file, save_run, trace_step
 from measured_made import Drawing, Drawn, Filter, Grouped, Packed, opened, plain_outputs
 
 COUNT, BROKEN = 150, (3, 77, 120)
@@ -219,18 +218,18 @@ def test_traces(flawed_numbers: Path, facts_folder: Path, tmp_path: Path, monkey
     dataset = made(flawed_numbers, tmp_path / "facts", encoder, form=PACKING, exclude=[9])
     run = Run(dataset, global_batch_size=4, order=Order(seed=2))
     wanted = [[f"s/{number:04d}" for number, _ in members(unit)] for unit in run.samples(run.locate(run.positions(5)))]
-    assert [[origin.key for origin in traced.origins] for traced in run.trace_step(5)] == wanted
+    assert [[origin.key for origin in traced.origins] for traced in trace_step(run, 5)] == wanted
     key = wanted[2][0]
     units = [place for place, unit in enumerate(dataset.samples(np.arange(len(dataset)))) if key in unit["__key__"]]
     assert dataset.find_keys(key) == units
     assert dataset.find_key(key) == units[0]
-    times = run.history.sample(".", key=key, until_step=40)
-    assert {(one.step, one.index) for one in times.shown} >= {(5, traced.index) for traced in run.trace_step(5)[2:3]}
+    times = history_of(run).sample(".", key=key, until_step=40)
+    assert {(one.step, one.index) for one in times.shown} >= {(5, traced.index) for traced in trace_step(run, 5)[2:3]}
     assert all(key in [origin.key for origin in one.origins] for one in times.shown)
-    run.save(tmp_path / "run.json")
+    save_run(run, tmp_path / "run.json")
     sources = Sources(read_run_file(tmp_path / "run.json"))
     saved = sources.history()
-    assert saved.step(5) == run.history.step(5)
+    assert saved.step(5) == history_of(run).step(5)
     assert saved.sample(".", key=key, until_step=40) == times
     assert not sources.notes
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "elsewhere"))
@@ -250,10 +249,10 @@ def test_traces(flawed_numbers: Path, facts_folder: Path, tmp_path: Path, monkey
 
 def test_saved_runs_of_encoded_samples_are_told_by_key(flawed_numbers: Path, tmp_path: Path) -> None:
     run = Run(EncodedDataset(opened(flawed_numbers, Drawing()), Drawing()), global_batch_size=4)
-    run.save(tmp_path / "run.json")
+    save_run(run, tmp_path / "run.json")
     sources = Sources(read_run_file(tmp_path / "run.json"))
-    assert sources.history().step(3) == run.history.step(3)
-    assert [len(one.origins) for one in run.trace_step(3)] == [1] * 4
+    assert sources.history().step(3) == history_of(run).step(3)
+    assert [len(one.origins) for one in trace_step(run, 3)] == [1] * 4
     assert not sources.notes
 
 

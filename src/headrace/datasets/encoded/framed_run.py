@@ -19,7 +19,7 @@ from functools import cached_property
 from hashlib import sha256
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -29,9 +29,6 @@ from headrace.datasets.encoded.samples import check_restorable
 from headrace.datasets.encoded.unit_reader import UnitReader
 from headrace.datasets.outline import sources_outline
 from headrace.datasets.run import Located, Run
-from headrace.datasets.tracing.answers import Times, TracedUnit
-from headrace.datasets.tracing.history import SHOWN
-from headrace.datasets.tracing.run_file import save_run
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.plan import BatchSchedule, IntArray, Order, RunRecipe
 from headrace.plan.framed import (
@@ -48,9 +45,6 @@ from headrace.plan.framed import (
 )
 from headrace.plan.recipe import PARTS
 from headrace.plan.slots import draws
-
-if TYPE_CHECKING:
-    from headrace.datasets.tracing.framed import FramedHistory
 
 MAGIC = b"HRFRAMES"
 _HEAD_BYTES = 16
@@ -336,62 +330,6 @@ class FramedRun:
         before = copy(self)
         before.framing = replace(self.framing, lanes=lanes)
         return before
-
-    def save(self, path: str | os.PathLike[str], *, position: int | None = None, step: int | None = None) -> None:
-        """Write what ``headrace trace`` needs about the run; see `Run.save`. ``position`` counts units.
-
-        Which samples a unit holds is known only while the run goes on; the journals of the loaders, beside this file,
-        record that.
-
-        Raises:
-            ConfigError, StateError, OutputError: see `Run.save`.
-        """
-        save_run(self, path, position=position, step=step)
-
-    def history(self, journals: Iterable[str | os.PathLike[str]]) -> FramedHistory:
-        """Return the history of the run, by the journals that its loaders wrote; it encodes frames again.
-
-        Raises:
-            StateError: a journal cannot be read, or is of another run.
-            ConfigError: a hook is not ``@stateless``, so that nothing can be made again.
-        """
-        from headrace.datasets.tracing.framed import FramedHistory
-
-        if self.unrestorable is not None:
-            raise ConfigError(
-                f"{self.unrestorable} is not marked @stateless: it may depend on what ran before, so that no frame can"
-                " be made again; mark it, or use `headrace trace`"
-            )
-        paths = list(journals)
-        run = self
-        try:
-            journal = read_journals(paths, run.recipe.hashes(), run.lanes)
-        except StateError:
-            run = self._in_turn()
-            if not are_journals_of(paths, run.recipe.hashes()):
-                raise
-            journal = read_journals(paths, run.recipe.hashes(), run.lanes)
-        return FramedHistory(run.stream.history, run.lanes, run.schedule, journal, reader=run.reader)
-
-    def trace_step(self, step: int, *, journals: Iterable[str | os.PathLike[str]]) -> list[TracedUnit]:
-        """Return the units of a step, in order, and the samples in each. Encodes one frame of each lane again.
-
-        Raises:
-            ConfigError, StateError: see `history` and `FramedHistory.step`.
-        """
-        return self.history(journals).step(step)
-
-    def trace_sample(
-        self, source: str, index: int, *, journals: Iterable[str | os.PathLike[str]], limit: int = SHOWN
-    ) -> Times:
-        """Return the units that a sample went into, as far as the journals go. Encodes up to five frames for each.
-
-        ``source`` is a path as in ``paths``, ``"."`` for a single dataset.
-
-        Raises:
-            ConfigError, StateError: see `history` and `FramedHistory.sample`.
-        """
-        return self.history(journals).sample(source, index, limit=limit)
 
     def first_frames(self, num_frames: int = 4) -> FrameTotals:
         """Encode the first frames of lane 0, and return how full their units are and what is carried on."""

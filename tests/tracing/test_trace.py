@@ -17,11 +17,11 @@ import runs_made
 import slots
 from counts import cases, python_steps
 from headrace.datasets import Run
-from headrace.datasets.tracing.answers import Topology
-from headrace.datasets.tracing.history import Chapter, History
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Bucketing, Cursor, Leaf, LimitNode, Node, Order, Share, micro_batches
 from headrace.plan.split import taken_by
+from headrace.tracing import Topology, history_of, save_run, trace_sample, trace_step
+from headrace.tracing.history import Chapter, History
 
 LENGTH = 150
 
@@ -40,7 +40,7 @@ def test_a_sample_comes_where_it_is_fed(
 ) -> None:
     bucketing = Bucketing(window_steps=3) if is_bucketed else None
     run = Run(runs_made.Tree(root), global_batch_size=pieces, order=order, samples=LENGTH, bucketing=bucketing)
-    trace = run.history.chapters[0].trace
+    trace = history_of(run).chapters[0].trace
     fed = defaultdict(list)
     end = LENGTH - 10
     positions = np.sort(slots.positions_of(run, np.arange(begin, end)))
@@ -101,7 +101,7 @@ def trainings(draw: st.DrawFn) -> tuple[list[Chapter], list[tuple[Fed, Topology]
         )
         position = draw(st.integers(0, 40)) if number else 0
         topology = Topology(ranks=draw(st.integers(1, 3)), micro_batch_size=draw(st.integers(1, 3)))
-        (whole,) = run.history.chapters
+        (whole,) = history_of(run).chapters
         chapters.append(
             Chapter(
                 trace=whole.trace,
@@ -184,11 +184,11 @@ def test_resumes_topologies_and_schedules(
 
 def test_an_endless_run_is_searched_as_far_as_is_asked() -> None:
     run = Run(runs_made.Tree(Leaf("web", 100)), global_batch_size=8)
-    times = run.trace_sample("web", 7, limit=5)
+    times = trace_sample(run, "web", 7, limit=5)
     assert times.count == 5, "once an epoch"
     assert [one.epoch for one in times.shown] == [0, 1, 2, 3, 4]
     assert all(one.source == "web" and one.origins == () for one in times.shown)
-    assert run.trace_sample("web", 7, until_step=100_000, limit=2).count == 8_000
+    assert trace_sample(run, "web", 7, until_step=100_000, limit=2).count == 8_000
     for one in times.shown:
         assert 7 in run.lookup(run.positions(one.step)).indices
 
@@ -197,7 +197,7 @@ def test_a_state_is_of_the_run_that_was_there() -> None:
     """The first recipe again after another one: a state from before it is of the first run."""
     run, other = (Run(runs_made.Tree(Leaf("web", 9)), global_batch_size=2, order=Order(seed=seed)) for seed in (0, 1))
     chapters = [
-        dataclasses.replace(one.history.chapters[0], first_step=step, position=2 * step)
+        dataclasses.replace(history_of(one).chapters[0], first_step=step, position=2 * step)
         for one, step in ((run, 0), (other, 10), (run, 20))
     ]
     for reached, place in ((12, 6), (50, 25)):
@@ -217,16 +217,16 @@ def test_lengths_unknown_leave_a_window() -> None:
     run = Run(
         runs_made.Tree(Leaf("web", 100)), global_batch_size=4, samples=LENGTH, bucketing=Bucketing(window_steps=4)
     )
-    (known,) = run.history.chapters
+    (known,) = history_of(run).chapters
     trace = type(known.trace)(run.plan, run.schedule, run.length, window_steps=4)
     vague = History([Chapter(trace=trace, hashes=known.hashes, recipes=known.recipes, face=lambda leaf: None)])
     for step in (0, 5, 36):
-        some, exact = vague.step(step), run.trace_step(step)
+        some, exact = vague.step(step), trace_step(run, step)
         assert {one.index for one in exact} <= {one.index for one in some}
         assert {(one.step, one.last_step) for one in some} == {(step // 4 * 4, min(step // 4 * 4 + 3, 37))}
         assert {one.position for one in some} == {None}
     for index in (0, 50, 99):
-        pairs = zip(vague.sample("web", index).shown, run.trace_sample("web", index).shown, strict=True)
+        pairs = zip(vague.sample("web", index).shown, trace_sample(run, "web", index).shown, strict=True)
         assert all(one.step <= exact.step <= one.last_step for one, exact in pairs)
     with pytest.raises(ConfigError, match="lengths decide which rank takes what"):
         vague.step(3, topology=Topology(ranks=2, micro_batch_size=1))
@@ -235,13 +235,13 @@ def test_lengths_unknown_leave_a_window() -> None:
 def test_many_epochs_of_which_samples_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each must be looked into: so many are, and it is said up to where."""
     run = Run(runs_made.Tree(LimitNode("few", Leaf("few", 10), 3)), global_batch_size=5, samples=3_000)
-    whole = run.trace_sample("few", 4, limit=3)
+    whole = trace_sample(run, "few", 4, limit=3)
     assert (whole.until_step, whole.notes) == (600, ())
-    monkeypatch.setattr("headrace.datasets.tracing.trace.MAX_EPOCHS", 64)
-    some = run.trace_sample("few", 4, limit=3)
+    monkeypatch.setattr("headrace.tracing.trace.MAX_EPOCHS", 64)
+    some = trace_sample(run, "few", 4, limit=3)
     assert some.shown == whole.shown
     assert 3 < some.count < whole.count
-    assert some.count == run.trace_sample("few", 4, until_step=some.until_step).count
+    assert some.count == trace_sample(run, "few", 4, until_step=some.until_step).count
     assert some.notes == (
         f"counted before step {some.until_step:,} only: there are many epochs, which must be searched one by one",
     )
@@ -249,7 +249,7 @@ def test_many_epochs_of_which_samples_are_left_out(monkeypatch: pytest.MonkeyPat
 
 def test_what_cannot_be_asked_is_refused() -> None:
     run = Run(runs_made.Tree(Leaf("web", 100)), global_batch_size=8, samples=80)
-    history = run.history
+    history = history_of(run)
     for wrong in (-1, 10):
         with pytest.raises(ConfigError, match=r"there is no step .*: the steps go from 0 to 9"):
             history.step(wrong)
@@ -275,8 +275,8 @@ def test_what_cannot_be_asked_is_refused() -> None:
 
 
 def test_a_great_run_is_traced_at_once(tmp_path: Path) -> None:
-    from headrace.datasets.tracing.run_file import read_run_file
     from headrace.plan import Branch, Shards, quantised
+    from headrace.tracing import read_run_file
 
     sources = tuple(
         Leaf(f"s{i}", size, Shards.of_counts([10_000] * (size // 10_000))) for i, size in enumerate((10**10, 10**8))
@@ -286,7 +286,7 @@ def test_a_great_run_is_traced_at_once(tmp_path: Path) -> None:
         global_batch_size=1024,
         order=Order(kind="full", seed=3),
     )
-    run.save(tmp_path / "run.json")
+    save_run(run, tmp_path / "run.json")
     assert (tmp_path / "run.json").stat().st_size < 10_000
     times: Any = None
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from headrace.config import nearest_or_known
-from headrace.datasets.tracing.answers import Face, Times, Topology, Traced
-from headrace.datasets.tracing.trace import Trace
+from headrace.datasets import PackedSequenceDataset, Run
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Cursor, IntArray, Lookup
+from headrace.plan.packing import PackingLedger
 from headrace.plan.split import taken_by
-
-if TYPE_CHECKING:
-    from headrace.datasets.run import Run
-    from headrace.plan.buckets import BucketedOrder
+from headrace.tracing.answers import Face, Times, Topology, Traced
+from headrace.tracing.trace import Trace
 
 SHOWN = 20
 """Default number of times that are returned for a sample."""
@@ -79,7 +77,7 @@ class History:
                 return number, cursor.position
         raise StateError(
             f"the saved state, at position {cursor.position:,}, is of none of the {len(self.chapters):,} runs in the "
-            "history: save the run beside the checkpoints with Run.save whenever a training begins or resumes"
+            "history: save the run beside the checkpoints with save_run whenever a training begins or resumes"
         )
 
     def step(
@@ -102,7 +100,7 @@ class History:
             first, end = step - chapter.shift, step - chapter.shift + 1
         elif topology is not None:
             raise ConfigError(
-                "with bucketing the lengths decide which rank takes what: use Run.trace_step, which knows them"
+                "with bucketing the lengths decide which rank takes what: use trace_step(run, step), which knows them"
             )
         low = max(trace.begin(max(first, 0)), chapter.position)
         high = trace.begin(max(end, 0))
@@ -352,16 +350,65 @@ def _path(source: str) -> str:
     return "" if source == "." else source
 
 
-def history_of(run: Run, buckets: BucketedOrder | None) -> History:
-    """Return a run as a history of one chapter; ``buckets`` know the lengths that bucketing uses."""
-    window_steps = None if run.bucketing is None else run.bucketing.window_steps
-    arranged = None if buckets is None else buckets.arranged
+def history_of(run: Run) -> History:
+    """Return a run as a history of one chapter. It uses the datasets of the run.
+
+    Raises:
+        ConfigError: not a `Run`; a framed run has a `framed_history`.
+
+    Example:
+        >>> dataset = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> run = headrace.Run(dataset, global_batch_size=16, samples=160)
+        >>> found = headrace.tracing.history_of(run).step(3)
+        >>> [one.position for one in found] == list(range(48, 64))
+        True
+    """
+    if not isinstance(run, Run):
+        raise ConfigError(f"run is {run!r:.80}; expected a Run, and for a FramedRun use framed_history(run, journals)")
     recipe = run.recipe
     chapter = Chapter(
-        trace=Trace(run.plan, run.schedule, run.length, draw=run.draw, window_steps=window_steps, arranged=arranged),
+        trace=Trace(
+            run.plan,
+            run.schedule,
+            run.length,
+            draw=run.draw,
+            window_steps=None if run.bucketing is None else run.bucketing.window_steps,
+            arranged=None if run.buckets is None else run.buckets.arranged,
+        ),
         hashes=recipe.hashes(),
         recipes=recipe.dataset,
         face=run.datasets.__getitem__,
         keyed=run.order.kind != "none",
     )
     return History([chapter])
+
+
+def trace_step(run: Run, step: int) -> list[Traced]:
+    """Return the samples of a step, in order, and what each is made of. Reads no samples.
+
+    Raises:
+        ConfigError: the run has no such step.
+    """
+    return history_of(run).step(step)
+
+
+def trace_sample(run: Run, source: str, index: int, *, until_step: int | None = None, limit: int = SHOWN) -> Times:
+    """Return when a sample of a source comes: the first times, and how many there are up to a step or the end.
+
+    Args:
+        run: a run.
+        source: a path as in ``run.paths``; ``"."`` for a single dataset.
+        index: number of the sample in the source's dataset.
+        until_step: the step to search up to. Without it, ``limit`` epochs of an endless run are searched.
+        limit: number of times that are returned.
+
+    Raises:
+        ConfigError: there is no such source or sample.
+    """
+    return history_of(run).sample(source, index, until_step=until_step, limit=limit)
+
+
+def ledgers(run: Run) -> dict[str, PackingLedger]:
+    """Return where each document and token of each packed source of a run went, by the path of the source."""
+    pairs = zip(run.paths, run.datasets, strict=True)
+    return {path: dataset.ledger for path, dataset in pairs if isinstance(dataset, PackedSequenceDataset)}

@@ -6,19 +6,21 @@ unit u of lane l ---- journal ----> frame, carry ---- Lanes ----> positions ----
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from headrace.datasets.encoded.unit_reader import UnitReader
-from headrace.datasets.tracing.answers import Times, Topology, Traced, TracedUnit
-from headrace.datasets.tracing.history import SHOWN, History
+from headrace.datasets.encoded import FramedRun, UnitReader
+from headrace.datasets.encoded.framed_run import are_journals_of, read_journals
 from headrace.errors import ConfigError, StateError
 from headrace.plan import BatchSchedule, Cursor
 from headrace.plan.framed import Journal, Lanes, LaneState, Unit
 from headrace.plan.split import taken_by
+from headrace.tracing.answers import Times, Topology, Traced, TracedUnit
+from headrace.tracing.history import SHOWN, History, history_of
 
 
 class FramedHistory:
@@ -242,3 +244,25 @@ class FramedHistory:
 
 def _pairs(unit: Unit) -> list[tuple[int, int]]:
     return list(zip(unit.items.positions.tolist(), unit.items.outputs.tolist(), strict=True))
+
+
+def framed_history(run: FramedRun, journals: Iterable[str | os.PathLike[str]]) -> FramedHistory:
+    """Return the history of a framed run by the journals that its loaders wrote. It encodes frames again.
+
+    A step takes one frame of each lane, and each unit that a sample went into up to five.
+
+    Raises:
+        StateError: a journal cannot be read, or is of another run.
+        ConfigError: a hook is not ``@stateless``, so that nothing can be made again.
+    """
+    if run.unrestorable is not None:
+        raise ConfigError(
+            f"{run.unrestorable} is not marked @stateless: it may depend on"
+            " what ran before, so that no frame can be made again; mark it, or use `headrace trace`"
+        )
+    paths = list(journals)
+    own, *earlier = run.journal_hashes
+    hashes = next((one for one in earlier if paths and are_journals_of(paths, one)), own)
+    run = run.as_saved(hashes)
+    journal = read_journals(paths, hashes, run.lanes)
+    return FramedHistory(history_of(run.stream), run.lanes, run.schedule, journal, reader=run.reader)

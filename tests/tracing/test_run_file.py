@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import runs_made
 from counts import cases
 from headrace.datasets import Run
-from headrace.datasets.tracing.run_file import read_run_file
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.plan import Branch, Bucketing, Leaf, Node, Order, Shards
+from headrace.tracing import read_run_file, save_run
 
 
 @settings(max_examples=cases(32, 80), deadline=None)
@@ -28,7 +28,7 @@ def test_what_is_written_is_the_plan(
     bucketing = None if window is None else Bucketing(window_steps=window)
     run = Run(runs_made.Tree(root), global_batch_size=pieces, order=order, samples=300, bucketing=bucketing)
     with tempfile.TemporaryDirectory() as folder:
-        run.save(Path(folder) / "run.json")
+        save_run(run, Path(folder) / "run.json")
         (saved,) = read_run_file(Path(folder) / "run.json").runs
     trace = saved.trace()
     positions = np.concatenate([np.arange(300), np.arange(10**9, 10**9 + 50)])
@@ -42,7 +42,7 @@ def test_what_is_written_is_the_plan(
 def test_shards_take_little_room(tmp_path: Path) -> None:
     counts = [10_000] * 50_000 + [17, 0, 17, 3]
     run = Run(runs_made.Tree(Leaf("web", sum(counts), Shards.of_counts(counts))), global_batch_size=8)
-    run.save(tmp_path / "run.json")
+    save_run(run, tmp_path / "run.json")
     text = (tmp_path / "run.json").read_text()
     assert '"shards": "10000x50000 17x2 3"' in text
     assert len(text) < 2_500
@@ -58,50 +58,50 @@ def told(path: Path) -> list[tuple[int, int, int, int | None]]:
 
 def test_a_history_grows_where_something_changed(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    made().save(path)
+    save_run(made(), path)
     before = path.read_bytes()
-    made().save(path)
-    made().save(path, position=80)
+    save_run(made(), path)
+    save_run(made(), path, position=80)
     assert path.read_bytes() == before, "the same run goes on"
-    made(samples=2_000).save(path, position=160)
+    save_run(made(samples=2_000), path, position=160)
     assert told(path) == [(0, 0, 0, 2_000)], "for longer"
-    made(1).save(path, position=400)
-    made(1).save(path, position=800)
+    save_run(made(1), path, position=400)
+    save_run(made(1), path, position=800)
     assert told(path) == [(0, 0, 0, 2_000), (50, 400, 1, 1_000)]
-    made(2).save(path, position=0, step=90)
-    made(2).save(path, position=80, step=100)
+    save_run(made(2), path, position=0, step=90)
+    save_run(made(2), path, position=80, step=100)
     assert told(path)[2:] == [(90, 0, 2, 1_000)], "a new run with the model of step 90"
-    made(2).save(path, position=88, step=100)
+    save_run(made(2), path, position=88, step=100)
     assert told(path)[2:] == [(90, 0, 2, 1_000), (100, 88, 2, 1_000)], "one step was left out"
-    made().save(path, position=480)
+    save_run(made(), path, position=480)
     assert told(path) == [(0, 0, 0, 2_000), (50, 400, 1, 1_000), (60, 480, 0, 1_000)], "back to an earlier checkpoint"
-    made(size=[(0, 8), (60, 16)]).save(path, position=480)
+    save_run(made(size=[(0, 8), (60, 16)]), path, position=480)
     assert len(told(path)) == 3, "what began at this step is replaced"
     assert read_run_file(path).runs[2].schedule.pieces == ((0, 8), (60, 16))
-    made(3).save(path, position=0)
+    save_run(made(3), path, position=0)
     assert told(path) == [(0, 0, 3, 1_000)]
 
 
 def test_another_run_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    made().save(path)
+    save_run(made(), path)
     before = path.read_bytes()
     with pytest.raises(ConfigError, match="describes another run: pass the position from which"):
-        made(1).save(path)
+        save_run(made(1), path)
     for wrong in (-1, 1_001):
         with pytest.raises(ConfigError, match="outside this run of 1000 samples"):
-            made().save(path, position=wrong)
+            save_run(made(), path, position=wrong)
     with pytest.raises(ConfigError, match="step is at least 0"):
-        made().save(path, position=0, step=-1)
+        save_run(made(), path, position=0, step=-1)
     assert path.read_bytes() == before
     with pytest.raises(OutputError):
-        made().save(tmp_path / "missing" / "run.json")
+        save_run(made(), tmp_path / "missing" / "run.json")
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     root = Branch("", (Leaf("a", 10), Leaf("b", 20, Shards([0, 20]))), (1, 3), None)
-    Run(runs_made.Tree(root), global_batch_size=8).save(path)
+    save_run(Run(runs_made.Tree(root), global_batch_size=8), path)
     good = json.loads(path.read_text())
 
     def refused(message: str, *keys: Any, value: Any) -> None:

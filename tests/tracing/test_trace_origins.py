@@ -26,6 +26,7 @@ from headrace.compat.astrai import StreamWindows
 from headrace.compat.megatron import CyclicDataset, GPTDataset
 from headrace.datasets import Collation, Dataset, FilledDataset
 from headrace.datasets.dataset import Origins
+from headrace.tracing import history_of, trace_step
 
 KEYS = np.array([0, 1, 2**63 + 12345], dtype=np.uint64)
 
@@ -143,7 +144,7 @@ def test_media(tmp_path: Path) -> None:
     assert dataset.find_key("cats/12") == 6
     with pytest.raises(ConfigError, match="no sample with the key 'dogs'"):
         dataset.find_key("dogs")
-    times = Run(dataset, global_batch_size=4, epochs=2).history.sample(".", key="cats/12")
+    times = history_of(Run(dataset, global_batch_size=4, epochs=2)).sample(".", key="cats/12")
     assert (times.count, times.shown[1].origins[0].key) == (2, "cats/12")
 
 
@@ -161,11 +162,11 @@ def test_when_a_document_is_seen(corpus: list[corpora.Corpus], order: Any, kind:
         batch = run.step(step)
         for position, row in zip(batch["sample_positions"].tolist(), batch["document_ids"], strict=True):
             read[position] = set(row.tolist())
-        for one in run.trace_step(step):
+        for one in trace_step(run, step):
             assert one.position is not None
             assert set(spelled(one.origins)) == read[one.position] - {-1}
     for document in range(0, corpus[0].store.num_documents, 2):
-        times = run.history.sample(".", document=document, limit=1000)
+        times = history_of(run).sample(".", document=document, limit=1000)
         wanted = [position for position, documents in read.items() if document in documents]
         assert [one.position for one in times.shown] == wanted
         assert times.count == len(wanted)
@@ -174,10 +175,10 @@ def test_when_a_document_is_seen(corpus: list[corpora.Corpus], order: Any, kind:
 def test_a_document_of_many_epochs(corpus: list[corpora.Corpus], monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(WindowDataset(corpus[0].store, seq_len=500, phase=True), global_batch_size=5)
     document = int(corpus[0].documents[700])
-    whole = run.history.sample(".", document=document, until_step=300, limit=2)
+    whole = history_of(run).sample(".", document=document, until_step=300, limit=2)
     assert whole.count > 100
-    monkeypatch.setattr("headrace.datasets.tracing.history._MAX_LOOKS", 20)
-    some = run.history.sample(".", document=document, until_step=300, limit=2)
+    monkeypatch.setattr("headrace.tracing.history._MAX_LOOKS", 20)
+    some = history_of(run).sample(".", document=document, until_step=300, limit=2)
     assert some.shown == whole.shown
-    assert some.count == run.history.sample(".", document=document, until_step=some.until_step).count < whole.count
+    assert some.count == history_of(run).sample(".", document=document, until_step=some.until_step).count < whole.count
     assert "counted before step" in some.notes[0]

@@ -15,11 +15,9 @@ import framed_made
 import media_texts
 from headrace import ConfigError, Loader, Run, StateError
 from headrace.cli import main
-from headrace.datasets import FramedRun, Topology
-from headrace.datasets.tracing.answers import TracedUnit
-from headrace.datasets.tracing.faces import Sources
-from headrace.datasets.tracing.run_file import read_run_file
+from headrace.datasets import FramedRun
 from headrace.loader import Ranks, Reading, merge_state_dicts
+from headrace.tracing import Sources, Topology, TracedUnit, framed_history, read_run_file, save_run
 
 STEPS = 9
 FORK = {"start_method": "fork", "pin_memory": False}
@@ -52,10 +50,10 @@ def outputs(unit: Any) -> list[tuple[int, int]]:
 def test_a_step_is_what_was_fed(kind: str, places: list[Path], tmp_path: Path) -> None:
     run = framed_made.framed_run(kind, places)
     journals = fed(run, tmp_path, world_size=1 if kind == "groups" else 2)
-    run.save(tmp_path / "run.json")
+    save_run(run, tmp_path / "run.json")
     looked = Sources(read_run_file(tmp_path / "run.json")).framed(0, list(map(str, journals)))
     for step in (0, 3, STEPS - 1):
-        units = run.trace_step(step, journals=journals)
+        units = framed_history(run, journals).step(step)
         assert [one.unit for one in units] == list(range(4 * step, 4 * step + 4))
         for one, made in zip(units, run.units(step), strict=True):
             assert one.is_exact
@@ -70,15 +68,15 @@ def test_a_step_is_what_was_fed(kind: str, places: list[Path], tmp_path: Path) -
             may_be = {(sample.source, sample.epoch, sample.index, sample.position) for sample in all_of_it.samples}
             assert {(sample.source, sample.epoch, sample.index, sample.position) for sample in one.samples} <= may_be
             assert len(all_of_it.samples) <= 6 + all_of_it.num_carried
-    fed_samples = [sample for unit in run.trace_step(0, journals=journals) for sample in unit.samples]
+    fed_samples = [sample for unit in framed_history(run, journals).step(0) for sample in unit.samples]
     for path, index in {sample.source: sample.index for sample in fed_samples}.items():
-        times = run.trace_sample(path, index, journals=journals)
+        times = framed_history(run, journals).sample(path, index)
         vague = looked.sample(path, index)
         assert times.count == vague.count >= len(vague.shown) > 0
         within = [one for one in times.shown if one.step < STEPS]
         assert within
         for one in within:
-            [unit] = [unit for unit in run.trace_step(one.step, journals=journals) if unit.unit == one.unit]
+            [unit] = [unit for unit in framed_history(run, journals).step(one.step) if unit.unit == one.unit]
             assert (one.position, one.output) in [(sample.position, sample.output) for sample in unit.samples]
             [window] = [other for other in vague.shown if other.position == one.position]
             assert window.step <= one.step <= window.last_step
@@ -92,7 +90,7 @@ def test_whoever_wrote_them(places: list[Path], tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         journals = fed(run, folder, world_size=1, **options)
-        wanted[number] = [unit for step in range(STEPS) for unit in run.trace_step(step, journals=journals)]
+        wanted[number] = [unit for step in range(STEPS) for unit in framed_history(run, journals).step(step)]
     assert wanted[0] == wanted[1]
     loaders = [
         Loader(run, micro_batch_size=1, ranks=Ranks(rank, 2), journal=tmp_path / "old-{rank}.bin") for rank in range(2)
@@ -106,7 +104,7 @@ def test_whoever_wrote_them(places: list[Path], tmp_path: Path) -> None:
     alone.load_state_dict(state)
     list(islice(alone, 2 * STEPS))
     journals = sorted(tmp_path.glob("old-*.bin"))
-    assert [unit for step in range(STEPS) for unit in run.trace_step(step, journals=journals)] == wanted[0]
+    assert [unit for step in range(STEPS) for unit in framed_history(run, journals).step(step)] == wanted[0]
     assert len(journals) == 2
 
 
@@ -114,27 +112,27 @@ def test_what_is_not_known_is_said(places: list[Path], tmp_path: Path) -> None:
     run = framed_made.framed_run("singles", places)
     journals = fed(run, tmp_path)
     with pytest.raises(StateError, match="ends before its unit"):
-        run.trace_step(5_000, journals=journals)
+        framed_history(run, journals).step(5_000)
     with pytest.raises(StateError, match="no record of lane"):
-        run.trace_step(0, journals=journals[:1])
+        framed_history(run, journals[:1]).step(0)
     with pytest.raises(StateError, match="cannot be read"):
-        run.trace_step(0, journals=[tmp_path / "none.bin"])
+        framed_history(run, [tmp_path / "none.bin"]).step(0)
     (tmp_path / "text.bin").write_text("a text that is longer than a head")
     with pytest.raises(StateError, match="is not a journal"):
-        run.trace_step(0, journals=[tmp_path / "text.bin"])
+        framed_history(run, [tmp_path / "text.bin"]).step(0)
     with pytest.raises(ConfigError, match="the journal of another run, or not a journal"):
         Loader(run, micro_batch_size=1, journal=tmp_path / "text.bin")
     other = framed_made.framed_run("packs", places)
     with pytest.raises(StateError, match="of another run than the one"):
-        other.trace_step(0, journals=journals)
+        framed_history(other, journals).step(0)
     with pytest.raises(ConfigError, match="the journal of another run"):
         Loader(other, micro_batch_size=1, journal=journals[0])
     with pytest.raises(ConfigError, match="2 ranks would write the same journal"):
         Loader(run, micro_batch_size=1, ranks=Ranks(0, 2), journal=tmp_path / "one.bin")
     with pytest.raises(ConfigError, match="no step -1"):
-        run.trace_step(-1, journals=journals)
+        framed_history(run, journals).step(-1)
     with pytest.raises(ConfigError, match="rank 2"):
-        run.history(journals).step(0, topology=Topology(ranks=2, micro_batch_size=1), rank=2)
+        framed_history(run, journals).step(0, topology=Topology(ranks=2, micro_batch_size=1), rank=2)
     plain = Run(run.data.data, global_batch_size=4)
     with pytest.raises(ConfigError, match="a journal records the frames of a FramedRun"):
         Loader(plain, micro_batch_size=1, journal=tmp_path / "plain.bin")
@@ -148,8 +146,8 @@ def test_lanes_that_have_ended(places: list[Path], tmp_path: Path) -> None:
     loader = Loader(run, micro_batch_size=4, journal=tmp_path / "0.bin")
     last = [batch["unit_numbers"].tolist() for batch in loader][-1]
     step = max(last) // 4
-    assert [one.unit for one in run.trace_step(step, journals=[tmp_path / "0.bin"])] == last
-    assert run.trace_step(step + 1, journals=[tmp_path / "0.bin"]) == []
+    assert [one.unit for one in framed_history(run, [tmp_path / "0.bin"]).step(step)] == last
+    assert framed_history(run, [tmp_path / "0.bin"]).step(step + 1) == []
 
 
 def headrace(*arguments: Any) -> str:
@@ -162,7 +160,7 @@ def test_command(places: list[Path], tmp_path: Path) -> None:
     run = framed_made.framed_run("packs", places)
     loader = Loader(run, micro_batch_size=4, journal=tmp_path / "0.bin")
     list(islice(loader, 6))
-    run.save(tmp_path / "run.json", position=0, step=100)
+    save_run(run, tmp_path / "run.json", position=0, step=100)
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
     given = ("--run", tmp_path / "run.json", "--journal", tmp_path / "0.bin")
     lines = headrace("trace", "step", 103, *given, "--ranks", 2, "--micro-batch-size", 1).splitlines()
@@ -174,7 +172,7 @@ def test_command(places: list[Path], tmp_path: Path) -> None:
     assert ".tar" in shown
     found = json.loads(headrace("trace", "step", 103, *given, "--samples", "--json"))
     units = msgspec.convert(found["units"], list[TracedUnit])
-    exact = run.trace_step(3, journals=[tmp_path / "0.bin"])
+    exact = framed_history(run, [tmp_path / "0.bin"]).step(3)
     for one, other in zip(exact, units, strict=True):
         assert {sample.position for sample in one.samples} <= {sample.position for sample in other.samples}
     times = json.loads(headrace("trace", "sample", "d0", 6, *given, "--json"))
@@ -190,7 +188,7 @@ def test_command(places: list[Path], tmp_path: Path) -> None:
         done = CliRunner().invoke(main, ["trace", *map(str, arguments)])
         assert done.exit_code != 0
         assert message in (done.output + str(done.exception))
-    Run(run.data.data, global_batch_size=4).save(tmp_path / "plain.json")
+    save_run(Run(run.data.data, global_batch_size=4), tmp_path / "plain.json")
     done = CliRunner().invoke(
         main, ["trace", "step", "3", "--run", str(tmp_path / "plain.json"), "--journal", str(tmp_path / "0.bin")]
     )

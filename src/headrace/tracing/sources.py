@@ -15,16 +15,16 @@ from headrace.datasets.encoded.measured_units import MeasuredFace
 from headrace.datasets.mapped import MapDataset
 from headrace.datasets.media import MediaDataset
 from headrace.datasets.packed_sequences import PackedSequenceDataset
-from headrace.datasets.tracing.answers import Face
-from headrace.datasets.tracing.framed import FramedHistory
-from headrace.datasets.tracing.history import Chapter, History
-from headrace.datasets.tracing.run_file import RunFile, SavedSource
 from headrace.datasets.windows import WindowDataset
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.packing import Packing
 from headrace.stores import EnergonStore, SampleStore, Store, open_tokens
 from headrace.stores import open as open_store
+from headrace.tracing.answers import Face
+from headrace.tracing.framed import FramedHistory
+from headrace.tracing.history import Chapter, History
+from headrace.tracing.run_file import RunFile, SavedSource
 
 _MEDIA = ("MediaDataset",)
 _RECORDS = ("SFTDataset", "PreferenceDataset", "GroupDataset", "PromptDataset")

@@ -11,15 +11,14 @@ import os
 from collections.abc import Mapping, Sequence
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from headrace.config import convert
-from headrace.datasets.dataset import Dataset
+from headrace.datasets import Dataset, FramedRun, Run
 from headrace.datasets.mix import homogeneous_samples
-from headrace.datasets.tracing.trace import Trace
 from headrace.errors import ConfigError, StateError
 from headrace.io import check_local
 from headrace.plan import (
@@ -45,10 +44,7 @@ from headrace.plan.framed import FRAMED_FORMAT, Lanes, lanes_key
 from headrace.plan.recipe import PARTS, undrawn
 from headrace.stores import SampleStore, Store
 from headrace.stores.json_file import write_json_file
-
-if TYPE_CHECKING:
-    from headrace.datasets.encoded.framed_run import FramedRun
-    from headrace.datasets.run import Run
+from headrace.tracing.trace import Trace
 
 
 class SavedNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="node"):
@@ -273,7 +269,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def read_run_file(path: str | os.PathLike[str]) -> RunFile:
-    """Return what ``Run.save`` wrote.
+    """Return what `save_run` wrote.
 
     Raises:
         StateError: the file cannot be read, is not a saved run, or is of a later version.
@@ -286,7 +282,7 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
     try:
         content = msgspec.json.decode(data)
         if not isinstance(content, dict) or content.get("kind") != "headrace.run":
-            raise StateError(f"{path}: this is not a saved run; expected a file that Run.save wrote")
+            raise StateError(f"{path}: this is not a saved run; expected a file that save_run wrote")
         if content.get("version") != VERSION:
             raise StateError(
                 f"{path}: has version {content.get('version')!r}, and this Headrace reads version {VERSION}: use the"
@@ -301,8 +297,29 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
     return found
 
 
-def save_run(run: Run | FramedRun, path: str | os.PathLike[str], *, position: int | None, step: int | None) -> None:
-    """Write a run into a file, or add it to the runs there; see ``Run.save``."""
+def save_run(
+    run: Run | FramedRun, path: str | os.PathLike[str], *, position: int | None = None, step: int | None = None
+) -> None:
+    """Write what ``headrace trace`` needs to answer questions about a run: a few KB, without the data.
+
+    Call it in one process at every start, with ``position=loader.position``. If the run is unchanged, nothing is
+    added. If it was changed, the new run holds from this position on, and what the file says about later steps is
+    dropped, since they were undone. Without a position, the file must be new or of the same run.
+
+    Which samples a unit of a framed run holds is known only while the run goes on; the journals of the loaders, beside
+    this file, record that.
+
+    Args:
+        run: the run that begins or resumes.
+        path: the file to write, such as ``run.json`` beside the checkpoints.
+        position: position of this run at which it begins or resumes; in a framed run a number of units.
+        step: number of this step in the training, if it differs from the run's own.
+
+    Raises:
+        ConfigError: the file describes another run and no position was given, or the run has no such position.
+        StateError: the file is damaged, or is not a run file.
+        OutputError: the file cannot be written.
+    """
     check_local(path)
     before = read_run_file(path) if Path(path).exists() else None
     if position is None:
@@ -331,8 +348,6 @@ def save_run(run: Run | FramedRun, path: str | os.PathLike[str], *, position: in
 
 
 def _saved(run: Run | FramedRun, first_step: int, position: int) -> SavedRun:
-    from headrace.datasets.run import Run
-
     recipe = run.recipe
     # The plan of a framed run is that of its samples; how they become units is in its recipe.
     fed = run if isinstance(run, Run) else run.stream

@@ -1,0 +1,64 @@
+"""What a step of a run was fed, and when a sample comes: questions to a run, or to the file that it leaves behind.
+
+    Run ------- history_of -------------+
+    run.json -- read_run_file, Sources -+--> History: a step -> its samples; a sample, key or document -> its steps
+    FramedRun, journals -- framed_history ---> FramedHistory: the same for units
+    Run, FramedRun ------- save_run ---------> run.json
+
+Nothing is replayed: the order is a function, and `Trace` evaluates it in both directions. Only lengths for bucketing,
+plans of packs and keys are read, and frames of framed runs are encoded again.
+
+May import: datasets, encoders, stores, samples, plan, io, errors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace.tracing.answers import Times, Topology, Traced, TracedUnit
+    from headrace.tracing.framed import FramedHistory, framed_history
+    from headrace.tracing.history import History, history_of, ledgers, trace_sample, trace_step
+    from headrace.tracing.run_file import RunFile, read_run_file, save_run
+    from headrace.tracing.sources import Sources
+
+_HOMES = {
+    "FramedHistory": "headrace.tracing.framed",
+    "History": "headrace.tracing.history",
+    "RunFile": "headrace.tracing.run_file",
+    "Sources": "headrace.tracing.sources",
+    "Times": "headrace.tracing.answers",
+    "Topology": "headrace.tracing.answers",
+    "Traced": "headrace.tracing.answers",
+    "TracedUnit": "headrace.tracing.answers",
+    "framed_history": "headrace.tracing.framed",
+    "history_of": "headrace.tracing.history",
+    "ledgers": "headrace.tracing.history",
+    "read_run_file": "headrace.tracing.run_file",
+    "save_run": "headrace.tracing.run_file",
+    "trace_sample": "headrace.tracing.history",
+    "trace_step": "headrace.tracing.history",
+}
+
+__all__ = [
+    "FramedHistory",
+    "History",
+    "RunFile",
+    "Sources",
+    "Times",
+    "Topology",
+    "Traced",
+    "TracedUnit",
+    "framed_history",
+    "history_of",
+    "ledgers",
+    "read_run_file",
+    "save_run",
+    "trace_sample",
+    "trace_step",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazily(__name__, _HOMES)
