@@ -59,7 +59,7 @@ def of(train: Any) -> Any:
         ({"join": [{}], "joiner": {"__module__": "m", "__class__": "C"}}, r"join\[0\].path is missing"),
         (
             {"join": [{"path": "a", "nonmatch": "drop"}], "joiner": {"__module__": "m", "__class__": "C"}},
-            r"join\[0\].nonmatch is 'drop'; allowed are error, skip, none",
+            r"join\[0\].nonmatch is 'drop'; allowed are 'error', 'skip', 'none'",
         ),
         ({"blend": TWO, "schedule": [{"weights": {"c": 1}}]}, r"schedule\[0\].weights: no source 'c' in the blend"),
         ({"blend": TWO, "schedule": [{"weights": [1]}]}, r"one for each of the 2 entries .*\(a, b\); found a list"),
