@@ -19,10 +19,9 @@ from PIL import Image
 from headrace import Loader, MediaDataset, Order, Run
 from headrace.loader import Reading
 from headrace.loader.buffers import Blocks
-from headrace.loader.ragged import Cost
-from headrace.loader.spans import SPAN_BYTES, SPAN_ROWS, SPAN_ROWS_HERE, SPAN_SECONDS, BatchSpan, Pace
+from headrace.loader.spans import SPAN_BYTES, SPAN_ROWS, SPAN_ROWS_HERE, SPAN_SECONDS, BatchSpan, Cost, Pace, SpanRows
 from headrace.loader.workers import messages
-from headrace.loader.workers.messages import LARGE_BYTES, BatchMessage, dumped
+from headrace.loader.workers.messages import LARGE_BYTES, SpanMessage, dumped
 from headrace.samples.media import CaptioningSample, SampleDecoder, SourceInfo
 from headrace.stores import open as open_store
 from headrace.stores.tar.writer import TarWriter
@@ -40,8 +39,8 @@ def _no_thread_is_left() -> Iterator[None]:
 
 
 def sent(batch: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = pickle.loads(ForkingPickler.dumps(BatchMessage(batch)))
-    return found
+    found: SpanRows = pickle.loads(ForkingPickler.dumps(SpanMessage(SpanRows(batch))))
+    return found.columns
 
 
 @pytest.mark.parametrize(
@@ -266,9 +265,9 @@ def test_images_are_sent_in_the_memory_they_were_decoded_into(pictures: Path, mo
     run = run_of(pictures, "rgb8")
     located = run.locate(np.arange(8, dtype=np.int64))
     message = messages.read_message(run, BatchSpan(located, [4, 4], [0, 1], [4, 8]))
-    image = message._batch["image"]
+    image = message._rows.columns["image"]
     assert message._shared.found(image).is_shared()
     assert message._shared.found(image).data_ptr() == image.data_ptr()
     assert not message._shared.found(torch.ones(3)).is_shared()
     found = pickle.loads(ForkingPickler.dumps(message))
-    assert torch.equal(found["image"], image)
+    assert torch.equal(found.columns["image"], image)

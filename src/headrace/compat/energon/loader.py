@@ -19,7 +19,6 @@ from headrace.encoders import FaultLog
 from headrace.errors import StateError
 from headrace.loader.faults import FaultCounter, report_path, shared_out
 from headrace.loader.loader import Loader
-from headrace.loader.ragged import faults_of
 from headrace.loader.reading import Reading, StreamReader
 from headrace.loader.spans import Batch, BatchSpan, divide
 from headrace.plan import BatchSchedule, Cursor, RunRecipe
@@ -356,4 +355,4 @@ def _read(own: OwnOrder, reader: StreamReader, spans: Iterator[BatchSpan]) -> It
     # A function, not a method: the loader holds this generator, and a reference back would keep worker processes alive
     # until cycles are collected.
     for span, rows in reader.filled(spans):
-        yield from zip(divide(rows, span, own.run.constants), shared_out(faults_of(rows), span), strict=True)
+        yield from zip(divide(rows, span, own.run.constants), shared_out(rows.faults, span), strict=True)
