@@ -160,8 +160,8 @@ def test_batches_are_alike_however_they_are_read(pictures: Path, reading: Readin
 
 def test_a_micro_batch_of_another_dtype_keeps_it(pictures: Path) -> None:
     class Mixed(MediaDataset):
-        def samples(self, addresses: Any) -> list[Any]:
-            found = super().samples(addresses)
+        def samples(self, addresses: Any, watch: Any = None) -> list[Any]:
+            found = super().samples(addresses, watch)
             for address, sample in zip(addresses.tolist(), found, strict=True):
                 sample.image = (
                     np.full(2, 0.5) if address // 4 % 2 else None if address // 4 % 3 else np.ones(3, np.uint8)
@@ -264,7 +264,7 @@ def test_images_are_sent_in_the_memory_they_were_decoded_into(pictures: Path, mo
     monkeypatch.setattr(messages, "_settle", lambda: None)  # this process is no worker
     run = run_of(pictures, "rgb8")
     located = run.locate(np.arange(8, dtype=np.int64))
-    message = messages.read_message(run, BatchSpan(located, [4, 4], [0, 1], [4, 8]))
+    message = messages.read_message(run, BatchSpan(located, [4, 4], [0, 1], [4, 8]), lambda address: None)
     image = message._rows.columns["image"]
     assert message._shared.found(image).is_shared()
     assert message._shared.found(image).data_ptr() == image.data_ptr()

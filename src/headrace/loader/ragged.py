@@ -15,44 +15,50 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.datasets import Located, Run
-from headrace.datasets.media.face import Allocate, BatchBlocks, reading_rows
-from headrace.encoders import collecting
+from headrace.datasets import Run
+from headrace.datasets.media.face import Allocate, BatchBlocks, SampleDataset, collated
+from headrace.datasets.sample_watch import SampleWatch, Tell
+from headrace.loader.faults import blaming
 from headrace.loader.spans import Batch, BatchSpan, Cost, RaggedBatch, SpanRows
 
 
-def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None = None) -> SpanRows:
+def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None = None, tell: Tell | None = None) -> SpanRows:
     """Read the micro-batches of a span, each padded to its own longest sample, with their cost and faults.
 
     Args:
         run: the run, which reads all samples together.
         span: the samples, and the number of them in each micro-batch.
         allocate: returns memory into which images are decoded next to each other, where that is possible.
+        tell: called before each sample, see `SampleWatch`.
+
+    Raises:
+        SampleFailure: samples could not be made.
     """
     begin = perf_counter()
-    located, num_rows = span.located, len(span.located.positions)
-    with collecting() as faults:
-        if allocate is None or not num_rows or not _is_plain(run, located):
-            columns, ragged = _read(run, located, span.sizes, None)
-        else:
-            with reading_rows(allocate, num_rows) as rows:
-                columns, ragged = _read(run, located, span.sizes, rows)
-    num_bytes = sum(
-        _num_bytes(value) for values in (columns, *(one.others for one in ragged)) for value in values.values()
-    )
-    return SpanRows(columns, ragged, Cost(perf_counter() - begin, num_bytes), faults)
+    blocks = None if allocate is None or not _is_plain(run, span) else BatchBlocks(allocate, sum(span.sizes))
+    watch = SampleWatch(tell=tell, blocks=blocks)
+    batches, first = [], 0
+    with blaming(watch):
+        samples = run.samples(span.located, watch)
+        for size in span.sizes:
+            some = samples[first : first + size]
+            batches.append(collated(some, blocks) if blocks and some else run.datasets[0].collate(some))
+            first += size
+    columns, ragged = _flattened(batches, blocks)
+    num_bytes = sum(map(_num_bytes, columns.values()))
+    num_bytes += sum(_num_bytes(value) for _, others in ragged for value in others.values())
+    return SpanRows(columns, ragged, Cost(perf_counter() - begin, num_bytes), watch.faults)
 
 
-def _is_plain(run: Run, located: Located) -> bool:
+def _is_plain(run: Run, span: BatchSpan) -> bool:
     """Whether all samples are of one source, and nothing but their batch will refer to them."""
-    source = int(located.sources[0])
-    return bool(getattr(run.datasets[source], "is_plain", False)) and bool((located.sources == source).all())
+    sources = set(span.located.sources.tolist())
+    dataset = run.datasets[sources.pop()] if len(sources) == 1 else None
+    return isinstance(dataset, SampleDataset) and dataset.is_plain
 
 
-def _read(run: Run, located: Located, sizes: list[int], rows: BatchBlocks | None) -> tuple[Batch, list[RaggedBatch]]:
-    samples = run.samples(located)
-    ends = np.cumsum(sizes).tolist()
-    batches = [run.datasets[0].collate(samples[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+def _flattened(batches: list[Batch], blocks: BatchBlocks | None) -> tuple[Batch, list[RaggedBatch]]:
+    """Return the flat tensors of all micro-batches, and what each of these has beside them."""
     # A field is flat if it is an array; but an empty micro-batch has lists, and another dataset may use another dtype.
     kinds: dict[str, str] = {}
     for batch in batches:
@@ -71,15 +77,15 @@ def _read(run: Run, located: Located, sizes: list[int], rows: BatchBlocks | None
             else:
                 others[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         ragged.append(RaggedBatch(shapes, others))
-    return {name: _flat(some, rows) for name, some in pieces.items()}, ragged
+    return {name: _flat(some, blocks) for name, some in pieces.items()}, ragged
 
 
 def _kind(value: Any) -> str:
     return f"{type(value).__name__} {value.dtype}"
 
 
-def _flat(pieces: list[Any], rows: BatchBlocks | None) -> torch.Tensor:
-    whole = None if rows is None else rows.joined(pieces)
+def _flat(pieces: list[Any], blocks: BatchBlocks | None) -> torch.Tensor:
+    whole = None if blocks is None else blocks.joined(pieces)
     pieces = [piece.reshape(-1) for piece in (pieces if whole is None else [whole])]
     if isinstance(pieces[0], torch.Tensor):
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

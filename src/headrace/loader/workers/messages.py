@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch.multiprocessing.reductions import reduce_tensor
 
 from headrace.datasets import Run
+from headrace.datasets.sample_watch import Tell
 from headrace.loader.ragged import read_ragged
 from headrace.loader.spans import Batch, BatchSpan, SpanRows, read_rows
 
@@ -32,11 +33,12 @@ LARGE_BYTES: Final = 64 << 10
 _MADV_POPULATE_WRITE: Final = 23
 
 
-def read_message(run: Run, span: BatchSpan) -> SpanMessage:
+def read_message(run: Run, span: BatchSpan, tell: Tell) -> SpanMessage:
     """Read the samples of a span, ready to be pickled for another process. Runs in a worker."""
     _settle()
     shared = _Shared()
-    return SpanMessage(read_ragged(run, span, shared.allocate) if run.is_ragged else read_rows(run, span), shared)
+    rows = read_ragged(run, span, shared.allocate, tell) if run.is_ragged else read_rows(run, span)
+    return SpanMessage(rows, shared)
 
 
 @cache
