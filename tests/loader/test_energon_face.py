@@ -307,9 +307,9 @@ def test_the_first_batch_after_a_resume_reads_one_batch(root: Path, monkeypatch:
     read: list[int] = []
     whole = MediaDataset.samples
 
-    def counted(self: MediaDataset, addresses: Any) -> list[Any]:
+    def counted(self: MediaDataset, addresses: Any, watch: Any) -> list[Any]:
         read.append(len(addresses))
-        return whole(self, addresses)
+        return whole(self, addresses, watch)
 
     monkeypatch.setattr(MediaDataset, "samples", counted)
     data = get_train_dataset(root, worker_config=alone(), batch_size=4, **SLICES, **media_texts.TEXT)

@@ -19,10 +19,9 @@ from PIL import Image
 from headrace import Loader, MediaDataset, Order, Run
 from headrace.loader import Reading
 from headrace.loader.buffers import Blocks
-from headrace.loader.ragged import Cost
-from headrace.loader.spans import SPAN_BYTES, SPAN_ROWS, SPAN_ROWS_HERE, SPAN_SECONDS, BatchSpan, Pace
+from headrace.loader.spans import SPAN_BYTES, SPAN_ROWS, SPAN_ROWS_HERE, SPAN_SECONDS, BatchSpan, Cost, Pace, SpanRows
 from headrace.loader.workers import messages
-from headrace.loader.workers.messages import LARGE_BYTES, BatchMessage, dumped
+from headrace.loader.workers.messages import LARGE_BYTES, SpanMessage, dumped
 from headrace.samples.media import CaptioningSample, SampleDecoder, SourceInfo
 from headrace.stores import open as open_store
 from headrace.stores.tar.writer import TarWriter
@@ -40,8 +39,8 @@ def _no_thread_is_left() -> Iterator[None]:
 
 
 def sent(batch: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = pickle.loads(ForkingPickler.dumps(BatchMessage(batch)))
-    return found
+    found: SpanRows = pickle.loads(ForkingPickler.dumps(SpanMessage(SpanRows(batch))))
+    return found.columns
 
 
 @pytest.mark.parametrize(
@@ -161,8 +160,8 @@ def test_batches_are_alike_however_they_are_read(pictures: Path, reading: Readin
 
 def test_a_micro_batch_of_another_dtype_keeps_it(pictures: Path) -> None:
     class Mixed(MediaDataset):
-        def samples(self, addresses: Any) -> list[Any]:
-            found = super().samples(addresses)
+        def samples(self, addresses: Any, watch: Any = None) -> list[Any]:
+            found = super().samples(addresses, watch)
             for address, sample in zip(addresses.tolist(), found, strict=True):
                 sample.image = (
                     np.full(2, 0.5) if address // 4 % 2 else None if address // 4 % 3 else np.ones(3, np.uint8)
@@ -265,10 +264,10 @@ def test_images_are_sent_in_the_memory_they_were_decoded_into(pictures: Path, mo
     monkeypatch.setattr(messages, "_settle", lambda: None)  # this process is no worker
     run = run_of(pictures, "rgb8")
     located = run.locate(np.arange(8, dtype=np.int64))
-    message = messages.read_message(run, BatchSpan(located, [4, 4], [0, 1], [4, 8]))
-    image = message._batch["image"]
+    message = messages.read_message(run, BatchSpan(located, [4, 4], [0, 1], [4, 8]), lambda address: None)
+    image = message._rows.columns["image"]
     assert message._shared.found(image).is_shared()
     assert message._shared.found(image).data_ptr() == image.data_ptr()
     assert not message._shared.found(torch.ones(3)).is_shared()
     found = pickle.loads(ForkingPickler.dumps(message))
-    assert torch.equal(found["image"], image)
+    assert torch.equal(found.columns["image"], image)

@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.stores import SampleStore, Store
@@ -223,8 +224,11 @@ class Dataset(ABC):
         """
         return None
 
-    def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
-        """Return the ragged samples at some addresses, for ``collate``."""
+    def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[dict[str, Any]]:
+        """Return the ragged samples at some addresses, for ``collate``.
+
+        User code that makes samples runs under the ``watch`` of the reader; None is for callers that do not ask.
+        """
         raise ConfigError(f"{type(self).__name__}: all samples have one shape; use read")
 
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:

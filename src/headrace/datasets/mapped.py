@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from headrace.datasets.dataset import Counts, Dataset, Fields, Origins, Sample, empty
-from headrace.datasets.watched import made
+from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import EpochAddresses
@@ -148,11 +148,12 @@ class MapDataset(Dataset):
         """That of the dataset: the function depends on the sample alone."""
         return self.dataset.unrestorable
 
-    def samples(self, addresses: IntArray) -> list[Any]:
+    def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Any]:
         """Return samples of the dataset, each mapped by the function."""
-        samples = self.dataset.samples(self._inner(addresses))
+        watch = watch or SampleWatch()
+        samples = self.dataset.samples(self._inner(addresses), watch)
         pairs = zip(samples, addresses.tolist(), strict=True)
-        return made(addresses, [partial(self._made, sample, address) for sample, address in pairs])
+        return watch.make(addresses, [partial(self._made, sample, address) for sample, address in pairs])
 
     def _made(self, sample: Any, address: int) -> Any:
         """Map a sample, with its own generator if seeded; the first samples are checked for global random numbers."""

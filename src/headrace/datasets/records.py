@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headrace.datasets.dataset import Dataset, Origins, Sample, record_origins, record_sample
+from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.segments import IGNORED_LABEL
@@ -261,7 +262,7 @@ class RecordDataset(Dataset):
         return True
 
     @abstractmethod
-    def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
+    def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[dict[str, Any]]:
         """Return the records at some addresses, each with arrays of its own length and memory."""
 
     @abstractmethod

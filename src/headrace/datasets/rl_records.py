@@ -21,6 +21,7 @@ from headrace.datasets.records import (
     found_key,
     supervised_labels,
 )
+from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray
 from headrace.plan.segments import IGNORED_LABEL
@@ -109,7 +110,7 @@ class PreferenceDataset(RecordDataset):
     def _options(self) -> dict[str, Any]:
         return {"labels": self.labels, "layout": self.layout}
 
-    def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
+    def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[dict[str, Any]]:
         """Return records with ``input_ids``, ``labels`` and ``attention_mask`` for each answer."""
         found: list[dict[str, Any]] = [{} for _ in addresses]
         for answer in ANSWERS:
@@ -220,7 +221,7 @@ class PromptDataset(RecordDataset):
         """Name -> (shape, dtype); ``columns`` are not arrays and have no entry."""
         return dict.fromkeys(("input_ids", "attention_mask", "position_ids"), ((-1,), _INT64))
 
-    def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
+    def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[dict[str, Any]]:
         """Return prompts with their columns."""
         prompts = self._keys["prompts"].values(addresses)
         columns = self._keys["columns"].values(addresses) if "columns" in self._keys else [None] * len(prompts)
@@ -346,7 +347,7 @@ class GroupDataset(RecordDataset):
     def _options(self) -> dict[str, Any]:
         return {"max_response_length": self.max_response_length}
 
-    def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
+    def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[dict[str, Any]]:
         """Return records, with one array for each response."""
         read = {name: self._keys[name].values(addresses) for name in ("prompts", "responses", "masks", "rewards")}
         check_parallel(self.store, addresses, read["responses"], read["masks"], "'masks'")

@@ -14,8 +14,8 @@ import numpy as np
 from headrace.datasets.dataset import Counts, Dataset, Fields, Sample, empty, repeated
 from headrace.datasets.mix import Mix, homogeneous_samples, named_datasets, node_of, wrong_data
 from headrace.datasets.outline import outline
+from headrace.datasets.sample_watch import SampleWatch
 from headrace.datasets.supervision import any_unsupervised, check_supervised
-from headrace.encoders import at_positions
 from headrace.errors import ConfigError
 from headrace.plan import (
     BatchSchedule,
@@ -262,12 +262,13 @@ class Run:
             self.datasets[source].read_into(located.addresses[rows], out, rows)
         return out
 
-    def samples(self, located: Located) -> list[Any]:
+    def samples(self, located: Located, watch: SampleWatch | None = None) -> list[Any]:
         """Read planned records or media samples together and return them one by one; ``collate`` makes batches."""
+        watch = watch or SampleWatch()
         samples: list[Any] = [None] * len(located.positions)
         for source, rows in _by_source(located.sources):
-            with at_positions(located.positions[rows]):
-                found = self.datasets[source].samples(located.addresses[rows])
+            watch.begin(located.positions[rows])
+            found = self.datasets[source].samples(located.addresses[rows], watch)
             for row, sample in zip(np.arange(len(samples))[rows].tolist(), found, strict=True):
                 samples[row] = sample
         return samples

@@ -11,6 +11,7 @@ import numpy as np
 from headrace.datasets.dataset import Counts, Fields, Sample
 from headrace.datasets.loss_masks import shown_mask
 from headrace.datasets.records import Collation, RecordDataset, RecordKey, check_parallel, found_key, supervised_labels
+from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
 from headrace.plan.segments import IGNORED_LABEL
@@ -101,7 +102,7 @@ class SFTDataset(RecordDataset):
     def _options(self) -> dict[str, Any]:
         return {"labels": self.labels}
 
-    def samples(self, addresses: IntArray) -> list[dict[str, Any]]:
+    def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[dict[str, Any]]:
         """Return the records at some addresses, unpadded."""
         pieces, marks = self._read(addresses)
         lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)

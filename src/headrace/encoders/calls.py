@@ -162,6 +162,9 @@ class Call(NamedTuple):
 
 
 CALL: ContextVar[Call | None] = ContextVar("headrace_call", default=None)
+"""The call that runs in this thread. It is ambient, since Energon's encoders ask for it by themselves, as in
+``self.current_seed``. The encoder cannot hold it: several threads call hooks of one encoder, and an
+`AugmentTaskEncoder` wraps another one. Only `EncoderPipeline` sets it, and only `TaskEncoder` asks for it."""
 
 
 def current(what: str) -> Call:

@@ -1,23 +1,19 @@
 """Faults: samples that cannot be made, whether they are raised or replaced, and how they are counted and reported.
 
-A report holds faults as JSON lines, one file for each rank. The position of a faulty sample in the run is known where
-samples are read, and kept for the thread that makes them (`at_positions`), so that a fault can be placed.
+A report holds faults as JSON lines, one file for each rank.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import msgspec
 
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, SampleError, SkipSample
-from headrace.plan import IntArray
 
 PROGRAMMING: Final = (
     SystemError,
@@ -238,72 +234,3 @@ def read_fault_report(paths: Iterable[str | os.PathLike[str]]) -> list[Fault]:
 def _sign(fault: Fault) -> object:
     """Return what identifies a fault: all that is the same when the fault comes again. The step may differ."""
     return fault.source, fault.position, fault.address, fault.attempt, fault.index, fault.hook, fault.kind
-
-
-Error = TypeVar("Error", bound=Exception)
-
-_FAULTS = "headrace_faults"
-
-
-class _Here(threading.local):
-    positions: IntArray | None = None
-    row = 0
-    found: list[Fault] | None = None
-
-
-_here = _Here()
-
-
-@contextmanager
-def collecting() -> Iterator[list[Fault]]:
-    """Collect the faults that this thread meets within the context, in that order."""
-    found: list[Fault] = []
-    before, _here.found = _here.found, found
-    try:
-        yield found
-    finally:
-        _here.found = before
-
-
-@contextmanager
-def at_positions(positions: IntArray) -> Iterator[None]:
-    """Tell faults that this thread now makes the samples of these positions; `at_row` says which of them."""
-    before = _here.positions, _here.row
-    _here.positions, _here.row = positions, 0
-    try:
-        yield
-    finally:
-        _here.positions, _here.row = before
-
-
-def at_row(row: int) -> None:
-    """Say which of the samples of `at_positions` this thread makes next, by its number."""
-    _here.row = row
-
-
-def position_here() -> int | None:
-    """Return the position of the sample that this thread makes; None if it is not known."""
-    positions = _here.positions
-    return int(positions[_here.row]) if positions is not None and _here.row < len(positions) else None
-
-
-def placed(fault: Fault) -> Fault:
-    """Return a fault with the position of the sample that this thread makes, if known, and collect it."""
-    position = position_here()
-    if position is not None:
-        fault = msgspec.structs.replace(fault, position=position)
-    if _here.found is not None:
-        _here.found.append(fault)
-    return fault
-
-
-def carrying(error: Error, faults: Sequence[Fault]) -> Error:
-    """Attach to an error the faults that led to it, so that they travel with it out of threads and workers."""
-    setattr(error, _FAULTS, tuple(faults))
-    return error
-
-
-def carried(error: Exception) -> tuple[Fault, ...]:
-    """Return the faults that led to an error."""
-    found: tuple[Fault, ...] = getattr(error, _FAULTS, ())
-    return found

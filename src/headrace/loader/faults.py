@@ -1,6 +1,6 @@
 """Faults: samples that could not be made, counted when their batch is delivered.
 
-    reader (thread, worker)   Fault: shard, key, position  --> beside the batch, or on the error that ends the run
+    reader (thread, worker)   Fault: shard, key, position  --> `SpanRows`, or `SampleFailure`, which ends the run
     loader                    adds the step                --> Loader.faults, Loader.ledger(), the report
 
 A sample that was read ahead is not counted before its turn, and one that is read again after a lost worker is counted
@@ -11,15 +11,56 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from headrace.datasets.sample_watch import SampleWatch
 from headrace.encoders import Fault, FaultLog, FaultReport
 from headrace.errors import ConfigError
 from headrace.io import check_local
 from headrace.loader.spans import Batch, BatchSpan
+
+T = TypeVar("T")
+
+
+class SampleFailure(Exception):  # noqa: N818 -- it never leaves the library: a loader raises ``error``
+    """A reader met ``error``, since samples could not be made. ``faults`` are those samples."""
+
+    def __init__(self, error: Exception, faults: Sequence[Fault]) -> None:
+        super().__init__(error, faults)
+        self.error = error
+        self.faults = faults
+
+
+@contextmanager
+def blaming(watch: SampleWatch) -> Iterator[None]:
+    """Raise a `SampleFailure` for an error within the context if samples are to blame for it."""
+    try:
+        yield
+    except Exception as error:
+        if watch.fatal:
+            raise SampleFailure(error, watch.fatal) from None
+        raise
+
+
+def original_errors(
+    stream: Iterator[T], tell: Callable[[Exception, Sequence[Fault]], None] | None = None
+) -> Iterator[T]:
+    """Yield what a stream yields. For a `SampleFailure` raise the original error, after ``tell`` was called with it."""
+    try:
+        yield from stream
+        return
+    except SampleFailure as failure:
+        error = failure.error
+        if tell is not None:
+            tell(error, failure.faults)
+    try:
+        raise error
+    finally:
+        del error  # its traceback refers to this frame, and the cycle would keep worker processes alive
 
 
 class Given(NamedTuple):

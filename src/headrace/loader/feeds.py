@@ -17,7 +17,6 @@ from headrace.errors import ConfigError, StateError
 from headrace.loader.balancing import Balance, BalancedAssignment, check_between_steps
 from headrace.loader.collating import StepTotals, add_segments, add_totals, verify
 from headrace.loader.faults import Given, shared_out
-from headrace.loader.ragged import cost_of, faults_of
 from headrace.loader.ranks import Ranks, agree
 from headrace.loader.reading import Reading, StreamReader
 from headrace.loader.spans import divide, pace_of, spans
@@ -90,13 +89,13 @@ class SpanFeed:
         if totals is not None:
             self._run.check_supervised(position)
         for span, rows in self._reader.filled(work):
-            pace.learn(len(span.sizes), cost_of(rows))
+            pace.learn(len(span.sizes), rows.cost)
             batches = divide(rows, span, self._run.constants)
             if totals is not None:
                 add_totals(batches, span, totals)
                 if self._run.is_packed:
                     add_segments(batches)
-            faults = shared_out(faults_of(rows), span)
+            faults = shared_out(rows.faults, span)
             for given in map(Given, batches, span.afters, span.sizes, faults):
                 if self._debug and self._run.is_packed:
                     verify(given.batch, is_unshifted=self._run.datasets[0].is_unshifted)

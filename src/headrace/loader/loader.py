@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headrace.datasets import FramedRun, Run
-from headrace.encoders import Fault, FaultLog, carried
+from headrace.encoders import Fault, FaultLog
 from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write, check_local
 from headrace.loader.balancing import Balance, StepBalance
-from headrace.loader.faults import FaultCounter, FeedLedger, report_path
+from headrace.loader.faults import FaultCounter, FeedLedger, original_errors, report_path
 from headrace.loader.feeds import Feed, SpanFeed, check_uneven, num_micro_batches
 from headrace.loader.framed import FramedFeed, gathered_state
 from headrace.loader.ranks import Ranks
@@ -195,18 +195,13 @@ class Loader:
     def _batches(self, iteration: int) -> Iterator[Batch]:
         self._check_newest(iteration)
         begin = self._position
-        try:
-            for given in self._feed.batches(self._position):
-                self._check_newest(iteration)
-                self._counting.add(given.num_samples, given.faults, self.step if given.faults is not None else 0)
-                self._position = given.after
-                yield given.batch
-            # An iteration that began at the end, from a state saved there, is rightly empty and is no error.
-            self._ended = self._position > begin
-        except Exception as error:
-            if faults := carried(error):
-                self._tell(error, faults)
-            raise
+        for given in original_errors(self._feed.batches(self._position), self._tell):
+            self._check_newest(iteration)
+            self._counting.add(given.num_samples, given.faults, self.step if given.faults is not None else 0)
+            self._position = given.after
+            yield given.batch
+        # An iteration that began at the end, from a state saved there, is rightly empty and is no error.
+        self._ended = self._position > begin
 
     def _tell(self, error: Exception, faults: Sequence[Fault]) -> None:
         """Count a sample that ends the run, and add its place in the run to the error."""

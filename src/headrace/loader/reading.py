@@ -21,10 +21,12 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import msgspec
 import torch
 
-from headrace.datasets import Run
+from headrace.datasets import Run, Sample
+from headrace.datasets.media.face import Allocate
 from headrace.errors import ConfigError, WorkerError
 from headrace.loader.buffers import Blocks, Buffers
-from headrace.loader.spans import Batch, BatchSpan, Memory, describe_sample, describe_span, read
+from headrace.loader.ragged import read_ragged
+from headrace.loader.spans import Batch, BatchSpan, SpanRows, describe_sample, describe_span, read_rows
 from headrace.loader.workers.messages import read_message
 from headrace.loader.workers.pool import WorkerPool
 from headrace.loader.workers.watch import within
@@ -241,7 +243,7 @@ def pins(reading: Reading) -> bool:
     return has_cuda if reading.pin_memory is None else reading.pin_memory
 
 
-Filled = Iterator[tuple[BatchSpan, Batch]]
+Filled = Iterator[tuple[BatchSpan, SpanRows]]
 
 
 class StreamReader:
@@ -265,7 +267,7 @@ class StreamReader:
         )
 
     def filled(self, spans: Iterator[BatchSpan]) -> Filled:
-        """Yield every span with its batch, in order."""
+        """Yield every span with its samples, in order."""
         if self._workers is not None:
             return self._workers.filled(spans)
         if self._reading.num_threads:
@@ -281,8 +283,7 @@ class StreamReader:
 def _when_asked(run: Run, spans: Iterator[BatchSpan], *, pin: bool) -> Filled:
     buffers = _buffers(run)
     for span in spans:
-        batch = read(run, span, _memory(buffers, span))
-        yield span, pinned(batch) if pin else batch
+        yield span, _read(run, pin, (span, _memory(buffers, span)))
 
 
 def _in_threads(run: Run, spans: Iterator[BatchSpan], reading: Reading, *, pin: bool) -> Filled:
@@ -292,9 +293,14 @@ def _in_threads(run: Run, spans: Iterator[BatchSpan], reading: Reading, *, pin: 
     return in_threads(reads, work, reading, partial(describe_span, run))
 
 
-def _read(run: Run, pin: bool, task: tuple[BatchSpan, Memory]) -> Batch:
-    batch = read(run, *task)
-    return pinned(batch) if pin else batch
+def _read(run: Run, pin: bool, task: tuple[BatchSpan, Memory]) -> SpanRows:
+    span, memory = task
+    rows = read_ragged(run, span, memory) if callable(memory) else read_rows(run, span, memory)
+    return rows._replace(columns=pinned(rows.columns)) if pin else rows
+
+
+Memory = Sample | Allocate
+"""Memory to read into: arrays of the run's fields; or a function that allocates it, for ragged samples."""
 
 
 def _buffers(run: Run) -> Buffers | Blocks:

@@ -7,7 +7,7 @@ their samples can be described in words, for errors and reports: shard and key, 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, repeat
 from math import prod
 from typing import Any, NamedTuple
@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from headrace.datasets import Located, Run, Sample
 from headrace.datasets.dataset import Origin
-from headrace.datasets.media.face import Allocate
+from headrace.encoders import Fault
 from headrace.errors import HeadraceError
 from headrace.loader.balancing import ASSIGNED_POSITIONS, BalancedAssignment
-from headrace.loader.ragged import Cost, divide_ragged, is_ragged, read_ragged
 from headrace.plan import Draw, Share, micro_batches
 
 SPAN_BYTES = 4 << 20
@@ -36,6 +35,13 @@ would go through all of them."""
 
 SPAN_SECONDS = 0.02
 """The longest time to read a span, for samples whose cost is learnt by reading. A hand-over costs a hundredth of it."""
+
+
+class Cost(NamedTuple):
+    """What it took to read a span: time, and bytes of its values."""
+
+    seconds: float
+    num_bytes: int
 
 
 class Pace:
@@ -82,9 +88,6 @@ PLAN_POSITIONS = 8192
 Batch = dict[str, Any]
 """Name -> tensor. Packed samples also have ``max_seqlen`` and counts, Python ints; records may hold any values."""
 
-Memory = Sample | Allocate | None
-"""Memory to read into: arrays of the run's fields; a function that allocates it, for images; None for fresh memory."""
-
 
 class BatchSpan(NamedTuple):
     """Consecutive micro-batches of one rank: the samples to read, and how to divide them.
@@ -97,6 +100,30 @@ class BatchSpan(NamedTuple):
     sizes: list[int]
     steps: list[int]
     afters: list[int]
+
+
+class RaggedBatch(NamedTuple):
+    """What a ragged micro-batch has beside its parts of the flat tensors: their shapes, and all other values."""
+
+    shapes: dict[str, tuple[int, ...]]
+    others: dict[str, Any]
+
+
+class SpanRows(NamedTuple):
+    """The samples of a span, as threads and workers hand them over.
+
+    Attributes:
+        columns: name -> tensor: (rows, ...) for samples of one shape; for ragged samples flat, one micro-batch after
+            another.
+        ragged: one entry for each micro-batch of ragged samples; None for samples of one shape.
+        cost: what it took to read ragged samples; None for samples of one shape, whose cost is known before.
+        faults: the faults of the samples.
+    """
+
+    columns: Batch
+    ragged: list[RaggedBatch] | None = None
+    cost: Cost | None = None
+    faults: Sequence[Fault] = ()
 
 
 def pace_of(run: Run, share: Share, *, is_here: bool = True) -> Pace:
@@ -141,23 +168,33 @@ def _row_bytes(run: Run) -> int | None:
     return sum(abs(prod(shape)) * tokens * dtype.itemsize for shape, dtype in run.fields.values())
 
 
-def read(run: Run, span: BatchSpan, out: Memory = None) -> Batch:
-    """Read all rows of a span as tensors, (rows, ...) each, into ``out`` or fresh memory. For records see `ragged`."""
-    if run.is_ragged or callable(out):
-        return read_ragged(run, span.located, span.sizes, out if callable(out) else None)
-    return {name: torch.from_numpy(values) for name, values in run.read(span.located, out).items()}
+def read_rows(run: Run, span: BatchSpan, out: Sample | None = None) -> SpanRows:
+    """Read the samples of a span, which have one shape, into ``out`` or fresh memory."""
+    return SpanRows({name: torch.from_numpy(values) for name, values in run.read(span.located, out).items()})
 
 
-def divide(batch: Batch, span: BatchSpan, constants: Sample) -> list[Batch]:
+def divide(rows: SpanRows, span: BatchSpan, constants: Sample) -> list[Batch]:
     """Divide a span into micro-batches: views of their rows, and for each constant a row of their own, expanded."""
-    if is_ragged(batch):
-        return divide_ragged(batch, span.located.positions, span.sizes)
-    whole = {**batch, "sample_positions": torch.from_numpy(span.located.positions)}
+    if rows.ragged is not None:
+        return _divide_ragged(rows.columns, rows.ragged, span)
+    whole = {**rows.columns, "sample_positions": torch.from_numpy(span.located.positions)}
     columns = {name: values.split_with_sizes(span.sizes) for name, values in whole.items()}
     for name, value in constants.items():
         columns[name] = _expanded(value, span.sizes)
     # A dict for each micro-batch, made without a Python loop, which would be most of the cost of short batches.
     return list(map(dict, map(zip, repeat(tuple(columns)), zip(*columns.values(), strict=True))))
+
+
+def _divide_ragged(columns: Batch, ragged: list[RaggedBatch], span: BatchSpan) -> list[Batch]:
+    """Return views of the parts of each micro-batch, in their shapes, and its other values."""
+    positions = torch.from_numpy(span.located.positions).split_with_sizes(span.sizes)
+    batches: list[Batch] = [{"sample_positions": mine} for mine in positions]
+    for name in dict.fromkeys(name for shapes, _ in ragged for name in shapes):
+        having = [(batch, shapes[name]) for batch, (shapes, _) in zip(batches, ragged, strict=True) if name in shapes]
+        pieces = columns[name].split_with_sizes([prod(shape) for _, shape in having])
+        for (batch, shape), piece in zip(having, pieces, strict=True):
+            batch[name] = piece.view(*shape)
+    return [{**batch, **others} for batch, (_, others) in zip(batches, ragged, strict=True)]
 
 
 def _expanded(value: NDArray[Any], sizes: list[int]) -> tuple[torch.Tensor, ...]:

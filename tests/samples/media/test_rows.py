@@ -16,7 +16,7 @@ from PIL import Image
 
 from counts import cases
 from headrace.samples.media import SampleDecoder, pad_stack
-from headrace.samples.media.batch import reading_rows, rows_here
+from headrace.samples.media.batch import BatchBlocks
 from headrace.samples.media.decoding.images import IMAGE_FORMS
 from media_made import encoded, pixels
 
@@ -43,6 +43,12 @@ def as_array(made: Any) -> Any:
     return made.numpy() if isinstance(made, torch.Tensor) else made
 
 
+def stacked(blocks: BatchBlocks, rows: list[Any]) -> Any:
+    """Return rows as a batch holds them."""
+    whole = blocks.stacked(rows)
+    return pad_stack(rows) if whole is None else whole
+
+
 @settings(max_examples=cases(24, 500), deadline=None)
 @given(
     st.sampled_from(FORMS),
@@ -56,9 +62,10 @@ def test_stacks_are_those_of_images_one_by_one(
     decoder = SampleDecoder(image_decode=form, jpeg=jpeg)
     alone = [decoder.decode("jpg", image(*one)) for one in chosen]
     borders = sorted({0, len(chosen), *(min(cut, len(chosen)) for cut in cuts)})
-    with reading_rows(fresh, len(chosen)):
-        beside = [decoder.decode("jpg", image(*one)) for one in chosen]
-        stacks = [pad_stack(beside[a:b]) for a, b in itertools.pairwise(borders)]
+    blocks = BatchBlocks(fresh, len(chosen))
+    into = decoder.into(blocks)
+    beside = [into.decode("jpg", image(*one)) for one in chosen]
+    stacks = [stacked(blocks, beside[a:b]) for a, b in itertools.pairwise(borders)]
     for stack, (a, b) in zip(stacks, itertools.pairwise(borders), strict=True):
         wanted = pad_stack(alone[a:b])
         assert type(stack) is type(wanted)
@@ -78,13 +85,13 @@ def test_rows_in_order_are_stacked_where_they_are(form: str) -> None:
         taken.append(fresh(num_bytes))
         return taken[-1]
 
-    decoder = SampleDecoder(image_decode=form)
-    with reading_rows(allocate, 6) as rows:
-        made = [decoder.decode("jpg", image("colour", seed)) for seed in range(6)]
-        first, second = pad_stack(made[:4]), pad_stack(made[4:])
-        whole = rows.joined([first, second])
-        assert rows.joined([second, first]) is None
-        assert rows.joined([first, pad_stack([decoder.decode("jpg", image("colour", 0))])]) is None
+    blocks = BatchBlocks(allocate, 6)
+    decoder = SampleDecoder(image_decode=form).into(blocks)
+    made = [decoder.decode("jpg", image("colour", seed)) for seed in range(6)]
+    first, second = stacked(blocks, made[:4]), stacked(blocks, made[4:])
+    whole = blocks.joined([first, second])
+    assert blocks.joined([second, first]) is None
+    assert blocks.joined([first, stacked(blocks, [decoder.decode("jpg", image("colour", 0))])]) is None
     assert len(taken) == 2  # the seventh image begins another block
     for one in (first, second, whole):
         assert np.shares_memory(as_array(one), taken[0])
@@ -97,10 +104,10 @@ def test_what_simplejpeg_refuses_is_pillows() -> None:
 
 
 def test_rows_are_handed_out_once() -> None:
-    decoder = SampleDecoder(image_decode="rgb8")
-    with reading_rows(fresh, 3):
-        made = [decoder.decode("jpg", image("colour", seed)) for seed in range(3)]
-        once, again, backwards = pad_stack(made), pad_stack(made), pad_stack(made[::-1])
+    blocks = BatchBlocks(fresh, 3)
+    decoder = SampleDecoder(image_decode="rgb8").into(blocks)
+    made = [decoder.decode("jpg", image("colour", seed)) for seed in range(3)]
+    once, again, backwards = stacked(blocks, made), stacked(blocks, made), stacked(blocks, made[::-1])
     kept = again.copy()
     once[:] = 0
     assert np.array_equal(again, kept)
@@ -115,22 +122,19 @@ def test_parts_have_blocks_of_their_own() -> None:
         return taken[-1]
 
     # By their content, and with names that say nothing.
-    decoder = SampleDecoder(image_decode="rgb8", guess_content=True)
-    with reading_rows(allocate, 2):
-        made = [[decoder.decode(part, image("colour", seed)) for part in ("left", "right")] for seed in range(2)]
-        stacks = [pad_stack([row[column] for row in made]) for column in range(2)]
+    blocks = BatchBlocks(allocate, 2)
+    decoder = SampleDecoder(image_decode="rgb8", guess_content=True).into(blocks)
+    made = [[decoder.decode(part, image("colour", seed)) for part in ("left", "right")] for seed in range(2)]
+    stacks = [stacked(blocks, [row[column] for row in made]) for column in range(2)]
     assert len(taken) == 2
     assert all(np.shares_memory(stack, memory) for stack, memory in zip(stacks, taken, strict=True))
 
 
-def test_outside_of_a_reading_arrays_are_their_own() -> None:
+def test_without_blocks_arrays_are_their_own() -> None:
     decoder = SampleDecoder(image_decode="rgb8")
-    with reading_rows(fresh, 2):
-        inside = [decoder.decode("jpg", image("colour", seed)) for seed in range(2)]
-        with pytest.raises(ZeroDivisionError), reading_rows(fresh, 1):
-            raise ZeroDivisionError
-        assert rows_here() is not None
-    assert rows_here() is None
+    into = decoder.into(BatchBlocks(fresh, 2))
+    inside = [into.decode("jpg", image("colour", seed)) for seed in range(2)]
+    assert not inside[0].flags.owndata
     stack = pad_stack(inside)
     assert not np.shares_memory(stack, inside[0])
     assert decoder.decode("jpg", image("colour", 0)).flags.owndata

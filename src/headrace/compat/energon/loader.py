@@ -17,9 +17,8 @@ from headrace.compat.energon.dataset import EnergonDataset
 from headrace.compat.energon.own_order import OwnOrder
 from headrace.encoders import FaultLog
 from headrace.errors import StateError
-from headrace.loader.faults import FaultCounter, report_path, shared_out
+from headrace.loader.faults import FaultCounter, original_errors, report_path, shared_out
 from headrace.loader.loader import Loader
-from headrace.loader.ragged import faults_of
 from headrace.loader.reading import Reading, StreamReader
 from headrace.loader.spans import Batch, BatchSpan, divide
 from headrace.plan import BatchSchedule, Cursor, RunRecipe
@@ -355,5 +354,5 @@ class OwnOrderLoader(EnergonLoader):
 def _read(own: OwnOrder, reader: StreamReader, spans: Iterator[BatchSpan]) -> Iterator[tuple[Batch, FaultLog | None]]:
     # A function, not a method: the loader holds this generator, and a reference back would keep worker processes alive
     # until cycles are collected.
-    for span, rows in reader.filled(spans):
-        yield from zip(divide(rows, span, own.run.constants), shared_out(faults_of(rows), span), strict=True)
+    for span, rows in original_errors(reader.filled(spans)):
+        yield from zip(divide(rows, span, own.run.constants), shared_out(rows.faults, span), strict=True)

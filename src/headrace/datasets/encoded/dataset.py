@@ -16,6 +16,7 @@ from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.media.dataset import OfCrude
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions
 from headrace.datasets.mix import Mix
+from headrace.datasets.sample_watch import SampleWatch
 from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, bound_cookers
 from headrace.encoders.hooks import checked_encoder
 from headrace.encoders.pipeline import Output
@@ -107,9 +108,9 @@ class EncodedDataset(EncoderDataset):
         """(n,) int64: numbers of samples, without the bits of the epoch."""
         return self.outputs.indices(addresses)
 
-    def makers(self, addresses: IntArray) -> list[Callable[[], Any]]:
+    def makers(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Callable[[], Any]]:
         """Read samples; see `SampleDataset.makers`. Each function cooks and encodes one."""
-        makers = self.outputs.makers(addresses)
+        makers = self.outputs.makers(addresses, watch)
         return [partial(self._only, address, make) for address, make in zip(addresses.tolist(), makers, strict=True)]
 
     def _only(self, address: int, make: Callable[[], list[Output]]) -> Any:

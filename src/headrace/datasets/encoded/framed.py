@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.datasets import watched
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.encoded.forms import check_form, form_by_hooks, form_recipe, form_words, is_groups, is_packs
 from headrace.datasets.encoded.keys import RestoreKey, keyed, restore_key_of
 from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, packed
 from headrace.datasets.mix import Mix, named_datasets
-from headrace.encoders import EncoderPipeline, ErrorPolicy, FaultLog, HookFailure, at_positions
+from headrace.datasets.sample_watch import SampleWatch
+from headrace.encoders import EncoderPipeline, ErrorPolicy, FaultLog, HookFailure
 from headrace.encoders.hooks import checked_encoder
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError, SkipSample
@@ -70,12 +70,15 @@ class FramedSources:
             found[rows] = self.encoders[source].addresses(indices[rows], None if keys is None else keys[rows])
         return found
 
-    def outputs(self, sources: IntArray, addresses: IntArray) -> tuple[list[list[MadeOutput]], list[FaultLog | None]]:
+    def outputs(
+        self, sources: IntArray, addresses: IntArray, watch: SampleWatch | None = None
+    ) -> tuple[list[list[MadeOutput]], list[FaultLog | None]]:
         """Return the outputs of each sample, and what failed while it was made.
 
         Raises:
             SampleError, ConfigError: as `SampleEncoder.makers`; also whatever hooks raise.
         """
+        watch = watch or SampleWatch()
         made: list[list[MadeOutput]] = [[]] * len(addresses)
         faults: list[FaultLog | None] = [None] * len(addresses)
         with self.pipeline:
@@ -84,8 +87,8 @@ class FramedSources:
                     rows = part + begin
                     encoder = self.encoders[source]
                     log = encoder.faults = FaultLog()
-                    for row, make in zip(rows.tolist(), encoder.makers(addresses[rows]), strict=True):
-                        [outputs] = watched.made(addresses[row : row + 1], [make], row)
+                    for row, make in zip(rows.tolist(), encoder.makers(addresses[rows], watch), strict=True):
+                        [outputs] = watch.make(addresses[row : row + 1], [make], row)
                         made[row] = [MadeOutput(number, source, one) for number, one in enumerate(outputs)]
                         if log.total:
                             faults[row] = log
@@ -130,7 +133,7 @@ class FramedSources:
         """Return the sample of an output, with its restore key."""
         return keyed(one.output.sample, self.key(one), self._kind)
 
-    def packs(self, items: Sequence[MadeOutput], positions: Sequence[int] = ()) -> tuple[list[Output], FaultLog]:
+    def packs(self, items: Sequence[MadeOutput], watch: SampleWatch | None = None) -> tuple[list[Output], FaultLog]:
         """Return packs made of outputs, usually one, and what failed; no packs if a generator skips them.
 
         With the policy "substitute", a sample that fails in ``postencode_sample`` is left out of its pack: the pack is
@@ -139,21 +142,22 @@ class FramedSources:
 
         Args:
             items: the outputs of one selection.
-            positions: their positions in the run, if faults are to name them.
+            watch: of the reader, with their positions in the run, if faults are to name them.
 
         Raises:
             ConfigError: `SkipSample` in ``pack_selected_samples``, or for all samples of a pack.
             SampleError: no sample of a pack can be made; also whatever hooks raise.
         """
         faults = FaultLog()
+        watch = watch or SampleWatch()
 
         def without(number: int, failure: HookFailure) -> None:
             if isinstance(failure.error, SkipSample):
                 return
             encoder, one = self.encoders[items[number].source], items[number].output
             encoder.faults = faults
-            with at_positions(np.array(positions[number : number + 1], dtype=np.int64)):
-                encoder.left_out(failure, one.place.position)
+            watch.row = number
+            encoder.left_out(failure, one.place.position, watch)
 
         instead = (
             "skip samples in preencode_sample, or write pack_selected_samples as a generator, which may yield no pack"

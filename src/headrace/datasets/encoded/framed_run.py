@@ -29,6 +29,7 @@ from headrace.datasets.encoded.samples import check_restorable
 from headrace.datasets.encoded.unit_reader import UnitReader
 from headrace.datasets.outline import sources_outline
 from headrace.datasets.run import Located, Run
+from headrace.datasets.sample_watch import Tell
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.plan import BatchSchedule, IntArray, Order, RunRecipe
 from headrace.plan.framed import (
@@ -255,9 +256,9 @@ class FramedRun:
         keys = None if self.stream.order.kind == "none" else found.keys
         return Located(positions, found.sources, self._sources.addresses(found.sources, found.indices, keys))
 
-    def reader(self, states: Sequence[LaneState] | None = None) -> UnitReader:
+    def reader(self, states: Sequence[LaneState] | None = None, tell: Tell | None = None) -> UnitReader:
         """Return a reader that makes units, from the states of its lanes; None is the beginning of all lanes."""
-        return UnitReader(self, beginning(self.lanes) if states is None else states)
+        return UnitReader(self, beginning(self.lanes) if states is None else states, tell)
 
     def units(self, step: int) -> list[Any]:
         """Return the samples of a step, made from the beginning of the run: O(step). For inspection and tests."""

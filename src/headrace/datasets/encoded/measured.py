@@ -17,6 +17,7 @@ from headrace.datasets.encoded.measured_units import MeasuredUnits, UnitRows
 from headrace.datasets.encoded.samples import Encoder, EncoderDataset, Media, SampleEncoder, packed, raise_failure
 from headrace.datasets.measuring.chunk import facts_recipe, key_text, measured_pipeline
 from headrace.datasets.measuring.facts import MeasuredFacts
+from headrace.datasets.sample_watch import SampleWatch
 from headrace.encoders import EncoderPipeline, HookFailure
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError, StaleCacheError, StateError
@@ -90,11 +91,13 @@ class MeasuredOutputs:
         self._facts = facts
         self._form = form
 
-    def of(self, rows: UnitRows) -> list[UnitRow]:
+    def of(self, rows: UnitRows, watch: SampleWatch | None) -> list[UnitRow]:
         """Return one entry for each row, and read the bytes of all their samples together."""
         samples, places = np.unique(self._outputs.addresses(rows.samples, rows.keys), return_inverse=True)
         counts = self._facts.arrays["num_outputs"][self._outputs.indices(samples)].tolist()
-        sources = [_Source(make, count) for make, count in zip(self._outputs.makers(samples), counts, strict=True)]
+        sources = [
+            _Source(make, count) for make, count in zip(self._outputs.makers(samples, watch), counts, strict=True)
+        ]
         numbers = zip(rows.samples.tolist(), rows.outputs.tolist(), rows.facts.tolist(), strict=True)
         return [UnitRow(sources[place], *one) for place, one in zip(places.tolist(), numbers, strict=True)]
 
@@ -217,14 +220,14 @@ class MeasuredDataset(EncoderDataset):
         """(n,) int64: numbers of units, without the bits of the epoch."""
         return self.units.numbers(addresses)
 
-    def makers(self, addresses: IntArray) -> list[Callable[[], Any]]:
+    def makers(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Callable[[], Any]]:
         """Read the samples of some units together; each returned function makes one unit, with groups a list."""
         addresses = np.asarray(addresses, dtype=np.int64)
         with_epoch = addresses != self.units.numbers(addresses)
         if with_epoch.any() and not with_epoch.all():
-            return [self.makers(addresses[row : row + 1])[0] for row in range(len(addresses))]
+            return [self.makers(addresses[row : row + 1], watch)[0] for row in range(len(addresses))]
         rows = self.units.rows(addresses)
-        found = self._rows.of(rows)
+        found = self._rows.of(rows, watch)
         bounds = pairwise(rows.offsets.tolist())
         return [
             partial(self._unit, address, found[low:high])

@@ -20,6 +20,7 @@ from headrace.datasets.dataset import media_origins
 from headrace.datasets.encoded.keys import Kind, parsed, restore_key_of
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset, SampleDataset
 from headrace.datasets.media.face import for_tensor, without_rows
+from headrace.datasets.sample_watch import SampleWatch
 from headrace.encoders import (
     CallKey,
     EncoderPipeline,
@@ -30,12 +31,8 @@ from headrace.encoders import (
     HookFailure,
     TaskEncoder,
     bound_cookers,
-    carrying,
-    collecting,
     hook_of,
     is_of_sample,
-    placed,
-    position_here,
 )
 from headrace.encoders.hooks import BoundCooker, function_hook
 from headrace.encoders.mapping import fields_of
@@ -121,13 +118,14 @@ class SampleEncoder:
         """Check the thread; see `EncoderPipeline.check_thread`."""
         self.pipeline.check_thread(*([] if self.cook is None else [self.cook]))
 
-    def makers(self, addresses: IntArray) -> list[Callable[[], list[Output]]]:
+    def makers(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Callable[[], list[Output]]]:
         """Read samples together; each returned function makes the outputs of one, or of its substitute.
 
-        The functions raise SampleError if too many samples failed; ConfigError for `SkipSample` if no sample may be
-        left out; and whatever a hook raises, with a note that names hook and sample.
+        The functions add faults to the ``watch``. They raise SampleError if too many samples failed; ConfigError for
+        `SkipSample` if no sample may be left out; and whatever a hook raises, with a note that names hook and sample.
         """
         self.check_thread()
+        watch = watch or SampleWatch()
         addresses = np.asarray(addresses, dtype=np.int64)
         indices = self.indices(addresses)
         try:
@@ -136,28 +134,27 @@ class SampleEncoder:
             # One sample cannot be read; reading them one by one shows which.
             makers = [partial(self._made_alone, index) for index in indices.tolist()]
         rows = zip(addresses.tolist(), indices.tolist(), makers, strict=True)
-        return [partial(self._outputs, address, index, make) for address, index, make in rows]
+        return [partial(self._outputs, address, index, make, watch) for address, index, make in rows]
 
     def outputs(self, addresses: IntArray) -> list[list[Output]]:
         """Return the outputs of each sample."""
         with self.pipeline:
             return [make() for make in self.makers(addresses)]
 
-    def left_out(self, failure: HookFailure, address: int) -> None:
+    def left_out(self, failure: HookFailure, address: int, watch: SampleWatch) -> None:
         """Count a sample that failed after its place was settled and is left out there; or raise, as the policy says.
 
         Raises:
             SampleError, and what hooks raise: the policy is to raise, or the sample is not to blame.
         """
         index = int(self.indices(np.array([address], dtype=np.int64))[0])
-        self._count(failure, address, index, 0, [])
+        self._count(failure, address, index, [], watch)
 
     def _made_alone(self, index: int) -> Any:
         return self.dataset.makers(np.array([index], dtype=np.int64))[0]()
 
-    def _outputs(self, address: int, index: int, make: Callable[[], Any]) -> list[Output]:
+    def _outputs(self, address: int, index: int, make: Callable[[], Any], watch: SampleWatch) -> list[Output]:
         """Return the outputs of an address, or those of the first substitute that can be made."""
-        attempt = 0
         met: list[Fault] = []
         delays = self._retries.delays()
         while True:
@@ -169,9 +166,8 @@ class SampleEncoder:
                 if may_pass(failure.error) and (delay := self._delay(delays, failure, index)) is not None:
                     sleep(delay)
                     continue
-                self._count(failure, address, index, attempt, met)
-            attempt += 1
-            index = substitute_index(self._substitution, address, attempt, len(self.dataset))
+                self._count(failure, address, index, met, watch)
+            index = substitute_index(self._substitution, address, len(met), len(self.dataset))
             make = partial(self._made_alone, index)
 
     def _delay(self, delays: Iterator[float], failure: HookFailure, index: int) -> float | None:
@@ -185,8 +181,8 @@ class SampleEncoder:
         _log.warning("%s: %s; trying again in %.3g s", what, error, delay)
         return delay
 
-    def _count(self, failure: HookFailure, address: int, index: int, attempt: int, met: list[Fault]) -> None:
-        """Count a failure, and return if another sample is to be tried; else raise."""
+    def _count(self, failure: HookFailure, address: int, index: int, met: list[Fault], watch: SampleWatch) -> None:
+        """Add a failure to those ``met`` at an address, and return if another sample is to be tried; else raise."""
         error, hook = failure.error, failure.hook
         if hook is self.cook and isinstance(error, SampleError):
             hook = READING  # a part that cannot be decoded is not a fault of the cooker
@@ -197,7 +193,7 @@ class SampleEncoder:
         if hook.name not in ("read", "cook_crude_sample") and not isinstance(error, SampleError):
             error.add_note(where)
         if not of_sample:
-            if (position := position_here()) is not None:
+            if (position := watch.position) is not None:
                 error.add_note(f"at position {position:,} of the run")
             if may_pass(error) and self.unrestorable is None:
                 error.add_note(f"it was tried {self._retries.attempts} times")
@@ -208,37 +204,34 @@ class SampleEncoder:
             shard=shard,
             key=key,
             address=address,
-            attempt=attempt,
+            attempt=len(met),
             hook=hook.name,
             kind=type(error).__name__,
             reason=str(error),
         )
-        met.append(placed(fault))
+        met.append(watch.add(fault))
         self.faults.add(met[-1])
-        if self.errors.on_error == "raise":
-            if isinstance(error, SkipSample):
-                raise carrying(
-                    ConfigError(
-                        f"SkipSample {where}, key {key!r}: a fixed source cannot leave a sample out, since the places"
-                        " of all others are fixed. Replace it by another sample, errors=ErrorPolicy(on_error="
-                        "'substitute'), or use a measured or framed source"
-                    ),
-                    met,
-                ) from error
-            raise carrying(error, met) from error.__cause__
         failed = Counter(one.hook for one in met)
-        if failed[hook.name] >= self.errors.bound(hook.failure_tolerance):
+        bound = self.errors.bound(hook.failure_tolerance)
+        if self.errors.on_error == "substitute" and failed[hook.name] < bound:
+            return
+        watch.fatal = tuple(met)
+        if self.errors.on_error == "substitute":
             counts = ", ".join(f"{count} in {name}" for name, count in failed.items())
-            raise carrying(
-                SampleError(
-                    None,
-                    f"no sample could be made in its place: {len(met)} failed in a row ({counts}), the last one with"
-                    f" {type(error).__name__}: {error}; check the data, or allow more with ErrorPolicy(tolerance=...)",
-                    shard=shard,
-                    key=key,
-                ),
-                met,
+            raise SampleError(
+                None,
+                f"no sample could be made in its place: {len(met)} failed in a row ({counts}), the last one with"
+                f" {type(error).__name__}: {error}; check the data, or allow more with ErrorPolicy(tolerance=...)",
+                shard=shard,
+                key=key,
             ) from error
+        if isinstance(error, SkipSample):
+            raise ConfigError(
+                f"SkipSample {where}, key {key!r}: a fixed source cannot leave a sample out, since the places of all"
+                " others are fixed. Replace it by another sample, errors=ErrorPolicy(on_error='substitute'), or use a"
+                " measured or framed source"
+            ) from error
+        raise error from error.__cause__
 
     def _where(self, index: int, error: Exception) -> tuple[str | None, str | None]:
         """Return shard and key of a sample: from the store or, if its head cannot be read, from the error."""
@@ -409,10 +402,10 @@ class EncoderDataset(SampleDataset):
         """The first hook that is not marked ``@stateless``; None if all are."""
         return self.outputs.unrestorable
 
-    def samples(self, addresses: IntArray) -> list[Any]:
+    def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Any]:
         """Return samples; see `SampleDataset.samples`. Errors of a hook get a note that names hook and sample."""
         with self.pipeline:
-            return super().samples(addresses)
+            return super().samples(addresses, watch)
 
     def collate(self, samples: Sequence[Any]) -> Any:
         """Return samples as one batch, made by ``batch`` and ``encode_batch``, in columns.
@@ -421,9 +414,9 @@ class EncoderDataset(SampleDataset):
         same fields. If a sample is a whole batch of one group, there must be one.
         """
         if not samples:
-            with collecting():  # faults of this sample belong to the batch that really holds it
-                first = self.samples(self.locate(np.zeros(1, dtype=np.int64)))
-                return without_rows(self.collate(first), len(first[0]) if self.is_group_batches else 1)
+            # Faults of this sample belong to the batch that really holds it, so no reader watches.
+            first = self.samples(self.locate(np.zeros(1, dtype=np.int64)))
+            return without_rows(self.collate(first), len(first[0]) if self.is_group_batches else 1)
         members = of_one_group(samples) if self.is_group_batches else samples
         key = restore_key_of(members[0])
         found = parsed(key)

@@ -18,7 +18,8 @@ from headrace.datasets.encoded.framed import MadeOutput
 from headrace.datasets.encoded.keys import RestoreKey, keyed, of_framed, restore_key_of
 from headrace.datasets.encoded.samples import of_one_group, one_batch, raise_failure
 from headrace.datasets.run import Located
-from headrace.encoders import CallKey, FaultLog, HookFailure, at_positions
+from headrace.datasets.sample_watch import SampleWatch, Tell
+from headrace.encoders import CallKey, FaultLog, HookFailure
 from headrace.errors import ConfigError, SkipSample, StateError
 from headrace.plan import IntArray
 from headrace.plan.framed import FrameTotals, HookPacks, Items, LaneState, Selected, Unit, Walk
@@ -172,11 +173,17 @@ class UnitReader:
     Args:
         run: the run.
         states: states of the lanes that will be asked for, each at or before the first unit that is wanted.
+        tell: called before each sample, see `SampleWatch`.
+
+    Attributes:
+        faults: the faults of the units that were made.
+        watch: goes with the samples; see `SampleWatch`.
     """
 
-    def __init__(self, run: FramedRun, states: Sequence[LaneState]) -> None:
+    def __init__(self, run: FramedRun, states: Sequence[LaneState], tell: Tell | None = None) -> None:
         self.run = run
         self.faults = FaultLog()
+        self.watch = SampleWatch(tell=tell)
         self.sources = run.new_sources()
         self._pipeline = self.sources.pipeline
         self._kind = type(run.data.encoder).__name__
@@ -344,8 +351,9 @@ class UnitReader:
 
     def _encoded(self, positions: IntArray) -> tuple[list[list[MadeOutput]], list[FaultLog | None]]:
         located = self._located(positions)
-        with at_positions(positions):
-            made = self.sources.outputs(located.sources, located.addresses)
+        self.watch.begin(positions)
+        made = self.sources.outputs(located.sources, located.addresses, self.watch)
+        self.watch.faults.clear()  # each is in the log of its sample
         self._num_encoded += len(positions)
         return made
 
@@ -414,7 +422,9 @@ class UnitReader:
     def _packs(self, pairs: Sequence[Pair], *, keep: bool) -> list[Any]:
         items = self._items(pairs, keep=keep)
         keys = tuple(self.sources.key(one) for one in items)
-        packs, faults = self.sources.packs(items, [position for position, _ in pairs])
+        self.watch.begin(np.array([position for position, _ in pairs], dtype=np.int64))
+        packs, faults = self.sources.packs(items, self.watch)
+        self.watch.faults.clear()  # each is in the log of the pack
         self.faults.merge(faults)
         return [
             keyed(pack.sample, RestoreKey("FramedPack", keys, number=number), self._kind)

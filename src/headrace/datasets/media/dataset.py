@@ -22,6 +22,7 @@ from headrace.datasets.media.file_stores import (
     PrimaryFileStore,
     file_store,
 )
+from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError, HeadraceError, SampleError
 from headrace.plan import IntArray
 from headrace.plan.recorded_names import recorded_name
@@ -331,7 +332,7 @@ class MediaDataset(SampleDataset):
 
     @property
     def is_plain(self) -> bool:
-        """Whether no user code sees a sample before its batch: there is no cooker and no sample loader."""
+        """Whether there is no cooker and no sample loader."""
         return self.cooker is None and self._functions["sample_loader"] is None
 
     def cooked_by(self, cookers: Sequence[Cooker]) -> MediaDataset:
@@ -339,11 +340,12 @@ class MediaDataset(SampleDataset):
         options = {**self._options, "cookers": tuple(cookers)}
         return type(self)(self.store, self.mapper.sample_type, self._field_map, **options)
 
-    def makers(self, addresses: IntArray) -> list[Callable[[], Any]]:
+    def makers(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Callable[[], Any]]:
         """Read samples; see `SampleDataset.makers`. Errors of a cooker get a note that names the sample."""
         raws = self.store.read(addresses, self.mapper.parts)
+        mapper = self.mapper if watch is None or watch.blocks is None else self.mapper.into(watch.blocks)
         return [
-            partial(self.made, raw, index, partial(self.store.places, index))
+            partial(self.made, raw, index, partial(self.store.places, index), mapper)
             for raw, index in zip(raws, addresses.tolist(), strict=True)
         ]
 
@@ -354,13 +356,14 @@ class MediaDataset(SampleDataset):
                 return index
         return None
 
-    def made(self, raw: RawSample, index: int, places: Places) -> Any:
+    def made(self, raw: RawSample, index: int, places: Places, mapper: SampleMapper | None = None) -> Any:
         """Return the sample made from parts that were read.
 
         Args:
             raw: the parts.
             index: number of the sample in its dataset.
             places: finds where the parts lie, if that is needed.
+            mapper: makes the sample in memory of the reader; None is that of the dataset.
 
         Raises:
             SampleError: the sample cannot be made; names file, key, part and byte.
@@ -370,7 +373,7 @@ class MediaDataset(SampleDataset):
         names = tuple([f"{key}.{part}" for part in wanted])
         source = SourceInfo(dataset_path=self.store.path, index=index, shard_name=raw.shard, file_names=names)
         try:
-            sample = self.mapper.make(
+            sample = (mapper or self.mapper).make(
                 raw.parts,
                 raw.key,
                 restore_key=("Webdataset", index),

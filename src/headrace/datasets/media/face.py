@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.datasets.dataset import Dataset, Fields, Origins, Sample, media_origins
-from headrace.datasets.watched import made
+from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.samples.media import pad_stack
-from headrace.samples.media.batch import Allocate, BatchBlocks, reading_rows
+from headrace.samples.media.batch import Allocate, BatchBlocks
 from headrace.stores import SampleStore
 from headrace.stores.arguments import sample_numbers
 
-__all__ = ["Allocate", "BatchBlocks", "collated", "reading_rows", "without_rows"]
+__all__ = ["Allocate", "BatchBlocks", "SampleDataset", "collated", "without_rows"]
 
 _STACKED = frozenset("?bBhHiIlLqQefdFD")
 """Codes of the dtypes that tensors can have."""
@@ -33,12 +33,12 @@ def for_tensor(values: NDArray[Any]) -> NDArray[Any] | None:
     return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
-def collated(samples: Sequence[Any]) -> dict[str, Any]:
+def collated(samples: Sequence[Any], blocks: BatchBlocks | None = None) -> dict[str, Any]:
     """Return samples, or dicts, as a dict of columns; row i of each column comes from sample i.
 
     If every sample has an array of numbers or a tensor in a field, the column is one array or tensor of shape (n,
     largest size of each axis ...), padded with zeros; every other column is a list of n values. `Batch.from_samples`
-    does this for a batch type of your own.
+    does this for a batch type of your own. Images that were decoded into ``blocks`` are stacked without a copy.
 
     Raises:
         ConfigError: the samples have different fields, or the arrays of a field differ in rank or dtype.
@@ -52,7 +52,7 @@ def collated(samples: Sequence[Any]) -> dict[str, Any]:
                 f"samples {_key(rows[0])} and {_key(row)} of one batch differ in {differ}: samples of one batch need"
                 " the same fields; give the datasets one sample type, or cookers that make samples of one type"
             )
-    return {name: _column(name, [row[name] for row in rows], rows) for name in names}
+    return {name: _column(name, [row[name] for row in rows], rows, blocks) for name in names}
 
 
 def without_rows(batch: Mapping[str, Any], num_rows: int = 1) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _row(sample: Any) -> Mapping[str, Any]:
     return {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
 
 
-def _column(name: str, values: list[Any], rows: Sequence[Mapping[str, Any]]) -> Any:
+def _column(name: str, values: list[Any], rows: Sequence[Mapping[str, Any]], blocks: BatchBlocks | None) -> Any:
     if all(isinstance(value, np.ndarray) for value in values):
         arrays = list(map(for_tensor, values))
         if any(array is None for array in arrays):
@@ -85,6 +85,9 @@ def _column(name: str, values: list[Any], rows: Sequence[Mapping[str, Any]]) -> 
     # Tensors are recognised by a method, since torch may not be installed.
     elif not all(callable(getattr(value, "new_zeros", None)) for value in values):
         return values
+    whole = None if blocks is None else blocks.stacked(values)
+    if whole is not None:
+        return whole
     try:
         return pad_stack(values)
     except ConfigError as error:
@@ -147,7 +150,12 @@ class SampleDataset(Dataset):
     def columns(self) -> tuple[str, ...]:
         """Names of the fields of the samples, as far as they are known before one is read."""
 
-    def samples(self, addresses: IntArray) -> list[Any]:
+    @property
+    def is_plain(self) -> bool:
+        """Whether no user code sees a sample before its batch, which `collated` makes."""
+        return False
+
+    def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Any]:
         """Return the samples at some addresses: all are read together, then decoded and cooked one by one.
 
         Raises:
@@ -155,10 +163,11 @@ class SampleDataset(Dataset):
             InputError: a sample is malformed on disk.
             StoreError: a file is missing, changed or cut short.
         """
-        return made(addresses, self.makers(addresses))
+        watch = watch or SampleWatch()
+        return watch.make(addresses, self.makers(addresses, watch))
 
     @abstractmethod
-    def makers(self, addresses: IntArray) -> list[Callable[[], Any]]:
+    def makers(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Callable[[], Any]]:
         """Read the samples at some addresses together; each returned function decodes and cooks one sample.
 
         Raises:

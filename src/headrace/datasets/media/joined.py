@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.datasets.media.dataset import DEFAULT_DECODER, MediaDataset
 from headrace.datasets.media.face import SampleDataset
+from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
 from headrace.plan.recorded_names import recorded_name
@@ -95,7 +96,7 @@ class JoinedMediaDataset(SampleDataset):
         kind: Any = self.joiner
         return tuple(field.name for field in dataclasses.fields(kind)) if self._is_type else BASE_FIELDS
 
-    def makers(self, addresses: IntArray) -> list[Callable[[], Any]]:
+    def makers(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Callable[[], Any]]:
         """Read rows; see `SampleDataset.makers`. Errors of a joiner get a note that names the row."""
         rows = self.store.read_joined(addresses, [part.mapper.parts for part in self.parts])
         return [partial(self._joined, row, index) for row, index in zip(rows, addresses.tolist(), strict=True)]

@@ -21,7 +21,9 @@ import numpy as np
 import torch
 
 from headrace.datasets import FramedRun
+from headrace.datasets.sample_watch import Tell
 from headrace.encoders import FaultLog
+from headrace.loader.faults import blaming
 from headrace.loader.reading import pinned
 from headrace.loader.spans import Batch
 from headrace.plan import BatchSchedule, IntArray, MicroBatches, Share, micro_batches
@@ -166,17 +168,21 @@ class LaneReader:
         self._pin = pin
         self._reader: UnitReader | None = None
 
-    def __call__(self, part: BatchPart) -> PartMessage:
-        """Return the units of a part, or the batch if the part is all of it."""
+    def __call__(self, part: BatchPart, tell: Tell | None = None) -> PartMessage:
+        """Return the units of a part, or the batch if the part is all of it.
+
+        Raises:
+            SampleFailure: samples could not be made.
+        """
         if part.states is not None:
             self._states, self._reader = part.states, None
         if self._reader is None:
-            self._reader = self._run.reader(self._states)
+            self._reader = self._run.reader(self._states, tell)
         reader = self._reader
         reader.leave(part.leaves)
         content: list[Any] | Batch
         # Entered here, so that the global random generators are saved once for units and batch.
-        with reader.sources.pipeline:
+        with blaming(reader.watch), reader.sources.pipeline:
             content = samples = reader.samples(part.numbers)
             if part.is_whole:
                 batch = batch_of(reader, samples, part.numbers)

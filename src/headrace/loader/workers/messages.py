@@ -2,7 +2,7 @@
 
 Handing over a tensor in shared memory takes about 100 us, whatever its size, so only large tensors go that way. The
 rest is one pickle, which goes through the pipe, or through shared memory if it is large. Images are decoded into shared
-memory directly. A message unpickles to the batch itself, with the same types.
+memory directly. A message unpickles to what was read, with the same types.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 from torch.multiprocessing.reductions import reduce_tensor
 
 from headrace.datasets import Run
-from headrace.loader.spans import Batch, BatchSpan, read
+from headrace.datasets.sample_watch import Tell
+from headrace.loader.ragged import read_ragged
+from headrace.loader.spans import Batch, BatchSpan, SpanRows, read_rows
 
 LARGE_BYTES: Final = 64 << 10
 """Tensors of at least this size go through shared memory; smaller ones are copied faster through the pipe."""
@@ -31,11 +33,12 @@ LARGE_BYTES: Final = 64 << 10
 _MADV_POPULATE_WRITE: Final = 23
 
 
-def read_message(run: Run, span: BatchSpan) -> BatchMessage:
-    """Read the batch of a span, ready to be pickled for another process. Runs in a worker."""
+def read_message(run: Run, span: BatchSpan, tell: Tell) -> SpanMessage:
+    """Read the samples of a span, ready to be pickled for another process. Runs in a worker."""
     _settle()
     shared = _Shared()
-    return BatchMessage(read(run, span, shared.allocate if run.is_ragged else None), shared)
+    rows = read_ragged(run, span, shared.allocate, tell) if run.is_ragged else read_rows(run, span)
+    return SpanMessage(rows, shared)
 
 
 @cache
@@ -93,23 +96,23 @@ class _Large(NamedTuple):
     number: int
 
 
-class BatchMessage:
-    """A batch on its way to another process. It unpickles to the batch, a plain dict."""
+class SpanMessage:
+    """The samples of a span on their way to another process. It unpickles to the `SpanRows` themselves."""
 
-    def __init__(self, batch: Batch, shared: _Shared | None = None) -> None:
-        self._batch = batch
+    def __init__(self, rows: SpanRows, shared: _Shared | None = None) -> None:
+        self._rows = rows
         self._shared = shared or _Shared()
 
     def __reduce__(self) -> tuple[Any, ...]:
         large: list[torch.Tensor] = []
-        rest: dict[str, Any] = {}
-        for name, value in self._batch.items():
-            rest[name] = value
+        small: Batch = {}
+        for name, value in self._rows.columns.items():
+            small[name] = value
             if type(value) is torch.Tensor and value.nbytes >= LARGE_BYTES:
-                rest[name] = _Large(len(large))
+                small[name] = _Large(len(large))
                 large.append(self._shared.found(value))
-        pickled = dumped(rest)
-        return _batch, (pickled if len(pickled) < LARGE_BYTES else self._shared.copy(pickled), large)
+        pickled = dumped(self._rows._replace(columns=small))
+        return _rows, (pickled if len(pickled) < LARGE_BYTES else self._shared.copy(pickled), large)
 
 
 def dumped(message: Any) -> bytes:
@@ -136,9 +139,9 @@ def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
     return found
 
 
-def _batch(pickled: bytes | torch.Tensor, large: list[torch.Tensor]) -> Batch:
-    batch: Batch = pickle.loads(pickled if isinstance(pickled, bytes) else pickled.numpy().data)
-    for name, value in batch.items():
+def _rows(pickled: bytes | torch.Tensor, large: list[torch.Tensor]) -> SpanRows:
+    rows: SpanRows = pickle.loads(pickled if isinstance(pickled, bytes) else pickled.numpy().data)
+    for name, value in rows.columns.items():
         if type(value) is _Large:
-            batch[name] = large[value.number]
-    return batch
+            rows.columns[name] = large[value.number]
+    return rows

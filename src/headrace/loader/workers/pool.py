@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from headrace.datasets.sample_watch import Tell
 from headrace.errors import StateError, WorkerError
 from headrace.loader.workers.worker import RaisedError, Sent
 from headrace.loader.workers.worker_set import END, DescribeSample, Lost, Stale, WorkerSet
@@ -37,19 +38,20 @@ class WorkerPool(Generic[T]):
     One stream of tasks is read at a time; a new one ends the one before.
 
     Args:
-        reader_now: called at each start of workers. It returns the function that makes the message of a task; each
-            worker gets its own copy, forked or pickled at that moment.
+        reader_now: called at each start of workers. It returns the function that makes the message of a task, and tells
+            the address of each sample before it makes it; each worker gets its own copy, forked or pickled at that
+            moment.
         reading: the number of workers, how they start, and what happens when they are lost.
         pin: whether messages are pinned.
         describe: describes a task in words, for errors and reports.
-        describe_sample: describes one sample of a task, by the address that `headrace.datasets.watched` was told.
+        describe_sample: describes one sample of a task, by the address that the reader told.
         unrestorable: the name of a hook whose results depend on what ran before, so that nothing can be read again.
         restarted: called with the first task that new workers begin with, before ``reader_now``.
     """
 
     def __init__(
         self,
-        reader_now: Callable[[], Callable[[T], Any]],
+        reader_now: Callable[[], Callable[[T, Tell], Any]],
         reading: Reading,
         *,
         pin: bool,

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
 from itertools import takewhile
@@ -31,8 +31,10 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.data import Dataset
 
-from headrace.datasets.watched import NO_SAMPLE, watch_samples
+from headrace.datasets.sample_watch import NO_SAMPLE, Tell
+from headrace.encoders import Fault
 from headrace.errors import ConfigError, WorkerError
+from headrace.loader.faults import SampleFailure
 from headrace.loader.workers.messages import dumped
 from headrace.loader.workers.user_globals import Globals
 
@@ -145,19 +147,23 @@ class Sent(NamedTuple):
 
 
 class RaisedError(NamedTuple):
-    """An error that a worker raised: pickled, None if it does not pickle; as text; and its traceback as text."""
+    """An error that a worker raised: pickled, None if it does not pickle; as text; and its traceback as text.
+
+    ``faults`` are the samples that are to blame.
+    """
 
     pickled: bytes | None
     text: str
     way: str
+    faults: Sequence[Fault] = ()
 
     def again(self) -> Exception:
-        """Return the same error, with the worker's traceback as a note."""
+        """Return the same error, with the worker's traceback as a note; a `SampleFailure` if samples are to blame."""
         if self.pickled is None:
             return WorkerError(f"{self.text}\n{self.way}")
         error: Exception = pickle.loads(self.pickled)
         error.add_note(self.way)
-        return error
+        return SampleFailure(error, self.faults) if self.faults else error
 
 
 class LostMessage(NamedTuple):
@@ -191,7 +197,7 @@ class WorkerSetup(Dataset[Any]):
     """The object that is sent to each worker at its start. For torch it is a dataset, whose items are messages.
 
     Args:
-        read: makes the message of a task.
+        read: makes the message of a task; it also gets the function that it must tell of each sample.
         table: where the worker writes what it is doing.
         trace: where it writes, on SIGUSR1, the line that it is at.
         named: the globals that ``read`` names, with their values in the program.
@@ -203,7 +209,7 @@ class WorkerSetup(Dataset[Any]):
 
     def __init__(
         self,
-        read: Callable[[Any], Any],
+        read: Callable[[Any, Tell], Any],
         table: Table,
         trace: TraceFile,
         *,
@@ -232,7 +238,6 @@ class WorkerSetup(Dataset[Any]):
         if hasattr(faulthandler, "register"):
             # The handler is written in C, and works while other code holds the interpreter.
             faulthandler.register(signal.SIGUSR1, file=self._trace.fileno(), all_threads=True, chain=False)
-        watch_samples(partial(self._table.mark, worker))
         # Objects of the program must not be collected in a fork: a process group would wait for threads that do not
         # exist here.
         gc.freeze()
@@ -274,7 +279,11 @@ class WorkerSetup(Dataset[Any]):
         table.write(worker, State.READING, number)
         message: Any
         try:
-            message = _Pickled(dumped(self._read(task))) if self._failed is None else self._failed
+            message = (
+                _Pickled(dumped(self._read(task, partial(table.mark, worker))))
+                if self._failed is None
+                else self._failed
+            )
         except Exception as error:
             message = _failed(error, worker)
         table.write(worker, State.WAITING, number)
@@ -312,6 +321,9 @@ def _leave_server() -> None:
 
 
 def _failed(error: Exception, worker: int) -> RaisedError:
+    faults: Sequence[Fault] = ()
+    if isinstance(error, SampleFailure):
+        error, faults = error.error, error.faults
     way = f"in worker {worker}:\n{''.join(traceback.format_exception(error))}"
     text = f"{type(error).__name__}: {error}"
     try:
@@ -320,4 +332,4 @@ def _failed(error: Exception, worker: int) -> RaisedError:
         pickle.loads(pickled)
     except Exception:
         return RaisedError(None, text, way)
-    return RaisedError(pickled, text, way)
+    return RaisedError(pickled, text, way, faults)

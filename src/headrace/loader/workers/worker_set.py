@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 
+from headrace.datasets.sample_watch import Tell
 from headrace.errors import ConfigError, WorkerError
 from headrace.loader.workers.torch_loader import TaskSampler, data_loader, names_of, pipe_of, shut_down, started_by
 from headrace.loader.workers.user_globals import Globals
@@ -180,7 +181,7 @@ class WorkerSet:
 
     def __init__(
         self,
-        read: Callable[[Any], Any],
+        read: Callable[[Any, Tell], Any],
         reading: Reading,
         *,
         pin: bool,

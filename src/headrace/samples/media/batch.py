@@ -2,21 +2,19 @@
 
 Images of one batch can be decoded next to each other, so that stacking them needs no copy:
 
-    with reading_rows(allocate, 16):
-        each image       -> a row of a block of 16, the next one of its part
-        pad_stack(rows)  -> the block itself, if these are its rows, in order; otherwise a copy
+    blocks = BatchBlocks(allocate, 16)
+    decoder.into(blocks)    each image is a row of a block of 16, the next one of its part
+    blocks.stacked(rows)    the block itself, if these are its rows, in order; otherwise None
 
 Decoding into fresh memory and copying costs a tenth of the decoding, and more if the system has to allocate the pages.
-Outside of `reading_rows` nothing of this happens. Use it only for samples that nobody else holds: rows that were
-stacked belong to the batch, and what changes the batch changes them.
+Use blocks only for samples that nobody else holds: rows that were stacked belong to the batch, and what changes the
+batch changes them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Self
 
@@ -42,7 +40,12 @@ class _Block:
 
 
 class BatchBlocks:
-    """All blocks of one reading, one at a time for each part. For one thread."""
+    """The blocks of one reading, one at a time for each part. For one thread.
+
+    Args:
+        allocate: Allocates memory.
+        num_rows: The number of rows of a block: as many as samples will be read.
+    """
 
     def __init__(self, allocate: Allocate, num_rows: int) -> None:
         self._allocate = allocate
@@ -108,48 +111,14 @@ class BatchBlocks:
         return whole
 
 
-class _Here(threading.local):
-    rows: BatchBlocks | None = None
-
-
-_here = _Here()
-
-
-@contextmanager
-def reading_rows(allocate: Allocate, num_rows: int) -> Iterator[BatchBlocks]:
-    """Let this thread decode images to rows of blocks, which `pad_stack` recognises, until the context ends.
-
-    Args:
-        allocate: Allocates memory.
-        num_rows: The number of rows of a block: as many as samples will be read.
-    """
-    before = _here.rows
-    _here.rows = rows = BatchBlocks(allocate, num_rows)
-    try:
-        yield rows
-    finally:
-        _here.rows = before
-
-
-def rows_here() -> BatchBlocks | None:
-    """Return the blocks of the reading in this thread, or None."""
-    return _here.rows
-
-
 def pad_stack(arrays: Sequence[Any]) -> Any:
     """Stack torch tensors or NumPy arrays of one rank and dtype, padded with zeros.
 
-    The result is (n, largest size of each axis ...): arrays (2, 3) and (4, 1) become (2, 4, 3). It is a copy, except
-    for images that a loader decoded next to each other.
+    The result is (n, largest size of each axis ...): arrays (2, 3) and (4, 1) become (2, 4, 3). It is a copy.
 
     Raises:
         ConfigError: If the arrays differ in rank, in dtype, or in kind.
     """
-    rows = rows_here()
-    if rows is not None:
-        whole = rows.stacked(arrays)
-        if whole is not None:
-            return whole
     ranks = {array.ndim for array in arrays}
     dtypes = {str(array.dtype) for array in arrays}
     if len(ranks) != 1 or len(dtypes) != 1:

@@ -7,12 +7,14 @@ mapper.make({"jpg": b"...", "txt": b"a cat"}, "cats/0017")    # CaptioningSample
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Self
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, FieldAccessError, HeadraceError, SampleError
+from headrace.samples.media.batch import BatchBlocks
 from headrace.samples.media.decoding.decoder import SampleDecoder
 from headrace.samples.media.decoding.failing import reraise
 from headrace.samples.media.field_map import META_PARTS, FieldMap, first_that_works, parse_field_map, parts_of
@@ -79,6 +81,15 @@ class SampleMapper:
         self.takes_all = self.parts is None and part_filter is None
         """Whether ``wants`` returns true for every part."""
         self._compile()
+
+    def into(self, blocks: BatchBlocks) -> Self:
+        """Return the same mapper, which decodes images into rows of ``blocks``."""
+        if self.decoder is None:
+            return self
+        found = copy.copy(self)
+        found.decoder, found._decoders = self.decoder.into(blocks), {}
+        found._compile()
+        return found
 
     def wants(self, part: str) -> bool:
         """Return whether a part is read."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from headrace.errors import ConfigError
+from headrace.samples.media.batch import BatchBlocks
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS, av_decoder
 from headrace.samples.media.decoding.basic import basic_decoder
 from headrace.samples.media.decoding.failing import MAX_BYTES, MAX_PIXELS, gunzip, reraise
@@ -125,6 +127,13 @@ class SampleDecoder:
             "jpeg": jpeg,
         }
         self._decoders: dict[str, Decode] = {}
+        self._blocks: BatchBlocks | None = None
+
+    def into(self, blocks: BatchBlocks) -> Self:
+        """Return the same decoder, which decodes images into rows of ``blocks``."""
+        found = copy.copy(self)
+        found._decoders, found._blocks = {}, blocks
+        return found
 
     def config(self) -> dict[str, Any]:
         """Return the options as they were passed."""
@@ -192,6 +201,7 @@ class SampleDecoder:
                     size=options["image_size"],
                     max_pixels=options["max_pixels"],
                     codec=options["jpeg"],
+                    blocks=self._blocks,
                 )
             )
         if extension in AV_EXTENSIONS:

@@ -26,7 +26,7 @@ import numpy as np
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, DecodeError, MissingExtraError
-from headrace.samples.media.batch import rows_here
+from headrace.samples.media.batch import BatchBlocks
 from headrace.samples.media.decoding.failing import check_pixels
 
 JpegCodec = Literal["auto", "simplejpeg", "pillow"]
@@ -173,7 +173,12 @@ def image_form(option: str) -> ImageForm:
 
 
 def image_decoder(
-    option: str, *, size: tuple[int, int] | None, max_pixels: int, codec: JpegCodec
+    option: str,
+    *,
+    size: tuple[int, int] | None,
+    max_pixels: int,
+    codec: JpegCodec,
+    blocks: BatchBlocks | None = None,
 ) -> Callable[[bytes], Any]:
     """Return a function that decodes the bytes of an image.
 
@@ -182,6 +187,7 @@ def image_decoder(
         size: The (height, width) that a JPEG must have at least; it is decoded at 1/2, 1/4 or 1/8 if that is enough.
         max_pixels: A larger image is refused before it is decoded.
         codec: The codec for JPEG.
+        blocks: Memory for the pixels; None decodes each image into memory of its own.
 
     Raises:
         ConfigError: If the option is unknown.
@@ -195,20 +201,19 @@ def image_decoder(
     is_as_decoded = form.kind == "numpy" and not form.is_float and form.mode != "L"
 
     def decode(data: bytes) -> Any:
-        rows = rows_here()
-        place = None if rows is None else partial(rows.next, decode)
+        place = None if blocks is None else partial(blocks.next, decode)
         pixels = None
         if simplejpeg is not None and data[:2] == b"\xff\xd8":
             pixels = decode_jpeg(simplejpeg, data, form.mode, size, max_pixels, place if is_as_decoded else None)
         if pixels is None:
             pixels = _through_pillow(image_module, data, form.mode, size, max_pixels, False)
         elif is_as_decoded:
-            if rows is not None:
-                rows.keep(decode, pixels)
+            if blocks is not None:
+                blocks.keep(decode, pixels)
             return pixels
         made = finish(to_form(pixels, form, place))
-        if rows is not None:
-            rows.keep(decode, made)
+        if blocks is not None:
+            blocks.keep(decode, made)
         return made
 
     return _pil_decoder(image_module, simplejpeg, form.mode, size, max_pixels) if form.kind == "pil" else decode
