@@ -29,7 +29,7 @@ from headrace.samples.media.field_map import META_PARTS, FieldMap, first_that_wo
 from headrace.stores import open_tokens
 from headrace.stores.energon import DatasetConfig, EnergonStore
 from headrace.stores.quarantine import quarantined
-from headrace.stores.sample_layouts import WORDS, open_samples, sample_layout
+from headrace.stores.sample_layouts import SAMPLE_LAYOUTS, open_samples, sample_layout
 from headrace.stores.sample_store import RawSample, SampleStore
 from headrace.stores.tar.store import TarStore
 
@@ -78,7 +78,7 @@ def open_sample_store(
             using=using,
         )
     if options != WHOLE:
-        what = "this has no .nv-meta" if layout is None else f"this is {WORDS[layout]}"
+        what = "this has no .nv-meta" if layout is None else f"this is {SAMPLE_LAYOUTS[layout].words}"
         raise ConfigError(f"{path}: {', '.join(options.named())} is only for Energon datasets; {what}")
     if layout == "tar":
         return quarantined(TarStore(path, using=using, index="cache", faulty="skip" if faulty else "error"))

@@ -8,6 +8,7 @@
     reading     open(path) -> IndexedStore, KeyedStore, Hdf5Store, JsonlStore -> document, fetch, gather
                            -> ShardedStore: several one after another; CombinedStore: keys side by side
     samples     open(path) -> TarStore, EnergonStore, ...: keys and named parts, with the interface SampleStore
+    layouts     token_layouts, sample_layouts: tables of what can lie at a path; each layout knows its own, and opens it
     checking    Store.check() -> Problem, Problem, ...   every rule of the format, and every byte that a manifest lists
 
 Opening a store costs O(1) a shard. Reads are by ranges, and the code that reads does not depend on the layout.

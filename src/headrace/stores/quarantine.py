@@ -20,13 +20,11 @@ import xxhash
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io import atomic_write
+from headrace.stores import energon
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.jsonl import JsonlSamplesStore
-from headrace.stores.energon.lookup import Numbering
-from headrace.stores.energon.splits import Splits, excluded_keys, read_splits, write_splits
-from headrace.stores.energon.store import EnergonStore
-from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
+from headrace.stores.sample_store import Numbering, PartPlace, RawSample, SampleStore
 from headrace.stores.store import Problem
 from headrace.stores.tar.store import TarStore
 
@@ -190,9 +188,8 @@ def bad_samples(store: SampleStore) -> list[BadSample]:
         ConfigError: stores of this kind have no list.
         StoreError: a list is malformed.
     """
-    if isinstance(store, EnergonStore):
-        exclude = _splits(store).exclude
-        keys = excluded_keys(exclude, set(store.info.shard_counts))
+    if isinstance(store, energon.EnergonStore):
+        keys = _splits(store).excluded_keys(set(store.info.shard_counts))
         return sorted(BadSample(shard=shard, key=key) for shard, found in keys.items() for key in found)
     listing = _listing(store)
     return sorted(
@@ -213,7 +210,7 @@ def add_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
         ConfigError: stores of this kind have no list, or there is no such shard or sample.
         OutputError: the list cannot be written.
     """
-    if isinstance(store, EnergonStore):
+    if isinstance(store, energon.EnergonStore):
         return _change_split(store, {f"{sample.shard}/{sample.key}": True for sample in bad})
     listing = _listing(store)
     files = dict(zip(listing.shards, shard_files(listing), strict=True))
@@ -231,7 +228,7 @@ def add_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
 
 def remove_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
     """Remove samples from the list, and return how many were on it. Raises the same errors as `add_bad_samples`."""
-    if isinstance(store, EnergonStore):
+    if isinstance(store, energon.EnergonStore):
         return _change_split(store, {f"{sample.shard}/{sample.key}": False for sample in bad})
     listing = _listing(store)
     files = dict(zip(listing.shards, shard_files(listing), strict=True))
@@ -312,7 +309,7 @@ def _write(folder: Path, changes: Mapping[tuple[str, int, str], BadSample | None
     return len(before.keys() ^ after.keys())
 
 
-def _change_split(store: EnergonStore, changes: Mapping[str, bool]) -> int:
+def _change_split(store: energon.EnergonStore, changes: Mapping[str, bool]) -> int:
     """Change what the split file excludes; its parts do not change, but comments in the file are lost."""
     splits = _splits(store)
     after = (splits.exclude - {name for name, wanted in changes.items() if not wanted}) | {
@@ -320,12 +317,12 @@ def _change_split(store: EnergonStore, changes: Mapping[str, bool]) -> int:
     }
     if after != splits.exclude:
         name = str(splits.path.relative_to(store.root / META_FOLDER))
-        write_splits(store.root, splits.parts, exclude=sorted(after), split_config=name)
+        energon.write_splits(store.root, splits.parts, exclude=sorted(after), split_config=name)
     return len(after ^ splits.exclude)
 
 
-def _splits(store: EnergonStore) -> Splits:
+def _splits(store: energon.EnergonStore) -> energon.Splits:
     try:
-        return read_splits(store.root, store.split_config)
+        return energon.read_splits(store.root, store.split_config)
     except StoreError as error:
         raise ConfigError(f"{store.path}: excluded samples are listed in the split file: {error}") from error

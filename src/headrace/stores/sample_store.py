@@ -1,4 +1,4 @@
-"""`SampleStore`, the interface that all stores of samples share, whatever their layout on disk."""
+"""`SampleStore`, the interface that all stores of samples share, and `Numbering`, which leaves samples out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from headrace.stores.arguments import IntArray, sample_numbers
 from headrace.stores.store import AnyStore, Problem
@@ -99,3 +100,41 @@ class SampleStore(AnyStore):
 
     def __repr__(self) -> str:
         return f"<{self.format} store {self.path!r}: {len(self):,} samples in {len(self.shards):,} shards>"
+
+
+class Numbering:
+    """Converts sample numbers to shards and back. *Raw* numbers include the samples that are left out, numbers do not.
+
+    For example, with counts (3, 2) and raw sample 1 left out, the numbers 0, 1, 2, 3 are raw 0, 2, 3, 4, and the bounds
+    are 0, 2, 4.
+
+    Args:
+        counts: (shards,) int64, number of samples in each shard.
+        left_out: raw numbers of the samples that are left out, sorted, without repeats.
+
+    Attributes:
+        raw_bounds: (shards + 1,) int64, raw number of the first sample of each shard, and the total.
+        bounds: the same, without the samples that are left out.
+    """
+
+    def __init__(self, counts: IntArray, left_out: IntArray) -> None:
+        self.raw_bounds: IntArray = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        self.left_out = left_out
+        self._before = left_out - np.arange(len(left_out))
+        self.bounds: IntArray = self.raw_bounds - np.searchsorted(left_out, self.raw_bounds)
+        self.bounds.flags.writeable = False
+
+    def places(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
+        """Return for each number its shard, and its index in the shard counting samples left out; both (n,) int64."""
+        if len(self._before):
+            numbers = numbers + np.searchsorted(self._before, numbers, side="right")
+        shards = np.searchsorted(self.raw_bounds, numbers, side="right") - 1
+        return shards, numbers - self.raw_bounds[shards]
+
+    def number(self, shard: int, index: int) -> int | None:
+        """Return the number of a sample of a shard; None if it is left out."""
+        raw = int(self.raw_bounds[shard]) + index
+        at = int(np.searchsorted(self.left_out, raw))
+        if at < len(self.left_out) and self.left_out[at] == raw:
+            return None
+        return raw - at

@@ -142,7 +142,7 @@ class SegmentedStore(Store):
         return int(self._bounds[key][-1])
 
     @classmethod
-    def _opened(cls, *, dtypes: Mapping[str, np.dtype[Any]] | None = None, **arguments: Any) -> Self:
+    def _construct(cls, *, dtypes: Mapping[str, np.dtype[Any]] | None = None, **arguments: Any) -> Self:
         return cls(**arguments).with_dtypes(dtypes or {})
 
     def _set_main(self, key: str | None) -> None:

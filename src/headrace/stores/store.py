@@ -84,12 +84,12 @@ class AnyStore(ABC):
         return self.fingerprint
 
     @classmethod
-    def _opened(cls, **arguments: Any) -> Self:
+    def _construct(cls, **arguments: Any) -> Self:
         return cls(**arguments)
 
     @classmethod
     def _open_again(cls, arguments: dict[str, Any], path: str, identity: str) -> Self:
-        store = cls._opened(**arguments)
+        store = cls._construct(**arguments)
         if store._identity() != identity:
             raise StoreError(f"{store.path}: has changed since the store was passed to this process; open it again")
         return store.with_path(path)

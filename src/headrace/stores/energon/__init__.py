@@ -5,7 +5,7 @@ splits         .info.json, split.yaml: the shards, their numbers of samples, and
 dataset_yaml   dataset.yaml: the type of the samples; nothing that it names is imported
 sqlite_index   index.sqlite: places of samples and parts by key, and metadata of media
 sqlite_writer  writes index.sqlite and its uuid
-lookup         numbers of samples by key, and without the samples that are left out
+lookup         finds samples by key
 shards         shards that are tars or stores of tokens
 store          EnergonStore: the samples of one part
 jsonl          JsonlSamplesStore: one record a line, with its .jsonl.idx

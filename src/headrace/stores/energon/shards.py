@@ -17,6 +17,7 @@ from headrace.stores.store import Problem, Store
 from headrace.stores.tar.index import index_path, shard_indexes
 from headrace.stores.tar.names import SUFFIXES, check_uncompressed
 from headrace.stores.tar.shards import TarShards
+from headrace.stores.token_layouts import Opening, token_store
 
 
 class DocumentShards:
@@ -57,10 +58,8 @@ class DocumentShards:
         """
         store = self._stores.get(shard)
         if store is None:
-            from headrace.stores.opening import open_tokens  # imported late, since `open` also opens such datasets
-
             place = self._root / self._names[shard]
-            store = open_tokens(place, reader=self._using)
+            store = token_store(str(place), Opening(reader=self._using))
             if len(store) != self._counts[shard]:
                 found = len(store)
                 store.close()
@@ -87,9 +86,7 @@ class DocumentShards:
 
 def count_documents(place: Path, using: str | Reader) -> int:
     """Return the number of documents in a store of tokens; raises as `headrace.stores.open_tokens` does."""
-    from headrace.stores.opening import open_tokens
-
-    with open_tokens(place, reader=using) as store:
+    with token_store(str(place), Opening(reader=using)) as store:
         return len(store)
 
 

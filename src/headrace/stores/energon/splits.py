@@ -295,6 +295,18 @@ class Splits(msgspec.Struct, frozen=True, kw_only=True):
     exclude: frozenset[str]
     path: Path
 
+    def excluded_keys(self, shards: set[str]) -> dict[str, frozenset[str]]:
+        """Return the keys that are excluded in each of some shards."""
+        # Energon compares `shard/key` as a whole, and both may contain slashes, so every cut that names a shard counts.
+        found: dict[str, set[str]] = {}
+        for entry in self.exclude:
+            at = entry.find("/")
+            while at >= 0:
+                if entry[:at] in shards:
+                    found.setdefault(entry[:at], set()).add(entry[at + 1 :])
+                at = entry.find("/", at + 1)
+        return {shard: frozenset(keys) for shard, keys in found.items()}
+
 
 class SplitPart(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a dataset.
@@ -374,7 +386,7 @@ def split_part(splits: Splits, name: str, info: Info) -> SplitPart:
     if not shards:
         what = "all of its shards are excluded" if listed else "the split file lists none"
         raise StoreError(f"{splits.path}: part {name!r} has no shards: {what}")
-    keys = excluded_keys(splits.exclude, set(shards))
+    keys = splits.excluded_keys(set(shards))
     return SplitPart(listed=listed, shards=shards, keys=keys, exclude=splits.exclude)
 
 
@@ -426,16 +438,3 @@ def _checked(found: dict[str, object], path: Path, strict: bool) -> Splits:
         entry for pattern in as_strings(found.get("exclude", []), inside) for entry in expand(pattern, inside)
     )
     return Splits(parts=parts, exclude=exclude, path=path)
-
-
-def excluded_keys(exclude: frozenset[str], shards: set[str]) -> dict[str, frozenset[str]]:
-    """Return the keys that are excluded in each of some shards."""
-    # Energon compares `shard/key` as a whole, and both may contain slashes, so every cut that names a shard counts.
-    found: dict[str, set[str]] = {}
-    for entry in exclude:
-        at = entry.find("/")
-        while at >= 0:
-            if entry[:at] in shards:
-                found.setdefault(entry[:at], set()).add(entry[at + 1 :])
-            at = entry.find("/", at + 1)
-    return {shard: frozenset(keys) for shard, keys in found.items()}

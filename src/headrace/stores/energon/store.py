@@ -22,7 +22,7 @@ from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.checking import Faults
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.energon.dataset_yaml import DatasetConfig, read_dataset
-from headrace.stores.energon.lookup import KeyLookup, Numbering
+from headrace.stores.energon.lookup import KeyLookup
 from headrace.stores.energon.shards import DatasetShards
 from headrace.stores.energon.splits import (
     DEFAULT_PART,
@@ -36,7 +36,7 @@ from headrace.stores.energon.splits import (
 )
 from headrace.stores.energon.sqlite_index import PartRow, SqliteIndex
 from headrace.stores.offsets import num_entries
-from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
+from headrace.stores.sample_store import Numbering, PartPlace, RawSample, SampleStore
 from headrace.stores.store import Problem
 from headrace.stores.tar.index import KeyTable, index_path
 from headrace.stores.tar.names import sample_part
@@ -439,9 +439,9 @@ class EnergonStore(SampleStore):
         return self._reduced(path=self.path, using=self._reader, **self._options)
 
     @classmethod
-    def _opened(cls, **arguments: Any) -> Self:
+    def _construct(cls, **arguments: Any) -> Self:
         try:
-            return super()._opened(**arguments)
+            return super()._construct(**arguments)
         except HeadraceError as error:
             raise StoreError(f"{arguments['path']}: cannot be opened in this process: {error}") from error
 

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import StoreError
-from headrace.io import Reader, check_local, reader
+from headrace.io import Reader, reader
 from headrace.stores.arguments import read_only
 from headrace.stores.checking import check_file, check_values
 from headrace.stores.json.index import as_array, decode_record, json_can_be, line_index, make_index
@@ -202,23 +202,28 @@ class JsonlStore(SegmentedStore):
         raise StoreError(f"{self.file}: document {number}, byte {begin}: {problem}; {advice}")
 
 
-def open_json(path: str | os.PathLike[str], *, key: str | None = None, using: str | Reader = "mmap") -> JsonlStore:
-    """Open a ``.jsonl`` file as a store.
+def open_json(
+    path: str | os.PathLike[str],
+    *,
+    key: str | None = None,
+    using: str | Reader = "mmap",
+    vouched: OutputShard | None = None,
+) -> JsonlStore:
+    """Open a ``.jsonl`` file as a store; the arguments are those of `JsonlStore`.
 
     Raises:
         StoreError: the file is not JSON lines. If it is one JSON object of lists of lists, the message names the
             command that converts it.
         ConfigError: there is no such key.
     """
-    check_local(path)
     name = os.fspath(path)
     using = reader(using)
-    if name.endswith(".json") or is_object(name, using):
+    if vouched is None and (name.endswith(".json") or is_object(name, using)):
         raise StoreError(
             f"{name}: the file is one JSON object, which cannot be read record by record; convert it into a store with"
             f" `headrace convert {name} FOLDER --format keyed`"
         )
-    return JsonlStore(name, key=key, using=using)
+    return JsonlStore(name, key=key, using=using, vouched=vouched)
 
 
 def is_object(path: str, using: Reader) -> bool:

@@ -1,0 +1,358 @@
+"""The layouts of documents of tokens. Each says which paths are its own, finds its shards in a folder, and opens one.
+
+    layout      one shard                                   in a folder without a manifest
+    Pairs       prefix.bin and prefix.idx                   those in the folder
+    Keyed       a folder with a meta.json, or that file     all below
+    Hdf5        a .h5 or .hdf5                              all below
+    Json        a .jsonl or .json                           those in the folder
+
+`token_store` opens what lies at a path: a shard, or a folder of shards.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Final
+
+import msgspec
+
+from headrace.errors import ConfigError, StoreError
+from headrace.io import Reader, natural_key
+from headrace.stores.arguments import check_name
+from headrace.stores.combined import CombinedStore, ShardedStore
+from headrace.stores.hdf5.store import HDF5_SUFFIXES, DatasetOrder, Hdf5Store, check_order
+from headrace.stores.indexed.layout import IndexedOptions
+from headrace.stores.indexed.pairs import META_SUFFIX, SUFFIXES, open_pair
+from headrace.stores.indexed.store import IndexedStore
+from headrace.stores.json.store import JSON_SUFFIXES, open_json
+from headrace.stores.keyed.store import KeyedStore
+from headrace.stores.manifest import MANIFEST_NAME, Manifest, load_manifest
+from headrace.stores.segmented import SegmentedStore
+from headrace.stores.store import MAIN, Store
+from headrace.stores.written import META_NAME, Format, OutputShard
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """How a store of tokens is to be opened; see `headrace.stores.open_tokens`."""
+
+    key: str | None = None
+    reader: str | Reader = "mmap"
+    options: IndexedOptions = IndexedOptions()
+    dataset_order: DatasetOrder = "number"
+
+    def __post_init__(self) -> None:
+        check_order(self.dataset_order)
+
+
+Place = str | os.PathLike[str]
+
+
+class TokenLayout(ABC):
+    """A layout of shards of tokens."""
+
+    format: ClassVar[Format]
+
+    @abstractmethod
+    def at(self, name: str) -> Place | None:
+        """Return the shard of this layout that a path names; None if the path is not of this layout."""
+
+    @abstractmethod
+    def find(self, folder: Path) -> list[Path]:
+        """Return the shards of this layout in a folder without a manifest, in the natural order of their names."""
+
+    @abstractmethod
+    def open(self, place: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
+        """Open a shard that `at` or `find` has returned, or that a manifest vouches for."""
+
+    def open_listed(self, folder: Path, entry: OutputShard, how: Opening) -> Store:
+        """Open a shard that the manifest of a folder lists."""
+        file = (folder / entry.prefix).with_name(entry.files[0].name)
+        _check_there(file, folder)
+        return self.open(file, how, entry)
+
+
+class _Pairs(TokenLayout):
+    format = "indexed"
+
+    def at(self, name: str) -> Place | None:
+        prefix = _prefix(name)
+        found = [suffix for suffix in SUFFIXES if Path(prefix + suffix).is_file()]
+        if found == [".idx"] and name.endswith(JSON_SUFFIXES) and Path(name).is_file():
+            return None  # x.jsonl.idx is an index of the lines of x.jsonl
+        return prefix if found else None
+
+    def find(self, folder: Path) -> list[Path]:
+        files = [file for file in folder.iterdir() if file.suffix in SUFFIXES and not file.name.startswith(".")]
+        return [folder / stem for stem in sorted({file.stem for file in files}, key=natural_key)]
+
+    def open(self, place: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
+        if vouched is not None:
+            return IndexedStore(place, using=how.reader, vouched=vouched, options=how.options)
+        store = open_pair(place, using=how.reader, options=how.options)
+        check_only_key(str(place), how.key)
+        return store
+
+    def open_listed(self, folder: Path, entry: OutputShard, how: Opening) -> Store:
+        prefix = folder / entry.prefix
+        for suffix in SUFFIXES:
+            _check_there(prefix.with_name(prefix.name + suffix), folder)
+        return self.open(prefix, how, entry)
+
+
+class _Keyed(TokenLayout):
+    format = "keyed"
+
+    def at(self, name: str) -> Place | None:
+        return name if Path(name).name == META_NAME and Path(name).is_file() else None
+
+    def find(self, folder: Path) -> list[Path]:
+        return _in_order(place for place, files in _walk(folder) if META_NAME in files)
+
+    def open(self, place: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
+        folder = Path(place)
+        if folder.is_file():
+            folder = folder.parent
+        elif any(file.suffix == ".idx" for file in folder.iterdir()):
+            raise StoreError(
+                f"{folder}: the folder holds both a {META_NAME} and .idx files, so it is unclear whether its format is"
+                " keyed or indexed; keep the two in separate folders"
+            )
+        return KeyedStore(folder, key=how.key, using=how.reader, vouched=vouched)
+
+    def open_listed(self, folder: Path, entry: OutputShard, how: Opening) -> Store:
+        _check_there(folder / entry.prefix / META_NAME, folder)
+        return self.open(folder / entry.prefix, how, entry)
+
+
+class _Hdf5(TokenLayout):
+    format = "hdf5"
+
+    def at(self, name: str) -> Place | None:
+        return name if name.endswith(HDF5_SUFFIXES) and Path(name).is_file() else None
+
+    def find(self, folder: Path) -> list[Path]:
+        return _in_order(
+            place / file
+            for place, files in _walk(folder)
+            for file in files
+            if file.endswith(HDF5_SUFFIXES) and not file.startswith(".")
+        )
+
+    def open(self, place: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
+        return Hdf5Store(place, key=how.key, using=how.reader, order=how.dataset_order, vouched=vouched)
+
+
+class _Json(TokenLayout):
+    format = "jsonl"
+
+    def at(self, name: str) -> Place | None:
+        is_own = name.endswith(JSON_SUFFIXES) and Path(name).is_file() and Path(name).name != MANIFEST_NAME
+        return name if is_own else None
+
+    def find(self, folder: Path) -> list[Path]:
+        files = [file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".")]
+        for suffix in JSON_SUFFIXES:
+            if found := [file for file in files if file.suffix == suffix]:
+                return _in_order(found)
+        return []
+
+    def open(self, place: Place, how: Opening, vouched: OutputShard | None = None) -> Store:
+        return open_json(place, key=how.key, using=how.reader, vouched=vouched)
+
+
+PAIRS: Final = _Pairs()
+KEYED: Final = _Keyed()
+HDF5: Final = _Hdf5()
+JSON: Final = _Json()
+LAYOUTS: Final[tuple[TokenLayout, ...]] = (KEYED, PAIRS, HDF5, JSON)
+"""All layouts; of several to which a path belongs, the first counts."""
+
+
+def token_store(name: str, how: Opening) -> Store:
+    """Open the shard or the folder of shards at a path.
+
+    Raises:
+        StoreError: nothing is there, a file is missing, or the data are malformed, of an unknown format or of two
+            formats.
+        ConfigError: there is no such key, or an option is for pairs and there are none.
+    """
+    check_name(name)
+    store = _open_folder(name, how) if _is_folder(name) else _open_shard(name, how)
+    if isinstance(store, SegmentedStore) and how.options != IndexedOptions():
+        raise ConfigError(
+            f"{name}: dialect and documents are for pairs of .bin and .idx; this is the {store.format} format"
+        )
+    return store.with_path(name)
+
+
+def listed_keys(folder: Path) -> tuple[str, ...]:
+    """Return the keys that a folder's manifest lists for shards in the indexed format; empty if there are none."""
+    if not (folder / MANIFEST_NAME).is_file():
+        return ()
+    manifest = load_manifest(folder)
+    return manifest.keys if all(shard.format == PAIRS.format for shard in manifest.outputs) else ()
+
+
+def check_only_key(name: str, key: str | None, *known: str) -> None:
+    """Raise ConfigError if a key is not the only key of a store in the indexed format."""
+    if key not in (None, MAIN, *known):
+        keys = ", ".join(map(repr, known or (MAIN,)))
+        raise ConfigError(f"{name}: no key {key!r}; a store in the indexed format has one key, which is {keys} here")
+
+
+def _open_shard(name: str, how: Opening) -> Store:
+    for layout in LAYOUTS:
+        if (place := layout.at(name)) is not None:
+            return layout.open(place, how)
+    if Path(name).exists():
+        raise StoreError(
+            f"{name}: the format is unknown; expected a pair of .bin and .idx, a {META_NAME}, a .h5 or .jsonl, or a"
+            " folder of them"
+        )
+    prefix = _prefix(name)
+    raise StoreError(f"{name}: nothing is there; expected {prefix}.bin and {prefix}.idx, or a folder of such pairs")
+
+
+def _is_folder(name: str) -> bool:
+    """Return whether a path means a folder of shards.
+
+    Megatron keeps its cache in a folder named like the prefix; that folder holds no store, and the pair is meant.
+    """
+    folder, pair = Path(name), PAIRS.at(name)
+    if not folder.is_dir():
+        return False
+    if pair is None or name.endswith("/"):
+        return True
+    if any(file.name in (MANIFEST_NAME, META_NAME) or file.suffix in SUFFIXES for file in folder.iterdir()):
+        file = next(suffix for suffix in SUFFIXES if Path(f"{pair}{suffix}").is_file())
+        raise StoreError(
+            f"{name}: this is both a folder of shards and the prefix of {name}{file}; write {name}/ for the folder, or"
+            f" {name}.idx for the pair"
+        )
+    return False
+
+
+def _open_folder(name: str, how: Opening) -> Store:
+    folder = Path(name)
+    if (folder / MANIFEST_NAME).exists():
+        return _open_manifest(folder, name, how)
+    if (folder / META_NAME).exists():
+        return KEYED.open(folder, how)
+    if pairs := PAIRS.find(folder):
+        check_only_key(str(folder), how.key)
+        return _joined([PAIRS.open(pair, how) for pair in pairs], name)
+    keyed, hdf5 = KEYED.find(folder), HDF5.find(folder)
+    if keyed and hdf5:
+        raise StoreError(
+            f"{name}: the folder holds shards of two formats: {keyed[0] / META_NAME} and {hdf5[0]}; name a folder that"
+            " holds only one of them"
+        )
+    layout: TokenLayout = KEYED if keyed else HDF5 if hdf5 else JSON
+    if places := keyed or hdf5 or JSON.find(folder):
+        return _joined(_series([(str(place), partial(layout.open, place)) for place in places], how), name)
+    raise StoreError(
+        f"{name}: a folder without shards; expected pairs of .bin and .idx, a {MANIFEST_NAME}, folders with a"
+        f" {META_NAME}, or files .h5 or .jsonl"
+    )
+
+
+def _open_manifest(folder: Path, name: str, how: Opening) -> Store:
+    """Open the shards that the manifest of a folder lists; all of them have the same format."""
+    manifest = load_manifest(folder)
+    if not manifest.outputs:
+        raise StoreError(f"{name}: a folder without shards: its {MANIFEST_NAME} lists none")
+    layout = next((layout for layout in LAYOUTS if layout.format == manifest.outputs[0].format), None)
+    if layout is None:
+        raise StoreError(
+            f"{name}: its {MANIFEST_NAME} lists shards of samples ({manifest.outputs[0].format}), not of tokens"
+        )
+    if layout is PAIRS:
+        return _open_keys(folder, name, manifest, how)
+    shards = [(str(folder / entry.prefix), partial(layout.open_listed, folder, entry)) for entry in manifest.outputs]
+    return _joined(_series(shards, how), name)
+
+
+def _open_keys(folder: Path, name: str, manifest: Manifest, how: Opening) -> Store:
+    """Open the pairs that a manifest lists, of which each has one key."""
+    keys = manifest.keys
+    if len(keys) == 1:
+        check_only_key(str(folder), how.key, *keys)
+    elif how.key is not None:
+        if how.key not in keys:
+            raise ConfigError(f"{folder}: no key {how.key!r}; its keys are {', '.join(map(repr, keys))}")
+        keys = (how.key,)
+    stores = {
+        key: _joined([PAIRS.open_listed(folder, entry, how) for entry in manifest.outputs if key in entry.keys], name)
+        for key in keys
+    }
+    return stores[keys[0]] if len(keys) == 1 else CombinedStore(stores, name)
+
+
+def _joined(shards: Sequence[Store], name: str) -> Store:
+    return shards[0] if len(shards) == 1 else ShardedStore(shards, name)
+
+
+def _check_there(file: Path, folder: Path) -> None:
+    if not file.is_file():
+        raise StoreError(f"{file}: missing, but {folder / MANIFEST_NAME} lists it")
+
+
+def _series(shards: Sequence[tuple[str, Callable[[Opening], Store]]], how: Opening) -> list[Store]:
+    """Open shards that may have several keys, all with the same main key. Each is given by name and by a function."""
+    found: list[Store] = []
+    for _, opened in shards:
+        try:
+            shard = opened(how)
+        except ConfigError as error:
+            if not found:
+                raise
+            raise StoreError(
+                f"{error}; shards of different kinds are not one store: {shards[0][0]} has this key"
+            ) from error
+        # The order of the keys may differ from shard to shard; the main key of the first shard is that of all.
+        how = msgspec.structs.replace(how, key=shard.keys[0])
+        found.append(shard)
+    return _agreed(found)
+
+
+def _agreed(shards: list[Store]) -> list[Store]:
+    """Give all shards the same dtypes, if they can have them: some files, such as those without values, name none."""
+    segmented = [shard for shard in shards if isinstance(shard, SegmentedStore)]
+    if len(segmented) < 2 or len({frozenset(shard.keys) for shard in segmented}) > 1:
+        return shards
+    dtypes = {}
+    for key in segmented[0].keys:
+        for dtype in dict.fromkeys(shard.dtypes[key] for shard in segmented):
+            if all(shard.can_be(key, dtype) for shard in segmented):
+                dtypes[key] = dtype
+    return [shard if dict(shard.dtypes) == dtypes else shard.with_dtypes(dtypes) for shard in segmented]
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield every folder in and below a folder, with the names of its files. Symbolic links are followed."""
+    seen = set()
+    for name, folders, files in os.walk(folder, followlinks=True):
+        status = Path(name).stat()
+        if (status.st_dev, status.st_ino) in seen:  # a link leads back to this folder
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = [sub for sub in folders if not sub.startswith(".")]
+        yield Path(name), files
+
+
+def _in_order(found: Iterable[Path]) -> list[Path]:
+    return sorted(found, key=lambda place: natural_key(place.as_posix()))
+
+
+def _prefix(name: str) -> str:
+    """Return the path without the suffix of a file of a pair."""
+    for suffix in SUFFIXES:
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    stem = name.removesuffix(META_SUFFIX)
+    return stem if stem != name and Path(stem + ".idx").is_file() else name
