@@ -95,20 +95,11 @@ def media_origins(store: SampleStore, numbers: IntArray) -> list[Origins]:
 
 def window_origins(store: Store, begins: IntArray, length: int) -> list[Origins]:
     """Return the origins of windows of ``length`` tokens that begin at ``begins`` in the token stream."""
-    first = store.find_documents(begins)
-    counts = store.find_documents(begins + (length - 1)) - first + 1
-    offsets = np.zeros(len(begins) + 1, dtype=np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    rows = np.repeat(np.arange(len(begins)), counts)
-    documents = np.arange(len(rows), dtype=np.int64) - offsets[rows] + first[rows]
-    low, high = store.document_begins(documents), store.document_begins(documents + 1)
-    begin = np.maximum(low, begins[rows])
-    lengths = np.minimum(high, begins[rows] + length) - begin
+    cuts = store.cut_windows(begins, length)
     # An empty document between two others has no tokens in the window.
-    some = lengths > 0
-    kept = np.zeros(len(some) + 1, dtype=np.int64)
-    np.cumsum(some, out=kept[1:])
-    return pieces(store, kept[offsets], documents[some], (begin - low)[some], lengths[some])
+    some = cuts.lengths > 0
+    offsets = np.searchsorted(cuts.ranges[some], np.arange(len(begins) + 1))
+    return pieces(store, offsets, cuts.parts[some], cuts.firsts[some], cuts.lengths[some])
 
 
 def windows_over(store: Store, document: int, *, stride: int, length: int, phases: int, num_samples: int) -> IntArray:

@@ -175,12 +175,12 @@ class WindowDataset(Dataset):
             out["labels"][rows] = self._labels(addresses, tokens)
         if not (self._restart or self._document_ids):
             return
-        documents, columns, lengths = self._segments(addresses)
+        cuts = self.store.cut_windows(addresses, self.seq_len)
         shape = (len(addresses), self.seq_len)
         if self._restart:
-            out["position_ids"][rows] = self._positions - np.repeat(columns, lengths).reshape(shape)
+            out["position_ids"][rows] = self._positions - np.repeat(cuts.columns, cuts.lengths).reshape(shape)
         if self._document_ids:
-            out["document_ids"][rows] = np.repeat(documents, lengths).reshape(shape)
+            out["document_ids"][rows] = np.repeat(cuts.parts, cuts.lengths).reshape(shape)
 
     def _labels(self, addresses: IntArray, tokens: NDArray[Any]) -> IntArray:
         """(n, seq_len) int64: the labels of windows; ``tokens`` has one column more than a window."""
@@ -210,23 +210,6 @@ class WindowDataset(Dataset):
         else:
             supervised = np.count_nonzero(self._marks(addresses)[:, :num_labels], axis=1).astype(np.int64)
         return Counts(tokens, supervised, np.zeros_like(tokens), documents)
-
-    def _segments(self, begins: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Cut windows at documents: (segments,) int64 document, first column and length of each, window by window.
-
-        Example: windows of 5 tokens at 0 and 4 over documents of 3, 0 and 6 tokens are the segments
-        (0, 0, 3) (1, 3, 0) (2, 3, 2) and (2, 0, 5).
-        """
-        first = self.store.find_documents(begins)
-        counts = self.store.find_documents(begins + (self.seq_len - 1)) - first + 1
-        ends = np.cumsum(counts)
-        rows = np.repeat(np.arange(len(begins)), counts)
-        documents = np.arange(len(rows)) - np.repeat(ends - counts, counts) + first[rows]
-        columns = np.maximum(self.store.document_begins(documents) - begins[rows], 0)
-        # A segment ends where the next one of its window begins, the last one at the end of the window.
-        stops = np.append(columns[1:], 0)
-        stops[ends - 1] = self.seq_len
-        return documents, columns, stops - columns
 
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return the documents that the input tokens of each window belong to."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from headrace.errors import ConfigError
 from headrace.io import Reader
 from headrace.stores.arguments import IntArray, by_keys, check_range, document_number, known_key, positions, read_only
-from headrace.stores.store import MAIN, KeyList, Store, TokenArray
+from headrace.stores.store import MAIN, Cuts, KeyList, Store, TokenArray, cut_at
 
 
 class SegmentedStore(Store):
@@ -210,29 +210,8 @@ def windows(data: NDArray[np.uint8], dtype: np.dtype[Any], num_tokens: int, leng
     return np.ndarray((num_windows, length), dtype, data, strides=(dtype.itemsize, dtype.itemsize))
 
 
-def cut_at(bounds: IntArray, begins: IntArray, length: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Cut ranges of a stream at the bounds of its parts.
-
-    For example, parts of 3, 2 and 4 tokens have the bounds 0, 3, 5, 9. The 6 tokens from token 1 on are tokens 1..2 of
-    part 0, all of part 1, and tokens 0..1 of part 2: ``[0, 1, 2], [1, 0, 0], [2, 2, 2]``.
-
-    Args:
-        bounds: (parts + 1,) int64, prefix sums from 0; empty parts are allowed.
-        begins: (n,) int64, the first token of each range; all ranges lie within the stream.
-        length: number of tokens in each range.
-
-    Returns:
-        For each piece, in order: the number of its part, its first token in that part, and its number of tokens.
-    """
-    if length == 0 or not len(begins):
-        none = np.zeros(0, np.int64)
-        return none, none, none
-    first = np.searchsorted(bounds, begins, side="right") - 1
-    counts = np.searchsorted(bounds, begins + (length - 1), side="right") - first
-    # Each row has the parts first, first + 1, ...: a running number minus the number at which the row's run began.
-    run = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    parts = np.repeat(first, counts) + run
-    row_begins = np.repeat(begins, counts)
-    low = np.maximum(row_begins, bounds[parts])
-    high = np.minimum(row_begins + length, bounds[parts + 1])
-    return parts, low - bounds[parts], high - low
+def cut_at_bounds(bounds: IntArray, begins: IntArray, length: int) -> Cuts:
+    """Cut ranges of a stream at the bounds of its parts: (parts + 1,) int64, prefix sums of their lengths from 0 on."""
+    return cut_at(
+        begins, length, lambda tokens: np.searchsorted(bounds, tokens, side="right") - 1, lambda parts: bounds[parts]
+    )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, overload
+from typing import Any, ClassVar, NamedTuple, Self, overload
 
 import msgspec
 import numpy as np
@@ -32,6 +32,53 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.place}: {self.message}" if self.place else f"{self.path}: {self.message}"
+
+
+class Cuts(NamedTuple):
+    """The pieces of ranges of a stream that was cut where its parts begin; each field is (pieces,) int64.
+
+    Attributes:
+        ranges: the number of the range.
+        parts: the number of the part.
+        firsts: the first token of the piece, counted in its part.
+        columns: the same, counted in its range.
+        lengths: number of tokens; 0 for an empty part between two others.
+    """
+
+    ranges: IntArray
+    parts: IntArray
+    firsts: IntArray
+    columns: IntArray
+    lengths: IntArray
+
+
+def cut_at(
+    begins: IntArray, length: int, find: Callable[[IntArray], IntArray], begins_of: Callable[[IntArray], IntArray]
+) -> Cuts:
+    """Cut ranges of a stream where its parts begin.
+
+    For example, parts of 3, 0 and 6 tokens begin at 0, 3 and 3. The ranges of 5 tokens from 0 and 4 on are cut into
+    tokens 0..2 of part 0, nothing of part 1, and tokens 0..1 of part 2; and tokens 1..5 of part 2.
+
+    Args:
+        begins: (n,) int64, the first token of each range; all ranges lie within the stream.
+        length: number of tokens in each range.
+        find: returns the part that holds each of some tokens; it is not empty.
+        begins_of: returns the token where each of some parts begins.
+    """
+    if length == 0 or not len(begins):
+        return Cuts(*[np.zeros(0, np.int64)] * 5)
+    firsts = find(begins)
+    counts = find(begins + (length - 1)) - firsts + 1
+    ends = np.cumsum(counts)
+    ranges = np.repeat(np.arange(len(begins)), counts)
+    parts = np.arange(len(ranges)) - np.repeat(ends - counts, counts) + firsts[ranges]
+    behind = begins_of(parts) - begins[ranges]
+    columns = np.maximum(behind, 0)
+    # A piece ends where the next one of its range begins, the last one at the end of the range.
+    stops = np.append(columns[1:], 0)
+    stops[ends - 1] = length
+    return Cuts(ranges, parts, columns - behind, columns, stops - columns)
 
 
 class AnyStore(ABC):
@@ -221,6 +268,10 @@ class Store(AnyStore):
     @abstractmethod
     def document_begins(self, documents: IntArray) -> IntArray:
         """Return where each document begins in the token stream, (n,) int64; for ``num_documents``, ``num_tokens``."""
+
+    def cut_windows(self, begins: IntArray, length: int) -> Cuts:
+        """Cut the windows of ``length`` tokens that begin at ``begins`` at documents; see `cut_at`."""
+        return cut_at(begins, length, self.find_documents, self.document_begins)
 
     @abstractmethod
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:

@@ -27,7 +27,7 @@ from headrace.stores.arguments import read_only
 from headrace.stores.checking import check_file, check_values
 from headrace.stores.keyed.layout import DTYPE_NAMES, key_dtype
 from headrace.stores.manifest import MANIFEST_NAME, load_manifest
-from headrace.stores.segmented import SegmentedStore, cut_at, tokens_at
+from headrace.stores.segmented import SegmentedStore, cut_at_bounds, tokens_at
 from headrace.stores.store import IntArray, Problem, TokenArray
 from headrace.stores.written import OutputShard
 
@@ -304,8 +304,9 @@ class Hdf5Store(SegmentedStore):
     def _read_parts(self, begins: IntArray, length: int, key: str) -> TokenArray:
         segments = self._segments[key]
         item = self._dtypes[key].itemsize
-        parts, firsts, counts = cut_at(segments.bounds, begins, length)
-        found = self._reader.read_ranges(self.file, segments.offsets[parts] + firsts * item, counts * item)
+        cuts = cut_at_bounds(segments.bounds, begins, length)
+        offsets = segments.offsets[cuts.parts] + cuts.firsts * item
+        found = self._reader.read_ranges(self.file, offsets, cuts.lengths * item)
         return found.view(self._dtypes[key])
 
     def _check_key(self, key: str, vouched: OutputShard | None, vocab_size: int | None) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.errors import StoreError
 from headrace.stores.indexed.index import CHUNK, Index
-from headrace.stores.segmented import cut_at
+from headrace.stores.segmented import cut_at_bounds
 from headrace.stores.store import IntArray
 
 
@@ -99,8 +99,9 @@ class ScatteredStream(Stream):
         For example, with sizes 3, 2 and 4, the 6 tokens from token 1 on are tokens 1..2 of sequence 0, all of sequence
         1, and tokens 0..1 of sequence 2.
         """
-        parts, firsts, counts = cut_at(self._ends, begins, length)
-        return self._index.pointers.take(parts) + firsts * self._itemsize, counts * self._itemsize
+        cuts = cut_at_bounds(self._ends, begins, length)
+        offsets = self._index.pointers.take(cuts.parts) + cuts.firsts * self._itemsize
+        return offsets, cuts.lengths * self._itemsize
 
 
 def examine(index: Index) -> Stream:

@@ -19,7 +19,7 @@ from headrace.stores.checking import check_file, check_values
 from headrace.stores.json.index import as_array, decode_record, json_can_be, line_index, make_index
 from headrace.stores.keyed.layout import key_dtype
 from headrace.stores.manifest import MANIFEST_NAME, load_manifest
-from headrace.stores.segmented import SegmentedStore, cut_at
+from headrace.stores.segmented import SegmentedStore, cut_at_bounds
 from headrace.stores.store import Problem, TokenArray
 from headrace.stores.written import OutputShard
 
@@ -169,7 +169,8 @@ class JsonlStore(SegmentedStore):
             yield f"the file has {size} bytes, but the manifest lists {vouched.files[0].size}"
 
     def _read(self, begin: int, end: int, key: str) -> TokenArray:
-        parts = zip(*(part.tolist() for part in cut_at(self._bounds[key], np.array([begin]), end - begin)), strict=True)
+        cuts = cut_at_bounds(self._bounds[key], np.array([begin]), end - begin)
+        parts = zip(cuts.parts.tolist(), cuts.firsts.tolist(), cuts.lengths.tolist(), strict=True)
         pieces = [self._record(number)[key][first : first + count] for number, first, count in parts if count]
         if len(pieces) == 1:
             return pieces[0]
