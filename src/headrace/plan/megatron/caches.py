@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import check_choice
 from headrace.errors import ConfigError, StoreError
 from headrace.plan.keys import IntArray
 from headrace.plan.megatron.sampling import Epochs, GPTSampling, count_epochs
@@ -131,8 +132,7 @@ def describe_gpt(
     Raises:
         ConfigError: the split cannot be read, or the era is unknown.
     """
-    if era not in get_args(CacheEra):
-        raise ConfigError(f"the era is {era!r}; allowed are {', '.join(map(repr, get_args(CacheEra)))}")
+    check_choice("the era", era, get_args(CacheEra))
     old = era == "core_v0.4"
     identifiers: dict[str, Any] = {
         "class": class_name,
