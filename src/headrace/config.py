@@ -67,7 +67,7 @@ def check_keys(value: Mapping[Any, Any], known: Iterable[str], where: str = "") 
 def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:
     """Raise a `ConfigError` that names the allowed values and the nearest of them, unless the value is one of them."""
     allowed = list(allowed)
-    if not any(value == choice and type(value) is type(choice) for choice in allowed):
+    if not any(value == choice and isinstance(value, type(choice)) for choice in allowed):
         hint = nearest(str(value), map(str, allowed))
         raise ConfigError(f"{name} is {value!r}{hint}; allowed are {', '.join(map(repr, allowed))}")
 

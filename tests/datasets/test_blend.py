@@ -115,7 +115,7 @@ def test_describe_prints_the_tree(sources: dict[str, WindowDataset]) -> None:
         ({}, "either weights or repeats"),
         ({"weights": {"a": 1}, "repeats": {"a": 1}}, "either weights or repeats"),
         ({"weights": {"a": 1, "b": 1}}, "a number for each name"),
-        ({"weights": {"a": 0, "b": 1, "c": 1}}, "'a' has weight or repeat 0.*leave a source out"),
+        ({"weights": {"a": 0, "b": 1, "c": 1}}, "'a' has weight or repeat 0.*leave it out"),
         ({"repeats": {"a": 1, "b": -1, "c": 1}}, "'b' has weight or repeat -1"),
         ({"weights": {"a": float("nan"), "b": 1, "c": 1}}, "positive and finite"),
         ({"weights": {"a": 1, "b": 1, "c": 1}, "unit": "bytes"}, "unit is 'bytes'"),

@@ -115,7 +115,7 @@ def test_the_last_epoch_by_option(tmp_path: Path, wanted: int, auto: str) -> Non
         assert dataset.sampling.last_epoch == last_epoch
     assert found["auto"] == found[auto]
     assert found["together"] != found["separate"]
-    with pytest.raises(ConfigError, match="last_epoch is 'apart'; allowed are 'auto'"):
+    with pytest.raises(ConfigError, match="last_epoch is 'apart'; did you mean 'separate'"):
         GPTDataset(tmp_path / "x", sequence_length=30, last_epoch="apart")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="'neox' has no separate last epoch"):
         GPTDataset(tmp_path / "x", sequence_length=30, dialect="neox", last_epoch="separate")

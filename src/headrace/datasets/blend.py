@@ -26,6 +26,7 @@ from headrace.plan import (
     quantised,
     rounded,
 )
+from headrace.plan.arithmetic import check_positive
 from headrace.plan.blend import MOST_SEGMENTS, quantised_with_zeros
 
 End = Literal["endless", "samples", "first_exhausted", "all_exhausted"]
@@ -100,11 +101,7 @@ class Blend(Mix):
                 f"a blend needs a number for each name: names {sorted(children)}, numbers {sorted(numbers)}"
             )
         for name in children:
-            if not 0 < numbers[name] < float("inf"):
-                raise ConfigError(
-                    f"source {name!r} has weight or repeat {numbers[name]}: these must be positive and finite; "
-                    "leave a source out instead of giving it 0"
-                )
+            check_positive(f"source {name!r} has weight or repeat", numbers[name])
         if unit not in ("samples", "tokens"):
             raise ConfigError(f"unit is {unit!r}; allowed are 'samples', 'tokens'")
         if end not in ("endless", "samples", "first_exhausted", "all_exhausted"):

@@ -30,8 +30,7 @@ from headrace.plan import (
     node_recipe,
     order_format,
 )
-from headrace.plan.bucketing import Bucketing
-from headrace.plan.buckets import BucketedOrder
+from headrace.plan.bucketing import BucketedOrder, Bucketing
 
 
 class Located(NamedTuple):

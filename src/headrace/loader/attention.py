@@ -25,7 +25,8 @@ from torch import Tensor
 
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray
-from headrace.plan.segments import IGNORED_LABEL, context_parallel_indices, integers, real_cu_seqlens
+from headrace.plan.arithmetic import integers
+from headrace.plan.segments import IGNORED_LABEL, context_parallel_indices, real_cu_seqlens
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

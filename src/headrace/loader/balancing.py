@@ -27,7 +27,7 @@ from headrace.plan import (
     step_order,
     unbalanced,
 )
-from headrace.plan.balance import DEAL_VERSION
+from headrace.plan.balance import ASSIGNMENT_VERSION
 
 CostOfLengths = Callable[[IntArray], NDArray[Any]]
 Cost = Literal["tokens", "supervised_tokens"] | CostOfLengths
@@ -383,4 +383,4 @@ def _fits(taken: tuple[StepPart, ...], first: int) -> bool:
 
 
 def _hash(costs: NDArray[np.generic]) -> str:
-    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(costs).tobytes(), seed=DEAL_VERSION)
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(costs).tobytes(), seed=ASSIGNMENT_VERSION)

@@ -1,13 +1,14 @@
-"""Exact integer arithmetic: products and quotients that would overflow int64, and shares that add up exactly."""
+"""Checked numbers, and exact integer arithmetic: products that would overflow int64, shares that add up exactly."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, InputError
 from headrace.plan.keys import IntArray
 
 Weight = float | Fraction
@@ -64,16 +65,30 @@ def apportion(total: int, weights: Sequence[Fraction]) -> list[int]:
     return counts
 
 
+def check_positive(what: str, weight: Weight) -> None:
+    """Raise a `ConfigError` that begins with ``what`` (``"weight 3 is"``) unless a weight is positive and finite."""
+    if not 0 < weight < float("inf"):
+        raise ConfigError(f"{what} {weight}; it must be positive and finite: leave it out instead of giving it 0")
+
+
 def exact_weights(weights: Sequence[Weight]) -> list[Fraction]:
     """Return the weights as exact fractions with the sum 1. Raises ConfigError unless all are positive and finite."""
     for i, weight in enumerate(weights):
-        if not (weight > 0 and weight != float("inf")):
-            raise ConfigError(
-                f"weight {i} is {weight}; weights are positive and finite: leave a source out instead of giving it 0"
-            )
+        check_positive(f"weight {i} is", weight)
     fractions = [Fraction(weight) for weight in weights]
     whole = sum(fractions)
     return [weight / whole for weight in fractions]
+
+
+def integers(values: Any, what: str) -> IntArray:
+    """Return a list, array or tensor of integers as (n,) int64; raise InputError, naming ``what``, for other values."""
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise InputError(f"{what} are not a sequence of integers: {error}") from error
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iub"):
+        raise InputError(f"{what} are {array.dtype} of shape {array.shape}; expected a sequence of integers")
+    return array.astype(np.int64, copy=False)
 
 
 def rounded(value: Fraction) -> int:

@@ -40,8 +40,9 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray
+from headrace.plan.split import uneven_bounds
 
-DEAL_VERSION = 1
+ASSIGNMENT_VERSION = 1
 """Version of this algorithm. A change to the assignment of any step raises it, since saved states may lie in a step."""
 
 _FLOAT_SCALE = 1 << 30
@@ -115,7 +116,7 @@ def balanced(costs: NDArray[Any], *, world_size: int, micro_batch_size: int) -> 
         totals += loads[ranks]
         order[micro_step * together : (micro_step + 1) * together] = np.sort(rows[ranks], axis=1).ravel()
     if left:
-        bounds = np.arange(world_size + 1, dtype=np.int64) * left // world_size
+        bounds = uneven_bounds(left, world_size)
         capacities = np.diff(bounds)
         last = by_cost[is_last]
         # All micro-batches have the same level, whose value does not matter: only the differences decide.
@@ -152,7 +153,7 @@ def _sums(costs: NDArray[Any], world_size: int, micro_batch_size: int) -> NDArra
     found: NDArray[Any] = costs[:full].reshape(-1, world_size, micro_batch_size).sum(axis=2)
     if left := len(costs) - full:
         sums = np.append(np.zeros(1, dtype=costs.dtype), np.cumsum(costs[full:]))
-        bounds = np.arange(world_size + 1, dtype=np.int64) * left // world_size
+        bounds = uneven_bounds(left, world_size)
         found = np.vstack([found, np.diff(sums[bounds])])
     return found
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from headrace.config import check_choice
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray, KeyArray, derive_array
 from headrace.plan.permutation import one_if_equal, permute, unpermute
@@ -120,8 +121,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Raise ConfigError for an unknown kind, a seed that is not an integer, or sizes out of range."""
         if not isinstance(self.seed, int):
             raise ConfigError(f"seed is {self.seed!r}; a seed is any integer")
-        if self.kind not in _MATTERS:
-            raise ConfigError(f"order kind is {self.kind!r}; allowed are {', '.join(map(repr, _MATTERS))}")
+        check_choice("order kind", self.kind, _MATTERS)
         if self.block_samples < 1 or self.window_blocks < 1:
             raise ConfigError(
                 f"block_samples and window_blocks are at least 1, found {self.block_samples} and {self.window_blocks}"

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from math import isqrt
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,30 +159,41 @@ def _turn(digit: KeyArray, other: KeyArray, key: KeyArray, base: Base, *, invers
     return moved
 
 
-class _Tables(threading.local):
-    """The most recently used shuffle tables, at most ``_TABLE_BYTES`` for each thread.
+T = TypeVar("T")
+
+
+class RecentTables(threading.local, Generic[T]):
+    """The most recently used tables, for each thread at most ``most_bytes``, but always at least ``least``.
 
     Each thread has its own cache and there is no lock, so that a fork during another thread's call leaves none held.
     """
 
-    def __init__(self) -> None:
-        self._tables: OrderedDict[tuple[int, int, bool], Table] = OrderedDict()
+    def __init__(self, most_bytes: int, num_bytes: Callable[[T], int], least: int = 0) -> None:
+        self._tables: OrderedDict[tuple[Any, ...], T] = OrderedDict()
         self._bytes = 0
+        self._most_bytes, self._num_bytes, self._least = most_bytes, num_bytes, least
 
-    def get(self, length: int, key: int, *, inverse: bool) -> Table:
-        name = (length, key, inverse)
+    def get(self, name: tuple[Any, ...], make: Callable[[], T]) -> T:
+        """Return the table of this name, which ``make`` makes if it is not kept."""
         if (known := self._tables.get(name)) is not None:
             self._tables.move_to_end(name)
             return known
-        table: Table = _shuffle(length, np.array([key], dtype=np.uint64), inverse=inverse)[0]
-        self._tables[name] = table
-        self._bytes += table.nbytes
-        while self._bytes > _TABLE_BYTES:
-            self._bytes -= self._tables.popitem(last=False)[1].nbytes
+        table = self._tables[name] = make()
+        self._bytes += self._num_bytes(table)
+        while self._bytes > self._most_bytes and len(self._tables) > self._least:
+            self._bytes -= self._num_bytes(self._tables.popitem(last=False)[1])
         return table
 
 
-_tables = _Tables()
+_tables: RecentTables[Table] = RecentTables(_TABLE_BYTES, lambda table: table.nbytes)
+
+
+def _table(length: int, key: int, *, inverse: bool) -> Table:
+    def make() -> Table:
+        row: Table = _shuffle(length, np.array([key], dtype=np.uint64), inverse=inverse)[0]
+        return row
+
+    return _tables.get((length, key, inverse), make)
 
 
 def _shuffle(length: int, keys: KeyArray, *, inverse: bool) -> Table:
@@ -200,13 +213,13 @@ def _shuffle(length: int, keys: KeyArray, *, inverse: bool) -> Table:
 
 def _lookup(values: IntArray, length: int, keys: int | KeyArray, *, inverse: bool) -> IntArray:
     if isinstance(keys, int):
-        return _tables.get(length, keys, inverse=inverse)[values].astype(np.int64)
+        return _table(length, keys, inverse=inverse)[values].astype(np.int64)
     distinct, which = np.unique(keys, return_inverse=True)
     result = np.empty_like(values)
     if distinct.size <= 8:
         for number, key in enumerate(distinct.tolist()):
             chosen = which == number
-            result[chosen] = _tables.get(length, key, inverse=inverse)[values[chosen]]
+            result[chosen] = _table(length, key, inverse=inverse)[values[chosen]]
         return result
     # Many short epochs at once: make their tables as rows of one matrix, a limited number of rows at a time.
     rows = max(1, _MATRIX_ELEMENTS // length)

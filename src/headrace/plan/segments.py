@@ -23,12 +23,10 @@ Source: the thd format of Transformer Engine and Megatron, whose kernels expect 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import ConfigError, InputError
+from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray
 
 Int32Array = NDArray[np.int32]
@@ -223,14 +221,3 @@ def context_parallel_order(cu_seqlens_padded: Int32Array, cp_size: int) -> IntAr
     order = np.empty_like(indices)
     order[indices] = np.arange(len(indices), dtype=np.int64)
     return order
-
-
-def integers(values: Any, what: str) -> IntArray:
-    """Return a list, array or tensor of integers as (n,) int64; raise InputError, naming ``what``, for other values."""
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise InputError(f"{what} are not a sequence of integers: {error}") from error
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iub"):
-        raise InputError(f"{what} are {array.dtype} of shape {array.shape}; expected a sequence of integers")
-    return array.astype(np.int64, copy=False)

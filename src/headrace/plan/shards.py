@@ -27,9 +27,7 @@ O(log shards).
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -39,7 +37,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray, KeyArray, derive, derive_array
-from headrace.plan.permutation import permute, permute_each, unpermute, unpermute_each
+from headrace.plan.permutation import RecentTables, permute, permute_each, unpermute, unpermute_each
 
 
 class Shards:
@@ -315,23 +313,4 @@ def _distinct(values: IntArray) -> tuple[IntArray, IntArray]:
     return distinct, which.astype(np.int64)
 
 
-class _Tables(threading.local):
-    """The tables of the epochs used last: for each thread up to ``_KEPT_BYTES``, but always at least two."""
-
-    def __init__(self) -> None:
-        self._tables: OrderedDict[tuple[str, int, int, int], _SlotTable] = OrderedDict()
-        self._bytes = 0
-
-    def get(self, name: tuple[str, int, int, int], make: Callable[[], _SlotTable]) -> _SlotTable:
-        if (known := self._tables.get(name)) is not None:
-            self._tables.move_to_end(name)
-            return known
-        table = make()
-        self._tables[name] = table
-        self._bytes += table.num_bytes
-        while self._bytes > _KEPT_BYTES and len(self._tables) > 2:
-            self._bytes -= self._tables.popitem(last=False)[1].num_bytes
-        return table
-
-
-_tables = _Tables()
+_tables: RecentTables[_SlotTable] = RecentTables(_KEPT_BYTES, lambda table: table.num_bytes, least=2)

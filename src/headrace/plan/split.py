@@ -91,6 +91,11 @@ def micro_batches(
     return MicroBatches(*(np.concatenate([empty, *(getattr(part, name) for part in parts)]) for name in columns))
 
 
+def uneven_bounds(num_slots: int, world_size: int) -> IntArray:
+    """Return (world_size + 1,) int64: where the part of each rank begins in the last micro-step of an uneven step."""
+    return np.arange(world_size + 1, dtype=np.int64) * num_slots // world_size
+
+
 def taken_by(offset: int, size: int, world_size: int, micro_batch_size: int) -> tuple[int, int]:
     """Return the rank and the micro-step that take the slot at an offset in a step of ``size`` slots.
 
@@ -112,8 +117,7 @@ def _steps(step: int, position: int, size: int, num_steps: int, share: Share) ->
     sizes = np.full(full, share.micro_batch_size, dtype=np.int64)
     afters = (np.arange(full, dtype=np.int64) + 1) * together
     if left := size - full * together:
-        low = share.rank * left // share.world_size
-        high = (share.rank + 1) * left // share.world_size
+        low, high = uneven_bounds(left, share.world_size)[share.rank : share.rank + 2].tolist()
         offsets = np.append(offsets, full * together + low)
         sizes = np.append(sizes, high - low)
         afters = np.append(afters, size)

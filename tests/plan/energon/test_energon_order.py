@@ -28,7 +28,7 @@ from headrace.plan.energon import (
     worker_bounds,
     worker_seed,
 )
-from headrace.plan.energon.worker_rng import running_sums
+from headrace.plan.torch_draws import running_sums
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden/energon_order/orders.json").read_text())
 READ = [case for case in GOLDEN["cases"] if "samples" in case]

@@ -43,7 +43,7 @@ def test_sizes_of_both_eras() -> None:
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
 def test_weights_that_are_none(weight: float) -> None:
     for refused in (normalised_weights, lambda weights: build_blending_indices(weights, 5)):
-        with pytest.raises(ConfigError, match=f"dataset 1 has weight {weight}; .* leave a dataset out"):
+        with pytest.raises(ConfigError, match=f"dataset 1 has weight {weight}; .* leave it out"):
             refused([1.0, weight])
     with pytest.raises(ConfigError, match=f"'B' has weight {weight}"):
         parse_blend(f"1 A {weight} B")

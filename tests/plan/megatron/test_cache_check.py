@@ -64,7 +64,7 @@ def drawn(draw: st.DrawFn) -> tuple[list[int], GPTSampling]:
 def test_orders_pass(given_: tuple[list[int], GPTSampling], first: int, chunk: int) -> None:
     sizes, sampling = given_
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checking, "_CHUNK", chunk)
+        patch.setattr(checking, "CHUNK", chunk)
         found = indices(sizes, sampling, first)
         assert not faults(found, sizes, sampling, first_sequence=first)
         assert fitting_sampling(found, np.array(sizes), sampling) == sampling
@@ -209,7 +209,7 @@ def test_blends(weights: list[float], size: int, chunk: int, data: st.DataObject
     datasets, samples = build_blending_indices(weights, size)
     lengths = np.bincount(datasets, minlength=len(weights)).tolist()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checking, "_CHUNK", chunk)
+        patch.setattr(checking, "CHUNK", chunk)
         assert not list(check_blend_indices(datasets, samples, size=size, lengths=lengths))
         place = data.draw(st.integers(0, size - 1))
         short = [*lengths]

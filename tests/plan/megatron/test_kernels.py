@@ -128,14 +128,14 @@ def test_randperm(length: int, has_numba: bool, monkeypatch: pytest.MonkeyPatch)
     if has_numba:
         pytest.importorskip("numba")
     else:
-        monkeypatch.setattr("headrace.plan.megatron.samplers.compiled", lambda kernel: None)
+        monkeypatch.setattr("headrace.plan.torch_draws.compiled", lambda kernel: None)
     for seed in (0, 7, 2**32 - 1):
         assert torch_randperm(length, seed).tolist() == plainly.randperm(length, seed)
 
 
 def test_many_are_shuffled_inside_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule for 214,748,364 elements and more at a size that takes no time; interop-full has torch itself."""
-    monkeypatch.setattr("headrace.plan.megatron.samplers.MANY", 20)
+    monkeypatch.setattr("headrace.plan.torch_draws.MANY", 20)
     assert torch_randperm(19, 3).tolist() == plainly.randperm(19, 3)
     twister = plainly.Twister(3)
     expected: list[int] = []

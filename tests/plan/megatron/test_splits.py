@@ -64,5 +64,5 @@ def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"\[0, -1, 1, 3\], below 0"):
         split_ranges("0,1,1", 3, era="legacy")
     assert split_ranges("0,1,1", 3, era="core") == (None, (0, 2), (2, 3))
-    with pytest.raises(ConfigError, match="allowed are 'core' and 'legacy'"):
+    with pytest.raises(ConfigError, match="allowed are 'core', 'legacy'"):
         split_ranges("1", 3, era="neox")  # type: ignore[arg-type]

@@ -12,13 +12,14 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from headrace.compat.astrai.stores import lacks_offsets, shards_of
 from headrace.compat.astrai.windows import COMPUTED, FIELDS, StreamWindows, TrainType
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.records import Collation
 from headrace.datasets.rl_records import GroupDataset, PreferenceDataset
 from headrace.datasets.sft_records import SFTDataset
 from headrace.errors import ConfigError
-from headrace.stores import KeyedStore, Store, open_keys
+from headrace.stores import Store, open_keys
 from headrace.stores import open_tokens as open_store
 
 Layout = Literal["windows", "records"]
@@ -251,15 +252,11 @@ def _check_storage(store: Store, storage_type: str | None) -> None:
         return
     if storage_type not in _FORMATS:
         raise ConfigError(f"Unknown component: {storage_type!r}. Supported types: {sorted(_FORMATS)}")
-    found = _shards(store)[0].format
+    found = shards_of(store)[0].format
     if found != _FORMATS[storage_type]:
         raise ConfigError(
             f"{store.path}: storage_type is {storage_type!r}, but the data there have the format {found!r}"
         )
-
-
-def _shards(store: Store) -> tuple[Store, ...]:
-    return tuple(getattr(store, "shards", (store,)))
 
 
 def _check_borders(store: Store) -> None:
@@ -268,11 +265,8 @@ def _check_borders(store: Store) -> None:
     A shard with offsets may well hold a single record. A single dataset of HDF5 may hold one record or all of them, so
     it is refused.
     """
-    shards = _shards(store)
-    if all(
-        not shard.has_offsets if isinstance(shard, KeyedStore) else shard.format == "hdf5" and len(shard) <= 1
-        for shard in shards
-    ):
+    shards = shards_of(store)
+    if all(lacks_offsets(shard) or (shard.format == "hdf5" and len(shard) <= 1) for shard in shards):
         raise ConfigError(
             f"{store.path}: {len(shards)} shards of one piece each: the borders of records were not stored. Prepare"
             " the store again, or use AstrAI's windows for comparison, layout='windows'"

@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
-from headrace.plan.megatron.samplers import torch_randperm
+from headrace.plan.torch_draws import torch_randperm
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

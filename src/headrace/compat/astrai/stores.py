@@ -219,7 +219,7 @@ class Store:
                 raise NoDataError(f"No {self.wanted} found under {os.fspath(path)}: {error}") from error
             raise
         for stream in streams.values():
-            found = _shards(stream)[0].format
+            found = shards_of(stream)[0].format
             if found not in self.formats:
                 raise ConfigError(
                     f"{os.fspath(path)}: {type(self).__name__} reads {self.wanted}, but the data there have the"
@@ -436,20 +436,23 @@ class JsonlStore(Store):
     wanted = ".jsonl"
 
 
-def _shards(stream: HeadraceStore) -> tuple[HeadraceStore, ...]:
+def shards_of(stream: HeadraceStore) -> tuple[HeadraceStore, ...]:
+    """Return the shards of a store, or the store itself if it has none."""
     return stream.shards if isinstance(stream, ShardedStore) else (stream,)
+
+
+def lacks_offsets(shard: HeadraceStore) -> bool:
+    """Return whether a shard is of the keyed format and does not say where its records begin."""
+    return isinstance(shard, KeyedStore) and not shard.has_offsets
 
 
 def _says_records(stream: HeadraceStore) -> bool:
     """Whether the files say what a record is. A dataset of HDF5 may hold one record or all of them."""
-    return all(
-        shard.has_offsets if isinstance(shard, KeyedStore) else shard.format != "hdf5" for shard in _shards(stream)
-    )
+    return not any(lacks_offsets(shard) or shard.format == "hdf5" for shard in shards_of(stream))
 
 
 def _num_records(stream: HeadraceStore) -> int:
-    without = any(isinstance(shard, KeyedStore) and not shard.has_offsets for shard in _shards(stream))
-    return 0 if without else stream.num_documents
+    return 0 if any(map(lacks_offsets, shards_of(stream))) else stream.num_documents
 
 
 def _is_empty(place: Path) -> bool:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from headrace.compat.energon.batching import Batching, OpenedUnits, PathOrData, over, parts
+from headrace.compat.energon.batching import Batching, OpenedUnits, PathOrData, opened, over, parts
 from headrace.compat.energon.dataset import EnergonDataset, Tail, WorkerConfig
 from headrace.compat.energon.framed import FramedLoader
 from headrace.compat.energon.loader import EnergonLoader, OwnOrderLoader, StreamLoader
@@ -235,6 +235,11 @@ def get_val_datasets(
     limit: int | None = None,
     tail: Tail = "spread",
     order: Literal["stride", "energon"] = "stride",
+    task_encoder: Encoder | None = None,
+    packing_buffer_size: int | None = None,
+    errors: ErrorPolicy | None = None,
+    framed: bool = False,
+    num_lanes: int | None = None,
     **options: Any,
 ) -> list[tuple[EnergonDataset, Dataset | Mix]]:
     """Call `get_val_dataset` for each dataset separately.
@@ -242,33 +247,21 @@ def get_val_datasets(
     The arguments are those of `get_val_dataset`. Returns pairs of the validation dataset and the dataset that it was
     made from.
     """
-    whole = get_val_dataset(
-        path,
-        split_part=split_part,
-        worker_config=worker_config,
-        batch_size=batch_size,
-        batch_drop_last=batch_drop_last,
-        limit=limit,
-        tail="spread",
-        order=order,
-        **options,
-    )
     passes = _validation(order, limit, tail, batch_drop_last)
-    # Each part is already wrapped by the encoder, so only the sizes remain to be set.
     batching = Batching(
-        None,
+        task_encoder,
         seed=worker_config.seed_offset,
-        batch_size=whole.batch_size,
-        packing_buffer_size=None,
-        errors=None,
-        framed=False,
-        num_lanes=options.get("num_lanes"),
+        batch_size=batch_size,
+        packing_buffer_size=packing_buffer_size,
+        errors=errors,
+        framed=framed,
+        num_lanes=num_lanes,
     )
-    units = None if whole.framed is None else whole.framed.data
+    data, units = opened(path, split_part, batching, training=False, global_batch_size=None, options=options)
     found = []
-    for part in parts(whole.stream.data):
-        data = OpenedUnits(part, None if units is None else over(units, part))
-        found.append((over_passes(data, passes, batching, worker_config), part))
+    for part in parts(data):
+        of_part = OpenedUnits(part, None if units is None else over(units, part))
+        found.append((over_passes(of_part, passes, batching, worker_config), part))
     return found
 
 

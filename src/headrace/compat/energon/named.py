@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from headrace.compat.energon.dataset import FOR_EVER
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.lengths import Subset
 from headrace.datasets.media.dataset import DEFAULT_DECODER, MediaDataset
@@ -42,8 +43,6 @@ from headrace.stores.sample_layouts import sample_layout
 
 _TOGETHER = 16
 """The number of samples that an iterable reads at a time, so that neighbours on disk are read together."""
-
-_FOR_EVER = 1 << 61
 
 Filter = Collection[str] | Callable[[str], bool]
 
@@ -94,7 +93,7 @@ class BaseCoreDataset:
         if first < 0 or every < 1:
             raise ConfigError(f"first is at least 0 and every at least 1, found {first} and {every}")
         length = self._stream.length
-        places = iter(range(first, _FOR_EVER if length is None else length, every))
+        places = iter(range(first, FOR_EVER if length is None else length, every))
         source = self._stream.datasets[0]
         while positions := list(islice(places, _TOGETHER)):
             located = self._stream.locate(np.array(positions, dtype=np.int64))

@@ -1,26 +1,32 @@
-"""Writes the index caches that Megatron looks for, so that Megatron starts without building them."""
+"""Writes the index caches that Megatron looks for, so that Megatron starts without building them.
+
+Arrays are written as NumPy does, and the ``description.txt`` last, since Megatron uses a cache only if all its files
+exist.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from headrace.compat.megatron.blend import GPTBlend
-from headrace.compat.megatron.caches import ChunkedArray, write_cache
 from headrace.compat.megatron.gpt import ONE_PART_SPLITS, SPLIT_PARTS, GPTDataset
 from headrace.datasets.dataset import Dataset
-from headrace.errors import ConfigError
-from headrace.io import check_local
+from headrace.errors import ConfigError, OutputError
+from headrace.io import AtomicFile, check_local, commit, file_sum, output_errors
 from headrace.plan.megatron import GPTOrder, split_ranges
 from headrace.plan.megatron.caches import (
     BLEND_SUFFIXES,
+    CHUNK,
     DESCRIPTION,
     GPT_SUFFIXES,
     CacheDescription,
@@ -30,8 +36,6 @@ from headrace.plan.megatron.caches import (
     describe_gpt,
 )
 from headrace.stores import IndexedStore
-
-_CHUNK = 1 << 20
 
 
 class ExportedCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +176,7 @@ def _write(order: GPTOrder, description: CacheDescription, folder: Path, replace
     entries, num_samples = order.num_entries, order.epochs.num_samples
     documents, samples, shuffles = GPT_SUFFIXES
     arrays = [
-        ChunkedArray(suffix=documents, shape=(entries,), dtype=np.int32, chunks=order.document_index_chunks(_CHUNK)),
+        ChunkedArray(suffix=documents, shape=(entries,), dtype=np.int32, chunks=order.document_index_chunks(CHUNK)),
         ChunkedArray(
             suffix=samples,
             shape=(num_samples + 1, 2),
@@ -192,3 +196,61 @@ def _write_blend(blend: GPTBlend, description: CacheDescription, folder: Path, r
 
 def _whole(suffix: str, array: NDArray[Any]) -> ChunkedArray:
     return ChunkedArray(suffix=suffix, shape=array.shape, dtype=array.dtype, chunks=(array,))
+
+
+class ChunkedArray(msgspec.Struct, frozen=True, kw_only=True):
+    """An array that is computed in chunks. ``chunks`` hold its elements in C order, in any shapes and dtypes."""
+
+    suffix: str
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+    chunks: Iterable[NDArray[Any]]
+
+
+def write_cache(folder: Path, stem: str, text: str, arrays: Sequence[ChunkedArray], *, replace: bool = False) -> bool:
+    """Write all files of a cache or none; return False if the same files, byte for byte, existed already.
+
+    Needs memory for one chunk. The folder is created if it is missing. If a killed process left parts of a cache, they
+    are replaced.
+
+    Raises:
+        OutputError: another complete cache has this name and ``replace`` is False, or the system refuses.
+    """
+    with output_errors(folder, "create"):
+        folder.mkdir(parents=True, exist_ok=True)
+    files: list[AtomicFile] = []
+    try:
+        for array in arrays:
+            files.append(AtomicFile(folder / f"{stem}-{array.suffix}"))
+            _write_npy(files[-1], array)
+        files.append(AtomicFile(folder / f"{stem}-{DESCRIPTION}"))
+        files[-1].write(text.encode())
+        if all(file.path.is_file() for file in files):
+            differing = [file.path for file in files if file_sum(file.path).xxh3_128 != file.sum.xxh3_128]
+            if not differing:
+                return False
+            if not replace:
+                raise OutputError(
+                    f"{differing[0]}: another cache of this name exists, and a run may be using it; check it, then"
+                    " replace it explicitly, or write to another folder"
+                )
+        commit(files)
+    finally:
+        for file in files:
+            file.discard()
+    return True
+
+
+def _write_npy(file: AtomicFile, array: ChunkedArray) -> None:
+    dtype = np.dtype(array.dtype)
+    header = io.BytesIO()
+    facts = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": array.shape}
+    np.lib.format.write_array_header_1_0(header, facts)
+    file.write(header.getvalue())
+    for chunk in array.chunks:
+        file.write(np.ascontiguousarray(chunk, dtype=dtype).data)
+    due = len(header.getvalue()) + prod(array.shape) * dtype.itemsize
+    if file.size != due:
+        raise OutputError(
+            f"{file.path}: the chunks hold {file.size:,} bytes, the array needs {due:,}; nothing was written"
+        )

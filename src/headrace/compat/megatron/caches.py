@@ -1,4 +1,4 @@
-"""Megatron's index caches: checks whether they belong to the data, and writes their files.
+"""Megatron's index caches: checks whether they belong to the data.
 
     folder/<md5>-GPTDataset-train-description.txt --> CacheFiles --> check_cache --> CacheVerdict
                                  -document_index.npy, ...    mapped     |
@@ -7,29 +7,27 @@
 The names of the files do not depend on the contents of the data, so Megatron uses old indices even if the data were
 replaced under their path. The check names the file and the row that differ.
 
-`write_cache` writes the arrays as NumPy does, and the ``description.txt`` last, since Megatron uses a cache only if all
-its files exist. `headrace.plan.megatron.caches` knows what the names hash and what the arrays mean.
+`headrace.plan.megatron.caches` knows what the names hash and what the arrays mean.
 """
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from math import prod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from headrace.compat.megatron.gpt import ONE_PART_SPLITS, sizes_of_part
-from headrace.errors import ConfigError, HeadraceError, OutputError, StoreError
-from headrace.io import AtomicFile, commit, file_sum, map_npy, output_errors
+from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.io import map_npy
 from headrace.plan.megatron import GPTOrder, GPTSampling, build_blending_indices, build_exhaustive_blending_indices
 from headrace.plan.megatron.caches import (
     BLEND_SUFFIXES,
+    CHUNK,
     DESCRIPTION,
     GPT_SUFFIXES,
     CacheDescription,
@@ -45,49 +43,6 @@ from headrace.plan.megatron.caches import (
 )
 from headrace.stores import Problem, Store
 from headrace.stores import open_tokens as open_store
-
-
-class ChunkedArray(msgspec.Struct, frozen=True, kw_only=True):
-    """An array that is computed in chunks. ``chunks`` hold its elements in C order, in any shapes and dtypes."""
-
-    suffix: str
-    shape: tuple[int, ...]
-    dtype: DTypeLike
-    chunks: Iterable[NDArray[Any]]
-
-
-def write_cache(folder: Path, stem: str, text: str, arrays: Sequence[ChunkedArray], *, replace: bool = False) -> bool:
-    """Write all files of a cache or none; return False if the same files, byte for byte, existed already.
-
-    Needs memory for one chunk. The folder is created if it is missing. If a killed process left parts of a cache, they
-    are replaced.
-
-    Raises:
-        OutputError: another complete cache has this name and ``replace`` is False, or the system refuses.
-    """
-    with output_errors(folder, "create"):
-        folder.mkdir(parents=True, exist_ok=True)
-    files: list[AtomicFile] = []
-    try:
-        for array in arrays:
-            files.append(AtomicFile(folder / f"{stem}-{array.suffix}"))
-            _write_npy(files[-1], array)
-        files.append(AtomicFile(folder / f"{stem}-{DESCRIPTION}"))
-        files[-1].write(text.encode())
-        if all(file.path.is_file() for file in files):
-            differing = [file.path for file in files if file_sum(file.path).xxh3_128 != file.sum.xxh3_128]
-            if not differing:
-                return False
-            if not replace:
-                raise OutputError(
-                    f"{differing[0]}: another cache of this name exists, and a run may be using it; check it, then"
-                    " replace it explicitly, or write to another folder"
-                )
-        commit(files)
-    finally:
-        for file in files:
-            file.discard()
-    return True
 
 
 def map_array(path: Path) -> NDArray[Any]:
@@ -116,24 +71,6 @@ def read_text(path: Path) -> str:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise StoreError(f"{path}: cannot be read: {error}; Megatron writes ASCII; remove the cache") from error
-
-
-def _write_npy(file: AtomicFile, array: ChunkedArray) -> None:
-    dtype = np.dtype(array.dtype)
-    header = io.BytesIO()
-    facts = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": array.shape}
-    np.lib.format.write_array_header_1_0(header, facts)
-    file.write(header.getvalue())
-    for chunk in array.chunks:
-        file.write(np.ascontiguousarray(chunk, dtype=dtype).data)
-    due = len(header.getvalue()) + prod(array.shape) * dtype.itemsize
-    if file.size != due:
-        raise OutputError(
-            f"{file.path}: the chunks hold {file.size:,} bytes, the array needs {due:,}; nothing was written"
-        )
-
-
-_CHUNK = 1 << 20
 
 
 class CacheFiles(NamedTuple):
@@ -276,8 +213,8 @@ def _check_dataset(cache: CacheFiles, reading: CacheReading) -> _Finding:
 
 
 def _is_same_order(found: CachedIndices, own: GPTOrder) -> bool:
-    chunks = zip(own.document_index_chunks(_CHUNK), range(0, own.num_entries, _CHUNK), strict=True)
-    documents = all(np.array_equal(chunk, found.document_index[at : at + _CHUNK]) for chunk, at in chunks)
+    chunks = zip(own.document_index_chunks(CHUNK), range(0, own.num_entries, CHUNK), strict=True)
+    documents = all(np.array_equal(chunk, found.document_index[at : at + CHUNK]) for chunk, at in chunks)
     return documents and np.array_equal(own.shuffle_index, found.shuffle_index)
 
 

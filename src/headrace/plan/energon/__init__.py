@@ -15,9 +15,9 @@ read in one go.
 Matches megatron-energon 7.4.1. May import: errors, and from the plan its arrays.
 """
 
-from headrace.plan.energon.order import EnergonMixing, EnergonOrder, EnergonSample
+from headrace.plan.energon.order import EnergonMixing, EnergonOrder, EnergonSample, seed_from_args, worker_seed
 from headrace.plan.energon.sources import EnergonSource, EnergonTopology, bit_reversal, slice_offsets, worker_bounds
-from headrace.plan.energon.worker_rng import WorkerRng, seed_from_args, worker_seed
+from headrace.plan.torch_draws import WorkerRng
 
 __all__ = [
     "EnergonMixing",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha1
 from itertools import islice
 from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
+from headrace.config import check_choices
 from headrace.errors import ConfigError
 from headrace.plan.energon.sources import (
     EnergonSource,
@@ -18,7 +20,7 @@ from headrace.plan.energon.sources import (
     slice_offsets,
     worker_bounds,
 )
-from headrace.plan.energon.worker_rng import WorkerRng, running_sums, worker_seed
+from headrace.plan.torch_draws import WorkerRng, running_sums
 
 T = TypeVar("T")
 
@@ -59,10 +61,20 @@ class EnergonMixing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 "max_samples_per_sequence and parallel_shard_iters must be at least 1 and shuffle_buffer_size at least "
                 f"0, found {self.max_samples_per_sequence}, {self.parallel_shard_iters} and {self.shuffle_buffer_size}"
             )
-        if self.blend not in ("weights", "repetitions", "none"):
-            raise ConfigError(f"blend is {self.blend!r}; allowed are 'weights', 'repetitions', 'none'")
+        check_choices(self)
         if self.blend == "weights" and not self.repeat:
             raise ConfigError("a blend by weights is endless: use repeat=True, or blend='repetitions'")
+
+
+def worker_seed(worker: int, seed_offset: int = 0) -> int:
+    """Return the seed of a worker from its number among all workers of the run: the last four bytes of a SHA-1."""
+    return int.from_bytes(sha1(f"{worker},{seed_offset}".encode(), usedforsecurity=False).digest()[-4:], "big")
+
+
+def seed_from_args(*args: object) -> int:
+    """Return the seed for user code from its arguments as text: the first four bytes of a SHA-1."""
+    text = "|".join(map(str, args))
+    return int.from_bytes(sha1(text.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
 class EnergonOrder:

@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.plan.energon.worker_rng import WorkerRng, running_sums
 from headrace.plan.keys import IntArray
 from headrace.plan.subset import SubsetRange
+from headrace.plan.torch_draws import WorkerRng, running_sums
 
 
 class EnergonSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,19 +9,20 @@ of each group comes after them. If the order of a run permutes, it permutes unit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import check_choices
 from headrace.errors import ConfigError
 from headrace.plan.arithmetic import check_numbers
 from headrace.plan.keys import IntArray, KeyArray, derive_array
+from headrace.plan.packing.options import MAX_DOCUMENTS
 from headrace.plan.permutation import permute_each, unpermute_each
 
 Remainder = Literal["short", "drop", "fill"]
-MAX_ITEMS = (1 << 32) - 2
 
 
 class Grouping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,8 +60,7 @@ class Grouping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(
                 f"a unit must have at least 1 sample; found the sizes {[self.size, *self.sizes.values()]}"
             )
-        if self.remainder not in get_args(Remainder):
-            raise ConfigError(f"remainder is {self.remainder!r}; allowed are 'short', 'drop' and 'fill'")
+        check_choices(self)
 
 
 class Groups:
@@ -85,7 +85,7 @@ class Groups:
     """
 
     def __init__(self, groups: NDArray[np.integer[Any]], grouping: Grouping) -> None:
-        if groups.ndim != 1 or groups.dtype.kind not in "iu" or len(groups) > MAX_ITEMS:
+        if groups.ndim != 1 or groups.dtype.kind not in "iu" or len(groups) > MAX_DOCUMENTS:
             raise ConfigError(
                 f"groups are {groups.dtype} of shape {groups.shape}; expected (num_items,) integers, at most 2^32 - 2"
             )

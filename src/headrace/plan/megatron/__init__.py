@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         shuffle_index,
     )
     from headrace.plan.megatron.order import AlephAlphaOrder, GPTOrder, SampleOrder, order_samples
-    from headrace.plan.megatron.samplers import CyclicOrder, cyclic_batches, single_batches, torch_randperm
+    from headrace.plan.megatron.samplers import CyclicOrder, cyclic_batches, single_batches
     from headrace.plan.megatron.sampling import (
         Epochs,
         GPTSampling,
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     )
     from headrace.plan.megatron.splits import parse_split, split_ranges
     from headrace.plan.megatron.stream import SamplePieces
+    from headrace.plan.torch_draws import torch_randperm
 
 _HOMES = {
     "AlephAlphaOrder": "headrace.plan.megatron.order",
@@ -93,7 +94,7 @@ _HOMES = {
     "shuffle_index": "headrace.plan.megatron.indices",
     "single_batches": "headrace.plan.megatron.samplers",
     "split_ranges": "headrace.plan.megatron.splits",
-    "torch_randperm": "headrace.plan.megatron.samplers",
+    "torch_randperm": "headrace.plan.torch_draws",
 }
 
 __all__ = [

@@ -21,7 +21,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import check_choice
 from headrace.errors import ConfigError
+from headrace.plan.arithmetic import check_positive
 from headrace.plan.keys import IntArray
 from headrace.plan.megatron.kernels import blend_kernel, compiled, is_loaded
 
@@ -45,11 +47,7 @@ def build_blending_indices(weights: Sequence[float] | NDArray[np.float64], size:
     """
     values = np.array(weights, dtype=np.float64)
     for number, weight in enumerate(values.tolist()):
-        if not 0 < weight < np.inf:
-            raise ConfigError(
-                f"dataset {number} has weight {weight}; weights must be positive and finite: leave a dataset out"
-                " instead of giving it 0"
-            )
+        check_positive(f"dataset {number} has weight", weight)
     if size < 0:
         raise ConfigError(f"size is {size}; it must be at least 0")
     return _blend(values, np.full(len(values), _NO_LIMIT, dtype=np.int64), size)
@@ -122,11 +120,7 @@ def normalised_weights(weights: Sequence[float]) -> list[float]:
         ConfigError: a weight is not positive and finite.
     """
     for number, weight in enumerate(weights):
-        if not 0 < weight < float("inf"):
-            raise ConfigError(
-                f"dataset {number} has weight {weight}; weights must be positive and finite: leave a dataset out"
-                " instead of giving it 0"
-            )
+        check_positive(f"dataset {number} has weight", weight)
     values = np.array(weights, dtype=np.float64)
     shares: list[float] = (values / np.sum(values)).tolist()
     return shares
@@ -148,13 +142,12 @@ def blend_sizes(
 
         1,000,000 samples of 10 datasets with weights 1 to 10: the blend has 1,000,005
     """
+    check_choice("era", era, ("core", "before_2025_02"))
     if era == "core":
         draws = [ceil(size * weight) for weight in weights]
         return BlendSizes([ceil(draw * (1 + surplus)) for draw in draws], sum(draws))
-    if era == "before_2025_02":
-        draws = [ceil(size * weight * (1 + surplus)) for weight in weights]
-        return BlendSizes(draws, sum(draws))
-    raise ConfigError(f"era is {era!r}; allowed are 'core' and 'before_2025_02'")
+    draws = [ceil(size * weight * (1 + surplus)) for weight in weights]
+    return BlendSizes(draws, sum(draws))
 
 
 def check_draws(
@@ -216,10 +209,7 @@ def parse_blend(blend: str | Sequence[str]) -> tuple[list[str], list[float] | No
         )
     prefixes = words[1::2]
     for prefix, weight in zip(prefixes, known, strict=True):
-        if not 0 < weight < float("inf"):
-            raise ConfigError(
-                f"{prefix!r} has weight {weight}; weights must be positive and finite: leave it out instead"
-            )
+        check_positive(f"{prefix!r} has weight", weight)
     return prefixes, known
 
 

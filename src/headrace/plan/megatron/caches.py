@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import check_choice
 from headrace.errors import ConfigError, StoreError
 from headrace.plan.keys import IntArray
 from headrace.plan.megatron.sampling import Epochs, GPTSampling, count_epochs
@@ -131,8 +132,7 @@ def describe_gpt(
     Raises:
         ConfigError: the split cannot be read, or the era is unknown.
     """
-    if era not in get_args(CacheEra):
-        raise ConfigError(f"the era is {era!r}; allowed are {', '.join(map(repr, get_args(CacheEra)))}")
+    check_choice("the era", era, get_args(CacheEra))
     old = era == "core_v0.4"
     identifiers: dict[str, Any] = {
         "class": class_name,
@@ -239,7 +239,7 @@ def _md5(text: str) -> str:
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
-_CHUNK = 1 << 20
+CHUNK = 1 << 20
 
 
 class CachedIndices(NamedTuple):
@@ -349,15 +349,15 @@ def check_blend_indices(
             yield IndexFault(name, "", f"{array.dtype} of shape {array.shape}; expected {dtype} of shape {(size,)}")
             return
     drawn = np.zeros(len(lengths), dtype=np.int64)
-    for first in range(0, size, _CHUNK):
-        chosen = dataset_index[first : first + _CHUNK].astype(np.int64)
+    for first in range(0, size, CHUNK):
+        chosen = dataset_index[first : first + CHUNK].astype(np.int64)
         bad = np.flatnonzero((chosen < 0) | (chosen >= len(lengths)))
         if len(bad):
             message = f"dataset {chosen[bad[0]]}; there are {len(lengths):,} datasets"
             yield IndexFault("dataset_index", f"entry {first + int(bad[0]):,}", message)
             return
         ranks = _ranks(chosen, drawn)
-        bad = np.flatnonzero(ranks != dataset_sample_index[first : first + _CHUNK])
+        bad = np.flatnonzero(ranks != dataset_sample_index[first : first + CHUNK])
         if len(bad):
             at = first + int(bad[0])
             actual = f"sample {dataset_sample_index[at]:,} of dataset {chosen[bad[0]]}"
@@ -390,8 +390,8 @@ def _document_fault(index: NDArray[Any], count: int, epochs: Epochs, first: int)
     separate = [(0, size - count, wanted - 1), (size - count, size, 1)]
     for begin, end, times in separate if epochs.separate_last_epoch else [(0, size, wanted)]:
         counts = np.zeros(count, dtype=np.int32)
-        for at in range(begin, end, _CHUNK):
-            chunk = index[at : min(at + _CHUNK, end)].astype(np.int64) - first
+        for at in range(begin, end, CHUNK):
+            chunk = index[at : min(at + CHUNK, end)].astype(np.int64) - first
             outside = np.flatnonzero((chunk < 0) | (chunk >= count))
             if len(outside):
                 message = (
@@ -428,8 +428,8 @@ def _shuffle_fault(index: NDArray[Any], epochs: Epochs) -> Iterator[IndexFault]:
     seen = np.zeros(size, dtype=np.bool_)
     before = epochs.num_before_last if epochs.separate_last_epoch else size
     for begin, end in ((0, before), (before, size)):
-        for at in range(begin, end, _CHUNK):
-            chunk = index[at : min(at + _CHUNK, end)].astype(np.int64)
+        for at in range(begin, end, CHUNK):
+            chunk = index[at : min(at + CHUNK, end)].astype(np.int64)
             outside = np.flatnonzero((chunk < begin) | (chunk >= end))
             if len(outside):
                 message = f"sample {int(chunk[outside[0]]):,}; expected one from {begin:,} to {end - 1:,} here"

@@ -14,11 +14,12 @@ a border continues in another order.
 from __future__ import annotations
 
 import warnings
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
+from headrace.config import check_choices
 from headrace.errors import ConfigError
 
 Dialect = Literal["core", "legacy", "neox", "aleph_alpha"]
@@ -71,10 +72,7 @@ class GPTSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(f"num_samples is {self.num_samples}; allowed is 0 or more, or None for one epoch")
         if not 0 <= self.seed < 1 << 32:
             raise ConfigError(f"seed is {self.seed}; numpy.random.RandomState takes 0 to 2^32 - 1")
-        if self.dialect not in get_args(Dialect):
-            raise ConfigError(f"dialect is {self.dialect!r}; allowed are {_quoted(get_args(Dialect))}")
-        if self.last_epoch not in get_args(LastEpoch):
-            raise ConfigError(f"last_epoch is {self.last_epoch!r}; allowed are {_quoted(get_args(LastEpoch))}")
+        check_choices(self)
         if self.dialect != "core" and not (self.add_extra_token and self.drop_last_partial):
             raise ConfigError(
                 f"dialect {self.dialect!r} always has an extra token and drops a partial last sample, found"
@@ -84,10 +82,6 @@ class GPTSampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(f"dialect {self.dialect!r} has no separate last epoch; leave last_epoch at 'auto'")
         if self.float32_ceil and self.drop_last_partial:
             raise ConfigError("float32_ceil has an effect only with drop_last_partial=False: leave it out")
-
-
-def _quoted(names: tuple[str, ...]) -> str:
-    return ", ".join(map(repr, names))
 
 
 _MAX_TOKENS = 1 << 62

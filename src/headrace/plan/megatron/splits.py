@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from headrace.config import check_choice
 from headrace.errors import ConfigError
 
 SPLITS = ("train", "valid", "test")
@@ -52,11 +53,11 @@ def split_ranges(
         ConfigError: the split cannot be read; or a legacy border is below 0, where Megatron reads wrong sequences.
     """
     shares = parse_split(split)
+    check_choice("era", era, ("core", "legacy"))
+    borders = [0.0, *accumulate(shares)]
     if era == "core":
-        borders = [0.0, *accumulate(shares)]
         ends = [round(border * float(num_sequences)) for border in borders]
-    elif era == "legacy":
-        borders = [0.0, *accumulate(shares)]
+    else:
         ends = [0, *accumulate(round(share * float(num_sequences)) for share in shares)]
         ends[1:] = [end - (ends[-1] - num_sequences) for end in ends[1:]]
         if min(ends) < 0:
@@ -64,7 +65,5 @@ def split_ranges(
                 f"the legacy borders of {split!r} over {num_sequences:,} sequences are {ends}, below 0; Megatron reads"
                 " sequences from the end there: use era='core'"
             )
-    else:
-        raise ConfigError(f"era is {era!r}; allowed are 'core' and 'legacy'")
     train, valid, test = ((ends[i], ends[i + 1]) if borders[i + 1] > borders[i] else None for i in range(len(SPLITS)))
     return train, valid, test

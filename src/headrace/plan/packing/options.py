@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 
+from headrace.config import check_choices
 from headrace.errors import ConfigError
 
 Strategy = Literal["greedy", "best_fit", "best_fit_split", "first_fit", "wrapped"]
@@ -73,10 +74,7 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise ConfigError(f"{name} is {value!r}; expected an integer")
         if not 1 <= self.seq_len <= MAX_SEQ_LEN:
             raise ConfigError(f"seq_len is {self.seq_len}; allowed are 1 to {MAX_SEQ_LEN:,}")
-        if self.strategy not in get_args(Strategy):
-            raise ConfigError(f"strategy is {self.strategy!r}; allowed are {_listed(Strategy)}")
-        if self.over_long not in get_args(OverLong):
-            raise ConfigError(f"over_long is {self.over_long!r}; allowed are {_listed(OverLong)}")
+        check_choices(self)
         if self.window_documents is not None and self.window_documents < 1:
             raise ConfigError(f"window_documents is {self.window_documents}; it is at least 1, or None")
         if self.segment_multiple < 1 or self.seq_len % self.segment_multiple:
@@ -114,7 +112,3 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def capacity(self) -> int:
         """The room of a pack, in units of ``segment_multiple`` tokens."""
         return self.seq_len // self.segment_multiple
-
-
-def _listed(kind: object) -> str:
-    return ", ".join(map(repr, get_args(kind)))
