@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import HeadraceError, InputError
-from headrace.samples.maker.sequences import MadeSequence, Tally
+from headrace.samples.maker.sequences import MadeSequence, RecordCounts
 from headrace.samples.maker.shapes import Document
 from headrace.samples.masking.results import Dropped, DroppedError, Refused
 from headrace.samples.recipe.keys import StoreKey
@@ -63,22 +63,6 @@ class MakerCounts(msgspec.Struct, kw_only=True):
     """Counts that change nothing: ``straddling_tokens``, ``split_records``, ``truncated_records``, what a policy
     allowed.
     """
-
-    def add(self, more: MakerCounts) -> None:
-        """Add the counts of another block."""
-        for name in ("records", "kept", "bad", "documents", "supervised", "eos", "bos"):
-            setattr(self, name, getattr(self, name) + getattr(more, name))
-        for reason, number in more.dropped.items():
-            self.dropped[reason] = self.dropped.get(reason, 0) + number
-        for note, number in more.notes.items():
-            self.notes[note] = self.notes.get(note, 0) + number
-        for key, theirs in more.tokens.items():
-            ours = self.tokens.setdefault(key, TokenSums())
-            ours.made += theirs.made
-            ours.kept += theirs.kept
-            ours.truncated += theirs.truncated
-            for reason, number in theirs.dropped.items():
-                ours.dropped[reason] = ours.dropped.get(reason, 0) + number
 
     def balance(self) -> None:
         """Compare counts that were made in different ways.
@@ -175,7 +159,7 @@ class SampleBlock:
         made: Sequence[MadeSequence],
         kept: Sequence[MadeSequence],
         documents: list[Document],
-        tally: Tally,
+        tally: RecordCounts,
         domain: str,
     ) -> None:
         """Keep the documents of a record, after those of the records before it.
