@@ -275,7 +275,9 @@ def test_a_large_task_leaves_several_pieces(kit: Any, tmp_path: Path, monkeypatc
         "text_task.open_span = functools.partial(text_task.open_span, block_bytes=50_000)\n"
     )
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr("headrace.preparing.executor.subprocess", subprocess)  # a real start, that reads its path
+    monkeypatch.setattr(
+        "headrace.preparing.processes.executor.subprocess", subprocess
+    )  # a real start, that reads its path
     for shuffle in (None, 5):
         options = TextOptions(
             tokens=REFERENCE,
@@ -373,7 +375,7 @@ def test_progress_reaches_the_whole(kit: Any, corpus: Path, tmp_path: Path, shuf
         (TextOptions(records=RecordOptions(fields=("..", "c"))), "'..' cannot name an output file"),
         (TextOptions(output=OutputOptions(shard_tokens=0)), "shard_tokens is 0"),
         (TextOptions(output=OutputOptions(shuffle=-1)), "seed of --shuffle is -1"),
-        (TextOptions(errors=ErrorOptions(max_errors=1.5)), "a share is below 1"),
+        (TextOptions(errors=ErrorOptions(max_errors=1.5)), "or a share below 1"),
         (TextOptions(errors=ErrorOptions(max_errors=-1)), "max_errors is -1"),
         (TextOptions(filters=FilterSpec(min_chars=-1)), "min_chars is -1"),
         (TextOptions(filters=FilterSpec(function="nowhere")), "nowhere"),

@@ -11,7 +11,6 @@ from headrace.compat.megatron import cache_export
 from headrace.compat.megatron.cache_export import ChunkedArray, write_cache
 from headrace.compat.megatron.caches import map_array, read_text
 from headrace.errors import OutputError, StoreError
-from headrace.io import AtomicFile
 
 
 def arrays(values: int = 3) -> list[ChunkedArray]:
