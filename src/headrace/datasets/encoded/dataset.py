@@ -16,8 +16,7 @@ from headrace.datasets.media.dataset import OfCrude
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions
 from headrace.datasets.mix import Mix
 from headrace.datasets.sample_watch import SampleWatch
-from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, bound_cookers
-from headrace.encoders.hooks import checked_encoder
+from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, bound_cookers, checked_encoder
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray

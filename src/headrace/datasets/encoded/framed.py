@@ -6,7 +6,7 @@ again from restore keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,9 +17,9 @@ from headrace.datasets.encoded.forms import check_form, form_by_hooks, form_reci
 from headrace.datasets.encoded.keys import RestoreKey, keyed, restore_key_of
 from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, packed
 from headrace.datasets.mix import Mix, named_datasets
+from headrace.datasets.run import by_source
 from headrace.datasets.sample_watch import SampleWatch
-from headrace.encoders import EncoderPipeline, ErrorPolicy, FaultLog, HookFailure
-from headrace.encoders.hooks import checked_encoder
+from headrace.encoders import EncoderPipeline, ErrorPolicy, FaultLog, HookFailure, checked_encoder
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError, SkipSample
 from headrace.plan import IntArray
@@ -63,13 +63,6 @@ class FramedSources:
         """The first hook in use that is not marked ``@stateless``; None if all are."""
         return next((found for one in self.encoders if (found := one.unrestorable) is not None), None)
 
-    def addresses(self, sources: IntArray, indices: IntArray, keys: Any) -> IntArray:
-        """(n,) int64: addresses of samples, from their numbers in their datasets and the ``keys`` of their epochs."""
-        found = np.empty_like(indices)
-        for source, rows in _by_source(sources):
-            found[rows] = self.encoders[source].addresses(indices[rows], None if keys is None else keys[rows])
-        return found
-
     def outputs(
         self, sources: IntArray, addresses: IntArray, watch: SampleWatch | None = None
     ) -> tuple[list[list[MadeOutput]], list[FaultLog | None]]:
@@ -83,8 +76,9 @@ class FramedSources:
         faults: list[FaultLog | None] = [None] * len(addresses)
         with self.pipeline:
             for begin in range(0, len(addresses), _TOGETHER):
-                for source, part in _by_source(sources[begin : begin + _TOGETHER]):
-                    rows = part + begin
+                together = np.arange(begin, min(begin + _TOGETHER, len(addresses)), dtype=np.int64)
+                for source, part in by_source(sources[together]):
+                    rows = together[part]
                     encoder = self.encoders[source]
                     log = encoder.faults = FaultLog()
                     for row, make in zip(rows.tolist(), encoder.makers(addresses[rows], watch), strict=True):
@@ -180,12 +174,6 @@ class FramedSources:
         return keyed(packs[key.number].sample, key, self._kind)
 
 
-def _by_source(sources: IntArray) -> Iterator[tuple[int, IntArray]]:
-    """Yield each source that occurs, with its rows. Frames are short, so that a set is cheaper than sorting."""
-    for source in sorted(set(sources.tolist())):
-        yield source, np.flatnonzero(sources == source)
-
-
 class Framed:
     """Media samples under any task encoder: a sample may have no output or several, which may be grouped or packed.
 
@@ -246,9 +234,10 @@ class Framed:
         self.buffer_bytes = buffer_bytes
         self.most_empty_positions = most_empty_positions
         _check_numbers(self.frame_positions, buffer_bytes, most_empty_positions)
-        check_form(self.form, self.pipeline(), FramedForm)
         # Make the sources once, so that errors are raised here and not by the first worker.
-        self.unrestorable = self.sources(named_datasets(data)).unrestorable
+        sources = self.sources(named_datasets(data))
+        check_form(self.form, sources.pipeline, FramedForm)
+        self.unrestorable = sources.unrestorable
 
     @property
     def is_packs(self) -> bool:

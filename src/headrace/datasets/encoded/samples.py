@@ -34,9 +34,10 @@ from headrace.encoders import (
     hook_of,
     is_of_sample,
 )
-from headrace.encoders.hooks import BoundCooker, function_hook
+from headrace.encoders.hooks import function_hook
 from headrace.encoders.mapping import fields_of
 from headrace.encoders.pipeline import READING, Output
+from headrace.encoders.task_encoder import BoundCooker
 from headrace.errors import ConfigError, HeadraceError, SampleError, SkipSample
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import EpochAddresses, source_key, substitute_index
@@ -156,30 +157,29 @@ class SampleEncoder:
     def _outputs(self, address: int, index: int, make: Callable[[], Any], watch: SampleWatch) -> list[Output]:
         """Return the outputs of an address, or those of the first substitute that can be made."""
         met: list[Fault] = []
-        delays = self._retries.delays()
+        delays: Iterator[float] | None = None
         while True:
             try:
                 return self.pipeline.encode(make, self.place(address), self.cook)
             except HookFailure as failure:
                 if self._may_skip and isinstance(failure.error, SkipSample):
                     return []
-                if may_pass(failure.error) and (delay := self._delay(delays, failure, index)) is not None:
-                    sleep(delay)
-                    continue
+                if may_pass(failure.error) and self.unrestorable is None:
+                    delays = self._retries.delays() if delays is None else delays
+                    if (delay := next(delays, None)) is not None:
+                        self._again(failure, index, delay)
+                        continue
                 self._count(failure, address, index, met, watch)
             index = substitute_index(self._substitution, address, len(met), len(self.dataset))
             make = partial(self._made_alone, index)
 
-    def _delay(self, delays: Iterator[float], failure: HookFailure, index: int) -> float | None:
-        """Return how long to wait before a passing fault is tried again; None if it must be raised."""
-        delay = None if self.unrestorable is not None else next(delays, None)
-        if delay is None:
-            return None
+    def _again(self, failure: HookFailure, index: int, delay: float) -> None:
+        """Wait before a passing fault is tried again."""
         self.num_retries += 1
         what = f"{failure.hook.name} of {self._kind}: sample {index:,} of {self.dataset.store.path}"
         error = f"{type(failure.error).__name__}: {failure.error}"
         _log.warning("%s: %s; trying again in %.3g s", what, error, delay)
-        return delay
+        sleep(delay)
 
     def _count(self, failure: HookFailure, address: int, index: int, met: list[Fault], watch: SampleWatch) -> None:
         """Add a failure to those ``met`` at an address, and return if another sample is to be tried; else raise."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from headrace.datasets.dataset import media_origins
 from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder
 from headrace.encoders import AugmentTaskEncoder, EncoderPipeline, Fault, FaultLog, Hook, HookFailure, is_of_sample
-from headrace.encoders.hooks import encoder_recipe
 from headrace.encoders.pipeline import Output
+from headrace.encoders.task_encoder import encoder_recipe
 from headrace.errors import ConfigError, HeadraceError, SkipSample
 from headrace.stores import kept_name
 
