@@ -369,5 +369,9 @@ class FramedRun:
             lines.append(self.first_frames(num_frames).describe(getattr(self.framing.form, "max_length", None)))
         return "\n".join(lines)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy with other lanes has another recipe.
+        return {name: value for name, value in self.__dict__.items() if name != "recipe"}
+
     def __repr__(self) -> str:
         return f"<FramedRun: {len(self.paths)} sources, {self.lanes.num_lanes:,} lanes, {self.data.describe()}>"
