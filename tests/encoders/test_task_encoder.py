@@ -24,8 +24,8 @@ from headrace.encoders import (
     hook_of,
     stateless,
 )
-from headrace.encoders.hooks import encoder_recipe
 from headrace.encoders.pipeline import HookFailure, Output
+from headrace.encoders.task_encoder import encoder_recipe
 
 
 def text(number: int) -> TextSample:

@@ -24,7 +24,11 @@ class _OfOne(Mix):
             raise ConfigError(wrong_data("data", data))
         # The child has no name, so that its path and thus its order stay the same when a limit is set or lifted.
         self.children = {"": data}
-        self.data = data
+
+    @property
+    def data(self) -> Dataset | Mix:
+        """The child."""
+        return self.children[""]
 
     @property
     def num_tokens_per_sample(self) -> float:
@@ -55,7 +59,6 @@ class Subset(_OfOne):
         super().__init__(dataset)
         if not isinstance(dataset, Dataset):
             raise ConfigError(f"a subset needs a dataset, found {dataset!r}: take a subset of each of its datasets")
-        self.dataset = dataset
         self.subset = subset if isinstance(subset, SubsetRange) else SubsetRange.of(subset)
         self.bounds = self.subset.bounds(len(dataset))
         if self.bounds[0] == self.bounds[1]:
@@ -63,6 +66,12 @@ class Subset(_OfOne):
                 f"the subset of {dataset!r} from {self.bounds[0]:,} to {self.bounds[1]:,} has no samples; a "
                 "source needs at least one"
             )
+
+    @property
+    def dataset(self) -> Dataset:
+        """The dataset."""
+        [dataset] = self.datasets()
+        return dataset
 
     @property
     def num_samples(self) -> int:

@@ -7,7 +7,8 @@ stay within one source if the mix promises that.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from math import gcd
 from os import PathLike
 
@@ -101,6 +102,15 @@ class Mix(ABC):
                 yield from child.named(place)
             else:
                 yield place, child
+
+    def around(self, wrap: Callable[[Dataset], Dataset]) -> Mix:
+        """Return the same mix of other datasets: ``wrap`` of each one, which must have as many samples."""
+        # A mix holds children and numbers; these depend on the lengths of the children alone.
+        found = copy(self)
+        found.children = {
+            name: child.around(wrap) if isinstance(child, Mix) else wrap(child) for name, child in self.children.items()
+        }
+        return found
 
     def __repr__(self) -> str:
         length = "endless" if self.num_samples is None else f"{self.num_samples:,} samples"

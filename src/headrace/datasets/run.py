@@ -148,7 +148,7 @@ class Run:
         """(n,) int64: number of tokens of the samples at positions, before bucketing rearranges them."""
         located = self._locate(positions, self.plan.lookup(positions))
         lengths = np.empty_like(positions)
-        for source, rows in _by_source(located.sources):
+        for source, rows in by_source(located.sources):
             lengths[rows] = self.datasets[source].sample_lengths(located.addresses[rows])
         return lengths
 
@@ -240,7 +240,7 @@ class Run:
         if len(self.datasets) == 1:
             return Located(positions, found.sources, self.datasets[0].locate(found.indices, keys))
         addresses = np.empty_like(positions)
-        for source, rows in _by_source(found.sources):
+        for source, rows in by_source(found.sources):
             mine = None if keys is None else keys[rows]
             addresses[rows] = self.datasets[source].locate(found.indices[rows], mine)
         return Located(positions, found.sources, addresses)
@@ -257,7 +257,7 @@ class Run:
         if len(self.datasets) == 1:
             self.datasets[0].read_into(located.addresses, out, slice(None))
             return out
-        for source, rows in _by_source(located.sources):
+        for source, rows in by_source(located.sources):
             self.datasets[source].read_into(located.addresses[rows], out, rows)
         return out
 
@@ -265,7 +265,7 @@ class Run:
         """Read planned records or media samples together and return them one by one; ``collate`` makes batches."""
         watch = watch or SampleWatch()
         samples: list[Any] = [None] * len(located.positions)
-        for source, rows in _by_source(located.sources):
+        for source, rows in by_source(located.sources):
             watch.begin(located.positions[rows])
             found = self.datasets[source].samples(located.addresses[rows], watch)
             for row, sample in zip(np.arange(len(samples))[rows].tolist(), found, strict=True):
@@ -300,7 +300,7 @@ class Run:
     def count(self, located: Located) -> Counts:
         """Count tokens, supervised tokens, pads and documents of planned samples, without reading if possible."""
         found = Counts(*np.empty((len(Counts._fields), len(located.positions)), dtype=np.int64))
-        for source, rows in _by_source(located.sources):
+        for source, rows in by_source(located.sources):
             for column, values in zip(found, self.datasets[source].count(located.addresses[rows]), strict=True):
                 column[rows] = values
         return found
@@ -366,7 +366,7 @@ class Run:
         return f"<Run: {len(self.datasets)} sources, {length}>"
 
 
-def _by_source(sources: IntArray) -> Iterator[tuple[int, slice | IntArray]]:
+def by_source(sources: IntArray) -> Iterator[tuple[int, slice | IntArray]]:
     """Yield each source that occurs, with its rows."""
     rows = np.argsort(sources, kind="stable")
     ordered = sources[rows]

@@ -33,7 +33,7 @@ class SampleWatch:
 
     Attributes:
         row: which of the samples is being made.
-        faults: the faults of the samples so far, in the order in which they were met.
+        faults: the faults of the samples so far, in the order in which they were met, but for those that were taken.
         fatal: the faults that led to the error that was raised; empty if no sample was to blame.
     """
 
@@ -67,6 +67,11 @@ class SampleWatch:
         if self._tell is not None:
             self._tell(NO_SAMPLE)
         return samples
+
+    def take(self) -> list[Fault]:
+        """Return the faults so far, and forget them."""
+        found, self.faults = self.faults, []
+        return found
 
     def add(self, fault: Fault) -> Fault:
         """Collect a fault of the sample that is being made. Returns it with the position of the sample."""

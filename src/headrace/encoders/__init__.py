@@ -26,16 +26,16 @@ from headrace.encoders.faults import (
     is_of_sample,
     read_fault_report,
 )
-from headrace.encoders.hooks import Hook, bound_cookers, hook_of
+from headrace.encoders.hooks import Hook, get_failure_tolerance, get_stateless, stateless
 from headrace.encoders.mapping import batch_list, batch_stack
 from headrace.encoders.pipeline import EncoderPipeline, HookFailure, Selection
 from headrace.encoders.task_encoder import (
     AugmentTaskEncoder,
     DefaultTaskEncoder,
     TaskEncoder,
-    get_failure_tolerance,
-    get_stateless,
-    stateless,
+    bound_cookers,
+    checked_encoder,
+    hook_of,
 )
 from headrace.errors import SkipSample
 from headrace.samples.media import (
@@ -97,6 +97,7 @@ __all__ = [
     "batch_pad_stack",
     "batch_stack",
     "bound_cookers",
+    "checked_encoder",
     "cooker",
     "edataclass",
     "generic_batch",

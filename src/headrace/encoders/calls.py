@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
 from types import TracebackType
@@ -59,7 +59,7 @@ class CallKey(NamedTuple):
 def seed_of(place: CallKey, stage: str, number: int = 0) -> int:
     """Return 64 bits for a call; ``number`` counts the outputs of a generator."""
     outputs = ((place.output << 20) + place.part << 20) + number
-    return derive(derive(_stage_key(place.key, stage), place.position), outputs)
+    return derive(_stage_key(place.key, stage), place.position, outputs)
 
 
 @lru_cache(maxsize=1024)
@@ -94,11 +94,6 @@ class SavedGenerators:
         self._random: Any = None
         self._numpy: Any = None
         self._torch: Any = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a ``with`` of it is open."""
-        return self._depth > 0
 
     def __enter__(self) -> SavedGenerators:
         if in_main_thread():
@@ -142,6 +137,18 @@ class SavedGenerators:
         if "torch" in names and self._keep_torch():
             sys.modules["torch"].default_generator.manual_seed(seed & _MASK63)
 
+    def run(self, call: Call, seeds: Sequence[str], function: Callable[..., Any], *given: Any) -> Any:
+        """Return the result of a function that runs as ``call``, with the generators ``seeds`` seeded for it."""
+        token = CALL.set(call)
+        try:
+            if not seeds:
+                return function(*given)
+            with self:
+                self.seed(call.seed, seeds)
+                return function(*given)
+        finally:
+            CALL.reset(token)
+
     def _keep_torch(self) -> bool:
         """Save the state of torch's generator once. Returns whether torch is imported, which a hook may do later."""
         generator = getattr(sys.modules.get("torch"), "default_generator", None)
@@ -154,11 +161,17 @@ class SavedGenerators:
 
 
 class Call(NamedTuple):
-    """What a hook may ask about its call: the number of the sample, that of the batch, and 64 bits of its own."""
+    """A call of a hook: what the hook may ask about it. ``number`` counts the outputs of a generator."""
 
-    sample_index: int
-    batch_index: int | None
-    seed: int
+    place: CallKey
+    stage: str
+    is_batch: bool = False
+    number: int = 0
+
+    @property
+    def seed(self) -> int:
+        """64 bits of its own."""
+        return seed_of(self.place, self.stage, self.number)
 
 
 CALL: ContextVar[Call | None] = ContextVar("headrace_call", default=None)

@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from headrace.encoders.calls import CALL, Call, CallKey, SavedGenerators, in_main_thread, seed_of
-from headrace.encoders.hooks import Hook, encoder_recipe, hooks_of
-from headrace.encoders.task_encoder import TaskEncoder
+from headrace.encoders.calls import Call, CallKey, SavedGenerators, in_main_thread
+from headrace.encoders.hooks import Hook
+from headrace.encoders.task_encoder import TaskEncoder, encoder_recipe, hooks_of
 from headrace.errors import ConfigError, SkipSample
 
 
@@ -162,26 +162,25 @@ class EncoderPipeline:
         Raises:
             HookFailure: ``make`` or a hook failed.
         """
-        with self:
-            sample = self._call(READING if cook is None else cook, "cook", place, make)
-            if not self._encode.is_overridden:
-                encoded = [Output(place, sample)]
-            else:
-                made = self._outputs(self._encode, "encode", place, sample)
-                encoded = [Output(place._replace(output=number), one) for number, one in enumerate(made)]
-            if self.packing or not self._after.is_overridden:
-                return encoded
-            after: list[Output] = []
-            for one in encoded:
-                try:
-                    sample = self._postencoded(one)
-                except HookFailure as failure:
-                    if len(encoded) > 1 and isinstance(failure.error, SkipSample):
-                        continue
-                    raise
-                # The numbers of outputs must have no gaps, since restore keys are looked up by them.
-                after.append(Output(one.place._replace(output=len(after)), sample))
-            return after
+        sample = self._call(READING if cook is None else cook, "cook", place, make)
+        if not self._encode.is_overridden:
+            encoded = [Output(place, sample)]
+        else:
+            made = self._outputs(self._encode, "encode", place, sample)
+            encoded = [Output(place._replace(output=number), one) for number, one in enumerate(made)]
+        if self.packing or not self._after.is_overridden:
+            return encoded
+        after: list[Output] = []
+        for one in encoded:
+            try:
+                sample = self._postencoded(one)
+            except HookFailure as failure:
+                if len(encoded) > 1 and isinstance(failure.error, SkipSample):
+                    continue
+                raise
+            # The numbers of outputs must have no gaps, since restore keys are looked up by them.
+            after.append(Output(one.place._replace(output=len(after)), sample))
+        return after
 
     def _postencoded(self, one: Output) -> Any:
         return self._call(self._after, "postencode_sample", one.place, self._after.call, one.sample)
@@ -229,20 +228,19 @@ class EncoderPipeline:
             HookFailure: a hook failed.
         """
         hook = self.hooks["pack_selected_samples"]
-        with self:
-            inner = []
-            for number, one in enumerate(samples):
-                try:
-                    inner.append(self._postencoded(one) if self._after.is_overridden else one.sample)
-                except HookFailure as failure:
-                    if on_failure is None:
-                        raise
-                    on_failure(number, failure)
-                    if not inner and number + 1 == len(samples):
-                        raise
-            place = samples[0].place
-            made = self._outputs(hook, "pack_selected_samples", place, inner)
-            return [Output(place._replace(part=number), one) for number, one in enumerate(made)]
+        inner = []
+        for number, one in enumerate(samples):
+            try:
+                inner.append(self._postencoded(one) if self._after.is_overridden else one.sample)
+            except HookFailure as failure:
+                if on_failure is None:
+                    raise
+                on_failure(number, failure)
+                if not inner and number + 1 == len(samples):
+                    raise
+        place = samples[0].place
+        made = self._outputs(hook, "pack_selected_samples", place, inner)
+        return [Output(place._replace(part=number), one) for number, one in enumerate(made)]
 
     def group(self, one: Output) -> tuple[Hashable, int]:
         """Return the key of the group that a sample is batched in, and how many samples make a batch.
@@ -326,13 +324,12 @@ class EncoderPipeline:
         Raises:
             HookFailure: a hook failed.
         """
-        with self:
-            hook = self.hooks["batch"]
-            made = self._call(hook, "batch", place, hook.call, list(samples), is_batch=True)
-            hook = self.hooks["encode_batch"]
-            if not hook.is_overridden:
-                return [made]
-            return self._outputs(hook, "encode_batch", place, made, is_batch=True)
+        hook = self.hooks["batch"]
+        made = self._call(hook, "batch", place, hook.call, list(samples), is_batch=True)
+        hook = self.hooks["encode_batch"]
+        if not hook.is_overridden:
+            return [made]
+        return self._outputs(hook, "encode_batch", place, made, is_batch=True)
 
     def _outputs(self, hook: Hook, stage: str, place: CallKey, given: Any, *, is_batch: bool = False) -> list[Any]:
         """Return the outputs of a hook; each output of a generator has seeds of its own."""
@@ -364,21 +361,10 @@ class EncoderPipeline:
         is_batch: bool = False,
         number: int = 0,
     ) -> Any:
-        seed = seed_of(place, stage, number)
-        token = CALL.set(Call(place.position, place.position if is_batch else None, seed))
         try:
-            if not hook.seeds:
-                return function(*given)
-            if self._generators.is_open:
-                self._generators.seed(seed, hook.seeds)
-                return function(*given)
-            with self._generators as generators:
-                generators.seed(seed, hook.seeds)
-                return function(*given)
+            return self._generators.run(Call(place, stage, is_batch, number), hook.seeds, function, *given)
         except Exception as error:
             raise HookFailure(hook, error) from error
-        finally:
-            CALL.reset(token)
 
     @property
     def _kind(self) -> str:

@@ -1,99 +1,16 @@
-"""The base class of task encoders, two ready-made ones, and `stateless`, by which a hook says what it promises."""
+"""The base class of task encoders, two ready-made ones, and the hooks that an encoder overrides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Generic, TypeVar, overload
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from headrace.encoders.calls import current
+from headrace.encoders.hooks import Hook, function_hook, stateless
 from headrace.encoders.mapping import batched, fields_of, made
 from headrace.errors import ConfigError
+from headrace.plan.recorded_names import recorded_name
 from headrace.samples.media import Cooker, SampleDecoder
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-GENERATORS: Final = ("numpy", "random", "torch")
-"""The global generators that are seeded for a hook."""
-
-
-@overload
-def stateless(fn: F) -> F: ...
-
-
-@overload
-def stateless(
-    *, restore_seeds: bool | Sequence[str] = False, failure_tolerance: int | None = None
-) -> Callable[[F], F]: ...
-
-
-def stateless(
-    fn: Any = None, *, restore_seeds: bool | Sequence[str] = False, failure_tolerance: int | None = None
-) -> Any:
-    """Mark a hook whose result depends only on its arguments and its random numbers, so that it can be called again.
-
-    The decorator only marks the function. The pipeline seeds the global generators before each call, from the seed of
-    the run, the position and the output; nothing depends on the process.
-
-    Args:
-        fn: the hook, if the decorator is written without parentheses.
-        restore_seeds: which random numbers the hook draws. True: from any global generator. Names, such as
-            ``("numpy", "torch")``: from these. False: none, but the generators are still seeded where that is safe.
-            ``()``: none, and no time is spent on seeds.
-        failure_tolerance: how many samples in a row may fail in this hook; 0 for no bound. It overrides the
-            ``tolerance`` of `ErrorPolicy`.
-
-    Raises:
-        ConfigError: there is no such generator, or the tolerance is below 0.
-
-    Example:
-        >>> from headrace.encoders import DefaultTaskEncoder, stateless
-        >>> class Noisy(DefaultTaskEncoder):
-        ...     @stateless(restore_seeds=("numpy",))
-        ...     def encode_sample(self, sample):
-        ...         return sample + np.random.randint(0, 3, len(sample))
-    """
-    if fn is None:
-        return lambda given: stateless(given, restore_seeds=restore_seeds, failure_tolerance=failure_tolerance)  # type: ignore[call-overload]
-    fn.__stateless__ = True
-    fn.__restore_seeds__ = _checked(restore_seeds)
-    if failure_tolerance is not None:
-        if failure_tolerance < 0:
-            raise ConfigError(f"failure_tolerance is {failure_tolerance}; allowed are 0, which is no bound, and above")
-        fn.__failure_tolerance__ = failure_tolerance
-    return fn
-
-
-def _checked(restore_seeds: bool | Sequence[str]) -> bool | tuple[str, ...]:
-    if isinstance(restore_seeds, bool):
-        return restore_seeds
-    names = (restore_seeds,) if isinstance(restore_seeds, str) else tuple(restore_seeds)
-    unknown = [name for name in names if name not in GENERATORS]
-    if unknown:
-        raise ConfigError(f"restore_seeds names {unknown}; allowed are {', '.join(GENERATORS)}, or True for all")
-    return names
-
-
-def get_stateless(fn: Any) -> bool:
-    """Whether a function or method is marked ``@stateless``."""
-    return bool(getattr(fn, "__stateless__", False))
-
-
-def get_failure_tolerance(fn: Any, default: int | None = None) -> int | None:
-    """Return how many samples in a row may fail in a function or method, or ``default`` if it does not say."""
-    found: int | None = getattr(fn, "__failure_tolerance__", default)
-    return found
-
-
-def generators_of(fn: Any) -> tuple[str, ...]:
-    """Return the names of the generators to seed for a function: all, unless it is marked with some."""
-    said = getattr(fn, "__restore_seeds__", True)
-    return GENERATORS if isinstance(said, bool) else said
-
-
-def may_draw(fn: Any) -> bool:
-    """Whether a function may draw from global generators: it is marked so, or not marked at all."""
-    return not get_stateless(fn) or bool(getattr(fn, "__restore_seeds__", False))
-
 
 T_sample = TypeVar("T_sample")
 T_encoded_sample = TypeVar("T_encoded_sample")
@@ -199,7 +116,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         Raises:
             ConfigError: no hook is running.
         """
-        return current("current_sample_index").sample_index
+        return current("current_sample_index").place.position
 
     @property
     def current_batch_index(self) -> int:
@@ -208,13 +125,13 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         Raises:
             ConfigError: another hook is running, or none.
         """
-        found = current("current_batch_index").batch_index
-        if found is None:
+        found = current("current_batch_index")
+        if not found.is_batch:
             raise ConfigError(
                 "current_batch_index is known only in batch and encode_batch, since samples are batched after they are"
                 " encoded; use current_sample_index"
             )
-        return found
+        return found.place.position
 
     @property
     def current_seed(self) -> int:
@@ -350,3 +267,103 @@ class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
     def encode_batch(self, batch: T_raw_batch) -> Any:
         """Call the hook of the wrapped encoder."""
         return self._task_encoder.encode_batch(batch)
+
+
+MANY: Final = ("encode_sample", "preencode_sample", "pack_selected_samples", "encode_batch")
+"""Hooks that may be generators."""
+
+# Hooks that return one result.
+ONE: Final = (
+    "cook_crude_sample",
+    "postencode_sample",
+    "sample_length",
+    "select_samples_to_pack",
+    "batch_group_criterion",
+    "batch",
+)
+
+
+def checked_encoder(encoder: Any) -> TaskEncoder[Any, Any, Any, Any]:
+    """Return a task encoder unchanged. Raises ConfigError for anything else."""
+    if not isinstance(encoder, TaskEncoder):
+        raise ConfigError(f"task encoder is {encoder!r:.80}; expected a TaskEncoder, such as DefaultTaskEncoder()")
+    return encoder
+
+
+def hook_of(encoder: TaskEncoder[Any, Any, Any, Any], name: str) -> Hook:
+    """Return a hook by its name. If an `AugmentTaskEncoder` does not override it, it is that of the wrapped encoder."""
+    found = getattr(encoder, name)
+    function = getattr(found, "__func__", found)
+    if isinstance(encoder, AugmentTaskEncoder) and function is getattr(AugmentTaskEncoder, name):
+        return hook_of(encoder._task_encoder, name)
+    return function_hook(name, found, is_overridden=function is not getattr(TaskEncoder, name))
+
+
+def hooks_of(encoder: TaskEncoder[Any, Any, Any, Any]) -> dict[str, Hook]:
+    """Return all hooks by name, checked.
+
+    Raises:
+        ConfigError: ``encoder`` is not a task encoder; a hook is a generator where one result is expected;
+            ``encode_sample`` and ``preencode_sample`` are both overridden; or packing lacks one of its hooks, and
+            ``sample_length`` does not stand in for it.
+    """
+    kind = type(checked_encoder(encoder)).__name__
+    hooks = {name: hook_of(encoder, name) for name in (*ONE, *MANY)}
+    for name in ONE:
+        if hooks[name].is_generator:
+            raise ConfigError(
+                f"{kind}.{name} is a generator, but must return one result; generators may be {', '.join(MANY)}"
+            )
+    plain = getattr(hooks["encode_sample"].call, "__func__", None) is DefaultTaskEncoder.encode_sample
+    if hooks["preencode_sample"].is_overridden and hooks["encode_sample"].is_overridden and not plain:
+        raise ConfigError(
+            f"{kind} overrides both encode_sample and preencode_sample; override encode_sample alone, or"
+            " preencode_sample for the part before packing and postencode_sample for the part after it"
+        )
+    halves = [name for name in ("select_samples_to_pack", "pack_selected_samples") if hooks[name].is_overridden]
+    if len(halves) == 1 and not (halves == ["pack_selected_samples"] and hooks["sample_length"].is_overridden):
+        raise ConfigError(
+            f"{kind} overrides {halves[0]} alone; packing needs pack_selected_samples, and either"
+            " select_samples_to_pack or sample_length, by which best fit selects"
+        )
+    return hooks
+
+
+class BoundCooker:
+    """A cooker that is called through ``cook_crude_sample`` of a task encoder. It pickles if the encoder does."""
+
+    def __init__(self, encoder: TaskEncoder[Any, Any, Any, Any], cooker: Cooker) -> None:
+        self._encoder = encoder
+        self._cooker = cooker
+        self.__cooker_need_primary__ = cooker.need_primary
+        self.__cooker_need_cache__ = cooker.need_cache
+        hook = hook_of(encoder, "cook_crude_sample").call
+        for name in ("__stateless__", "__restore_seeds__", "__failure_tolerance__"):
+            if hasattr(hook, name):
+                setattr(self, name, getattr(hook, name))
+        self.__module__ = hook.__module__
+        self.__qualname__ = f"{hook.__qualname__}({getattr(cooker.cook, '__qualname__', cooker.cook)})"
+
+    def __call__(self, crude: Any, **aux: Any) -> Any:
+        """Return the sample that the hook makes from a crude one."""
+        return self._encoder.cook_crude_sample(crude, self._cooker, aux)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BoundCooker, (self._encoder, self._cooker)
+
+
+def bound_cookers(encoder: TaskEncoder[Any, Any, Any, Any]) -> tuple[Cooker, ...]:
+    """Return the cookers of a task encoder, called through its ``cook_crude_sample`` if that is overridden."""
+    cookers = tuple(encoder.cookers)
+    if not hook_of(encoder, "cook_crude_sample").is_overridden:
+        return cookers
+    return tuple(Cooker(BoundCooker(encoder, cooker), cooker.has_subflavors) for cooker in cookers)
+
+
+def encoder_recipe(encoder: TaskEncoder[Any, Any, Any, Any]) -> Mapping[str, Any]:
+    """Return what identifies an encoder, safe for JSON: name and version, and those of an encoder that it wraps."""
+    kind = type(encoder)
+    recipe: dict[str, Any] = {"encoder": recorded_name(kind), "version": encoder.version}
+    if isinstance(encoder, AugmentTaskEncoder):
+        recipe["within"] = encoder_recipe(encoder._task_encoder)
+    return recipe

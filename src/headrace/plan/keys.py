@@ -47,9 +47,11 @@ def source_key(seed: int, path: str, purpose: str) -> int:
     return int.from_bytes(blake2b(text, digest_size=8, person=b"headrace").digest(), "little")
 
 
-def derive(key: int, number: int) -> int:
-    """Return the key of item ``number`` (an epoch, a window) under ``key``."""
-    return mix(key ^ mix((number + GOLDEN) & _MASK))
+def derive(key: int, *numbers: int) -> int:
+    """Return the key of an item (an epoch, a window) under ``key``; with more numbers, that of one below it."""
+    for number in numbers:
+        key = mix(key ^ mix((number + GOLDEN) & _MASK))
+    return key
 
 
 def derive_array(keys: int | KeyArray, numbers: IntArray) -> KeyArray:
@@ -111,4 +113,4 @@ def substitute_index(key: int, position: int, attempt: int, num_samples: int) ->
             f"attempt {attempt} at position {position} of {num_samples} samples: attempts count from 1, positions from"
             " 0, and a source has at least one sample"
         )
-    return derive(derive(key, position), attempt) * num_samples >> 64
+    return derive(key, position, attempt) * num_samples >> 64

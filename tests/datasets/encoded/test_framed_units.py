@@ -123,7 +123,7 @@ def test_every_output_is_in_one_unit(sources: Sources, kind: str) -> None:
             there.update(key.outputs if key.kind == "Framed" or key.number == 0 else ())
     located = run.locate(np.arange(60))
     alone = run.new_sources()
-    made = [one for outputs in alone.outputs(located.sources, located.addresses)[0] for one in outputs]
+    made = [one for sample in alone.outputs(located.sources, located.addresses) for one in sample.outputs]
     wanted = Counter(map(alone.key, made))
     left_out = {key for key in wanted if key not in there}
     assert not there - wanted

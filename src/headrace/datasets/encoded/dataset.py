@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
@@ -17,8 +16,7 @@ from headrace.datasets.media.dataset import OfCrude
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions
 from headrace.datasets.mix import Mix
 from headrace.datasets.sample_watch import SampleWatch
-from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, bound_cookers
-from headrace.encoders.hooks import checked_encoder
+from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, bound_cookers, checked_encoder
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
@@ -193,15 +191,11 @@ def encoded(data: Dataset | Mix, encoder: Encoder, *, seed: int, errors: ErrorPo
     Raises:
         ConfigError: what `EncodedDataset` refuses.
     """
-    if not isinstance(data, Mix):
-        return EncodedDataset(_media(data), encoder, seed=seed, errors=errors)
-    # A mix holds numbers and children; these keep their lengths, so that a copy with other children is valid.
-    again = copy.copy(data)
-    again.children = {name: encoded(child, encoder, seed=seed, errors=errors) for name, child in data.children.items()}
-    for name in ("data", "dataset"):
-        if name in vars(again):
-            setattr(again, name, again.children[""])
-    return again
+
+    def with_encoder(dataset: Dataset) -> Dataset:
+        return EncodedDataset(_media(dataset), encoder, seed=seed, errors=errors)
+
+    return data.around(with_encoder) if isinstance(data, Mix) else with_encoder(data)
 
 
 def _media(dataset: Dataset) -> Media:

@@ -17,7 +17,7 @@ import msgspec
 
 from headrace.datasets.encoded.samples import Encoder
 from headrace.encoders import EncoderPipeline
-from headrace.encoders.hooks import hooks_of
+from headrace.encoders.task_encoder import hooks_of
 from headrace.errors import ConfigError
 from headrace.plan.framed import BestFit, FramedForm, GroupBatches, HookPacks, Selected, ShuffleBuffer, Singles
 from headrace.plan.measured import Grouping

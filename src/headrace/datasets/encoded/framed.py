@@ -6,7 +6,7 @@ again from restore keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,9 +17,9 @@ from headrace.datasets.encoded.forms import check_form, form_by_hooks, form_reci
 from headrace.datasets.encoded.keys import RestoreKey, keyed, restore_key_of
 from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, packed
 from headrace.datasets.mix import Mix, named_datasets
+from headrace.datasets.run import by_source
 from headrace.datasets.sample_watch import SampleWatch
-from headrace.encoders import EncoderPipeline, ErrorPolicy, FaultLog, HookFailure
-from headrace.encoders.hooks import checked_encoder
+from headrace.encoders import EncoderPipeline, ErrorPolicy, Fault, HookFailure, checked_encoder
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError, SkipSample
 from headrace.plan import IntArray
@@ -37,8 +37,15 @@ class MadeOutput(NamedTuple):
     output: Output
 
 
+class MadeSample(NamedTuple):
+    """The outputs of a sample, and what failed while they were made."""
+
+    outputs: list[MadeOutput]
+    faults: list[Fault]
+
+
 class FramedSources:
-    """The datasets of a run under the hooks, for one process: it counts faults, and hooks may keep state in it.
+    """The datasets of a run under the hooks, for one process, in which hooks may keep state.
 
     Args:
         datasets: path -> dataset, in the order of their numbers in the run.
@@ -63,37 +70,25 @@ class FramedSources:
         """The first hook in use that is not marked ``@stateless``; None if all are."""
         return next((found for one in self.encoders if (found := one.unrestorable) is not None), None)
 
-    def addresses(self, sources: IntArray, indices: IntArray, keys: Any) -> IntArray:
-        """(n,) int64: addresses of samples, from their numbers in their datasets and the ``keys`` of their epochs."""
-        found = np.empty_like(indices)
-        for source, rows in _by_source(sources):
-            found[rows] = self.encoders[source].addresses(indices[rows], None if keys is None else keys[rows])
-        return found
-
-    def outputs(
-        self, sources: IntArray, addresses: IntArray, watch: SampleWatch | None = None
-    ) -> tuple[list[list[MadeOutput]], list[FaultLog | None]]:
-        """Return the outputs of each sample, and what failed while it was made.
+    def outputs(self, sources: IntArray, addresses: IntArray, watch: SampleWatch | None = None) -> list[MadeSample]:
+        """Return the outputs of each sample, and what failed while it was made, which is taken from the ``watch``.
 
         Raises:
             SampleError, ConfigError: as `SampleEncoder.makers`; also whatever hooks raise.
         """
         watch = watch or SampleWatch()
-        made: list[list[MadeOutput]] = [[]] * len(addresses)
-        faults: list[FaultLog | None] = [None] * len(addresses)
+        found: dict[int, MadeSample] = {}
         with self.pipeline:
             for begin in range(0, len(addresses), _TOGETHER):
-                for source, part in _by_source(sources[begin : begin + _TOGETHER]):
-                    rows = part + begin
-                    encoder = self.encoders[source]
-                    log = encoder.faults = FaultLog()
-                    for row, make in zip(rows.tolist(), encoder.makers(addresses[rows], watch), strict=True):
+                together = np.arange(begin, min(begin + _TOGETHER, len(addresses)), dtype=np.int64)
+                for source, part in by_source(sources[together]):
+                    rows = together[part]
+                    makers = self.encoders[source].makers(addresses[rows], watch)
+                    for row, make in zip(rows.tolist(), makers, strict=True):
                         [outputs] = watch.make(addresses[row : row + 1], [make], row)
-                        made[row] = [MadeOutput(number, source, one) for number, one in enumerate(outputs)]
-                        if log.total:
-                            faults[row] = log
-                            log = encoder.faults = FaultLog()
-        return made, faults
+                        made = [MadeOutput(number, source, one) for number, one in enumerate(outputs)]
+                        found[row] = MadeSample(made, watch.take())
+        return [found[row] for row in range(len(addresses))]
 
     def again(self, keys: Sequence[RestoreKey]) -> list[MadeOutput]:
         """Make the outputs of some restore keys again.
@@ -113,7 +108,7 @@ class FramedSources:
             encoder = self.encoders[source]
             if address < 0 or encoder.indices(addresses)[0] >= len(encoder.dataset):
                 raise ConfigError(f"{path!r} has no sample at the address {address} of a restore key")
-            wanted[path, address] = self.outputs(np.array([source], dtype=np.int64), addresses)[0][0]
+            wanted[path, address] = self.outputs(np.array([source], dtype=np.int64), addresses)[0].outputs
         found = []
         for key in keys:
             outputs = wanted[key.path, key.address]
@@ -133,8 +128,8 @@ class FramedSources:
         """Return the sample of an output, with its restore key."""
         return keyed(one.output.sample, self.key(one), self._kind)
 
-    def packs(self, items: Sequence[MadeOutput], watch: SampleWatch | None = None) -> tuple[list[Output], FaultLog]:
-        """Return packs made of outputs, usually one, and what failed; no packs if a generator skips them.
+    def packs(self, items: Sequence[MadeOutput], watch: SampleWatch | None = None) -> list[Output]:
+        """Return packs made of outputs, usually one; no packs if a generator skips them.
 
         With the policy "substitute", a sample that fails in ``postencode_sample`` is left out of its pack: the pack is
         already chosen, and another sample might not fit. `SkipSample` there also leaves the sample out, and is not a
@@ -148,22 +143,19 @@ class FramedSources:
             ConfigError: `SkipSample` in ``pack_selected_samples``, or for all samples of a pack.
             SampleError: no sample of a pack can be made; also whatever hooks raise.
         """
-        faults = FaultLog()
         watch = watch or SampleWatch()
 
         def without(number: int, failure: HookFailure) -> None:
             if isinstance(failure.error, SkipSample):
                 return
-            encoder, one = self.encoders[items[number].source], items[number].output
-            encoder.faults = faults
             watch.row = number
-            encoder.left_out(failure, one.place.position, watch)
+            self.encoders[items[number].source].left_out(failure, items[number].output.place.position, watch)
 
         instead = (
             "skip samples in preencode_sample, or write pack_selected_samples as a generator, which may yield no pack"
         )
         outputs = [one.output for one in items]
-        return packed(self.pipeline, outputs, self.key(items[0]).written(), instead, without), faults
+        return packed(self.pipeline, outputs, self.key(items[0]).written(), instead, without)
 
     def restored(self, key: RestoreKey) -> Any:
         """Return the sample of a restore key, with that key.
@@ -174,16 +166,10 @@ class FramedSources:
         items = self.again(key.outputs)
         if key.kind == "Framed":
             return self.marked(items[0])
-        packs, _ = self.packs(items)
+        packs = self.packs(items)
         if not 0 <= key.number < len(packs):
             raise ConfigError(f"{key.written()} is of pack {key.number}, and its outputs now make {len(packs)} packs")
         return keyed(packs[key.number].sample, key, self._kind)
-
-
-def _by_source(sources: IntArray) -> Iterator[tuple[int, IntArray]]:
-    """Yield each source that occurs, with its rows. Frames are short, so that a set is cheaper than sorting."""
-    for source in sorted(set(sources.tolist())):
-        yield source, np.flatnonzero(sources == source)
 
 
 class Framed:
@@ -246,9 +232,10 @@ class Framed:
         self.buffer_bytes = buffer_bytes
         self.most_empty_positions = most_empty_positions
         _check_numbers(self.frame_positions, buffer_bytes, most_empty_positions)
-        check_form(self.form, self.pipeline(), FramedForm)
         # Make the sources once, so that errors are raised here and not by the first worker.
-        self.unrestorable = self.sources(named_datasets(data)).unrestorable
+        sources = self.sources(named_datasets(data))
+        check_form(self.form, sources.pipeline, FramedForm)
+        self.unrestorable = sources.unrestorable
 
     @property
     def is_packs(self) -> bool:

@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from headrace.datasets.encoded.framed import Framed, FramedSources
 from headrace.datasets.encoded.keys import of_framed
 from headrace.datasets.encoded.samples import check_restorable
 from headrace.datasets.encoded.unit_reader import UnitReader
 from headrace.datasets.outline import sources_outline
-from headrace.datasets.run import Located, Run
+from headrace.datasets.run import Located, Run, by_source
 from headrace.datasets.sample_watch import Tell
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.plan import BatchSchedule, IntArray, Order, RunRecipe
@@ -44,6 +45,7 @@ from headrace.plan.framed import (
     serving,
     whole_bytes,
 )
+from headrace.plan.keys import EpochAddresses
 from headrace.plan.recipe import PARTS
 from headrace.plan.slots import draws
 
@@ -202,6 +204,7 @@ class FramedRun:
         self.data = data
         self.schedule = BatchSchedule.of(global_batch_size)
         self.stream = Run(data.data, global_batch_size=1, order=order, epochs=epochs, samples=samples)
+        self._addresses = [EpochAddresses.of(len(dataset)) for dataset in self.stream.datasets]
         plan = self.stream.plan
         lanes = Lanes.of(
             self.schedule,
@@ -242,10 +245,6 @@ class FramedRun:
         """The first hook in use that is not marked ``@stateless``, so that nothing can be made again; or None."""
         return self.data.unrestorable
 
-    @cached_property
-    def _sources(self) -> FramedSources:
-        return self.new_sources()
-
     def new_sources(self) -> FramedSources:
         """Return the datasets under the hooks, for one reader."""
         return self.data.sources(dict(zip(self.paths, self.stream.datasets, strict=True)))
@@ -254,7 +253,11 @@ class FramedRun:
         """Return dataset and address of the sample at each position. O(log sources), reads nothing."""
         found = self.stream.lookup(positions)
         keys = None if self.stream.order.kind == "none" else found.keys
-        return Located(positions, found.sources, self._sources.addresses(found.sources, found.indices, keys))
+        addresses = np.empty_like(positions)
+        for source, rows in by_source(found.sources):
+            of_source = self._addresses[source]
+            addresses[rows] = of_source.join(found.indices[rows], None if keys is None else keys[rows])
+        return Located(positions, found.sources, addresses)
 
     def reader(self, states: Sequence[LaneState] | None = None, tell: Tell | None = None) -> UnitReader:
         """Return a reader that makes units, from the states of its lanes; None is the beginning of all lanes."""
@@ -367,7 +370,8 @@ class FramedRun:
         return "\n".join(lines)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_sources", "recipe")}
+        # A copy with other lanes has another recipe.
+        return {name: value for name, value in self.__dict__.items() if name != "recipe"}
 
     def __repr__(self) -> str:
         return f"<FramedRun: {len(self.paths)} sources, {self.lanes.num_lanes:,} lanes, {self.data.describe()}>"

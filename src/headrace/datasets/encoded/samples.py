@@ -34,9 +34,10 @@ from headrace.encoders import (
     hook_of,
     is_of_sample,
 )
-from headrace.encoders.hooks import BoundCooker, function_hook
+from headrace.encoders.hooks import function_hook
 from headrace.encoders.mapping import fields_of
 from headrace.encoders.pipeline import READING, Output
+from headrace.encoders.task_encoder import BoundCooker
 from headrace.errors import ConfigError, HeadraceError, SampleError, SkipSample
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import EpochAddresses, source_key, substitute_index
@@ -136,11 +137,6 @@ class SampleEncoder:
         rows = zip(addresses.tolist(), indices.tolist(), makers, strict=True)
         return [partial(self._outputs, address, index, make, watch) for address, index, make in rows]
 
-    def outputs(self, addresses: IntArray) -> list[list[Output]]:
-        """Return the outputs of each sample."""
-        with self.pipeline:
-            return [make() for make in self.makers(addresses)]
-
     def left_out(self, failure: HookFailure, address: int, watch: SampleWatch) -> None:
         """Count a sample that failed after its place was settled and is left out there; or raise, as the policy says.
 
@@ -156,64 +152,68 @@ class SampleEncoder:
     def _outputs(self, address: int, index: int, make: Callable[[], Any], watch: SampleWatch) -> list[Output]:
         """Return the outputs of an address, or those of the first substitute that can be made."""
         met: list[Fault] = []
-        delays = self._retries.delays()
+        delays: Iterator[float] | None = None
         while True:
             try:
                 return self.pipeline.encode(make, self.place(address), self.cook)
             except HookFailure as failure:
                 if self._may_skip and isinstance(failure.error, SkipSample):
                     return []
-                if may_pass(failure.error) and (delay := self._delay(delays, failure, index)) is not None:
-                    sleep(delay)
-                    continue
+                if may_pass(failure.error) and self.unrestorable is None:
+                    delays = self._retries.delays() if delays is None else delays
+                    if (delay := next(delays, None)) is not None:
+                        self._again(failure, index, delay)
+                        continue
                 self._count(failure, address, index, met, watch)
             index = substitute_index(self._substitution, address, len(met), len(self.dataset))
             make = partial(self._made_alone, index)
 
-    def _delay(self, delays: Iterator[float], failure: HookFailure, index: int) -> float | None:
-        """Return how long to wait before a passing fault is tried again; None if it must be raised."""
-        delay = None if self.unrestorable is not None else next(delays, None)
-        if delay is None:
-            return None
+    def _again(self, failure: HookFailure, index: int, delay: float) -> None:
+        """Wait before a passing fault is tried again."""
         self.num_retries += 1
         what = f"{failure.hook.name} of {self._kind}: sample {index:,} of {self.dataset.store.path}"
         error = f"{type(failure.error).__name__}: {failure.error}"
         _log.warning("%s: %s; trying again in %.3g s", what, error, delay)
-        return delay
+        sleep(delay)
 
-    def _count(self, failure: HookFailure, address: int, index: int, met: list[Fault], watch: SampleWatch) -> None:
-        """Add a failure to those ``met`` at an address, and return if another sample is to be tried; else raise."""
-        error, hook = failure.error, failure.hook
-        if hook is self.cook and isinstance(error, SampleError):
-            hook = READING  # a part that cannot be decoded is not a fault of the cooker
-        of_sample = is_of_sample(error, stateless=hook.stateless)
-        store = self.dataset.store
-        shard, key = self._where(index, error) if of_sample else (None, None)
-        where = f"in {hook.name} of {self._kind}: sample {index:,} of {store.path}"
+    def fault_of(self, failure: HookFailure, address: int, index: int, watch: SampleWatch, attempt: int = 0) -> Fault:
+        """Return the fault of a sample that failed in a hook, and add it to the ``watch``.
+
+        Raises:
+            Exception: what the hook raised, if the sample is not to blame.
+        """
+        error, hook = failure.error, self._blamed(failure)
         if hook.name not in ("read", "cook_crude_sample") and not isinstance(error, SampleError):
-            error.add_note(where)
-        if not of_sample:
+            error.add_note(self._words(hook.name, index))
+        if not is_of_sample(error, stateless=hook.stateless):
             if (position := watch.position) is not None:
                 error.add_note(f"at position {position:,} of the run")
             if may_pass(error) and self.unrestorable is None:
                 error.add_note(f"it was tried {self._retries.attempts} times")
             raise error from error.__cause__
+        shard, key = self._where(index, error)
         fault = Fault(
-            source=store.path,
+            source=self.dataset.store.path,
             index=index,
             shard=shard,
             key=key,
             address=address,
-            attempt=len(met),
+            attempt=attempt,
             hook=hook.name,
             kind=type(error).__name__,
             reason=str(error),
         )
-        met.append(watch.add(fault))
-        self.faults.add(met[-1])
+        return watch.add(fault)
+
+    def _count(self, failure: HookFailure, address: int, index: int, met: list[Fault], watch: SampleWatch) -> None:
+        """Add a failure to those ``met`` at an address, and return if another sample is to be tried; else raise."""
+        error = failure.error
+        fault = self.fault_of(failure, address, index, watch, len(met))
+        met.append(fault)
+        self.faults.add(fault)
         failed = Counter(one.hook for one in met)
-        bound = self.errors.bound(hook.failure_tolerance)
-        if self.errors.on_error == "substitute" and failed[hook.name] < bound:
+        bound = self.errors.bound(self._blamed(failure).failure_tolerance)
+        if self.errors.on_error == "substitute" and failed[fault.hook] < bound:
             return
         watch.fatal = tuple(met)
         if self.errors.on_error == "substitute":
@@ -222,16 +222,23 @@ class SampleEncoder:
                 None,
                 f"no sample could be made in its place: {len(met)} failed in a row ({counts}), the last one with"
                 f" {type(error).__name__}: {error}; check the data, or allow more with ErrorPolicy(tolerance=...)",
-                shard=shard,
-                key=key,
+                shard=fault.shard,
+                key=fault.key,
             ) from error
         if isinstance(error, SkipSample):
             raise ConfigError(
-                f"SkipSample {where}, key {key!r}: a fixed source cannot leave a sample out, since the places of all"
-                " others are fixed. Replace it by another sample, errors=ErrorPolicy(on_error='substitute'), or use a"
-                " measured or framed source"
+                f"SkipSample {self._words(fault.hook, index)}, key {fault.key!r}: a fixed source cannot leave a sample"
+                " out, since the places of all others are fixed. Replace it by another sample,"
+                " errors=ErrorPolicy(on_error='substitute'), or use a measured or framed source"
             ) from error
         raise error from error.__cause__
+
+    def _blamed(self, failure: HookFailure) -> Hook:
+        """Return the hook that failed; a part that cannot be decoded is not a fault of the cooker."""
+        return READING if failure.hook is self.cook and isinstance(failure.error, SampleError) else failure.hook
+
+    def _words(self, hook: str, index: int) -> str:
+        return f"in {hook} of {self._kind}: sample {index:,} of {self.dataset.store.path}"
 
     def _where(self, index: int, error: Exception) -> tuple[str | None, str | None]:
         """Return shard and key of a sample: from the store or, if its head cannot be read, from the error."""

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from headrace.datasets.encoded.framed import MadeOutput
+from headrace.datasets.encoded.framed import MadeOutput, MadeSample
 from headrace.datasets.encoded.keys import RestoreKey, keyed, of_framed, restore_key_of
 from headrace.datasets.encoded.samples import of_one_group, one_batch, raise_failure
 from headrace.datasets.run import Located
 from headrace.datasets.sample_watch import SampleWatch, Tell
-from headrace.encoders import CallKey, FaultLog, HookFailure
+from headrace.encoders import CallKey, Fault, FaultLog, HookFailure
 from headrace.errors import ConfigError, SkipSample, StateError
 from headrace.plan import IntArray
 from headrace.plan.framed import FrameTotals, HookPacks, Items, LaneState, Selected, Unit, Walk
@@ -193,7 +193,7 @@ class UnitReader:
         self._walk = Walk(framing, self._find, states)
         limit = None if run.unrestorable is not None else run.data.buffer_bytes
         self._held: BoundedCache[Any] = BoundedCache(limit)
-        self._faults: dict[Pair, FaultLog] = {}
+        self._faults: dict[Pair, list[Fault]] = {}
         self._carried: dict[int, set[int]] = {}
         self._next: dict[int, int] = {}
         self._marked: dict[int, int] = {}
@@ -278,7 +278,7 @@ class UnitReader:
             self._next.pop(lane, None)
             self._ahead.pop(lane, None)
         if left:
-            self._faults = {pair: log for pair, log in self._faults.items() if self._lane_of(pair[0]) not in left}
+            self._faults = {pair: some for pair, some in self._faults.items() if self._lane_of(pair[0]) not in left}
             self._held.drop(lambda key: self._lane_of(_position(key)) in left)
 
     def forget(self, number: int) -> None:
@@ -311,13 +311,13 @@ class UnitReader:
     def _find(self, positions: IntArray) -> Items:
         """Return the outputs at positions and what decides their units; keeps the outputs for these units."""
         self._held.trim()
-        made, faults = self._encoded(positions)
+        made = self._encoded(positions)
         groups: list[Any] | None = [] if self.run.is_group_batches else None
         lengths: list[int] | None = (
             [] if self.run.data.is_packs and self._pipeline.hooks["sample_length"].is_overridden else None
         )
         pairs: list[Pair] = []
-        for position, outputs, log in zip(positions.tolist(), made, faults, strict=True):
+        for position, (outputs, faults) in zip(positions.tolist(), made, strict=True):
             wanted = self._carried.pop(position, None)
             first = len(pairs)
             for one in outputs:
@@ -333,13 +333,11 @@ class UnitReader:
                 pairs.append((position, one.number))
                 if wanted is None or one.number in wanted:
                     self._held.put((position, one.number), one, one.output.sample)
-            if log is None:
-                continue
             # A fault is reported once in a run: with the unit of the sample's first output or, without outputs, now.
             if first == len(pairs):
-                self.faults.merge(log)
-            elif wanted is None or pairs[first][1] in wanted:
-                self._faults[pairs[first]] = log
+                self._report(faults)
+            elif faults and (wanted is None or pairs[first][1] in wanted):
+                self._faults[pairs[first]] = faults
         columns = np.array(pairs, dtype=np.int64).reshape(-1, 2)
         return Items(
             columns[:, 0],
@@ -349,11 +347,19 @@ class UnitReader:
             None if groups is None else np.array([size for _, size in groups], dtype=np.int64),
         )
 
-    def _encoded(self, positions: IntArray) -> tuple[list[list[MadeOutput]], list[FaultLog | None]]:
+    def _report(self, faults: Iterable[Fault]) -> None:
+        for fault in faults:
+            self.faults.add(fault)
+
+    def _report_items(self, pairs: Iterable[Pair]) -> None:
+        """Report the faults that wait for the unit of these items."""
+        for pair in pairs:
+            self._report(self._faults.pop(pair, ()))
+
+    def _encoded(self, positions: IntArray) -> list[MadeSample]:
         located = self._located(positions)
         self.watch.begin(positions)
         made = self.sources.outputs(located.sources, located.addresses, self.watch)
-        self.watch.faults.clear()  # each is in the log of its sample
         self._num_encoded += len(positions)
         return made
 
@@ -385,7 +391,10 @@ class UnitReader:
                     " samples cannot be made again; mark it, or ask once"
                 )
             positions = np.unique(np.array([position for position, _ in missing], dtype=np.int64))
-            again = dict(zip(positions.tolist(), self._encoded(positions)[0], strict=True))
+            again = {
+                position: one.outputs
+                for position, one in zip(positions.tolist(), self._encoded(positions), strict=True)
+            }
             self._num_again += len(positions)
             for position, output in missing:
                 if output >= len(again[position]):
@@ -399,9 +408,7 @@ class UnitReader:
 
     def _made(self, unit: Unit) -> Any:
         pairs = _pairs(unit.items)
-        for pair in pairs:
-            if (log := self._faults.pop(pair, None)) is not None:
-                self.faults.merge(log)
+        self._report_items(pairs)
         if self.run.data.is_packs:
             return self._pack(pairs, unit.part)
         items = [self.sources.marked(one) for one in self._items(pairs, keep=False)]
@@ -423,9 +430,8 @@ class UnitReader:
         items = self._items(pairs, keep=keep)
         keys = tuple(self.sources.key(one) for one in items)
         self.watch.begin(np.array([position for position, _ in pairs], dtype=np.int64))
-        packs, faults = self.sources.packs(items, self.watch)
-        self.watch.faults.clear()  # each is in the log of the pack
-        self.faults.merge(faults)
+        packs = self.sources.packs(items, self.watch)
+        self._report(self.watch.take())
         return [
             keyed(pack.sample, RestoreKey("FramedPack", keys, number=number), self._kind)
             for number, pack in enumerate(packs)
@@ -440,9 +446,7 @@ class UnitReader:
             for part, pack in enumerate(made):
                 self._held.put(("pack", pairs[0], part), pack, pack)
             if not made:
-                for pair in pairs:
-                    if (log := self._faults.pop(pair, None)) is not None:
-                        self.faults.merge(log)
+                self._report_items(pairs)
             counts.append(len(made))
         return counts
 

@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.dataset import media_origins
 from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder
-from headrace.encoders import AugmentTaskEncoder, EncoderPipeline, Fault, FaultLog, Hook, HookFailure, is_of_sample
-from headrace.encoders.hooks import encoder_recipe
+from headrace.datasets.sample_watch import SampleWatch
+from headrace.encoders import AugmentTaskEncoder, EncoderPipeline, Fault, Hook, HookFailure
 from headrace.encoders.pipeline import Output
-from headrace.errors import ConfigError, HeadraceError, SkipSample
+from headrace.encoders.task_encoder import encoder_recipe
+from headrace.errors import ConfigError, SkipSample
 from headrace.stores import kept_name
 
 
@@ -129,15 +129,15 @@ class Measuring:
         groups: list[int] = []
         keys: dict[tuple[str, int | None], int] = {}
         faults: list[Fault] = []
+        watch = SampleWatch()
         with self.pipeline:
             for begin in range(first, end, _READ_SAMPLES):
                 some = np.arange(begin, min(begin + _READ_SAMPLES, end), dtype=np.int64)
-                for index, make in zip(some.tolist(), self.outputs.makers(some), strict=True):
-                    found = self._measured(index, make)
-                    if isinstance(found, Fault):
+                for index, make in zip(some.tolist(), self.outputs.makers(some, watch), strict=True):
+                    found = self._measured(index, make, watch)
+                    if why := watch.take():
                         is_good[index - first] = False
-                        faults.append(found)
-                        continue
+                        faults += why
                     counts[index - first] = len(found)
                     lengths += [row.length for row in found if row.length is not None]
                     groups += [keys.setdefault(row.group, len(keys)) for row in found if row.group is not None]
@@ -149,24 +149,18 @@ class Measuring:
             arrays["groups"] = np.array(groups, dtype=np.uint32)
         return Chunk(arrays, list(keys), faults)
 
-    def _measured(self, index: int, make: Callable[[], list[Output]]) -> list[_Row] | Fault:
-        """Return the facts of each output of a sample, or why the sample has to be left out."""
+    def _measured(self, index: int, make: Callable[[], list[Output]], watch: SampleWatch) -> list[_Row]:
+        """Return the facts of each output of a sample; none if it has to be left out, and then ``watch`` says why."""
         try:
             return [self._row(one) for one in make()]
         except HookFailure as failure:
-            error, hook = failure.error, failure.hook
-            if isinstance(error, SkipSample):
-                return []
-            if not is_of_sample(error, stateless=hook.stateless):
-                error.add_note(f"in {hook.name}: sample {index:,} of {self.dataset.store.path}")
-                raise error from error.__cause__
-            return self._fault(index, hook, error)
+            if not isinstance(failure.error, SkipSample):
+                self.outputs.fault_of(failure, index, index, watch)
         except Exception:
-            # Faults of the sample are in the log, all others are not.
-            log, self.outputs.faults = self.outputs.faults, FaultLog()
-            if not log.total:
+            # An error that a sample is to blame for has a fault, all others have none.
+            if not watch.faults:
                 raise
-            return log.faults[0]
+        return []
 
     def _row(self, one: Output) -> _Row:
         length = group = None
@@ -179,26 +173,6 @@ class Measuring:
             key, size = self.pipeline.criterion(one)
             group = key_text(key), size
         return _Row(length, group)
-
-    def _fault(self, index: int, hook: Hook, error: Exception) -> Fault:
-        store = self.dataset.store
-        shard = key = None
-        try:
-            origin = media_origins(store, np.array([index], dtype=np.int64))[0][0]
-            shard, key = origin.shard, origin.key
-        except HeadraceError:  # the first fault is the one to report
-            pass
-        return Fault(
-            source=store.path,
-            index=index,
-            shard=shard,
-            key=key,
-            address=index,
-            attempt=0,
-            hook=hook.name,
-            kind=type(error).__name__,
-            reason=str(error),
-        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Measuring, self._given
