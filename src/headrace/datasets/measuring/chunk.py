@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.dataset import media_origins
 from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder
+from headrace.datasets.origins import media_origins
 from headrace.encoders import AugmentTaskEncoder, EncoderPipeline, Fault, FaultLog, Hook, HookFailure, is_of_sample
 from headrace.encoders.hooks import encoder_recipe
 from headrace.encoders.pipeline import Output
