@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from headrace.datasets.dataset import Dataset, Fields, Sample
+from headrace.datasets import Dataset, RaggedDataset
+from headrace.datasets.dataset import Fields, Sample
 from headrace.datasets.mix import Mix
+from headrace.datasets.sample_watch import SampleWatch
 from headrace.plan import (
     Branch,
     ConcatNode,
@@ -27,10 +29,8 @@ from headrace.plan import (
 )
 
 
-class Numbers(Dataset):
+class Numbers(RaggedDataset):
     """Sample i is i, and has ``i % 7`` tokens."""
-
-    is_ragged = True
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
@@ -56,8 +56,11 @@ class Numbers(Dataset):
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         return indices
 
-    def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
-        out["number"][rows] = addresses
+    def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[int]:
+        return addresses.tolist()
+
+    def collate(self, samples: Sequence[int]) -> Sample:
+        return {"number": np.array(samples, dtype=np.int64)}
 
     def describe(self) -> str:
         return "numbers"

@@ -17,7 +17,7 @@ from counts import cases
 from headrace import Blend, ConfigError, Loader, Order, PackedSequenceDataset, Packing, Run, StateError, WindowDataset
 from headrace import open as open_store
 from headrace.compat.megatron import CyclicDataset, GPTBlend, GPTDataset
-from headrace.datasets import Dataset
+from headrace.datasets import Dataset, count_step
 from headrace.loader import Ranks, Reading
 from headrace.plan import Share
 from headrace.plan.megatron import cyclic_batches
@@ -129,7 +129,7 @@ def test_over_any_dataset(prefix: Path, dataset: GPTDataset, kind: str) -> None:
         "packs": lambda: PackedSequenceDataset(store, Packing(seq_len=20, over_long="split"), padding_idx=0),
     }[kind]()
     cyclic = CyclicDataset(inner, micro_batch_size=2, data_parallel_size=1)
-    assert cyclic.is_packed == inner.is_packed
+    assert cyclic.traits.is_packed == inner.traits.is_packed
     assert cyclic.num_tokens_per_sample == inner.num_tokens_per_sample
     assert cyclic.deviation_tokens_per_sample == inner.deviation_tokens_per_sample
     run = Run(cyclic, global_batch_size=2, order=NONE, samples=2 * len(inner))
@@ -139,9 +139,9 @@ def test_over_any_dataset(prefix: Path, dataset: GPTDataset, kind: str) -> None:
     found = list(iter(Loader(run, micro_batch_size=2)))
     for name in (*inner.fields, *inner.constants):
         assert np.array_equal(np.concatenate([batch[name].numpy() for batch in found]), expected[name]), name
-    if cyclic.is_packed:
+    if cyclic.traits.is_packed:
         counted = inner.count(inner.locate(samples[:2]))
-        assert run.counts(0) == {name: int(column.sum()) for name, column in counted._asdict().items()}
+        assert count_step(run, 0) == {name: int(column.sum()) for name, column in counted._asdict().items()}
 
 
 def test_recipe_tells_every_option_apart(prefix: Path, dataset: GPTDataset) -> None:

@@ -34,7 +34,7 @@ from headrace.cli import main
 from headrace.compat.astrai import DatasetFactory
 from headrace.compat.megatron import CyclicDataset, GPTDataset
 from headrace.compat.torchtune import DocumentDataset
-from headrace.datasets import FilledDataset, loss_masks
+from headrace.datasets import FilledDataset, check_supervised, loss_masks
 from headrace.errors import InputError
 from headrace.loader import flatten_packed
 from headrace.plan import derive_array
@@ -90,7 +90,7 @@ def test_windows(chat: Any, window: int, stride: int, phase: bool, same: bool, m
     counts = dataset.count(begins)
     assert counts.supervised_tokens.tolist() == (batch["labels"] != -100).sum(axis=1).tolist()
     assert counts.tokens.tolist() == [window] * 5
-    assert dataset.is_masked == dataset.is_counted == masked
+    assert dataset.traits.is_masked == dataset.traits.is_counted == masked
 
 
 def test_all_that_makes_labels_honours_it_by_default(tmp_path: Path) -> None:
@@ -190,10 +190,10 @@ def test_a_step_of_windows_without_a_label_is_named(tmp_path: Path, monkeypatch:
     run = Run(dataset, global_batch_size=1, order=IN_ORDER, epochs=1)
     with pytest.raises(ConfigError, match="step 2 has no supervised token"):
         next(iter(Loader(run, micro_batch_size=1)))
-    monkeypatch.setattr("headrace.datasets.supervision.CHECKED_MARKS", 30)
-    run.check_supervised(4)  # three windows from there on are looked at
+    monkeypatch.setattr("headrace.datasets.accounts.CHECKED_MARKS", 30)
+    check_supervised(run, 4)  # three windows from there on are looked at
     with pytest.raises(ConfigError, match="step 7"):
-        run.check_supervised(5)
+        check_supervised(run, 5)
 
 
 def test_a_mask_that_is_not_parallel_is_refused(tmp_path: Path) -> None:

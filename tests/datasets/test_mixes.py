@@ -16,14 +16,14 @@ import corpora
 from counts import cases
 from headrace import BatchSchedule, Blend, ConfigError, Loader, MapDataset, Order, Run, ScheduledBlend, WindowDataset
 from headrace.compat.energon import BlendDataset, MixBatchDataset
-from headrace.datasets import Concat, Dataset, Limit, Mix, Repeat, Stage, Subset
+from headrace.datasets import Concat, Dataset, FixedDataset, Limit, Mix, Repeat, Stage, Subset
 from headrace.datasets.dataset import Fields, Sample
 from headrace.datasets.mix import homogeneous_samples
 from headrace.loader import Ranks
 from headrace.plan import Branch, IntArray, KeyArray, Leaf, Schedule, SubsetRange, leaf_counts
 
 
-class Numbers(Dataset):
+class Numbers(FixedDataset):
     """Sample i is the number i and nothing else."""
 
     def __init__(self, count: int) -> None:

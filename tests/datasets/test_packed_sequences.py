@@ -217,7 +217,7 @@ def test_one_line_and_repr(corpus: list[corpora.Corpus]) -> None:
         f"fill {lengths.sum() / 50 / len(packs):.2%}, {split} documents split, 0.00% of the tokens lost"
     )
     assert repr(dataset) == f"<PackedSequenceDataset: {len(packs)} samples, {dataset.describe()}>"
-    assert dataset.is_packed
+    assert dataset.traits.is_packed
     assert dataset.ledger.raw_tokens == corpus[0].store.num_tokens
 
 

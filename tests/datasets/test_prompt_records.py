@@ -26,7 +26,7 @@ def test_batches(tmp_path: Path, layout: str) -> None:
     assert batch["columns"] == [
         {"data_source": "made", "reward_model": {"ground_truth": str(i)}, "index": i} for i in (4, 2)
     ]
-    assert not dataset.is_counted
+    assert not dataset.traits.is_counted
     assert dataset.sample_lengths(np.array([4, 2])).tolist() == list(map(len, rows))
     assert dataset[4]["columns"]["index"] == 4
     assert PromptDataset(dataset.store, Collation(padding_side="right")).read(np.array([4]))["input_ids"].tolist() == [

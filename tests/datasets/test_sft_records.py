@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import records_made
 from counts import cases
 from headrace import ConfigError, InputError, PackedSequenceDataset, Packing, SFTDataset
-from headrace.datasets import Collation, Run
+from headrace.datasets import Collation, Run, count_step
 
 RECORDS = records_made.sft(0, 60)
 
@@ -91,8 +91,7 @@ def test_items_are_unpadded_and_of_their_own_memory(stores: dict[str, Any]) -> N
     assert second["input_ids"].tolist() == third["input_ids"].tolist() == ids
     with pytest.raises(IndexError, match="of a dataset of 60"):
         dataset[60]
-    with pytest.raises(ConfigError, match="use read or collate"):
-        dataset.read_into(np.array([0]), {}, slice(None))
+    assert not hasattr(dataset, "read_into")
 
 
 def test_items_collate_to_what_is_read_at_once(stores: dict[str, Any]) -> None:
@@ -124,7 +123,7 @@ def test_masks_of_whole_records_are_not_read_to_count(stores: dict[str, Any], mo
 
 def test_all_tokens_without_a_mask(stores: dict[str, Any]) -> None:
     dataset = SFTDataset(stores["keyed"], loss_mask_key=None, labels="same")
-    assert not dataset.is_masked
+    assert not dataset.traits.is_masked
     item = dataset[2]
     assert item["labels"].tolist() == [-100, *RECORDS[2]["tokens"][1:]]
     assert dataset.count(np.array([2])).supervised_tokens.tolist() == [len(RECORDS[2]["tokens"]) - 1]
@@ -186,7 +185,7 @@ def test_the_same_records_packed(stores: dict[str, Any], layout: str) -> None:
     """Packs of the same store supervise the same tokens, each once."""
     packed = PackedSequenceDataset(stores[layout], Packing(seq_len=64), loss_mask_key="loss_mask")
     run = Run(packed, global_batch_size=4, epochs=1)
-    assert run.is_masked
+    assert run.traits.is_masked
     found: dict[int, list[int]] = {}
     for step in range(run.num_steps or 0):
         batch = run.step(step)
@@ -196,4 +195,4 @@ def test_the_same_records_packed(stores: dict[str, Any], layout: str) -> None:
                 found[document] = labels[documents == document].tolist()
     assert found == {i: plain(record, Collation(), "next")[1] for i, record in enumerate(RECORDS)}
     counted = SFTDataset(stores[layout]).count(np.arange(len(RECORDS))).supervised_tokens.sum()
-    assert counted == sum(run.counts(step)["supervised_tokens"] for step in range(run.num_steps or 0))
+    assert counted == sum(count_step(run, step)["supervised_tokens"] for step in range(run.num_steps or 0))

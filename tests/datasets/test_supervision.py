@@ -10,7 +10,7 @@ import pytest
 
 import records_made
 from headrace import Blend, ConfigError, Loader, Order, PackedSequenceDataset, Packing, PromptDataset, Run, SFTDataset
-from headrace.datasets import Collation, supervision
+from headrace.datasets import Collation, accounts, check_supervised, count_step
 
 IN_ORDER = Order(kind="none")
 
@@ -36,11 +36,11 @@ def test_the_step_is_named_before_anything_is_delivered(tmp_path: Path) -> None:
         next(iter(loader))
     assert loader.position == 0
     with pytest.raises(ConfigError, match="step 1"):
-        run.check_supervised(3)
-    run.check_supervised(4)  # behind it all is well
-    run.check_supervised(6)  # at the end there is nothing to look at
+        check_supervised(run, 3)
+    check_supervised(run, 4)  # behind it all is well
+    check_supervised(run, 6)  # at the end there is nothing to look at
     # Samples without a label do no harm where the step has others.
-    Run(run.data, global_batch_size=3, order=IN_ORDER, epochs=1).check_supervised()
+    check_supervised(Run(run.data, global_batch_size=3, order=IN_ORDER, epochs=1))
 
 
 def test_what_is_cut_off_counts(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_what_is_cut_off_counts(tmp_path: Path) -> None:
     short = dataset(tmp_path / "s", [9, 8, 2, 9], max_length=8, over_long="truncate_right")
     run = Run(short, global_batch_size=1, order=IN_ORDER, epochs=1)
     with pytest.raises(ConfigError, match="step 2 has no supervised token"):
-        run.check_supervised()
+        check_supervised(run)
 
 
 def test_each_sample_is_looked_at_once_where_all_are_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,18 +57,18 @@ def test_each_sample_is_looked_at_once_where_all_are_well(tmp_path: Path, monkey
     count = SFTDataset.count
     monkeypatch.setattr(SFTDataset, "count", lambda self, some: looked.append(len(some)) or count(self, some))
     run = Run(well, global_batch_size=2)  # without an end
-    run.check_supervised()
-    run.check_supervised(5)
+    check_supervised(run)
+    check_supervised(run, 5)
     assert looked == [7]
 
 
 def test_an_endless_run_is_looked_at_as_far_as_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "CHECKED_SAMPLES", 8)
+    monkeypatch.setattr(accounts, "CHECKED_SAMPLES", 8)
     far = dataset(tmp_path / "s", [1] * 30 + [0] * 3 + [1])
     run = Run(far, global_batch_size=1, order=IN_ORDER)
-    run.check_supervised()
+    check_supervised(run)
     with pytest.raises(ConfigError, match="step 30"):
-        run.check_supervised(25)
+        check_supervised(run, 25)
     monkeypatch.setattr("headrace.loader.collating.COUNT_POSITIONS", 10)
     steps = []
 
@@ -87,7 +87,7 @@ def test_the_source_is_named_in_a_blend(tmp_path: Path) -> None:
     sources = {"good": dataset(tmp_path / "a", [1, 1]), "bad": dataset(tmp_path / "b", [0, 0])}
     run = Run(Blend(sources, repeats={"good": 1, "bad": 1}), global_batch_size=1)
     with pytest.raises(ConfigError, match=r"step \d has no supervised token .*source 'bad', sample \d"):
-        run.check_supervised()
+        check_supervised(run)
 
 
 def test_packs_with_a_mask_too(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_packs_with_a_mask_too(tmp_path: Path) -> None:
     run = Run(
         PackedSequenceDataset(store, packing, loss_mask_key="loss_mask"), global_batch_size=2, order=IN_ORDER, epochs=1
     )
-    run.check_supervised()
+    check_supervised(run)
     one = Run(run.data, global_batch_size=1, order=IN_ORDER, epochs=1)
     with pytest.raises(ConfigError, match="step 1 has no supervised token"):
         next(iter(Loader(one, micro_batch_size=1)))
@@ -105,8 +105,8 @@ def test_packs_with_a_mask_too(tmp_path: Path) -> None:
 def test_nothing_is_counted_where_nothing_is_masked(tmp_path: Path) -> None:
     prompts = PromptDataset(records_made.store(tmp_path / "s", records_made.prompts(1, 4)))
     run = Run(prompts, global_batch_size=2, epochs=1)
-    run.check_supervised()
-    assert not run.is_counted
+    check_supervised(run)
+    assert not run.traits.is_counted
     assert "step_supervised_tokens" not in next(iter(Loader(run, micro_batch_size=2)))
     with pytest.raises(ConfigError, match="PromptDataset: only packs, records and masked windows are counted"):
-        run.counts(0)
+        count_step(run, 0)

@@ -29,7 +29,7 @@ from headrace import (
     WindowDataset,
 )
 from headrace.compat.energon import BlendDataset
-from headrace.datasets import Collation, Dataset
+from headrace.datasets import Collation, Dataset, Traits
 from headrace.loader import Balance, Ranks, Reading
 from headrace.plan import Bucketing, balanced, costs_of
 from headrace.stores import KeyedStore
@@ -44,7 +44,9 @@ State = dict[str, Any]
 class Pictures(Numbers):
     """As media are: of no length in tokens."""
 
-    has_tokens = False
+    @property
+    def traits(self) -> Traits:
+        return Traits(is_ragged=True, has_tokens=False)
 
 
 def attention(lengths: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ from headrace import (
     Run,
     WindowDataset,
 )
+from headrace.datasets import accounts, count_step
 from headrace.loader import Ranks, Reading, collating
 from headrace.plan.packed_check import check_step
 from headrace.tracing import ledgers
@@ -54,8 +55,8 @@ def test_the_counts_of_all_micro_batches_make_the_step(
     assert sorted(by_step) == list(range(run.num_steps or 0))
     for step, batches in by_step.items():
         assert check_step(batches) == []
-        assert batches[0]["step_supervised_tokens"] == run.counts(step)["supervised_tokens"]
-        assert run.counts(step) == {
+        assert batches[0]["step_supervised_tokens"] == count_step(run, step)["supervised_tokens"]
+        assert count_step(run, step) == {
             "tokens": sum(int((batch["document_ids"] >= 0).sum()) for batch in batches),
             "supervised_tokens": sum(int(batch["loss_mask"].sum()) for batch in batches),
             "pads": sum(int((batch["document_ids"] < 0).sum()) for batch in batches),
@@ -75,7 +76,7 @@ def test_a_step_begun_on_other_ranks_keeps_its_count(run: Run) -> None:
     second = Loader(run, micro_batch_size=1, ranks=Ranks(2, 3))
     second.load_state_dict(first.state_dict())
     assert second.position == 4
-    assert next(iter(second))["step_supervised_tokens"] == whole == run.counts(0)["supervised_tokens"]
+    assert next(iter(second))["step_supervised_tokens"] == whole == count_step(run, 0)["supervised_tokens"]
 
 
 def test_types_and_an_empty_micro_batch(run: Run) -> None:
@@ -94,13 +95,13 @@ def test_types_and_an_empty_micro_batch(run: Run) -> None:
 
 def test_many_short_steps_are_counted_together(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    count = Run.count
+    count = accounts.count_samples
 
-    def counting(self: Run, located: Any) -> Any:
+    def counting(run: Run, located: Any) -> Any:
         calls.append(len(located.positions))
-        return count(self, located)
+        return count(run, located)
 
-    monkeypatch.setattr(Run, "count", counting)
+    monkeypatch.setattr(accounts, "count_samples", counting)
     assert len(list(Loader(run, micro_batch_size=10))) == run.num_steps
     assert calls == [75]
     monkeypatch.setattr(collating, "COUNT_POSITIONS", 17)
@@ -126,11 +127,11 @@ def test_debug_mode_refuses_a_batch_that_contradicts_itself(run: Run, monkeypatc
 
 def test_windows_have_none_of_this(corpus: list[corpora.Corpus]) -> None:
     run = Run(WindowDataset(corpus[0].store, seq_len=8), global_batch_size=4)
-    assert not run.is_packed
+    assert not run.traits.is_packed
     assert ledgers(run) == {}
     batch = next(iter(Loader(run, micro_batch_size=4, debug=True)))
     assert set(batch) == {"input_ids", "labels", "position_ids", "sample_positions"}
-    counts = run.counts(0)
+    counts = count_step(run, 0)
     assert counts["tokens"] == counts["supervised_tokens"] == 32
 
 

@@ -141,7 +141,7 @@ def life(run: Run, leg: Leg, state: dict[str, Any] | None, seen: dict[int, dict[
         step = {run.schedule.step_of(int(p)) for batch in batches if batch for p in batch["sample_positions"]}
         assert len(step) == 1
         for batch in batches:
-            if run.is_packed and batch:
+            if run.traits.is_packed and batch:
                 check_counts(run, batch, step)
             rows = {name: batch[name].tolist() for name in (*run.fields, *run.constants, "sample_positions") if batch}
             for row, position in enumerate(rows.pop("sample_positions")):

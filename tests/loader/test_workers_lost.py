@@ -272,7 +272,7 @@ class Stateless(Plain):
 
 def test_code_that_may_have_a_state_cannot_be_replaced(texts: Path, caplog: pytest.LogCaptureFixture) -> None:
     media = MediaDataset.open(texts, sample_type=TextSample, field_map={"text": "txt"})
-    assert media.unrestorable is None
+    assert media.traits.unrestorable is None
     loader = loader_of(EncodedDataset(media, Plain()))
     with pytest.raises(WorkerError, match=r"Plain\.encode_sample is not marked @stateless"):
         list(loader)

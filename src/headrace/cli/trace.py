@@ -12,7 +12,7 @@ from headrace.errors import ConfigError, StateError
 from headrace.inspect.figures import count, plural, table
 
 if TYPE_CHECKING:
-    from headrace.datasets.dataset import Origin
+    from headrace.datasets.origins import Origin
     from headrace.tracing import FramedHistory, History, Sources, Times, Topology, Traced, TracedUnit
 
 F = TypeVar("F", bound=Callable[..., Any])

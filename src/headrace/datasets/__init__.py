@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazily
 
 if TYPE_CHECKING:
+    from headrace.datasets.accounts import check_supervised, count_samples, count_step
     from headrace.datasets.blend import Blend, ScheduledBlend, Stage
-    from headrace.datasets.dataset import Counts, Dataset, Fields, Sample
+    from headrace.datasets.counts import CountedDataset, Counts
+    from headrace.datasets.dataset import Dataset, Fields, FixedDataset, RaggedDataset, Sample, Traits
     from headrace.datasets.encoded import EncodedDataset, Framed, FramedRun, MeasuredDataset
     from headrace.datasets.lengths import Concat, FilledDataset, Limit, Repeat, Subset
     from headrace.datasets.mapped import MapDataset
@@ -34,11 +36,13 @@ _HOMES = {
     "Blend": "headrace.datasets.blend",
     "Collation": "headrace.datasets.records",
     "Concat": "headrace.datasets.lengths",
-    "Counts": "headrace.datasets.dataset",
+    "CountedDataset": "headrace.datasets.counts",
+    "Counts": "headrace.datasets.counts",
     "Dataset": "headrace.datasets.dataset",
     "EncodedDataset": "headrace.datasets.encoded",
     "Fields": "headrace.datasets.dataset",
     "FilledDataset": "headrace.datasets.lengths",
+    "FixedDataset": "headrace.datasets.dataset",
     "Framed": "headrace.datasets.encoded",
     "FramedRun": "headrace.datasets.encoded",
     "GroupDataset": "headrace.datasets.rl_records",
@@ -53,6 +57,7 @@ _HOMES = {
     "PackedSequenceDataset": "headrace.datasets.packed_sequences",
     "PreferenceDataset": "headrace.datasets.rl_records",
     "PromptDataset": "headrace.datasets.rl_records",
+    "RaggedDataset": "headrace.datasets.dataset",
     "RecordDataset": "headrace.datasets.records",
     "Repeat": "headrace.datasets.lengths",
     "Run": "headrace.datasets.run",
@@ -61,7 +66,11 @@ _HOMES = {
     "ScheduledBlend": "headrace.datasets.blend",
     "Stage": "headrace.datasets.blend",
     "Subset": "headrace.datasets.lengths",
+    "Traits": "headrace.datasets.dataset",
     "WindowDataset": "headrace.datasets.windows",
+    "check_supervised": "headrace.datasets.accounts",
+    "count_samples": "headrace.datasets.accounts",
+    "count_step": "headrace.datasets.accounts",
     "measure": "headrace.datasets.measuring",
 }
 
@@ -69,11 +78,13 @@ __all__ = [
     "Blend",
     "Collation",
     "Concat",
+    "CountedDataset",
     "Counts",
     "Dataset",
     "EncodedDataset",
     "Fields",
     "FilledDataset",
+    "FixedDataset",
     "Framed",
     "FramedRun",
     "GroupDataset",
@@ -88,6 +99,7 @@ __all__ = [
     "PackedSequenceDataset",
     "PreferenceDataset",
     "PromptDataset",
+    "RaggedDataset",
     "RecordDataset",
     "Repeat",
     "Run",
@@ -96,7 +108,11 @@ __all__ = [
     "ScheduledBlend",
     "Stage",
     "Subset",
+    "Traits",
     "WindowDataset",
+    "check_supervised",
+    "count_samples",
+    "count_step",
     "measure",
 ]
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace.datasets.dataset import Dataset, Fields, Origins, Sample
+from headrace.datasets.dataset import Dataset, FixedDataset, FixedWrapper, Sample
 from headrace.datasets.mix import Mix, check_children, check_named, joined, leaf_of, length_of, node_of, wrong_data
+from headrace.datasets.origins import Origins
 from headrace.errors import ConfigError
 from headrace.plan import ConcatNode, IntArray, KeyArray, Leaf, LimitNode, Node, RepeatNode, SubsetRange, rounded
 
@@ -198,7 +199,7 @@ class Concat(Mix):
         return ConcatNode(path, tuple(node_of(joined(path, name), child) for name, child in self.children.items()))
 
 
-class FilledDataset(Dataset):
+class FilledDataset(FixedWrapper):
     """The samples of a dataset, then copies of sample 0 with a ``loss_mask`` of zeros, up to a multiple of a number.
 
     Use it for validation if no rank may get fewer samples than another (as with pipelines): with the global batch size
@@ -218,13 +219,13 @@ class FilledDataset(Dataset):
         0
     """
 
-    def __init__(self, dataset: Dataset, *, multiple_of: int) -> None:
-        if "loss_mask" not in dataset.fields or dataset.is_counted:
+    def __init__(self, dataset: FixedDataset, *, multiple_of: int) -> None:
+        if "loss_mask" not in dataset.fields or dataset.traits.is_counted:
             raise ConfigError(
                 f"added samples can be marked only by a field loss_mask alone; {type(dataset).__name__} has "
                 f"{', '.join(dataset.fields)}: feed the last step as it is, or leave it out with drop_last=True"
             )
-        if dataset.is_endless:
+        if dataset.traits.is_endless:
             raise ConfigError(f"{type(dataset).__name__} has no end, and so no last step to fill up")
         if index(multiple_of) < 1:
             raise ConfigError(f"multiple_of is at least 1, found {multiple_of}")
@@ -233,16 +234,6 @@ class FilledDataset(Dataset):
 
     def __len__(self) -> int:
         return -(-len(self.dataset) // self.multiple_of) * self.multiple_of
-
-    @property
-    def fields(self) -> Fields:
-        """Name -> (shape, dtype), those of the dataset."""
-        return self.dataset.fields
-
-    @property
-    def constants(self) -> Sample:
-        """Name -> array, those of the dataset."""
-        return self.dataset.constants
 
     @property
     def num_tokens_per_sample(self) -> float:

@@ -8,11 +8,14 @@ import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
+import msgspec
 import numpy as np
 
-from headrace.datasets.dataset import Counts, Dataset, Fields, Origins, Sample, empty
+from headrace.datasets.counts import CountedDataset, Counts, counted
+from headrace.datasets.dataset import Dataset, Fields, FixedDataset, RaggedDataset, Sample, Traits, empty
+from headrace.datasets.origins import Origins
 from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
@@ -23,7 +26,7 @@ _WATCHED_SAMPLES = 8
 """Number of samples in each process that are checked for random numbers from global generators."""
 
 
-class MapDataset(Dataset):
+class MapDataset(CountedDataset):
     """Sample i is ``function(dataset[i])``.
 
     The result of the function must depend on the sample alone, not on chance or state, since a sample may be made again
@@ -60,6 +63,12 @@ class MapDataset(Dataset):
         True
     """
 
+    def __new__(cls, dataset: Dataset | None = None, *args: Any, **options: Any) -> Self:
+        """Return a dataset of the same kind as the inner one."""
+        kind: Any = _RaggedMap if isinstance(dataset, RaggedDataset) else _FixedMap
+        found: Self = super().__new__(kind if cls is MapDataset else cls)
+        return found
+
     def __init__(
         self,
         dataset: Dataset,
@@ -70,7 +79,7 @@ class MapDataset(Dataset):
     ) -> None:
         if not isinstance(dataset, Dataset) or not callable(function):
             raise ConfigError(f"expected a dataset and a function, found {dataset!r:.80} and {function!r:.80}")
-        if fields is not None and dataset.is_ragged:
+        if fields is not None and isinstance(dataset, RaggedDataset):
             raise ConfigError(f"{type(dataset).__name__}: its samples have no fixed fields; leave fields out")
         self.dataset = dataset
         self.function = function
@@ -88,15 +97,14 @@ class MapDataset(Dataset):
         return self.dataset.fields if self._fields is None else self._fields
 
     @property
-    def constants(self) -> Sample:
-        """Name -> array, those of the dataset; the function does not get them."""
-        return self.dataset.constants
+    def traits(self) -> Traits:
+        """Those of the dataset, except that the function sees its samples; counts are those of its own samples."""
+        return msgspec.structs.replace(self.dataset.traits, is_plain=False)
 
     @property
     def shard_bounds(self) -> IntArray | None:
-        """Borders of the dataset's shards; None if it has none."""
-        found: IntArray | None = getattr(self.dataset, "shard_bounds", None)
-        return found
+        """Those of the dataset."""
+        return self.dataset.shard_bounds
 
     @property
     def num_tokens_per_sample(self) -> float:
@@ -104,56 +112,9 @@ class MapDataset(Dataset):
         return self.dataset.num_tokens_per_sample
 
     @property
-    def has_tokens(self) -> bool:
-        """Whether samples of the dataset are made of tokens."""
-        return self.dataset.has_tokens
-
-    @property
     def deviation_tokens_per_sample(self) -> float:
         """That of the dataset, whatever the function does."""
         return self.dataset.deviation_tokens_per_sample
-
-    @property
-    def is_endless(self) -> bool:
-        """Whether the dataset is endless."""
-        return self.dataset.is_endless
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether the dataset is packed."""
-        return self.dataset.is_packed
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether the dataset is counted; counts are those of its own samples."""
-        return self.dataset.is_counted
-
-    @property
-    def is_masked(self) -> bool:
-        """Whether the dataset is masked."""
-        return self.dataset.is_masked
-
-    @property
-    def is_unshifted(self) -> bool:
-        """Whether the labels of the dataset are not shifted."""
-        return self.dataset.is_unshifted
-
-    @property
-    def is_ragged(self) -> bool:
-        """Whether samples of the dataset have different lengths."""
-        return self.dataset.is_ragged
-
-    @property
-    def unrestorable(self) -> str | None:
-        """That of the dataset: the function depends on the sample alone."""
-        return self.dataset.unrestorable
-
-    def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Any]:
-        """Return samples of the dataset, each mapped by the function."""
-        watch = watch or SampleWatch()
-        samples = self.dataset.samples(self._inner(addresses), watch)
-        pairs = zip(samples, addresses.tolist(), strict=True)
-        return watch.make(addresses, [partial(self._made, sample, address) for sample, address in pairs])
 
     def _made(self, sample: Any, address: int) -> Any:
         """Map a sample, with its own generator if seeded; the first samples are checked for global random numbers."""
@@ -189,22 +150,9 @@ class MapDataset(Dataset):
             return addresses
         return self.dataset.locate(self._addresses.indices(addresses), self._addresses.keys(addresses))
 
-    def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
-        """Return samples as one batch, as the dataset does."""
-        return self.dataset.collate(samples)
-
-    @property
-    def collated_by(self) -> dict[str, Any]:
-        """What must be the same to collate in a blend: that of the dataset."""
-        return self.dataset.collated_by
-
-    def sample_lengths(self, addresses: IntArray) -> IntArray:
-        """(n,) int64: number of tokens of each sample before the function."""
-        return self.dataset.sample_lengths(self._inner(addresses))
-
     def count(self, addresses: IntArray) -> Counts:
         """Count what samples hold before the function."""
-        return self.dataset.count(self._inner(addresses))
+        return counted(self.dataset).count(self._inner(addresses))
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
@@ -242,8 +190,30 @@ class MapDataset(Dataset):
         return self.dataset.find_keys(key)
 
     def read(self, addresses: IntArray) -> Sample:
-        """Return the samples at some addresses as one batch."""
-        return self.collate(self.samples(addresses)) if self.is_ragged else super().read(addresses)
+        """Return the samples at some addresses as one new batch."""
+        return super().read(addresses)  # type: ignore[safe-super]  # that of the kind, see __new__
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples at ``indices``, read together."""
+        return super().__getitems__(indices)  # type: ignore[safe-super]  # that of the kind, see __new__
+
+    def describe(self) -> str:
+        """Describe the dataset and the function in one line."""
+        return f"{self.dataset.describe()}, through {self._name}{' with random numbers' if self.seeded else ''}"
+
+    def __repr__(self) -> str:
+        return f"<MapDataset: {len(self):,} samples, {self.describe()}>"
+
+
+class _FixedMap(MapDataset, FixedDataset):
+    """Arrays of one shape, changed by a function."""
+
+    dataset: FixedDataset
+
+    @property
+    def constants(self) -> Sample:
+        """Name -> array, those of the dataset; the function does not get them."""
+        return self.dataset.constants
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
         """Read samples, map them one by one, and write them into ``rows`` of ``out``."""
@@ -266,21 +236,31 @@ class MapDataset(Dataset):
                     )
                 out[name][place] = value
 
-    def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0] if self.is_ragged else super().__getitem__(index)
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples at ``indices``; negative ones count from the end."""
-        if not self.is_ragged:
-            return super().__getitems__(indices)
-        wanted = np.asarray(indices, dtype=np.int64)
-        if wanted.size and (int(wanted.min()) < -len(self) or int(wanted.max()) >= len(self)):
-            raise IndexError(f"samples {wanted.min()} .. {wanted.max()} of a dataset of {len(self)}")
-        return self.samples(self.locate(wanted % len(self)))
+class _RaggedMap(MapDataset, RaggedDataset):
+    """Samples with shapes of their own, changed by a function."""
 
-    def describe(self) -> str:
-        """Describe the dataset and the function in one line."""
-        return f"{self.dataset.describe()}, through {self._name}{' with random numbers' if self.seeded else ''}"
+    dataset: RaggedDataset
+
+    def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Any]:
+        """Return samples of the dataset, each mapped by the function."""
+        watch = watch or SampleWatch()
+        samples = self.dataset.samples(self._inner(addresses), watch)
+        pairs = zip(samples, addresses.tolist(), strict=True)
+        return watch.make(addresses, [partial(self._made, sample, address) for sample, address in pairs])
+
+    def collate(self, samples: Sequence[Any]) -> Sample:
+        """Return samples as one batch, as the dataset does."""
+        return self.dataset.collate(samples)
+
+    @property
+    def collated_by(self) -> dict[str, Any]:
+        """What must be the same to collate in a blend: that of the dataset."""
+        return self.dataset.collated_by
+
+    def sample_lengths(self, addresses: IntArray) -> IntArray:
+        """(n,) int64: number of tokens of each sample before the function."""
+        return self.dataset.sample_lengths(self._inner(addresses))
 
 
 def _generators() -> dict[str, Any]:

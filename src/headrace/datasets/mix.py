@@ -124,8 +124,7 @@ def node_of(path: str, data: Dataset | Mix) -> Node:
 
 def leaf_of(path: str, data: Dataset) -> Leaf:
     """Return the node of the plan that stands for a dataset at a path."""
-    # Stores of samples have shards; tokens are one stream, whatever files hold them.
-    bounds = getattr(data, "shard_bounds", None)
+    bounds = data.shard_bounds
     return Leaf(path, len(data), None if bounds is None else Shards(bounds))
 
 
@@ -197,9 +196,9 @@ def check_children(children: Mapping[str, Dataset | Mix], *, allow_different_tok
 
 def _check_kinds(*leaves: tuple[str, Dataset]) -> None:
     """Refuse a source of tokens beside a source of media, with more advice than a comparison of fields gives."""
-    of_tokens = [name for name, dataset in leaves if dataset.has_tokens]
+    of_tokens = [name for name, dataset in leaves if dataset.traits.has_tokens]
     if len(of_tokens) == 1:
-        (media,) = (name for name, dataset in leaves if not dataset.has_tokens)
+        (media,) = (name for name, dataset in leaves if not dataset.traits.has_tokens)
         raise ConfigError(
             f"source {of_tokens[0]!r} has windows, packs or records of tokens, and {media!r} has samples of media: "
             "they cannot share a batch. Store text to be mixed with media as text, in tars or a .jsonl, and cook it "

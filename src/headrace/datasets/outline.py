@@ -46,7 +46,7 @@ def _tree(node: Node, by_path: dict[str, Dataset], first: str, rest: str) -> Ite
     name = node.path.rpartition("/")[2] or "run"
     if isinstance(node, Leaf):
         dataset = by_path[node.path]
-        length = "endless" if dataset.is_endless else f"{node.num_samples:,} samples an epoch"
+        length = "endless" if dataset.traits.is_endless else f"{node.num_samples:,} samples an epoch"
         yield f"{first}{name}: {length}, {dataset.describe()}"
         return
     length = "endless" if node.num_samples is None else f"{node.num_samples:,} samples a pass"
@@ -114,7 +114,7 @@ def _mixing(plan: Plan, schedule: BatchSchedule) -> str:
 def _deviation(root: Node, datasets: Sequence[Dataset]) -> Iterator[str]:
     """Yield how far the tokens of a source may stray from its token share while its samples keep to theirs."""
     if isinstance(root, Branch):
-        if not all(dataset.has_tokens for dataset in datasets):
+        if not all(dataset.traits.has_tokens for dataset in datasets):
             yield f"expected deviation: below 2 samples of each of {len(datasets)} sources at every prefix"
             return
         worst = max(dataset.deviation_tokens_per_sample for dataset in datasets)

@@ -16,8 +16,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.dataset import Counts, Dataset, Fields, Origins, Sample, checked, pieces
+from headrace.datasets.counts import CountedDataset, Counts
+from headrace.datasets.dataset import Fields, FixedDataset, Sample, Traits
 from headrace.datasets.loss_masks import AUTO, Labels, check_labels, shown_mask, used_mask
+from headrace.datasets.origins import Origins, checked, pieces
 from headrace.datasets.pack_plans import StoreLengths, make_plan
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
@@ -120,7 +122,7 @@ _CHUNK = 1 << 16
 _log = logging.getLogger("headrace")
 
 
-class PackedSequenceDataset(Dataset):
+class PackedSequenceDataset(FixedDataset, CountedDataset):
     """Sample i is pack i of a plan over the lengths of a store's documents.
 
     Fields, each (seq_len,):
@@ -229,19 +231,14 @@ class PackedSequenceDataset(Dataset):
         return {name: ((self.seq_len,), dtype) for name, dtype in {**dtypes, "loss_mask": _BOOL}.items()}
 
     @property
-    def is_packed(self) -> bool:
-        """True: samples consist of segments."""
-        return True
-
-    @property
-    def is_unshifted(self) -> bool:
-        """True with ``labels="same"``."""
-        return self.labels == "same"
-
-    @property
-    def is_masked(self) -> bool:
-        """Whether a loss mask is used."""
-        return self.loss_mask_key is not None
+    def traits(self) -> Traits:
+        """What has to be known about the samples before one is read."""
+        return Traits(
+            is_packed=True,
+            is_counted=True,
+            is_masked=self.loss_mask_key is not None,
+            is_unshifted=self.labels == "same",
+        )
 
     @property
     def num_tokens_per_sample(self) -> float:
@@ -417,9 +414,6 @@ class PackedSequenceDataset(Dataset):
             places = items.starts[going_on] + items.lengths[going_on]
             after[going_on] = _joined(self.store, places, np.ones_like(places), key) != 0
         return after
-
-    def __getitem__(self, number: int) -> Sample:
-        return with_segments(super().__getitem__(number))
 
     def __getitems__(self, indices: Any) -> list[Sample]:
         """Return the samples at ``indices``, read as one batch."""

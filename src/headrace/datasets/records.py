@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headrace.datasets.dataset import Dataset, Origins, Sample, record_origins, record_sample
-from headrace.datasets.sample_watch import SampleWatch
+from headrace.datasets.dataset import RaggedDataset
+from headrace.datasets.origins import Origins, record_origins, record_sample
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.segments import IGNORED_LABEL
@@ -206,7 +206,7 @@ _SAMPLED = 1024
 _CHUNK = 1 << 16
 
 
-class RecordDataset(Dataset):
+class RecordDataset(RaggedDataset):
     """Sample i is record i of a store, whole; a micro-batch is padded when it is made.
 
     Items have arrays of the record's own length; ``collate`` makes a batch of several. The loader does the same with
@@ -255,19 +255,6 @@ class RecordDataset(Dataset):
 
     def __len__(self) -> int:
         return self.store.num_documents
-
-    @property
-    def is_ragged(self) -> bool:
-        """True: records have different lengths."""
-        return True
-
-    @abstractmethod
-    def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[dict[str, Any]]:
-        """Return the records at some addresses, each with arrays of its own length and memory."""
-
-    @abstractmethod
-    def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
-        """Return samples as one batch; their sequences of numbers may be lists, arrays or tensors."""
 
     @abstractmethod
     def sample_lengths(self, addresses: IntArray) -> IntArray:
@@ -321,24 +308,6 @@ class RecordDataset(Dataset):
     def holders(self, document: int) -> IntArray:
         """Return the sample of a record: its own number."""
         return record_sample(self.store, document)
-
-    def read(self, addresses: IntArray) -> Sample:
-        """Return the records at some addresses as one batch."""
-        return self.collate(self.samples(addresses))
-
-    def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
-        """Raise ConfigError: batches of records have no shape that is known before."""
-        raise ConfigError(f"{type(self).__name__}: batches of records have no fixed shape; use read or collate")
-
-    def __getitem__(self, index: int) -> Sample:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """Return the samples at ``indices``, unpadded."""
-        wanted = np.asarray(indices, dtype=np.int64)
-        if wanted.size and (int(wanted.min()) < -len(self) or int(wanted.max()) >= len(self)):
-            raise IndexError(f"records {wanted.min()} .. {wanted.max()} of a dataset of {len(self):,}")
-        return self.samples(wanted % len(self))
 
     def _padding_side(self) -> PaddingSide:
         return self.padding_side if self.collation.padding_side is None else self.collation.padding_side

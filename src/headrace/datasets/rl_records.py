@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.dataset import Counts, Fields, Sample
+from headrace.datasets.counts import CountedDataset, Counts
+from headrace.datasets.dataset import Fields, Sample, Traits
 from headrace.datasets.records import (
     Collation,
     Grid,
@@ -31,7 +32,7 @@ ANSWERS = ("chosen", "rejected")
 _INT64 = np.dtype(np.int64)
 
 
-class PreferenceDataset(RecordDataset):
+class PreferenceDataset(RecordDataset, CountedDataset):
     """Sample i is record i: the prompt with the chosen answer, and the prompt with the rejected answer.
 
     An item has arrays of shape (length,) int64, a batch of shape (B, L), where L is the longest of all chosen and
@@ -98,14 +99,9 @@ class PreferenceDataset(RecordDataset):
         return {f"{answer}_{name}": ((-1,), _INT64) for answer in ANSWERS for name in names}
 
     @property
-    def is_counted(self) -> bool:
-        """True: records hold different numbers of labels."""
-        return True
-
-    @property
-    def is_masked(self) -> bool:
-        """True: prompts are masked."""
-        return True
+    def traits(self) -> Traits:
+        """What has to be known about the samples before one is read: prompts are masked."""
+        return Traits(is_ragged=True, is_counted=True, is_masked=True)
 
     def _options(self) -> dict[str, Any]:
         return {"labels": self.labels, "layout": self.layout}
@@ -267,7 +263,7 @@ class PromptDataset(RecordDataset):
 _BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
 
 
-class GroupDataset(RecordDataset):
+class GroupDataset(RecordDataset, CountedDataset):
     """Sample i is record i: a prompt, G responses to it, and a reward for each response.
 
     An item has ``prompts`` (P,) int64, ``responses`` and ``masks``, lists of G arrays, int64 and bool, and ``rewards``
@@ -335,14 +331,9 @@ class GroupDataset(RecordDataset):
         }
 
     @property
-    def is_counted(self) -> bool:
-        """True: records hold different numbers of supervised tokens."""
-        return True
-
-    @property
-    def is_masked(self) -> bool:
-        """True: ``masks`` says which tokens are trained on."""
-        return True
+    def traits(self) -> Traits:
+        """What has to be known about the samples before one is read: ``masks`` says which tokens are trained on."""
+        return Traits(is_ragged=True, is_counted=True, is_masked=True)
 
     def _options(self) -> dict[str, Any]:
         return {"max_response_length": self.max_response_length}

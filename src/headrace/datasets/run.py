@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from headrace.datasets.dataset import Counts, Dataset, Fields, Sample, empty, repeated
+from headrace.datasets.dataset import Dataset, Fields, FixedDataset, RaggedDataset, Sample, Traits, empty, repeated
 from headrace.datasets.mix import Mix, homogeneous_samples, named_datasets, node_of, wrong_data
 from headrace.datasets.outline import outline
 from headrace.datasets.sample_watch import SampleWatch
-from headrace.datasets.supervision import any_unsupervised, check_supervised
 from headrace.errors import ConfigError
 from headrace.plan import (
     BatchSchedule,
@@ -101,10 +100,12 @@ class Run:
         self.plan = Plan(node_of("", data), self.order)
         by_path = named_datasets(data)
         self.datasets = tuple(by_path[leaf.path] for leaf in self.plan.leaves)
+        self.traits = Traits.of_all([dataset.traits for dataset in self.datasets])
+        self._fixed = [dataset for dataset in self.datasets if isinstance(dataset, FixedDataset)]
+        self._ragged = [dataset for dataset in self.datasets if isinstance(dataset, RaggedDataset)]
         self.drop_last = drop_last
         self._check_endless(epochs)
         self.length = self._length(epochs, samples)
-        self._check_ragged()
         self.bucketing = bucketing
         self.buckets = None if bucketing is None else self._make_buckets(bucketing)
 
@@ -115,7 +116,7 @@ class Run:
 
     def _check_endless(self, epochs: int | None) -> None:
         """Raise ConfigError if an endless dataset with an order of its own is given another order, or epochs."""
-        endless = [dataset for dataset in self.datasets if dataset.is_endless]
+        endless = [dataset for dataset in self.datasets if dataset.traits.is_endless]
         if endless and self.order.kind != "none":
             raise ConfigError(
                 f"{type(endless[0]).__name__} has an order of its own, and this run has order kind "
@@ -124,21 +125,12 @@ class Run:
         if endless and epochs is not None:
             raise ConfigError(f"{type(endless[0]).__name__} has no end: pass samples instead of epochs")
 
-    def _check_ragged(self) -> None:
-        """Raise ConfigError for a dataset around records that does not pass on that they are ragged."""
-        for dataset in self.datasets:
-            if not dataset.is_ragged and any(-1 in shape for shape, _ in dataset.fields.values()):
-                raise ConfigError(
-                    f"{type(dataset).__name__} is for samples of one shape, and these have different lengths: pass the"
-                    " dataset of records to the run itself"
-                )
-
     def _make_buckets(self, bucketing: Bucketing) -> BucketedOrder:
         if not isinstance(bucketing, Bucketing):
             raise ConfigError(
                 f"bucketing is {bucketing!r}; expected a Bucketing, such as headrace.plan.Bucketing(window_steps=16)"
             )
-        if not self.is_ragged:
+        if not self._ragged:
             raise ConfigError("bucketing is for records; windows and packs are all equally long")
         return BucketedOrder(
             bucketing, self.schedule, length=self.length, seed=self.order.seed, lengths=self._sample_lengths
@@ -149,7 +141,7 @@ class Run:
         located = self._locate(positions, self.plan.lookup(positions))
         lengths = np.empty_like(positions)
         for source, rows in by_source(located.sources):
-            lengths[rows] = self.datasets[source].sample_lengths(located.addresses[rows])
+            lengths[rows] = self._ragged[source].sample_lengths(located.addresses[rows])
         return lengths
 
     def _length(self, epochs: int | None, samples: int | None) -> int | None:
@@ -210,7 +202,7 @@ class Run:
     @property
     def constants(self) -> Sample:
         """Name -> array that is the same for every sample."""
-        return self.datasets[0].constants
+        return self._fixed[0].constants if self._fixed else {}
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -250,15 +242,15 @@ class Run:
 
         Batches of records are always new arrays, as wide as the longest record, and have values such as counts too.
         """
-        if self.is_ragged:
-            return self.datasets[0].collate(self.samples(located))
+        if self._ragged:
+            return self.collate(self.samples(located))
         if out is None:
             out = empty(self.fields, len(located.positions))
-        if len(self.datasets) == 1:
-            self.datasets[0].read_into(located.addresses, out, slice(None))
+        if len(self._fixed) == 1:
+            self._fixed[0].read_into(located.addresses, out, slice(None))
             return out
         for source, rows in by_source(located.sources):
-            self.datasets[source].read_into(located.addresses[rows], out, rows)
+            self._fixed[source].read_into(located.addresses[rows], out, rows)
         return out
 
     def samples(self, located: Located, watch: SampleWatch | None = None) -> list[Any]:
@@ -267,66 +259,14 @@ class Run:
         samples: list[Any] = [None] * len(located.positions)
         for source, rows in by_source(located.sources):
             watch.begin(located.positions[rows])
-            found = self.datasets[source].samples(located.addresses[rows], watch)
+            found = self._ragged[source].samples(located.addresses[rows], watch)
             for row, sample in zip(np.arange(len(samples))[rows].tolist(), found, strict=True):
                 samples[row] = sample
         return samples
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether samples are packs of documents, made of segments."""
-        return all(dataset.is_packed for dataset in self.datasets)
-
-    @property
-    def is_group_batches(self) -> bool:
-        """Whether a sample of the run is a whole batch, so that a micro-batch holds one sample."""
-        return any(dataset.is_group_batches for dataset in self.datasets)
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether ``count`` and ``counts`` work: for packs, records with labels, and windows with a loss mask."""
-        return any(dataset.is_counted for dataset in self.datasets)
-
-    @property
-    def is_masked(self) -> bool:
-        """Whether samples may have no supervised token."""
-        return any(dataset.is_masked for dataset in self.datasets)
-
-    @property
-    def is_ragged(self) -> bool:
-        """Whether samples are records of different lengths, which are padded batch by batch."""
-        return all(dataset.is_ragged for dataset in self.datasets)
-
-    def count(self, located: Located) -> Counts:
-        """Count tokens, supervised tokens, pads and documents of planned samples, without reading if possible."""
-        found = Counts(*np.empty((len(Counts._fields), len(located.positions)), dtype=np.int64))
-        for source, rows in by_source(located.sources):
-            for column, values in zip(found, self.datasets[source].count(located.addresses[rows]), strict=True):
-                column[rows] = values
-        return found
-
-    def counts(self, step: int) -> dict[str, int]:
-        """Return what a step holds over all ranks: ``tokens``, ``supervised_tokens``, ``pads`` and ``documents``."""
-        counted = self.count(self.locate(self.positions(step)))
-        return {name: int(column.sum()) for name, column in counted._asdict().items()}
-
-    @cached_property
-    def has_unsupervised_samples(self) -> bool:
-        """Whether any masked sample has no supervised token. Looks at each sample once, 1 to 2 us a sample."""
-        return any_unsupervised(self)
-
-    def check_supervised(self, position: int = 0) -> None:
-        """Look for steps without a supervised token; a loader does this when it begins to iterate.
-
-        If every record has a supervised token, so has every step, and no step is counted. Otherwise the steps of the
-        next 2^20 samples are counted. For windows and packs the loss mask has to be read, so that the next 2^15
-        samples or 2^24 tokens are counted. Later steps are counted ahead of their turn, 1,024 samples at a time, and
-        are errors then; no step is skipped, since that would renumber the steps.
-
-        Raises:
-            ConfigError: a step of masked samples has no supervised token; the message names the step.
-        """
-        check_supervised(self, position)
+    def collate(self, samples: Sequence[Any]) -> Sample:
+        """Return records or media samples as one batch; the first source makes the batches of all."""
+        return self._ragged[0].collate(samples)
 
     def step(self, step: int) -> Sample:
         """Return the global batch of a step as the model sees it: NumPy arrays, with ``sample_positions``."""

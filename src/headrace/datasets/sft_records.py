@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from headrace.datasets.dataset import Counts, Fields, Sample
+from headrace.datasets.counts import CountedDataset, Counts
+from headrace.datasets.dataset import Fields, Sample, Traits
 from headrace.datasets.loss_masks import shown_mask
 from headrace.datasets.records import Collation, RecordDataset, RecordKey, check_parallel, found_key, supervised_labels
 from headrace.datasets.sample_watch import SampleWatch
@@ -21,7 +22,7 @@ TOKEN_KEYS = ("tokens", "sequence", "text")
 _INT64 = np.dtype(np.int64)
 
 
-class SFTDataset(RecordDataset):
+class SFTDataset(RecordDataset, CountedDataset):
     """Sample i is record i: its tokens, and labels where its loss mask is 1.
 
     An item has arrays of shape (length,), a batch of shape (B, L):
@@ -90,14 +91,9 @@ class SFTDataset(RecordDataset):
         return {name: ((-1,), dtype) for name, dtype in {**names, "loss_mask": np.dtype(np.bool_)}.items()}
 
     @property
-    def is_counted(self) -> bool:
-        """True: records hold different numbers of labels."""
-        return True
-
-    @property
-    def is_masked(self) -> bool:
-        """Whether a loss mask is used."""
-        return "loss_mask" in self._keys
+    def traits(self) -> Traits:
+        """What has to be known about the samples before one is read."""
+        return Traits(is_ragged=True, is_counted=True, is_masked="loss_mask" in self._keys)
 
     def _options(self) -> dict[str, Any]:
         return {"labels": self.labels}
@@ -123,7 +119,7 @@ class SFTDataset(RecordDataset):
         """Return the kept tokens of each record, and the marks of all records one after another."""
         whole = self._keys["tokens"].values(records)
         pieces = [self._cut(piece, int(record), "the sequence") for piece, record in zip(whole, records, strict=True)]
-        if not self.is_masked:
+        if "loss_mask" not in self._keys:
             return pieces, np.ones(sum(map(len, pieces)), dtype=bool)
         marks = self._keys["loss_mask"].values(records)
         check_parallel(self.store, records, whole, marks, repr(self._keys["loss_mask"].key))
@@ -149,7 +145,7 @@ class SFTDataset(RecordDataset):
 
     def describe(self) -> str:
         """Describe store, longest length, labels and mask in one line."""
-        mask = self._keys["loss_mask"].key if self.is_masked else None
+        mask = self._keys["loss_mask"].key if "loss_mask" in self._keys else None
         labels = ", labels not shifted" if self.labels == "same" else ""
         return f"{super().describe()}{labels}{shown_mask(self.store, mask)}"
 
@@ -158,7 +154,7 @@ class SFTDataset(RecordDataset):
         whole = self._keys["tokens"].lengths(addresses)
         kept = self.collation.kept(whole)
         supervised = np.maximum(kept - 1, 0)
-        if self.is_masked:
+        if "loss_mask" in self._keys:
             is_cut = kept < whole
             # num_supervised holds the count for whole records, including their first token, which nothing predicts.
             known = ~is_cut & (whole > 0) if self._counted is not None else np.zeros(len(addresses), dtype=bool)

@@ -9,8 +9,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.dataset import Counts, Dataset, Fields, Origins, Sample, window_origins, windows_over
+from headrace.datasets.counts import CountedDataset, Counts
+from headrace.datasets.dataset import Fields, FixedDataset, Sample, Traits
 from headrace.datasets.loss_masks import AUTO, Labels, check_labels, shown_mask, used_mask
+from headrace.datasets.origins import Origins, window_origins, windows_over
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray, derive_array
 from headrace.plan.segments import IGNORED_LABEL
@@ -19,7 +21,7 @@ from headrace.stores import Store
 _INT64 = np.dtype(np.int64)
 
 
-class WindowDataset(Dataset):
+class WindowDataset(FixedDataset, CountedDataset):
     """Sample i is the ``seq_len`` tokens from ``i * stride`` on, with the next token of each as its label.
 
     Fields, each (seq_len,) int64:
@@ -124,19 +126,10 @@ class WindowDataset(Dataset):
         return float(self.seq_len)
 
     @property
-    def is_unshifted(self) -> bool:
-        """True with ``labels="same"``."""
-        return self.labels == "same"
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether there is a loss mask: without one, all windows hold the same number of labels."""
-        return self.is_masked
-
-    @property
-    def is_masked(self) -> bool:
-        """Whether a loss mask is used."""
-        return self.loss_mask_key is not None
+    def traits(self) -> Traits:
+        """What has to be known about the samples. Without a loss mask, all windows hold the same number of labels."""
+        is_masked = self.loss_mask_key is not None
+        return Traits(is_counted=is_masked, is_masked=is_masked, is_unshifted=self.labels == "same")
 
     @cached_property
     def recipe(self) -> dict[str, Any]:

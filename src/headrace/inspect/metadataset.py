@@ -176,7 +176,7 @@ class _Counting:
         seen = None if self._seen is None else self._seen.get(leaf.path, 0)
         found = {
             "subset": None if tree.subset is None else (leaf.first_sample, leaf.first_sample + leaf.num_samples),
-            "tokens": round(dataset.num_tokens_per_sample * leaf.num_samples) if dataset.has_tokens else None,
+            "tokens": round(dataset.num_tokens_per_sample * leaf.num_samples) if dataset.traits.has_tokens else None,
             "seen": seen,
             "epochs": None if seen is None else seen / leaf.num_samples,
         }

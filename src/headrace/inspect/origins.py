@@ -27,7 +27,7 @@ from headrace.stores.opening import open_keys
 from headrace.stores.sample_store import SampleStore
 
 if TYPE_CHECKING:
-    from headrace.datasets.dataset import Origin
+    from headrace.datasets.origins import Origin
     from headrace.tracing import Traced
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 
 from headrace.datasets import Run
-from headrace.datasets.dataset import Origin
 from headrace.datasets.media.face import SampleDataset
 from headrace.datasets.metadataset import SourceOptions, load_dataset
 from headrace.datasets.mix import named_datasets
+from headrace.datasets.origins import Origin
 from headrace.errors import ConfigError
 from headrace.inspect.description import find_manifest
 from headrace.inspect.documents import MAX_SAMPLES

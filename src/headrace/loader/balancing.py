@@ -13,7 +13,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.datasets import Dataset, PackedSequenceDataset, Run
+from headrace.datasets import Dataset, PackedSequenceDataset, RaggedDataset, Run
+from headrace.datasets.counts import counted
 from headrace.errors import ConfigError, StateError
 from headrace.plan import (
     Assignment,
@@ -121,10 +122,12 @@ class Costs:
 
 def _of_dataset(dataset: Dataset, addresses: IntArray, cost: Cost) -> NDArray[Any]:
     if cost == "supervised_tokens":
-        return dataset.count(addresses).supervised_tokens
+        return counted(dataset).count(addresses).supervised_tokens
     if not callable(cost):
-        return dataset.sample_lengths(addresses) if dataset.is_ragged else dataset.count(addresses).tokens
-    if dataset.is_ragged:
+        if isinstance(dataset, RaggedDataset):
+            return dataset.sample_lengths(addresses)
+        return counted(dataset).count(addresses).tokens
+    if isinstance(dataset, RaggedDataset):
         return _of_lengths(cost, dataset.sample_lengths(addresses))
     items = _packs(dataset).items(addresses)
     # From a pack's first piece to that of the next pack; reduceat needs that no pack is empty, and none is.
@@ -156,20 +159,20 @@ def _packs(dataset: Dataset) -> PackedSequenceDataset:
 def _check_known(path: str, dataset: Dataset, balance: Balance) -> None:
     """Raise ConfigError if a dataset does not know what its samples cost."""
     where = f"source {path!r}: " if path else ""
-    if not (dataset.is_ragged or dataset.is_packed):
+    if not (dataset.traits.is_ragged or dataset.traits.is_packed):
         raise ConfigError(
             f"{where}all samples of {type(dataset).__name__} are equally long, so there is nothing to balance; "
             "if they still differ in cost, say so with Balance(lengths={...})"
         )
     give = f"pass them as Balance(lengths={{{path!r}: an array, ...}})"
-    if not dataset.has_tokens:
+    if not dataset.traits.has_tokens:
         raise ConfigError(
             f"{where}the lengths of samples of {type(dataset).__name__} are not known before they are read; {give}"
         )
     by = "tokens" if callable(balance.cost) else balance.cost
     try:
         _of_dataset(dataset, dataset.locate(np.zeros(1, dtype=np.int64)), by)
-        if callable(balance.cost) and dataset.is_packed:
+        if callable(balance.cost) and dataset.traits.is_packed:
             _packs(dataset)
     except ConfigError as error:
         raise ConfigError(f"{where}{error}; {give}") from error

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.datasets import Dataset, Run
-from headrace.datasets.supervision import refuse_unsupervised, supervised_tokens
+from headrace.datasets import Dataset, FixedDataset, RaggedDataset, Run
+from headrace.datasets.accounts import refuse_unsupervised, supervised_tokens
 from headrace.errors import ConfigError
 from headrace.loader.spans import Batch, BatchSpan
 from headrace.plan.packed_check import verify_packed
@@ -107,22 +107,22 @@ Collate = Callable[[Sequence[Mapping[str, Any]]], Batch]
 class _Collate:
     """A class and not a closure, so that it can be pickled for spawned worker processes."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: FixedDataset | RaggedDataset) -> None:
         self._dataset = dataset
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
         dataset = self._dataset
         batch: dict[str, Any]
-        if dataset.is_ragged:
+        if isinstance(dataset, RaggedDataset):
             batch = dataset.collate(samples)
         else:
             # Items of packs also have their own segments, whose numbers differ and cannot be stacked.
             names = (*dataset.fields, *dataset.constants)
             batch = {name: np.stack([sample[name] for sample in samples]) for name in names}
         batch = {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in batch.items()}
-        if not dataset.is_ragged and dataset.is_counted:
+        if dataset.traits.is_counted and not dataset.traits.is_ragged:
             add_supervised(batch)
-        if dataset.is_packed:
+        if dataset.traits.is_packed:
             add_segments([batch])
         return batch
 
@@ -136,6 +136,6 @@ def collate_fn(dataset: Dataset) -> Collate:
     Raises:
         ConfigError: ``dataset`` is not a dataset.
     """
-    if not isinstance(dataset, Dataset):
+    if not isinstance(dataset, FixedDataset | RaggedDataset):
         raise ConfigError(f"dataset is {dataset!r:.80}; expected the dataset that the DataLoader reads")
     return _Collate(dataset)

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 import xxhash
 
 from headrace.datasets import Run
+from headrace.datasets.accounts import check_supervised
 from headrace.datasets.mix import check_micro_batches
 from headrace.errors import ConfigError, StateError
 from headrace.loader.balancing import Balance, BalancedAssignment, check_between_steps
@@ -64,7 +65,7 @@ class SpanFeed:
     def __init__(
         self, run: Run, ranks: Ranks, share: Share, reading: Reading, *, balance: Balance | None, debug: bool
     ) -> None:
-        if run.is_group_batches and share.micro_batch_size != 1:
+        if run.traits.is_group_batches and share.micro_batch_size != 1:
             raise ConfigError(
                 f"a sample of this run is a whole batch of one group, and micro_batch_size is {share.micro_batch_size}:"
                 " pass micro_batch_size=1; the grouping decides how many outputs a batch has"
@@ -85,20 +86,20 @@ class SpanFeed:
             agree(self._run, position, self._share, self._digest)
         pace = pace_of(self._run, self._share, is_here=not self._has_workers)
         work = spans(self._run, self._share, position, self.assignment or self._draw, pace)
-        totals = StepTotals(self._run) if self._run.is_counted else None
+        totals = StepTotals(self._run) if self._run.traits.is_counted else None
         if totals is not None:
-            self._run.check_supervised(position)
+            check_supervised(self._run, position)
         for span, rows in self._reader.filled(work):
             pace.learn(len(span.sizes), rows.cost)
             batches = divide(rows, span, self._run.constants)
             if totals is not None:
                 add_totals(batches, span, totals)
-                if self._run.is_packed:
+                if self._run.traits.is_packed:
                     add_segments(batches)
             faults = shared_out(rows.faults, span)
             for given in map(Given, batches, span.afters, span.sizes, faults):
-                if self._debug and self._run.is_packed:
-                    verify(given.batch, is_unshifted=self._run.datasets[0].is_unshifted)
+                if self._debug and self._run.traits.is_packed:
+                    verify(given.batch, is_unshifted=self._run.traits.is_unshifted)
                 yield given
 
     def start_at(self, position: int) -> None:

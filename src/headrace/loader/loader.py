@@ -56,7 +56,7 @@ class Loader:
     loaded.
 
     If a loss mask says which tokens are trained on, a step in which it selects no token is a ConfigError, see
-    `Run.check_supervised`.
+    `headrace.datasets.check_supervised`.
 
     Args:
         run: the samples and their order.

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from headrace.datasets import Run
-from headrace.datasets.media.face import Allocate, BatchBlocks, SampleDataset, collated
+from headrace.datasets.media.face import Allocate, BatchBlocks, collated
 from headrace.datasets.sample_watch import SampleWatch, Tell
 from headrace.loader.faults import blaming
 from headrace.loader.spans import Batch, BatchSpan, Cost, RaggedBatch, SpanRows
@@ -42,7 +42,7 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None = None, tel
         samples = run.samples(span.located, watch)
         for size in span.sizes:
             some = samples[first : first + size]
-            batches.append(collated(some, blocks) if blocks and some else run.datasets[0].collate(some))
+            batches.append(collated(some, blocks) if blocks and some else run.collate(some))
             first += size
     columns, ragged = _flattened(batches, blocks)
     num_bytes = sum(map(_num_bytes, columns.values()))
@@ -53,8 +53,7 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None = None, tel
 def _is_plain(run: Run, span: BatchSpan) -> bool:
     """Whether all samples are of one source, and nothing but their batch will refer to them."""
     sources = set(span.located.sources.tolist())
-    dataset = run.datasets[sources.pop()] if len(sources) == 1 else None
-    return isinstance(dataset, SampleDataset) and dataset.is_plain
+    return len(sources) == 1 and run.datasets[sources.pop()].traits.is_plain
 
 
 def _flattened(batches: list[Batch], blocks: BatchBlocks | None) -> tuple[Batch, list[RaggedBatch]]:

@@ -263,7 +263,7 @@ class StreamReader:
             pin=self._pin,
             describe=partial(describe_span, run),
             describe_sample=partial(describe_sample, run),
-            unrestorable=next((dataset.unrestorable for dataset in run.datasets if dataset.unrestorable), None),
+            unrestorable=run.traits.unrestorable,
         )
 
     def filled(self, spans: Iterator[BatchSpan]) -> Filled:
@@ -304,7 +304,7 @@ Memory = Sample | Allocate
 
 
 def _buffers(run: Run) -> Buffers | Blocks:
-    return Blocks() if run.is_ragged else Buffers(run.fields)
+    return Blocks() if run.traits.is_ragged else Buffers(run.fields)
 
 
 def _memory(buffers: Buffers | Blocks, span: BatchSpan) -> Memory:

@@ -40,9 +40,9 @@ def restored(run: Run | FramedRun, key: Any, *, by_position: bool = True) -> Any
 
 
 def _by_keys(run: Run, keys: list[tuple[Any, ...]]) -> Any:
-    if run.is_group_batches:
+    if run.traits.is_group_batches:
         return _holder(run, keys[0]).restore_sample(keys)
-    return run.datasets[0].collate([_holder(run, key).restore_sample(key) for key in keys])
+    return run.collate([_holder(run, key).restore_sample(key) for key in keys])
 
 
 def _holder(run: Run, key: tuple[Any, ...]) -> SampleDataset:
@@ -73,13 +73,13 @@ def _by_position(run: Run, given: Any, *, by_position: bool) -> Any:
     outside = (positions < 0) | (False if run.length is None else positions >= run.length)
     if outside.any():
         raise ConfigError(f"position {positions[outside][0]:,} is outside {run!r}")
-    if not run.is_ragged:
+    if not run.traits.is_ragged:
         found = run.read(run.locate(positions))
         return found if isinstance(given, list) else {name: column[0] for name, column in found.items()}
     samples = run.samples(run.locate(positions))
     if not isinstance(given, list):
         return samples[0]
-    return run.datasets[0].collate(samples)
+    return run.collate(samples)
 
 
 def _in_tensors(batch: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.datasets import Located, Run, Sample
-from headrace.datasets.dataset import Origin
+from headrace.datasets.origins import Origin
 from headrace.encoders import Fault
 from headrace.errors import HeadraceError
 from headrace.loader.balancing import ASSIGNED_POSITIONS, BalancedAssignment
@@ -162,9 +162,9 @@ def spans(
 
 def _row_bytes(run: Run) -> int | None:
     """Return the bytes of a sample in a batch: about, for records; None for media, where they are not known."""
-    if not all(dataset.has_tokens for dataset in run.datasets):
+    if not run.traits.has_tokens:
         return None
-    tokens = int(max(dataset.num_tokens_per_sample for dataset in run.datasets)) if run.is_ragged else 1
+    tokens = int(max(dataset.num_tokens_per_sample for dataset in run.datasets)) if run.traits.is_ragged else 1
     return sum(abs(prod(shape)) * tokens * dtype.itemsize for shape, dtype in run.fields.values())
 
 

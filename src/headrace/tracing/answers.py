@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from headrace.datasets.dataset import Origins
+from headrace.datasets.origins import Origins
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 

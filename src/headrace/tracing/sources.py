@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 
-from headrace.datasets.dataset import Dataset, Origins, record_origins, record_sample
+from headrace.datasets.dataset import Dataset
 from headrace.datasets.encoded.framed_run import read_journals
 from headrace.datasets.encoded.measured_units import MeasuredFace
 from headrace.datasets.mapped import MapDataset
 from headrace.datasets.media import MediaDataset
+from headrace.datasets.origins import Origins, record_origins, record_sample
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.windows import WindowDataset
 from headrace.errors import ConfigError, HeadraceError, StoreError

@@ -16,6 +16,7 @@ import torch
 import headrace
 from energon_made import write_tar
 from headrace import ConfigError, MediaDataset, StoreError
+from headrace.datasets.counts import counted
 from headrace.datasets.media import collated
 from headrace.errors import DecodeError, FieldAccessError, InputError, SampleError, SkipSample
 from headrace.samples.media import (
@@ -374,11 +375,11 @@ def test_what_it_has_no_answer_to(captions: Path) -> None:
     lines = (
         lambda: dataset.num_tokens_per_sample,
         lambda: dataset.sample_lengths(np.arange(2)),
-        lambda: dataset.read_into(np.arange(2), {}, slice(None)),
-        lambda: dataset.count(np.arange(2)),
+        lambda: counted(dataset),
     )
     for ask in lines:
         with pytest.raises(ConfigError, match="MediaDataset"):
             ask()
+    assert not hasattr(dataset, "read_into")
     dataset.close()
     dataset.close()

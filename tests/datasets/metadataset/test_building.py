@@ -220,7 +220,7 @@ def test_other_stores_at_the_leaves(write: Any, tmp_path: Path, corpus: list[cor
     assert all(isinstance(dataset, WindowDataset) for dataset in tokens.datasets)
     assert tokens.step(0)["input_ids"].shape == (4, 5)
     packs = run_of(write({**stores[0], "packs": {"max_seq_len": 64, "over_long": "split"}}))
-    assert packs.is_packed
+    assert packs.traits.is_packed
 
 
 @pytest.mark.parametrize(

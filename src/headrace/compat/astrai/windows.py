@@ -9,8 +9,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from headrace.datasets.dataset import Dataset, Fields, Origins, Sample, window_origins, windows_over
+from headrace.datasets.dataset import Fields, FixedDataset, Sample
 from headrace.datasets.loss_masks import unused_text, warn_unused
+from headrace.datasets.origins import Origins, window_origins, windows_over
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.stores import Store
@@ -54,7 +55,7 @@ COMPUTED: Final = "position_ids"
 """The one key that may be missing, since positions in documents can be computed."""
 
 
-class StreamWindows(Dataset):
+class StreamWindows(FixedDataset):
     """Windows at the same places of several keys, by AstrAI's arithmetic.
 
     Window i begins at token ``min(i * stride, N - 1 - window_size)`` of every key, where N is the number of tokens of

@@ -126,7 +126,7 @@ class Batching:
         if self.batch_size is not None:
             return self.batch_size
         # A measured dataset may already consist of batches of groups.
-        if any(dataset.is_group_batches for dataset in named_datasets(data).values()):
+        if any(dataset.traits.is_group_batches for dataset in named_datasets(data).values()):
             return 1
         raise ConfigError(
             "batch_size is None, and nothing else says how many samples a batch has, as batch_group_criterion would; "

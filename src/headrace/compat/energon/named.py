@@ -94,10 +94,9 @@ class BaseCoreDataset:
             raise ConfigError(f"first is at least 0 and every at least 1, found {first} and {every}")
         length = self._stream.length
         places = iter(range(first, FOR_EVER if length is None else length, every))
-        source = self._stream.datasets[0]
         while positions := list(islice(places, _TOGETHER)):
             located = self._stream.locate(np.array(positions, dtype=np.int64))
-            yield from source.samples(located.addresses)
+            yield from self._stream.samples(located)
 
     def iterable(self, *, rank: int = 0, world_size: int = 1, first: int = 0) -> Any:
         """A ``torch.utils.data.IterableDataset`` of the samples of one rank, divided among the workers.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from headrace.compat.megatron.gpt import ONE_PART_SPLITS, GPTDataset
-from headrace.datasets.dataset import Dataset, Fields, Sample, shown_fields
+from headrace.datasets.dataset import Fields, FixedDataset, Sample, shown_fields
 from headrace.datasets.mix import check_one_tokenizer
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
@@ -26,7 +26,7 @@ from headrace.plan.megatron import (
 Era = Literal["core", "before_2025_02"]
 
 
-class GPTBlend(Dataset):
+class GPTBlend(FixedDataset):
     """Sample i is sample i of Megatron's ``BlendedDataset``.
 
     With ``weights`` and ``size``, each of ``size`` samples comes from the dataset that is furthest behind its weight.
@@ -56,7 +56,7 @@ class GPTBlend(Dataset):
 
     def __init__(
         self,
-        datasets: Sequence[Dataset],
+        datasets: Sequence[FixedDataset],
         *,
         weights: Sequence[float] | None = None,
         size: int | None = None,
@@ -95,11 +95,11 @@ class GPTBlend(Dataset):
         blend: str | Sequence[str],
         *,
         num_samples: int | None,
-        build: Callable[[str, int | None], Dataset],
+        build: Callable[[str, int | None], FixedDataset],
         one_part: bool | None = None,
         era: Era = "core",
         allow_different_tokenizers: bool = False,
-    ) -> Dataset:
+    ) -> FixedDataset:
         """The dataset that Megatron's builder makes from ``--data-path``, or from the list of one part.
 
         The list of one part is that of ``--train-data-path`` and similar options. A single prefix without a weight is

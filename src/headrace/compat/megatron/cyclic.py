@@ -6,12 +6,16 @@ from functools import cached_property
 from operator import index
 from typing import Any
 
-from headrace.datasets.dataset import Counts, Dataset, Fields, Origins, Sample
+import msgspec
+
+from headrace.datasets.counts import CountedDataset, Counts, counted
+from headrace.datasets.dataset import FixedDataset, FixedWrapper, Sample, Traits
+from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.megatron import CyclicOrder
 
 
-class CyclicDataset(Dataset):
+class CyclicDataset(FixedWrapper, CountedDataset):
     """Sample p is what Megatron's cyclic sampler feeds at position p in a run with these micro-batches and ranks.
 
     A loader with the same ``micro_batch_size`` and the same number of ranks gives each rank Megatron's micro-batches,
@@ -42,8 +46,13 @@ class CyclicDataset(Dataset):
     """
 
     def __init__(
-        self, dataset: Dataset, *, micro_batch_size: int, data_parallel_size: int, data_sharding: bool = True
+        self, dataset: FixedDataset, *, micro_batch_size: int, data_parallel_size: int, data_sharding: bool = True
     ) -> None:
+        if not isinstance(dataset, FixedDataset):
+            raise ConfigError(
+                f"CyclicDataset is for samples of one shape, and those of {type(dataset).__name__} have different"
+                " lengths: pass that dataset to the run itself"
+            )
         self.dataset = dataset
         self.order = CyclicOrder(
             len(dataset),
@@ -57,53 +66,13 @@ class CyclicDataset(Dataset):
         return len(self.order)
 
     @property
-    def is_endless(self) -> bool:
-        """Always True."""
-        return True
-
-    @property
-    def fields(self) -> Fields:
-        """The fields of the inner dataset."""
-        return self.dataset.fields
-
-    @property
-    def constants(self) -> Sample:
-        """The constants of the inner dataset."""
-        return self.dataset.constants
-
-    @property
-    def num_tokens_per_sample(self) -> float:
-        """The mean of the inner dataset."""
-        return self.dataset.num_tokens_per_sample
-
-    @property
-    def deviation_tokens_per_sample(self) -> float:
-        """The standard deviation of the inner dataset."""
-        return self.dataset.deviation_tokens_per_sample
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether the inner dataset is packed."""
-        return self.dataset.is_packed
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether the inner dataset is counted."""
-        return self.dataset.is_counted
-
-    @property
-    def is_masked(self) -> bool:
-        """Whether the inner dataset is masked."""
-        return self.dataset.is_masked
-
-    @property
-    def is_unshifted(self) -> bool:
-        """Whether the labels of the inner dataset are unshifted."""
-        return self.dataset.is_unshifted
+    def traits(self) -> Traits:
+        """Those of the inner dataset; the order has no end."""
+        return msgspec.structs.replace(self.dataset.traits, is_endless=True)
 
     def count(self, addresses: IntArray) -> Counts:
         """Count the samples at ``addresses`` in the inner dataset."""
-        return self.dataset.count(addresses)
+        return counted(self.dataset).count(addresses)
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
@@ -124,10 +93,6 @@ class CyclicDataset(Dataset):
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
         """Read samples of the inner dataset into ``rows`` of ``out``."""
         self.dataset.read_into(addresses, out, rows)
-
-    def origins(self, addresses: IntArray) -> list[Origins]:
-        """The origins in the inner dataset."""
-        return self.dataset.origins(addresses)
 
     def describe(self) -> str:
         """One line: the order, its ranks and micro-batches, the samples of an epoch, and the inner dataset."""

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from headrace.compat.megatron.gpt import GPTDataset
-from headrace.datasets.dataset import Dataset, Fields, Origins, Sample
+from headrace.datasets.dataset import FixedWrapper, Sample
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import derive, source_key
 from headrace.plan.megatron import FillInTheMiddle, KeyedDraws, fill_in_the_middle
 
 
-class GPTFIMDataset(Dataset):
+class GPTFIMDataset(FixedWrapper):
     """Sample i is sample i of a `GPTDataset`, rearranged by fill in the middle. The fields are the same.
 
     The random draws of a sample are a hash of ``fim.seed``, the data and i, so they are the same in every process,
@@ -41,6 +41,8 @@ class GPTFIMDataset(Dataset):
         (128,)
     """
 
+    dataset: GPTDataset
+
     def __init__(self, dataset: GPTDataset, fim: FillInTheMiddle) -> None:
         if not isinstance(dataset, GPTDataset):
             raise ConfigError(f"dataset is {dataset!r}; expected a GPTDataset(prefix, ...)")
@@ -56,21 +58,6 @@ class GPTFIMDataset(Dataset):
 
     def __len__(self) -> int:
         return len(self.dataset)
-
-    @property
-    def fields(self) -> Fields:
-        """The fields of the inner dataset."""
-        return self.dataset.fields
-
-    @property
-    def constants(self) -> Sample:
-        """The constants of the inner dataset."""
-        return self.dataset.constants
-
-    @property
-    def num_tokens_per_sample(self) -> float:
-        """The mean of the inner dataset."""
-        return self.dataset.num_tokens_per_sample
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
@@ -91,10 +78,6 @@ class GPTFIMDataset(Dataset):
             # The pads that fill up a partial sample belong to no document.
             text[row, :count] = fill_in_the_middle(text[row, :count], self.fim, KeyedDraws(derive(self._key, sample)))
         self.dataset.write(text, pieces, out, rows)
-
-    def origins(self, addresses: IntArray) -> list[Origins]:
-        """The origins in the inner dataset: tokens are rearranged only within their sample."""
-        return self.dataset.origins(addresses)
 
     def describe(self) -> str:
         """One line: the rate, the unit between which documents are cut, and the inner dataset."""

@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.dataset import Dataset, Fields, Origins, Sample, pieces
+from headrace.datasets.dataset import Fields, FixedDataset, Sample
 from headrace.datasets.loss_masks import shown_mask, warn_unused_mask
+from headrace.datasets.origins import Origins, pieces
 from headrace.errors import ConfigError, StoreError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.megatron import GPTOrder, GPTSampling, SamplePieces, order_samples, split_ranges
@@ -185,7 +186,7 @@ _ROWS = ("tokens", "labels", "loss_mask")
 _INT64, _INT32, _FLOAT32, _BOOL = (np.dtype(kind) for kind in (np.int64, np.int32, np.float32, np.bool_))
 
 
-class GPTDataset(Dataset):
+class GPTDataset(FixedDataset):
     """Sample i is sample i of Megatron's ``GPTDataset``, element by element, for the same options.
 
     Fields, with S = ``sequence_length``:

@@ -8,15 +8,17 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
-from headrace.datasets.dataset import Origins
+from headrace.datasets.dataset import Traits
 from headrace.datasets.encoded.forms import MeasuredForm, check_form, is_groups
 from headrace.datasets.encoded.keys import RestoreKey, keyed, restore_key_of
 from headrace.datasets.encoded.measured_units import MeasuredUnits, UnitRows
 from headrace.datasets.encoded.samples import Encoder, EncoderDataset, Media, SampleEncoder, packed, raise_failure
 from headrace.datasets.measuring.chunk import facts_recipe, key_text, measured_pipeline
 from headrace.datasets.measuring.facts import MeasuredFacts
+from headrace.datasets.origins import Origins
 from headrace.datasets.sample_watch import SampleWatch
 from headrace.encoders import EncoderPipeline, HookFailure
 from headrace.encoders.pipeline import Output
@@ -203,14 +205,14 @@ class MeasuredDataset(EncoderDataset):
         return self.units.shard_bounds(self.store.shard_bounds)
 
     @property
-    def is_group_batches(self) -> bool:
-        """Whether a unit is a whole batch of one group."""
-        return is_groups(self.form)
+    def traits(self) -> Traits:
+        """What has to be known about the samples; with a `Grouping`, a unit is a whole batch of one group."""
+        return msgspec.structs.replace(super().traits, is_group_batches=is_groups(self.form))
 
     @property
     def collated_by(self) -> dict[str, Any]:
         """The encoder, whose hooks make the batches."""
-        return {"kind": "measured batches" if self.is_group_batches else "measured units", **self.pipeline.recipe}
+        return {"kind": "measured batches" if is_groups(self.form) else "measured units", **self.pipeline.recipe}
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: numbers of units, with bits of their epochs."""
@@ -251,7 +253,7 @@ class MeasuredDataset(EncoderDataset):
             keyed(one.sample, RestoreKey("Measured", restore_key_of(one.sample), address, number), kind)
             for number, one in enumerate(outputs)
         ]
-        return made if self.is_group_batches else made[0]
+        return made if self.traits.is_group_batches else made[0]
 
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return the origins of all samples in each unit."""
@@ -289,7 +291,7 @@ class MeasuredDataset(EncoderDataset):
             form = f", {self.form.strategy} packs of {self.form.seq_len:,}, {share:.1%} full"
             if packs and (empty := packs.ledger.empty_documents):
                 form += f"; {empty:,} outputs of length 0 are in none"
-        elif self.is_group_batches and self.units.measured.groups is not None:
+        elif self.traits.is_group_batches and self.units.measured.groups is not None:
             form = f", batches of one of {self.units.measured.groups.num_groups:,} groups"
         return f"{what}: {summary.outputs:,} outputs of {summary.samples:,} samples, {left:,} left out{form}"
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.datasets.dataset import Origins, media_origins
 from headrace.datasets.encoded.forms import MeasuredForm, form_recipe, recorded_form
 from headrace.datasets.measuring.facts import MeasuredFacts, numbers_of
+from headrace.datasets.origins import Origins, media_origins
 from headrace.errors import ConfigError, StoreError
 from headrace.io import cache_folder
 from headrace.plan import IntArray, KeyArray

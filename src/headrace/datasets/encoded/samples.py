@@ -16,10 +16,11 @@ from typing import Any, ClassVar, NoReturn, TypeAlias
 import msgspec
 import numpy as np
 
-from headrace.datasets.dataset import media_origins
+from headrace.datasets.dataset import Traits
 from headrace.datasets.encoded.keys import Kind, parsed, restore_key_of
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset, SampleDataset
 from headrace.datasets.media.face import for_tensor, without_rows
+from headrace.datasets.origins import media_origins
 from headrace.datasets.sample_watch import SampleWatch
 from headrace.encoders import (
     CallKey,
@@ -405,9 +406,9 @@ class EncoderDataset(SampleDataset):
         return BASE_FIELDS
 
     @property
-    def unrestorable(self) -> str | None:
-        """The first hook that is not marked ``@stateless``; None if all are."""
-        return self.outputs.unrestorable
+    def traits(self) -> Traits:
+        """What has to be known about the samples. They are unrestorable if a hook is not marked ``@stateless``."""
+        return Traits(is_ragged=True, has_tokens=False, unrestorable=self.outputs.unrestorable)
 
     def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Any]:
         """Return samples; see `SampleDataset.samples`. Errors of a hook get a note that names hook and sample."""
@@ -423,8 +424,8 @@ class EncoderDataset(SampleDataset):
         if not samples:
             # Faults of this sample belong to the batch that really holds it, so no reader watches.
             first = self.samples(self.locate(np.zeros(1, dtype=np.int64)))
-            return without_rows(self.collate(first), len(first[0]) if self.is_group_batches else 1)
-        members = of_one_group(samples) if self.is_group_batches else samples
+            return without_rows(self.collate(first), len(first[0]) if self.traits.is_group_batches else 1)
+        members = of_one_group(samples) if self.traits.is_group_batches else samples
         key = restore_key_of(members[0])
         found = parsed(key)
         if found is None or found.kind != self.key_kind:
@@ -447,12 +448,12 @@ class EncoderDataset(SampleDataset):
             ConfigError: not a key of this dataset, its samples are no longer those that it was made of, or a hook is
                 not ``@stateless``.
         """
-        check_restorable(self.unrestorable)
+        check_restorable(self.traits.unrestorable)
         if isinstance(restore_key, list):
             made = [self.restore_sample(key) for key in restore_key]
-            return self.collate([made] if self.is_group_batches else made)
+            return self.collate([made] if self.traits.is_group_batches else made)
         unit = super().restore_sample(restore_key)
-        members = unit if self.is_group_batches else [unit]
+        members = unit if self.traits.is_group_batches else [unit]
         same = [one for one in members if restore_key_of(one) == restore_key]
         if not same:
             raise ConfigError(

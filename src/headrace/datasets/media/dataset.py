@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
+from headrace.datasets.dataset import Traits
 from headrace.datasets.media.face import SampleDataset
 from headrace.datasets.media.file_stores import (
     CachePool,
@@ -331,9 +332,13 @@ class MediaDataset(SampleDataset):
         return BASE_FIELDS if self.mapper.is_crude else tuple(field.name for field in dataclasses.fields(kind))
 
     @property
-    def is_plain(self) -> bool:
-        """Whether there is no cooker and no sample loader."""
-        return self.cooker is None and self._functions["sample_loader"] is None
+    def traits(self) -> Traits:
+        """What has to be known about the samples before one is read."""
+        return Traits(
+            is_ragged=True,
+            has_tokens=False,
+            is_plain=self.cooker is None and self._functions["sample_loader"] is None,
+        )
 
     def cooked_by(self, cookers: Sequence[Cooker]) -> MediaDataset:
         """Return the same dataset with these cookers if it is crude. Raises ConfigError if none matches."""

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.dataset import Dataset, Fields, Origins, Sample, media_origins
+from headrace.datasets.dataset import Fields, RaggedDataset, Sample, Traits
+from headrace.datasets.origins import Origins, media_origins
 from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
@@ -98,7 +99,7 @@ def _key(row: Mapping[str, Any]) -> str:
     return repr(row.get("__key__", "without a key"))
 
 
-class SampleDataset(Dataset):
+class SampleDataset(RaggedDataset):
     """Sample i is sample i of a store, made when it is read; samples are collated for each micro-batch.
 
     Samples count as samples, whatever they hold: they have no number of tokens to blend or to sort by.
@@ -116,13 +117,13 @@ class SampleDataset(Dataset):
 
     @property
     def shard_bounds(self) -> IntArray:
-        """(shards + 1,) int64: the borders of the shards, for an order that reads neighbours together."""
+        """(shards + 1,) int64: the borders of the shards of the store."""
         return self.store.shard_bounds
 
     @property
-    def has_tokens(self) -> bool:
-        """False: samples have no number of tokens."""
-        return False
+    def traits(self) -> Traits:
+        """What has to be known about the samples before one is read."""
+        return Traits(is_ragged=True, has_tokens=False)
 
     @property
     def num_tokens_per_sample(self) -> float:
@@ -136,11 +137,6 @@ class SampleDataset(Dataset):
         raise ConfigError(f"{type(self).__name__}: media samples have no lengths in tokens; leave bucketing out")
 
     @property
-    def is_ragged(self) -> bool:
-        """True: samples may have any shapes."""
-        return True
-
-    @property
     def collated_by(self) -> dict[str, Any]:
         """The same for all media datasets: `collated` makes their batches and checks that fields agree."""
         return {"kind": "media samples"}
@@ -149,11 +145,6 @@ class SampleDataset(Dataset):
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
         """Names of the fields of the samples, as far as they are known before one is read."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether no user code sees a sample before its batch, which `collated` makes."""
-        return False
 
     def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Any]:
         """Return the samples at some addresses: all are read together, then decoded and cooked one by one.
@@ -212,17 +203,6 @@ class SampleDataset(Dataset):
             return self.store.find(key)
         except KeyError:
             raise ConfigError(f"{self.store.path}: has no sample with the key {key!r}") from None
-
-    def read(self, addresses: IntArray) -> Sample:
-        """Return the samples at some addresses as one batch."""
-        return self.collate(self.samples(addresses))
-
-    def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
-        """Raise ConfigError: batches of media samples have no fixed shape."""
-        raise ConfigError(f"{type(self).__name__}: batches of media samples have no fixed shape; use read or collate")
-
-    def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples at ``indices``; negative ones count from the end."""

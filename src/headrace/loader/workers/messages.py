@@ -37,7 +37,7 @@ def read_message(run: Run, span: BatchSpan, tell: Tell) -> SpanMessage:
     """Read the samples of a span, ready to be pickled for another process. Runs in a worker."""
     _settle()
     shared = _Shared()
-    rows = read_ragged(run, span, shared.allocate, tell) if run.is_ragged else read_rows(run, span)
+    rows = read_ragged(run, span, shared.allocate, tell) if run.traits.is_ragged else read_rows(run, span)
     return SpanMessage(rows, shared)
 
 

@@ -1,17 +1,18 @@
-"""Finds steps without a supervised token before the run; their loss would be a sum divided by 0."""
+"""What the samples of a run hold, by counted data; and steps without a supervised token, found before the run.
+
+The loss of such a step would be a sum divided by 0.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.datasets.counts import Counts, counted
+from headrace.datasets.run import Located, Run, by_source
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
-
-if TYPE_CHECKING:
-    from headrace.datasets.run import Run
 
 CHECKED_SAMPLES = 1 << 20
 """Samples that are checked before a run; later ones are checked ahead of their steps."""
@@ -25,9 +26,37 @@ CHECKED_ROWS = 1 << 15
 _AT_ONCE = 8192
 
 
-def check_supervised(run: Run, position: int) -> None:
-    """Raise ConfigError if a step from a position on has no supervised token; see `Run.check_supervised`."""
-    if not run.is_masked or (_num_samples(run) <= CHECKED_SAMPLES and not run.has_unsupervised_samples):
+def count_samples(run: Run, located: Located) -> Counts:
+    """Count tokens, supervised tokens, pads and documents of planned samples, without reading if possible.
+
+    Raises:
+        ConfigError: a source of the run is not counted; only packs, records with labels and windows are.
+    """
+    found = Counts(*np.empty((len(Counts._fields), len(located.positions)), dtype=np.int64))
+    for source, rows in by_source(located.sources):
+        for column, values in zip(found, counted(run.datasets[source]).count(located.addresses[rows]), strict=True):
+            column[rows] = values
+    return found
+
+
+def count_step(run: Run, step: int) -> dict[str, int]:
+    """Return what a step holds over all ranks: ``tokens``, ``supervised_tokens``, ``pads`` and ``documents``."""
+    counts = count_samples(run, run.locate(run.positions(step)))
+    return {name: int(column.sum()) for name, column in counts._asdict().items()}
+
+
+def check_supervised(run: Run, position: int = 0) -> None:
+    """Look for steps without a supervised token from a position on; a loader does this when it begins to iterate.
+
+    If every record has a supervised token, so has every step, and no step is counted. Otherwise the steps of the
+    next 2^20 samples are counted. For windows and packs the loss mask has to be read, so that the next 2^15
+    samples or 2^24 tokens are counted. Later steps are counted ahead of their turn, 1,024 samples at a time, and
+    are errors then; no step is skipped, since that would renumber the steps.
+
+    Raises:
+        ConfigError: a step of masked samples has no supervised token; the message names the step.
+    """
+    if not run.traits.is_masked or (_num_samples(run) <= CHECKED_SAMPLES and not _has_unsupervised(run)):
         return
     checked = _num_checked(run)
     end = position + checked if run.length is None else min(run.length, position + checked)
@@ -37,14 +66,14 @@ def check_supervised(run: Run, position: int) -> None:
     for begin in range(run.schedule.begin(step_of(position)), end, _AT_ONCE):
         some = np.arange(begin, min(begin + _AT_ONCE, end), dtype=np.int64)
         # Only if a sample has no supervised token are the steps counted one by one.
-        if not run.count(run.locate(some)).supervised_tokens.all():
+        if not count_samples(run, run.locate(some)).supervised_tokens.all():
             for step, count in supervised_tokens(run, step_of(begin), step_of(int(some[-1])) + 1):
                 refuse_unsupervised(run, step, count)
 
 
 def refuse_unsupervised(run: Run, step: int, supervised_tokens: int) -> None:
     """Raise ConfigError if a step of masked samples has no supervised token."""
-    if supervised_tokens or not run.is_masked:
+    if supervised_tokens or not run.traits.is_masked:
         return
     positions = run.positions(step)
     found = run.lookup(positions[:1])
@@ -56,16 +85,6 @@ def refuse_unsupervised(run: Run, step: int, supervised_tokens: int) -> None:
     )
 
 
-def any_unsupervised(run: Run) -> bool:
-    """Return whether any sample of any dataset has no supervised token. Looks at each sample once."""
-    for dataset in run.datasets:
-        for first in range(0, len(dataset), _AT_ONCE):
-            indices = np.arange(first, min(first + _AT_ONCE, len(dataset)), dtype=np.int64)
-            if not dataset.count(dataset.locate(indices)).supervised_tokens.all():
-                return True
-    return False
-
-
 def supervised_tokens(run: Run, first: int, end: int, at_once: int = _AT_ONCE) -> Iterator[tuple[int, int]]:
     """Yield (step, supervised tokens over all ranks) for steps ``first`` to ``end - 1``, counting many at a time."""
     while first < end:
@@ -75,14 +94,14 @@ def supervised_tokens(run: Run, first: int, end: int, at_once: int = _AT_ONCE) -
             steps.append(first)
             positions.append(run.positions(first))
             first += 1
-        counted = run.count(run.locate(np.concatenate(positions))).supervised_tokens
+        found = count_samples(run, run.locate(np.concatenate(positions))).supervised_tokens
         bounds = np.cumsum([0, *map(len, positions)])
-        sums = np.concatenate([[0], np.cumsum(counted)])[bounds]
+        sums = np.concatenate([[0], np.cumsum(found)])[bounds]
         yield from zip(steps, np.diff(sums).tolist(), strict=True)
 
 
 def _num_checked(run: Run) -> int:
-    if run.is_ragged:
+    if run.traits.is_ragged:
         return CHECKED_SAMPLES
     tokens = max(dataset.num_tokens_per_sample for dataset in run.datasets)
     return max(1, min(CHECKED_ROWS, int(CHECKED_MARKS / max(1.0, tokens))))
@@ -90,4 +109,8 @@ def _num_checked(run: Run) -> int:
 
 def _num_samples(run: Run) -> int:
     # Packs may hold other documents in each epoch, so that checking one epoch says nothing about the next.
-    return sum(map(len, run.datasets)) if run.is_ragged else CHECKED_SAMPLES + 1
+    return sum(map(len, run.datasets)) if run.traits.is_ragged else CHECKED_SAMPLES + 1
+
+
+def _has_unsupervised(run: Run) -> bool:
+    return any(counted(dataset).has_unsupervised_samples for dataset in run.datasets)
