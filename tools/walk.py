@@ -6,14 +6,16 @@
     position    one position of a run to a batch of windows: next(iter(headrace.Loader(...)))
     packed      samples of tar shards through a task encoder to the first batch of packs
 
-Each walk runs twice in a process of its own; the second time is counted, so that what is imported, compiled or cached
-once is left out. Counted are calls of functions of the package, the files that they are in, and how often a call or a
+Each walk runs in a process of its own: a position and a packed sample twice, of which the second time is counted, so
+that what is compiled or cached once is left out; a document once, since workers are forks only of a process without
+threads. Counted are calls of functions of the package, the files that they are in, and how often a call or a
 return leads from one file to another. The figures serve to compare two commits.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import subprocess
@@ -32,19 +34,21 @@ class Follower:
 
     def __init__(self, package: Path, log: Path) -> None:
         self._package = f"{package}{os.sep}"
-        self._file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._stack: list[str] = []
+        self._log = log
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         """A profile function: ``call`` and ``return`` of Python functions, generators included."""
         if event not in ("call", "return"):
             return
         name = frame.f_code.co_filename
-        if not name.startswith(self._package):
+        # The bodies of modules and classes run once, when they are imported.
+        if not name.startswith(self._package) or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             return
         function = frame.f_code.co_qualname.replace(".<locals>", "")
         kind = "c" if event == "call" else "r"
-        os.write(self._file, f"{kind} {os.getpid()} {name[len(self._package) :]} {function}\n".encode())
+        # Opened for each line: forked workers close the files of their parent.
+        with self._log.open("a") as file:
+            file.write(f"{kind} {os.getpid()} {name[len(self._package) :]} {function}\n")
 
 
 def follow(package: Path, work: Callable[[], object], log: Path) -> None:
@@ -108,7 +112,7 @@ def walk(name: str, root: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="headrace-walk-") as folder:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", __file__, name, "--apart", folder],
-            env={**os.environ, "PYTHONPATH": str(root / "src")},
+            env={**os.environ, "PYTHONPATH": str(root / "src"), "OPENBLAS_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             check=False,
@@ -119,12 +123,13 @@ def walk(name: str, root: Path) -> dict[str, Any]:
 
 
 def walk_here(name: str, folder: Path) -> None:
-    """One walk twice in this process; the second time is noted in ``folder/log``."""
+    """One walk in this process, noted in ``folder/log``."""
     import headrace
 
     os.chdir(folder)
     work = {"document": _document, "position": _position, "packed": _packed}[name]()
-    work("first")
+    if name != "document":
+        work("first")
     follow(Path(headrace.__file__).parent, lambda: work("second"), folder / "log")
 
 
