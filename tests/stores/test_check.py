@@ -77,15 +77,15 @@ def test_gaps_of_a_filtered_index(tmp_path: Path) -> None:
 
 
 def test_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.stores.indexed.check._TOKENS_AT_ONCE", 4)
+    monkeypatch.setattr("headrace.stores.checking._VALUES_AT_ONCE", 4)
     prefix = tmp_path / "x"
     write_shard(prefix, [np.array([0, 1]), np.array([5, 9, 9, 9, -2]), np.zeros(0, int), np.array([10])], "int32")
     assert check(prefix, vocab_size=9) == [
-        "x.bin: document 1, token 3 of the stream: id 9 is outside the vocabulary, 0 to 8",
-        "x.bin: document 3, token 7 of the stream: id 10 is outside the vocabulary, 0 to 8",
+        "x.bin: document 1, value 3 of the stream: id 9 is outside the vocabulary, 0 to 8",
+        "x.bin: document 3, value 7 of the stream: id 10 is outside the vocabulary, 0 to 8",
     ]
     assert check(prefix, vocab_size=11) == [
-        "x.bin: document 1, token 6 of the stream: id -2 is outside the vocabulary, 0 to 10"
+        "x.bin: document 1, value 6 of the stream: id -2 is outside the vocabulary, 0 to 10"
     ]
 
 

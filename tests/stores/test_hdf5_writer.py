@@ -63,11 +63,11 @@ def test_the_same_documents_make_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "dtypes", "values", "message"),
     [
-        ("x.bin", {"a": "int32"}, [], r"x\.bin: the name of an HDF5 store must end in \.h5 or \.hdf5"),
+        ("x.bin", {"a": "int32"}, [], r"x\.bin: the name of a file of the hdf5 format must end in \.h5 or \.hdf5"),
         ("x.h5", {}, [], "dtypes names no key"),
         ("x.h5", {"a/b": "int32"}, [], "'a/b' cannot be a key"),
         ("x.h5", {"a": "complex64"}, [], "dtype complex64 is not known"),
-        ("x.h5", {"a": "int32"}, ["b"], r"values names the unknown keys \['b'\]; the keys are a"),
+        ("x.h5", {"a": "int32"}, ["b"], "values names 'b'; the keys are 'a'"),
     ],
 )
 def test_what_it_is_not_for(tmp_path: Path, name: str, dtypes: Any, values: Any, message: str) -> None:
@@ -79,7 +79,7 @@ def test_what_it_is_not_for(tmp_path: Path, name: str, dtypes: Any, values: Any,
 @pytest.mark.parametrize(
     ("tokens", "lengths", "message"),
     [
-        ({"a": [1]}, {"a": [1], "b": [1]}, "tokens has the keys 'a', but the writer has 'a', 'b'"),
+        ({"a": [1]}, {"a": [1], "b": [1]}, "tokens has the keys 'a', but the writer needs 'a', 'b'"),
         ({"a": [1], "b": [1]}, {"a": [1], "c": [1]}, "lengths has the keys 'a', 'c'"),
         ({"a": [1], "b": [1]}, {"a": [1], "b": [1, 0]}, "different numbers of documents: 1 for 'a', 2 for 'b'"),
         ({"a": [1], "b": [1]}, {"a": [1], "b": [2]}, "the lengths add up to 2, but there are 1 tokens"),

@@ -115,12 +115,12 @@ def test_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "dtypes", "values", "message"),
     [
-        ("x.json", {"a": "int32"}, [], r"x\.json: the name of a file of JSON lines must end in \.jsonl"),
+        ("x.json", {"a": "int32"}, [], r"x\.json: the name of a file of the jsonl format must end in \.jsonl"),
         ("x.jsonl", {}, [], "dtypes names no key"),
         ("x.jsonl", {"a/b": "int32"}, [], "'a/b' cannot be a key"),
         ("x.jsonl", {"a": "complex64"}, [], "dtype complex64 is not known"),
         ("x.jsonl", {"a": "uint64"}, [], r"x\.jsonl: key 'a': uint64 cannot be written as JSON lines.*choose int64"),
-        ("x.jsonl", {"a": "int32"}, ["b"], r"values names the unknown keys \['b'\]; the keys are a"),
+        ("x.jsonl", {"a": "int32"}, ["b"], "values names 'b'; the keys are 'a'"),
     ],
 )
 def test_what_it_is_not_for(tmp_path: Path, name: str, dtypes: Any, values: Any, message: str) -> None:
@@ -132,7 +132,7 @@ def test_what_it_is_not_for(tmp_path: Path, name: str, dtypes: Any, values: Any,
 @pytest.mark.parametrize(
     ("tokens", "lengths", "message"),
     [
-        ({"a": [1]}, {"a": [1], "b": [1]}, "tokens has the keys 'a', but the writer has 'a', 'b'"),
+        ({"a": [1]}, {"a": [1], "b": [1]}, "tokens has the keys 'a', but the writer needs 'a', 'b'"),
         ({"a": [1], "b": [1]}, {"a": [1], "c": [1]}, "lengths has the keys 'a', 'c'"),
         ({"a": [1], "b": [1]}, {"a": [1], "b": [1, 0]}, "different numbers of documents: 1 for 'a', 2 for 'b'"),
         ({"a": [1], "b": [1]}, {"a": [1], "b": [2]}, "the lengths add up to 2, but there are 1 tokens"),

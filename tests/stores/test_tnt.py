@@ -71,7 +71,7 @@ def test_golden(reader: str) -> None:
     store = stores.open(GOLDEN / "tnt-fairseq", reader=reader, dialect="fairseq")
     assert [store.document(number).tolist() for number in range(4)] == sequences
     assert list(store.check(vocab_size=7)) == []
-    assert [problem.place for problem in store.check(vocab_size=6)] == ["document 3, token 5 of the stream"]
+    assert [problem.place for problem in store.check(vocab_size=6)] == ["document 3, value 5 of the stream"]
     assert store.stream_view() is None  # what lies there is not the tokens
     raw = stores.open(GOLDEN / "tnt-fairseq", reader=reader, dialect="megatron")
     assert raw.fetch(0, 6).tolist() == [2, 3, 4, 5, 6, 7]

@@ -14,7 +14,6 @@ import xxhash
 from headrace.errors import StoreError
 from headrace.io import Reader
 from headrace.stores.arguments import read_only
-from headrace.stores.checking import check_values
 from headrace.stores.json.index import Kinds, Numbers, as_array, decode_record, json_can_be
 from headrace.stores.json.store import JSON_SUFFIXES, is_object
 from headrace.stores.manifest import MANIFEST_NAME
@@ -98,11 +97,7 @@ class JsonObjectStore(SegmentedStore):
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
         """Check that the ids of the main key are in the vocabulary."""
-        key = self._keys[0]
-        values = self._values[key]
-        yield from check_values(
-            self.file, values.dtype, lambda begin, end: values[begin:end], self._bounds[key], vocab_size
-        )
+        yield from self._check_values(self.file, self._keys[0], None, vocab_size)
 
     def close(self) -> None:
         """Do nothing: the file is closed already, and the values stay in memory."""

@@ -15,7 +15,16 @@ This package knows nothing about documents or tokens. It imports only ``headrace
 
 from __future__ import annotations
 
-from headrace.io.atomic import AtomicFile, atomic_write, claim_folder, commit, output_errors, partial_path, sync_folder
+from headrace.io.atomic import (
+    AtomicFile,
+    atomic_write,
+    claim_folder,
+    commit,
+    output_errors,
+    partial_path,
+    sync_folder,
+    write_all,
+)
 from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_digest, file_sum, hash_bytes, hash_file
 from headrace.io.npy import map_npy
 from headrace.io.paths import cache_folder, check_local, expand_braces, natural_key, safe_relative
@@ -61,4 +70,5 @@ __all__ = [
     "reader",
     "safe_relative",
     "sync_folder",
+    "write_all",
 ]

@@ -11,13 +11,23 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from headrace.errors import OutputError
 from headrace.io.checksum import FileHasher, FileSum
+
+
+def write_all(write: Callable[[memoryview], int], data: bytes | bytearray | memoryview) -> None:
+    """Call ``write`` until it has taken all bytes; the system may take only some of them at a time."""
+    rest = memoryview(data)
+    while len(rest):
+        rest = rest[write(rest) :]
+    # The buffer of a bytearray cannot change its size while a view of it is alive.
+    rest.release()
 
 
 class AtomicFile:
@@ -82,8 +92,7 @@ class AtomicFile:
         view = view.cast("B")
         self._hasher.update(view)
         with output_errors(self.path, "write"):
-            while len(view):
-                view = view[os.write(self._fd, view) :]
+            write_all(partial(os.write, self._fd), view)
 
     def pieces(self, num_bytes: int) -> Iterator[bytes]:
         """Yield the bytes written so far in pieces of ``num_bytes``; the last piece may be shorter."""

@@ -22,7 +22,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.errors import OutputError
-from headrace.io.atomic import output_errors
+from headrace.io import output_errors, write_all
 from headrace.preparing.columns import IntArray, take_rows
 from headrace.preparing.messages import PieceDone, SortTask
 from headrace.preparing.piece import PieceInfo, write_piece
@@ -93,9 +93,7 @@ class BucketWriter:
             data = b"".join(self._waiting[bucket])
             with output_errors(path, "write"), path.open("r+b" if self.sizes[bucket] else "wb", buffering=0) as file:
                 file.seek(self.sizes[bucket])  # what follows was not recorded before a kill
-                view = memoryview(data)
-                while len(view):
-                    view = view[file.write(view) :]
+                write_all(file.write, data)
                 file.truncate()
             self.sizes[bucket] += len(data)
         self._waiting.clear()

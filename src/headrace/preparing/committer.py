@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import InputError
-from headrace.io import output_errors
+from headrace.io import output_errors, write_all
 from headrace.preparing.buckets import BucketWriter
 from headrace.preparing.columns import Column, IntArray, Rows, keep_rows, num_ids
 from headrace.preparing.filters import HASH_BYTES, SeenHashes
@@ -377,9 +377,7 @@ class Committer:
         path = self._work / SEEN_NAME
         data = b"".join(self._hashes)
         with output_errors(path, "write"), path.open("ab", buffering=0) as file:
-            view = memoryview(data)
-            while len(view):
-                view = view[file.write(view) :]
+            write_all(file.write, data)
             os.fsync(file.fileno())
         self.state.seen += len(data)
         self._hashes.clear()

@@ -24,6 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.errors import OutputError
+from headrace.io import write_all
 from headrace.plan.keys import derive, derive_array
 from headrace.preparing.columns import take_rows
 from headrace.preparing.documents import BLANK, Documents
@@ -123,9 +124,7 @@ def write_piece(folder: str | Path, info: PieceInfo, arrays: Mapping[str, Iterab
 
             def write(data: bytes | memoryview) -> None:
                 hasher.update(data)
-                view = memoryview(data)
-                while len(view):
-                    view = view[file.write(view) :]
+                write_all(file.write, data)
 
             for name, blocks in arrays.items():
                 entry, num_bytes = _Array(name, "", ()), 0

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import StoreError
-from headrace.io import output_errors
+from headrace.io import output_errors, write_all
 from headrace.preparing.columns import Column, IntArray, Row, Rows, keep_rows, num_values, stored
 from headrace.stores import Hdf5Writer, IndexedWriter, JsonlWriter, KeyedStore, KeyedWriter, WriterState, WrittenShard
 from headrace.stores.keyed.writer import MAX_DOCUMENTS
@@ -388,9 +388,7 @@ class Ordinals:
         if not self._waiting:
             return
         with output_errors(self._path, "write"), self._path.open("ab", buffering=0) as file:
-            view = memoryview(b"".join(self._waiting))
-            while len(view):
-                view = view[file.write(view) :]
+            write_all(file.write, b"".join(self._waiting))
             os.fsync(file.fileno())
         self._waiting.clear()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from headrace.errors import StoreError
 from headrace.io import FileSum, file_sum
 from headrace.stores.store import IntArray, Problem, TokenArray
+from headrace.stores.written import OutputShard
 
 MAX_NAMED: Final = 20
 """How many faults of one kind in one file are named one by one; the rest are counted."""
@@ -40,11 +41,24 @@ class Faults:
 _VALUES_AT_ONCE = 1 << 20
 
 
+def vocab_of(
+    key: str, dtype: np.dtype[Any], main: str, vouched: OutputShard | None, vocab_size: int | None
+) -> int | None:
+    """Return the vocabulary to which the ids of a key are compared; None if its values are not known to be ids.
+
+    The main key has ids unless a manifest says otherwise, and so has each key of integers of which a manifest says so.
+    """
+    info = None if vouched is None else vouched.keys.get(key)
+    has_ids = key == main if info is None else info.ids and (key == main or dtype.kind in "iu")
+    return vocab_size if has_ids else None
+
+
 def check_values(
     path: str,
-    dtype: np.dtype[np.generic],
+    dtype: np.dtype[Any],
     read: Callable[[int, int], TokenArray],
-    bounds: IntArray,
+    total: int,
+    find: Callable[[IntArray], IntArray],
     vocab_size: int | None,
 ) -> Iterator[Problem]:
     """Yield the first wrong value in each document of one key: bools other than 0 and 1, ids out of the vocabulary.
@@ -55,30 +69,26 @@ def check_values(
         path: path of the file, for the message.
         dtype: dtype of the values.
         read: returns the (end - begin,) values from ``begin`` to ``end``.
-        bounds: (documents + 1,) int64, where documents begin.
+        total: number of values.
+        find: returns the documents that hold some values, by their numbers.
         vocab_size: ids must be below it; None if the values are not ids, or if all ids are allowed.
     """
     if vocab_size is not None and dtype.kind not in "iu":
         yield Problem(path=path, place="", message=f"{dtype.name} numbers are not token ids")
         vocab_size = None
     if dtype.kind == "b":
-        yield from _outside(path, lambda begin, end: read(begin, end).view("u1"), bounds, 2, "byte")
+        name, limit, what = "byte", 2, "is not a bool, 0 or 1"
     elif vocab_size is not None:
-        yield from _outside(path, read, bounds, vocab_size, "id")
-
-
-def _outside(
-    path: str, read: Callable[[int, int], TokenArray], bounds: IntArray, limit: int, name: str
-) -> Iterator[Problem]:
-    """Yield values outside ``[0, limit)``."""
-    what = "is not a bool, 0 or 1" if name == "byte" else f"is outside the vocabulary, 0 to {limit - 1}"
+        name, limit, what = "id", vocab_size, f"is outside the vocabulary, 0 to {vocab_size - 1}"
+    else:
+        return
     faults = Faults(path, f"documents with such {name}s")
     last = -1
-    total = int(bounds[-1])
     for begin in range(0, total, _VALUES_AT_ONCE):
         values = read(begin, min(begin + _VALUES_AT_ONCE, total))
+        values = values.view("u1") if dtype.kind == "b" else values
         wrong = np.flatnonzero((values < 0) | (values >= limit))
-        documents, firsts = np.unique(np.searchsorted(bounds, wrong + begin, side="right") - 1, return_index=True)
+        documents, firsts = np.unique(find(wrong + begin), return_index=True)
         # A document that began in the previous block may have been named there.
         for at in faults.to_name(documents != last):
             place = f"document {documents[at]}, value {begin + wrong[firsts[at]]} of the stream"

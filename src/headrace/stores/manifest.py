@@ -18,7 +18,7 @@ from headrace.errors import StoreError
 from headrace.io import FileSum, atomic_write, check_local, hash_bytes, safe_relative
 from headrace.stores.checking import check_file
 from headrace.stores.store import Problem
-from headrace.stores.written import META_NAME, OutputShard, file_faults
+from headrace.stores.written import META_NAME, Format, OutputShard, file_faults
 
 
 class DocumentLedger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -382,6 +382,26 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def shard(self, prefix: str) -> OutputShard | None:
         """Return the entry of a shard by its prefix relative to the manifest's folder; None if there is none."""
         return next((shard for shard in self.outputs if shard.prefix == prefix), None)
+
+
+def entry_beside(
+    prefix: str | Path, layout: Format, vouched: OutputShard | None
+) -> tuple[OutputShard | None, list[Problem]]:
+    """Return the entry of a shard in the manifest beside it, unless one is known, and what is wrong with the manifest.
+
+    Args:
+        prefix: the shard, as a manifest names it.
+        layout: the format that the entry must have.
+        vouched: the entry, if it is known.
+    """
+    folder, name = Path(prefix).parent, Path(prefix).name
+    if vouched is not None or not (folder / MANIFEST_NAME).exists():
+        return vouched, []
+    try:
+        entry = load_manifest(folder).shard(name)
+    except StoreError as error:
+        return None, [Problem(path=str(folder / MANIFEST_NAME), place="", message=str(error))]
+    return (entry if entry is not None and entry.format == layout else None), []
 
 
 def save_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> Manifest:

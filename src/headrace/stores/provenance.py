@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headrace.errors import StoreError
-from headrace.io import FileSum, file_sum, map_npy, output_errors, partial_path
+from headrace.io import FileSum, file_sum, map_npy, output_errors, partial_path, write_all
 from headrace.stores.arguments import positions
 from headrace.stores.store import IntArray, TokenArray
 
@@ -158,10 +159,7 @@ class GrowingArray:
 
     def _flush(self) -> None:
         with output_errors(self.path, "write"):
-            view = memoryview(self._buffer)
-            while len(view):
-                view = view[os.write(self._fd, view) :]
-        view.release()
+            write_all(partial(os.write, self._fd), self._buffer)
         self._buffer = bytearray()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from headrace.errors import ConfigError
 from headrace.io import Reader
 from headrace.stores.arguments import IntArray, by_keys, check_range, document_number, known_key, positions, read_only
-from headrace.stores.store import MAIN, Cuts, KeyList, Store, TokenArray, cut_at
+from headrace.stores.checking import check_values, vocab_of
+from headrace.stores.store import MAIN, Cuts, KeyList, Problem, Store, TokenArray, cut_at
+from headrace.stores.written import OutputShard
 
 
 class SegmentedStore(Store):
@@ -130,6 +132,20 @@ class SegmentedStore(Store):
     @abstractmethod
     def _read(self, begin: int, end: int, key: str) -> TokenArray:
         """Return (end - begin,) values of a key's own stream, read-only; the range is known to be within it."""
+
+    def _check_values(
+        self, path: str, key: str, vouched: OutputShard | None, vocab_size: int | None
+    ) -> Iterator[Problem]:
+        """Yield the first wrong value in each document of a key; see `check_values`."""
+        bounds, dtype = self._bounds_of(key), self._dtypes[key]
+        return check_values(
+            path,
+            dtype,
+            lambda begin, end: self._read(begin, end, key),
+            int(bounds[-1]),
+            lambda values: np.searchsorted(bounds, values, side="right") - 1,
+            vocab_of(key, dtype, self._keys[0], vouched, vocab_size),
+        )
 
     def _bounds_of(self, key: str) -> IntArray:
         """Return where the documents of a key begin, and where the last one ends, (documents + 1,) int64."""

@@ -1,7 +1,8 @@
-"""`Writer`, the base of the writers that can be continued, and checks of the keys that a writer gets."""
+"""The bases of writers: `Writer`, which can be continued, and `FileWriter`, which cannot; and checks of their input."""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import ConfigError, InputError
-from headrace.io import AtomicFile, commit
+from headrace.io import AtomicFile, FileSum, commit
 from headrace.stores.keyed.layout import check_key, key_dtype
-from headrace.stores.token_file import LengthChunks, open_files
+from headrace.stores.token_file import LengthChunks, checked_lengths, checked_tokens, open_files
 from headrace.stores.written import Format, KeyInfo, WriterState, WrittenShard
+
+CheckedDocuments = dict[str, tuple[NDArray[Any], NDArray[np.int64]]]
+"""For each key the values of documents, one after another and in the dtype on disk, and their lengths."""
 
 
 class Writer(ABC):
@@ -181,30 +185,175 @@ class Writer(ABC):
             self.discard()
 
 
-def checked_keys(
-    path: Path, dtypes: Mapping[str, DTypeLike], values: Collection[str]
-) -> tuple[dict[str, np.dtype[Any]], frozenset[str]]:
-    """Return the dtype of each key, and the keys whose values are not ids of a vocabulary.
+class FileWriter(ABC):
+    """Writes one file of documents of several keys, which appears whole at `finish`, or not at all.
+
+    The writer is a context manager that removes its temporary file unless `finish` was called. It cannot be continued.
+    """
+
+    format: ClassVar[Format]
+
+    def __init__(
+        self, path: str | os.PathLike[str], dtypes: Mapping[str, DTypeLike], values: Collection[str], *suffixes: str
+    ) -> None:
+        self._path = Path(path)
+        if self._path.suffix not in suffixes:
+            raise ConfigError(
+                f"{self._path}: the name of a file of the {self.format} format must end in {' or '.join(suffixes)}"
+            )
+        self._dtypes = checked_keys(self._path, dtypes, values=values)
+        self._values = frozenset(values)
+        self._num_documents = dict.fromkeys(self._dtypes, 0)
+        self._num_tokens = dict.fromkeys(self._dtypes, 0)
+        self._is_open = True
+
+    @property
+    def prefix(self) -> str:
+        """The path without the suffix."""
+        return str(self._path.with_suffix(""))
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents of the first key added so far."""
+        return next(iter(self._num_documents.values()))
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of values added so far, over all keys."""
+        return sum(self._num_tokens.values())
+
+    def add_documents(self, tokens: Mapping[str, NDArray[Any]], lengths: Mapping[str, NDArray[np.int64]]) -> None:
+        """Append documents.
+
+        Args:
+            tokens: for each key the (sum of its lengths,) values of the documents, one after another.
+            lengths: for each key the (n,) lengths of the documents; n is the same for all keys.
+
+        Raises:
+            ConfigError: the writer is no longer open.
+            InputError: the keys differ from the writer's, the format cannot hold a value, or the lengths do not add up
+                to the number of values. Then nothing of this call is written.
+            OutputError: the system reports an error; the writer cannot be used any more.
+        """
+        self._check_open()
+        self._add(checked_documents(self._path, self._dtypes, tokens, lengths, self._dtypes))
+
+    def finish(self) -> WrittenShard:
+        """Bring the file to the disk and give it its final name.
+
+        Raises:
+            ConfigError: the writer is no longer open, or the format needs a document and none was added.
+            OutputError: the system reports an error; nothing is left behind, and an older file of this name is kept.
+        """
+        self._check_open()
+        try:
+            file = self._commit()
+        except BaseException:
+            self.discard()
+            raise
+        self._is_open = False
+        return WrittenShard(
+            format=self.format,
+            prefix=self.prefix,
+            num_documents=self.num_documents,
+            keys={
+                key: KeyInfo(dtype=dtype.name, tokens=self._num_tokens[key], ids=key not in self._values)
+                for key, dtype in self._dtypes.items()
+            },
+            contiguous=True,
+            files=(file,),
+        )
+
+    def discard(self) -> None:
+        """Remove the temporary file. After `finish` this does nothing."""
+        if self._is_open:
+            self._is_open = False
+            self._remove()
+
+    @abstractmethod
+    def _write(self, documents: CheckedDocuments) -> None:
+        """Write documents to the temporary file."""
+
+    @abstractmethod
+    def _commit(self) -> FileSum:
+        """Give the temporary file its final name."""
+
+    @abstractmethod
+    def _remove(self) -> None:
+        """Remove the temporary file."""
+
+    def _add(self, documents: CheckedDocuments) -> None:
+        self._write(documents)
+        for key, (values, lengths) in documents.items():
+            self._num_documents[key] += len(lengths)
+            self._num_tokens[key] += len(values)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ConfigError(f"{self._path}: the writer was finished or discarded; it accepts no more documents")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.discard()
+
+
+def checked_keys(path: Path, dtypes: Mapping[str, DTypeLike], **named: Collection[str]) -> dict[str, np.dtype[Any]]:
+    """Return the dtype of each key.
 
     Raises:
-        ConfigError: there are no keys, a name cannot be a key, a dtype is not known, or ``values`` names an unknown
-            key.
+        ConfigError: there are no keys, a name cannot be a key, a dtype is not known, or one of the named arguments
+            names an unknown key.
     """
     if not dtypes:
         raise ConfigError(f"{path}: dtypes names no key; a store needs at least one")
     for key in dtypes:
         check_key(key)
-    known = {key: key_dtype(dtype) for key, dtype in dtypes.items()}
-    if unknown := frozenset(values) - known.keys():
-        raise ConfigError(f"{path}: values names the unknown keys {sorted(unknown)}; the keys are {', '.join(known)}")
-    return known, frozenset(values)
-
-
-def check_given(path: Path, keys: Collection[str], **given: Mapping[str, object]) -> None:
-    """Raise InputError unless each of the named arguments has exactly the keys of the writer."""
-    for name, found in given.items():
-        if found.keys() != set(keys):
-            raise InputError(
-                f"{path}: {name} has the keys {', '.join(map(repr, found))}, but the writer has"
-                f" {', '.join(map(repr, keys))}"
+    for name, keys in named.items():
+        if unknown := set(keys) - dtypes.keys():
+            raise ConfigError(
+                f"{path}: {name} names {', '.join(map(repr, sorted(unknown)))}; the keys are"
+                f" {', '.join(map(repr, dtypes))}"
             )
+    return {key: key_dtype(dtype) for key, dtype in dtypes.items()}
+
+
+def checked_documents(
+    path: Path,
+    dtypes: Mapping[str, np.dtype[Any]],
+    tokens: Mapping[str, NDArray[Any]],
+    lengths: Mapping[str, NDArray[np.int64]],
+    with_lengths: Collection[str],
+) -> CheckedDocuments:
+    """Return the values of each key in its dtype, and the lengths of its documents.
+
+    Args:
+        path: path of the writer, for messages.
+        dtypes: the dtype of each key.
+        tokens: the values of each key.
+        lengths: the lengths for each key that has them; all values of another key are one document.
+        with_lengths: the keys that must have lengths.
+
+    Raises:
+        InputError: a key is missing or unknown, values do not fit into the dtype, the lengths do not add up, or the
+            keys have different numbers of documents.
+    """
+    for name, found, wanted in (("tokens", tokens.keys(), dtypes), ("lengths", lengths.keys(), with_lengths)):
+        if found != set(wanted):
+            raise InputError(
+                f"{path}: {name} has the keys {', '.join(map(repr, found))}, but the writer needs"
+                f" {', '.join(map(repr, wanted))}"
+            )
+    checked = {}
+    for key, dtype in dtypes.items():
+        count = len(tokens[key])
+        counts = checked_lengths(lengths.get(key, np.array([count], np.int64)), count)
+        checked[key] = checked_tokens(tokens[key], dtype, f"{path}: key {key!r}"), counts
+    numbers = {key: len(checked[key][1]) for key in with_lengths}
+    if len(set(numbers.values())) > 1:
+        shown = ", ".join(f"{number} for {key!r}" for key, number in numbers.items())
+        raise InputError(f"{path}: the keys have different numbers of documents: {shown}")
+    return checked

@@ -23,7 +23,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import HeadraceError, InputError
-from headrace.io import FileSum, output_errors
+from headrace.io import FileSum, output_errors, write_all
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
 from headrace.preparing.options import SPLIT_NAMES
@@ -395,10 +395,7 @@ def _flush(lists: Path, pending: dict[int, bytearray]) -> None:
     for shard, data in pending.items():
         path = list_path(lists, shard)
         with output_errors(path, "write"), path.open("ab", buffering=0) as file:
-            view = memoryview(data)
-            while len(view):
-                view = view[file.write(view) :]
-            view.release()
+            write_all(file.write, data)
     pending.clear()
 
 

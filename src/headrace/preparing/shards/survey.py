@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from headrace.errors import HeadraceError, InputError
-from headrace.io import output_errors
+from headrace.io import output_errors, write_all
 from headrace.preparing.shards.listing import BadNameError, ListedFile, SampleFiles, checked_key
 from headrace.preparing.shards.messages import (
     SPEC,
@@ -219,10 +219,7 @@ class Surveyor:
 
     def _flush(self) -> None:
         if self._spool_file is not None:
-            view = memoryview(self._spool)
-            while len(view):
-                view = view[self._spool_file.write(view) :]
-            view.release()
+            write_all(self._spool_file.write, self._spool)
         self._spooled += len(self._spool)
         self._spool.clear()
 

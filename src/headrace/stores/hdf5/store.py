@@ -24,9 +24,9 @@ import xxhash
 from headrace.errors import ConfigError, MissingExtraError, StoreError
 from headrace.io import Reader, check_local, natural_key, reader
 from headrace.stores.arguments import read_only
-from headrace.stores.checking import check_file, check_values
+from headrace.stores.checking import check_file
 from headrace.stores.keyed.layout import DTYPE_NAMES, key_dtype
-from headrace.stores.manifest import MANIFEST_NAME, load_manifest
+from headrace.stores.manifest import entry_beside
 from headrace.stores.segmented import SegmentedStore, cut_at_bounds, tokens_at
 from headrace.stores.store import IntArray, Problem, TokenArray
 from headrace.stores.written import OutputShard
@@ -262,14 +262,9 @@ class Hdf5Store(SegmentedStore):
         Ids are checked in the main key, or in all integer keys that hold ids according to the manifest. The file is
         opened again, so the state of this store does not matter.
         """
-        vouched = self._vouched
         place = Path(self.file)
-        if vouched is None and (place.parent / MANIFEST_NAME).exists():
-            try:
-                entry = load_manifest(place.parent).shard(place.stem)
-                vouched = entry if entry is not None and entry.format == self.format else None
-            except StoreError as error:
-                yield Problem(path=str(place.parent / MANIFEST_NAME), place="", message=str(error))
+        vouched, problems = entry_beside(place.with_suffix(""), "hdf5", self._vouched)
+        yield from problems
         if vouched is not None:
             for file in vouched.files:
                 yield from check_file(place.with_name(file.name), file)
@@ -314,16 +309,7 @@ class Hdf5Store(SegmentedStore):
         for name in missing_numbers(segments)[:1]:
             message = f"{name} is missing among {len(segments.names)} datasets"
             yield Problem(path=self.file, place=f"/{key}", message=message)
-        info = None if vouched is None else vouched.keys.get(key)
-        main = key == self._keys[0]
-        has_ids = main if info is None else info.ids and (main or self._dtypes[key].kind in "iu")
-        yield from check_values(
-            self.file,
-            self._dtypes[key],
-            lambda begin, end: self._read(begin, end, key),
-            segments.bounds,
-            vocab_size if has_ids else None,
-        )
+        yield from self._check_values(self.file, key, vouched, vocab_size)
 
     def _disagreements(self) -> Iterator[str]:
         """Yield a message for each difference from the manifest's entry."""

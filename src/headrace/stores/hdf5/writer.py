@@ -8,24 +8,23 @@ import os
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from headrace.errors import ConfigError, InputError
-from headrace.io import check_local, file_sum, output_errors, sync_folder
+from headrace.errors import InputError
+from headrace.io import FileSum, check_local, file_sum, output_errors, sync_folder, write_all
 from headrace.stores.hdf5.store import HDF5_SUFFIXES, load_h5py
-from headrace.stores.token_file import checked_lengths, checked_tokens
-from headrace.stores.writer import check_given, checked_keys
-from headrace.stores.written import KeyInfo, WrittenShard
+from headrace.stores.token_file import checked_tokens
+from headrace.stores.writer import CheckedDocuments, FileWriter
+from headrace.stores.written import WrittenShard
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-class Hdf5Writer:
+class Hdf5Writer(FileWriter):
     """Writes one ``.h5``, in which each document is a dataset of each key. It appears whole at `finish`, or not at all.
 
     The writer is a context manager that removes its temporary file unless `finish` was called. If it is killed, it
@@ -58,122 +57,38 @@ class Hdf5Writer:
     def __init__(
         self, path: str | os.PathLike[str], *, dtypes: Mapping[str, DTypeLike], values: Collection[str] = ()
     ) -> None:
-        self._path = Path(path)
-        if self._path.suffix not in HDF5_SUFFIXES:
-            raise ConfigError(f"{self._path}: the name of an HDF5 store must end in {' or '.join(HDF5_SUFFIXES)}")
-        self._dtypes, self._values = checked_keys(self._path, dtypes, values)
-        self._counts = dict.fromkeys(self._dtypes, 0)
-        self._num_tokens = dict.fromkeys(self._dtypes, 0)
+        super().__init__(path, dtypes, values, *HDF5_SUFFIXES)
         h5py = load_h5py(str(self._path))
         self._temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
         with output_errors(self._path, "create"):
             self._output = _Output(self._temporary)
-        self._is_open = True
         self._file = h5py.File(self._output, "w")
         self._groups = {key: self._file.create_group(key) for key in self._dtypes}
 
-    @property
-    def prefix(self) -> str:
-        """The path without the suffix."""
-        return str(self._path.with_suffix(""))
-
-    @property
-    def num_documents(self) -> int:
-        """Number of documents of the first key added so far."""
-        return next(iter(self._counts.values()))
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of values added so far, over all keys."""
-        return sum(self._num_tokens.values())
-
-    def add_documents(self, tokens: Mapping[str, NDArray[Any]], lengths: Mapping[str, NDArray[np.int64]]) -> None:
-        """Append documents.
-
-        Args:
-            tokens: for each key the (sum of its lengths,) values of the documents, one after another.
-            lengths: for each key the (n,) lengths of the documents; n is the same for all keys.
-
-        Raises:
-            ConfigError: the writer is no longer open.
-            InputError: the keys differ from the writer's, values do not fit into the dtype, or the lengths do not add
-                up to the number of values. Then nothing of this call is written.
-            OutputError: the system reports an error; the writer cannot be used any more.
-        """
-        checked: dict[str, list[NDArray[Any]]] = {}
-        check_given(self._path, self._dtypes, tokens=tokens, lengths=lengths)
-        for key, dtype in self._dtypes.items():
-            counts = checked_lengths(lengths[key], len(tokens[key]))
-            data = checked_tokens(tokens[key], dtype, f"{self._path}: key {key!r}")
-            checked[key] = np.split(data, np.cumsum(counts)[:-1]) if len(counts) else []
-        if len({len(documents) for documents in checked.values()}) > 1:
-            found = ", ".join(f"{len(documents)} for {key!r}" for key, documents in checked.items())
-            raise InputError(f"{self._path}: the keys have different numbers of documents: {found}")
-        self._append(checked)
-
-    def finish(self) -> WrittenShard:
-        """Bring the file to the disk and give it its final name.
-
-        Raises:
-            ConfigError: the writer is no longer open.
-            OutputError: the system reports an error; nothing is left behind, and an older file of this name is kept.
-        """
-        self._check_open()
-        try:
-            with output_errors(self._path, "write"):
-                self._file.close()
-                self._output.raise_error()
-                os.fsync(self._output.fileno())
-                self._output.close()
-                self._temporary.rename(self._path)
-            sync_folder(self._path)
-        except BaseException:
-            self.discard()
-            raise
-        self._is_open = False
-        return WrittenShard(
-            format="hdf5",
-            prefix=self.prefix,
-            num_documents=self.num_documents,
-            keys={
-                key: KeyInfo(dtype=dtype.name, tokens=self._num_tokens[key], ids=key not in self._values)
-                for key, dtype in self._dtypes.items()
-            },
-            contiguous=True,
-            files=(file_sum(self._path),),
-        )
-
-    def discard(self) -> None:
-        """Remove the temporary file. After `finish` this does nothing."""
-        if self._is_open:
-            self._is_open = False
-            self._file.close()
-            with contextlib.suppress(OSError):
-                self._output.close()
-            with contextlib.suppress(OSError):
-                self._temporary.unlink()
-
-    def _append(self, documents: Mapping[str, Sequence[NDArray[Any]]]) -> None:
-        self._check_open()
-        for key, arrays in documents.items():
-            for array in arrays:
-                self._groups[key].create_dataset(f"data_{self._counts[key]}", data=array, track_times=False)
-                self._counts[key] += 1
-                self._num_tokens[key] += len(array)
+    def _write(self, documents: CheckedDocuments) -> None:
+        for key, (values, lengths) in documents.items():
+            arrays = np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []
+            for number, array in enumerate(arrays, self._num_documents[key]):
+                self._groups[key].create_dataset(f"data_{number}", data=array, track_times=False)
         with output_errors(self._path, "write"):
             self._output.raise_error()
 
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise ConfigError(f"{self._path}: the writer was finished or discarded; it accepts no more documents")
+    def _commit(self) -> FileSum:
+        with output_errors(self._path, "write"):
+            self._file.close()
+            self._output.raise_error()
+            os.fsync(self._output.fileno())
+            self._output.close()
+            self._temporary.rename(self._path)
+        sync_folder(self._path)
+        return file_sum(self._path)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.discard()
+    def _remove(self) -> None:
+        self._file.close()
+        with contextlib.suppress(OSError):
+            self._output.close()
+        with contextlib.suppress(OSError):
+            self._temporary.unlink()
 
 
 class _Output(io.FileIO):
@@ -194,12 +109,11 @@ class _Output(io.FileIO):
     def write(self, data: ReadableBuffer, /) -> int:
         """Write all of ``data``."""
         view = memoryview(data).cast("B")
-        try:
-            done = 0
-            while done < len(view) and self._error is None:
-                done += super().write(view[done:])
-        except OSError as error:
-            self._error = error
+        if self._error is None:
+            try:
+                write_all(super().write, view)
+            except OSError as error:
+                self._error = error
         return len(view)
 
     def truncate(self, size: int | None = None, /) -> int:
@@ -230,13 +144,11 @@ def write_hdf5(path: str | os.PathLike[str], arrays: Mapping[str, Sequence[NDArr
             )
         dtypes[key] = next(iter(found), np.dtype(np.int64))
     with Hdf5Writer(path, dtypes=dtypes) as writer:
-        writer._append(
-            {
-                key: [
-                    checked_tokens(part, dtypes[key].newbyteorder("<"), f"{os.fspath(path)}: key {key!r}")
-                    for part in parts
-                ]
-                for key, parts in arrays.items()
-            }
-        )
+        documents = {}
+        for key, parts in arrays.items():
+            dtype = writer._dtypes[key]
+            checked = [checked_tokens(part, dtype, f"{os.fspath(path)}: key {key!r}") for part in parts]
+            lengths = np.array([len(part) for part in checked], np.int64)
+            documents[key] = np.concatenate([np.empty(0, dtype), *checked]), lengths
+        writer._add(documents)
         return writer.finish()

@@ -5,17 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 from headrace.errors import StoreError
 from headrace.io import Reader
-from headrace.stores.checking import Faults, check_file
+from headrace.stores.checking import Faults, check_file, check_values
 from headrace.stores.indexed.index import CHUNK, Index, token_ids
 from headrace.stores.indexed.stream import ContiguousStream, Stream, examine
-from headrace.stores.manifest import MANIFEST_NAME, load_manifest
-from headrace.stores.store import Problem
+from headrace.stores.manifest import entry_beside
+from headrace.stores.store import IntArray, Problem, TokenArray
 from headrace.stores.written import OutputShard
 
 
@@ -47,9 +46,6 @@ def _in_bin(index: Index | None, stream: Stream | None, begin: int, end: int) ->
     return f" (in documents {numbers.min()} to {numbers.max()})" if len(numbers) else " (in no document)"
 
 
-_TOKENS_AT_ONCE = 1 << 20
-
-
 def check_indexed(
     prefix: str,
     using: Reader,
@@ -78,12 +74,8 @@ def _check(
     vouched: OutputShard | None,
     vocab_size: int | None,
 ) -> Iterator[Problem]:
-    if vouched is None and (Path(prefix).parent / MANIFEST_NAME).exists():
-        try:
-            entry = load_manifest(Path(prefix).parent).shard(Path(prefix).name)
-            vouched = entry if entry is not None and entry.format == "indexed" else None
-        except StoreError as error:
-            yield Problem(path=str(Path(prefix).parent / MANIFEST_NAME), place="", message=str(error))
+    vouched, problems = entry_beside(prefix, "indexed", vouched)
+    yield from problems
     path = prefix + ".bin"
     index, stream = None, None
     try:
@@ -170,29 +162,18 @@ def _check_counts(prefix: str, vouched: OutputShard, index: Index, stream: Strea
 
 def _check_ids(path: str, using: Reader, index: Index, stream: Stream, vocab_size: int) -> Iterator[Problem]:
     """Find ids outside the vocabulary, the first one in each document."""
-    dtype = index.dtype
-    if dtype.kind not in "iu":
-        yield Problem(path=path, place="", message=f"{dtype.name} numbers are not token ids")
-        return
-    faults = Faults(path, "documents with such ids")
-    last = -1
-    for begin in range(0, stream.num_tokens, _TOKENS_AT_ONCE):
-        length = min(_TOKENS_AT_ONCE, stream.num_tokens - begin)
-        stored = using.read_ranges(path, *stream.ranges(np.array([begin]), length)).view(dtype)
-        try:
-            ids = token_ids(stored, index.arrays.shift, path)
-        except StoreError as error:
-            yield Problem(path=path, place="", message=str(error))
-            return
-        wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
-        documents, firsts = np.unique(index.documents_of(stream.sequences(wrong + begin)), return_index=True)
-        # A document that began in the previous block may have been named there.
-        for at in faults.to_name(documents != last):
-            message = f"id {ids[wrong[firsts[at]]]} is outside the vocabulary, 0 to {vocab_size - 1}"
-            place = f"document {documents[at]}, token {begin + wrong[firsts[at]]} of the stream"
-            yield Problem(path=path, place=place, message=message)
-        last = int(documents[-1]) if len(documents) else last
-    yield from faults.rest()
+
+    def read(begin: int, end: int) -> TokenArray:
+        stored = using.read_ranges(path, *stream.ranges(np.array([begin]), end - begin)).view(index.dtype)
+        return token_ids(stored, index.arrays.shift, path)
+
+    def find(tokens: IntArray) -> IntArray:
+        return index.documents_of(stream.sequences(tokens))
+
+    try:
+        yield from check_values(path, index.dtype, read, stream.num_tokens, find, vocab_size)
+    except StoreError as error:
+        yield Problem(path=path, place="", message=str(error))
 
 
 def _sequence(index: Index, sequence: int) -> str:

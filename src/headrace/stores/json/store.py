@@ -15,10 +15,10 @@ import xxhash
 from headrace.errors import StoreError
 from headrace.io import Reader, reader
 from headrace.stores.arguments import read_only
-from headrace.stores.checking import check_file, check_values
+from headrace.stores.checking import check_file
 from headrace.stores.json.index import as_array, decode_record, json_can_be, line_index, make_index
 from headrace.stores.keyed.layout import key_dtype
-from headrace.stores.manifest import MANIFEST_NAME, load_manifest
+from headrace.stores.manifest import entry_beside
 from headrace.stores.segmented import SegmentedStore, cut_at_bounds
 from headrace.stores.store import Problem, TokenArray
 from headrace.stores.written import OutputShard
@@ -100,13 +100,9 @@ class JsonlStore(SegmentedStore):
 
         Ids are checked in the main key, or in all integer keys that hold ids according to the manifest.
         """
-        vouched, place = self._vouched, Path(self.file)
-        if vouched is None and (place.parent / MANIFEST_NAME).exists():
-            try:
-                entry = load_manifest(place.parent).shard(place.stem)
-                vouched = entry if entry is not None and entry.format == self.format else None
-            except StoreError as error:
-                yield Problem(path=str(place.parent / MANIFEST_NAME), place="", message=str(error))
+        place = Path(self.file)
+        vouched, problems = entry_beside(place.with_suffix(""), "jsonl", self._vouched)
+        yield from problems
         if vouched is not None:
             yield from check_file(place, vouched.files[0])
         using = copy.copy(self._reader)
@@ -122,7 +118,11 @@ class JsonlStore(SegmentedStore):
             return
         try:
             for key in self._keys:
-                yield from self._check_key(key, vouched, vocab_size)
+                for problem in self._check_values(self.file, key, vouched, vocab_size):
+                    # The file holds the documents of all keys, so the place has to name the key.
+                    is_named = problem.place and len(self._keys) > 1
+                    place_of_key = f"key {key!r}, {problem.place}" if is_named else problem.place
+                    yield msgspec.structs.replace(problem, place=place_of_key)
         except StoreError as error:
             yield Problem(path=self.file, place="", message=str(error).removeprefix(f"{self.file}: "))
 
@@ -134,20 +134,6 @@ class JsonlStore(SegmentedStore):
         # A file of the same fingerprint is the one that the manifest lists, so it need not be compared again.
         how = self._reduced(path=self.file, key=self._keys[0], using=self._reader, dtypes=self._assumed)
         return (*how, {"_vouched": self._vouched})
-
-    def _check_key(self, key: str, vouched: OutputShard | None, vocab_size: int | None) -> Iterator[Problem]:
-        info, is_main = None if vouched is None else vouched.keys.get(key), key == self._keys[0]
-        has_ids = is_main if info is None else info.ids and (is_main or self._dtypes[key].kind in "iu")
-        for problem in check_values(
-            self.file,
-            self._dtypes[key],
-            lambda begin, end: self._read(begin, end, key),
-            self._bounds[key],
-            vocab_size if has_ids else None,
-        ):
-            # The file holds the documents of all keys, so the place has to name the key.
-            place = f"key {key!r}, {problem.place}" if problem.place and len(self._keys) > 1 else problem.place
-            yield msgspec.structs.replace(problem, place=place)
 
     def _disagreements(self, vouched: OutputShard) -> Iterator[str]:
         """Yield a message for each difference from the manifest's entry; of the bytes only the size is compared."""

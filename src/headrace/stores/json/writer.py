@@ -5,23 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import ConfigError, InputError
-from headrace.io import AtomicFile
-from headrace.stores.token_file import checked_lengths, checked_tokens
-from headrace.stores.writer import check_given, checked_keys
-from headrace.stores.written import KeyInfo, WrittenShard
-
-_SUFFIX = ".jsonl"
+from headrace.io import AtomicFile, FileSum
+from headrace.stores.writer import CheckedDocuments, FileWriter
 
 
-class JsonlWriter:
+class JsonlWriter(FileWriter):
     """Writes one ``.jsonl``, in which each document is a record, ``{"tokens":[1,2,3],"loss_mask":[0,1,1]}``.
 
     JSON lines are for small data.
@@ -55,109 +50,32 @@ class JsonlWriter:
     def __init__(
         self, path: str | os.PathLike[str], *, dtypes: Mapping[str, DTypeLike], values: Collection[str] = ()
     ) -> None:
-        self._path = Path(path)
-        if self._path.suffix != _SUFFIX:
-            raise ConfigError(f"{self._path}: the name of a file of JSON lines must end in {_SUFFIX}")
-        self._dtypes, self._values = checked_keys(self._path, dtypes, values)
+        super().__init__(path, dtypes, values, ".jsonl")
         for key, dtype in self._dtypes.items():
             try:
                 check_jsonl_dtype(dtype)
             except ConfigError as error:
                 raise ConfigError(f"{self._path}: key {key!r}: {error}") from None
-        self._num_tokens = dict.fromkeys(self._dtypes, 0)
-        self.num_documents = 0
         self._encoder = msgspec.json.Encoder()
         self._file = AtomicFile(self._path)
-        self._is_open = True
 
-    @property
-    def prefix(self) -> str:
-        """The path without the suffix."""
-        return str(self._path.with_suffix(""))
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of values added so far, over all keys."""
-        return sum(self._num_tokens.values())
-
-    def add_documents(self, tokens: Mapping[str, NDArray[Any]], lengths: Mapping[str, NDArray[np.int64]]) -> None:
-        """Append documents.
-
-        Args:
-            tokens: for each key the (sum of its lengths,) values of the documents, one after another.
-            lengths: for each key the (n,) lengths of the documents; n is the same for all keys.
-
-        Raises:
-            ConfigError: the writer is no longer open.
-            InputError: the keys differ from the writer's, values do not fit into the dtype or are not finite, or the
-                lengths do not add up to the number of values. Then nothing of this call is written.
-            OutputError: the system reports an error; the writer cannot be used any more.
-        """
-        self._check_open()
-        check_given(self._path, self._dtypes, tokens=tokens, lengths=lengths)
-        numbers: dict[str, list[Any]] = {}
-        ends: dict[str, list[int]] = {}
-        for key, dtype in self._dtypes.items():
-            counts = checked_lengths(lengths[key], len(tokens[key]))
-            numbers[key] = _numbers(checked_tokens(tokens[key], dtype, f"{self._path}: key {key!r}"), self._path, key)
-            ends[key] = [0, *np.cumsum(counts).tolist()]
-        found = {key: len(bounds) - 1 for key, bounds in ends.items()}
-        if len(set(found.values())) > 1:
-            shown = ", ".join(f"{number} for {key!r}" for key, number in found.items())
-            raise InputError(f"{self._path}: the keys have different numbers of documents: {shown}")
-        count = next(iter(found.values()))
+    def _write(self, documents: CheckedDocuments) -> None:
+        numbers = {key: _numbers(values, self._path, key) for key, (values, _) in documents.items()}
+        ends = {key: [0, *np.cumsum(lengths).tolist()] for key, (_, lengths) in documents.items()}
+        count = len(next(iter(ends.values()))) - 1
         records = [
             {key: numbers[key][bounds[at] : bounds[at + 1]] for key, bounds in ends.items()} for at in range(count)
         ]
         self._file.write(self._encoder.encode_lines(records))
-        self.num_documents += count
-        for key, values in numbers.items():
-            self._num_tokens[key] += len(values)
 
-    def finish(self) -> WrittenShard:
-        """Bring the file to the disk and give it its final name.
-
-        Raises:
-            ConfigError: the writer is no longer open, or no document was added, since a file without records names no
-                keys.
-            OutputError: the system reports an error; nothing is left behind, and an older file of this name is kept.
-        """
-        self._check_open()
+    def _commit(self) -> FileSum:
         if not self.num_documents:
-            self.discard()
             raise ConfigError(f"{self._path}: no document was added, and a file without records is not a store")
-        self._is_open = False
-        file = self._file.sum
         self._file.commit()
-        return WrittenShard(
-            format="jsonl",
-            prefix=self.prefix,
-            num_documents=self.num_documents,
-            keys={
-                key: KeyInfo(dtype=dtype.name, tokens=self._num_tokens[key], ids=key not in self._values)
-                for key, dtype in self._dtypes.items()
-            },
-            contiguous=True,
-            files=(file,),
-        )
+        return self._file.sum
 
-    def discard(self) -> None:
-        """Remove the temporary file. After `finish` this does nothing."""
-        if self._is_open:
-            self._is_open = False
-            self._file.discard()
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise ConfigError(f"{self._path}: the writer was finished or discarded; it accepts no more documents")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.discard()
+    def _remove(self) -> None:
+        self._file.discard()
 
 
 def check_jsonl_dtype(dtype: np.dtype[Any]) -> None:

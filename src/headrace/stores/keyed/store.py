@@ -15,9 +15,9 @@ import xxhash
 from headrace.errors import StoreError
 from headrace.io import Reader, check_local, reader
 from headrace.stores.arguments import MAIN, positions
-from headrace.stores.checking import check_file, check_values
+from headrace.stores.checking import check_file, check_values, vocab_of
 from headrace.stores.keyed.layout import META_NAME, KeyLayout, parse_bounds, parse_meta
-from headrace.stores.manifest import MANIFEST_NAME, load_manifest
+from headrace.stores.manifest import entry_beside
 from headrace.stores.segmented import SegmentedStore, tokens_at, windows
 from headrace.stores.store import IntArray, Problem, TokenArray
 from headrace.stores.written import OutputShard
@@ -42,12 +42,8 @@ def _check(
     folder: str, using: Reader, main: str, vouched: OutputShard | None, vocab_size: int | None
 ) -> Iterator[Problem]:
     place = Path(folder)
-    if vouched is None and (place.parent / MANIFEST_NAME).exists():
-        try:
-            entry = load_manifest(place.parent).shard(place.name)
-            vouched = entry if entry is not None and entry.format == "keyed" else None
-        except StoreError as error:
-            yield Problem(path=str(place.parent / MANIFEST_NAME), place="", message=str(error))
+    vouched, problems = entry_beside(place, "keyed", vouched)
+    yield from problems
     meta = str(place / META_NAME)
     layouts: dict[str, KeyLayout] = {}
     bounds: dict[str, IntArray] = {}
@@ -65,9 +61,8 @@ def _check(
         if layouts:
             yield from _check_counts(folder, vouched, layouts)
     for key, layout in layouts.items():
-        info = None if vouched is None else vouched.keys.get(key)
-        has_ids = key == main if info is None else info.ids and (key == main or layout.dtype.kind in "iu")
-        yield from _check_key(folder, using, layout, bounds.get(key), vocab_size if has_ids else None)
+        vocab = vocab_of(key, layout.dtype, main, vouched, vocab_size)
+        yield from _check_key(folder, using, layout, bounds.get(key), vocab)
 
 
 def _check_counts(folder: str, vouched: OutputShard, layouts: Mapping[str, KeyLayout]) -> Iterator[Problem]:
@@ -105,9 +100,10 @@ def _check_key(
         item = layout.dtype.itemsize
         return using.read(path, begin * item, (end - begin) * item).view(layout.dtype)
 
-    if bounds is None:
-        bounds = np.array([0, layout.num_tokens])
-    yield from check_values(path, layout.dtype, read, bounds, vocab_size)
+    def find(values: IntArray) -> IntArray:
+        return np.zeros(len(values), np.int64) if bounds is None else np.searchsorted(bounds, values, side="right") - 1
+
+    yield from check_values(path, layout.dtype, read, layout.num_tokens, find, vocab_size)
 
 
 _ENDS_BYTES = 4096

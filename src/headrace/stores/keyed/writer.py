@@ -11,19 +11,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from headrace.errors import ConfigError, InputError, StoreError
+from headrace.errors import ConfigError, StoreError
 from headrace.io import AtomicFile, check_local, output_errors
-from headrace.stores.keyed.layout import (
-    META_NAME,
-    KeyLayout,
-    check_key,
-    key_dtype,
-    meta_entry,
-    parse_bounds,
-    parse_meta,
-)
-from headrace.stores.token_file import CHUNK, LengthChunks, checked_lengths, checked_tokens
-from headrace.stores.writer import Writer
+from headrace.stores.keyed.layout import META_NAME, KeyLayout, meta_entry, parse_bounds, parse_meta
+from headrace.stores.token_file import CHUNK, LengthChunks
+from headrace.stores.writer import Writer, checked_documents, checked_keys
 from headrace.stores.written import WriterState, WrittenShard
 
 MAX_DOCUMENTS: Final = 1_000_000
@@ -71,22 +63,12 @@ class KeyedWriter(Writer):
     ) -> None:
         check_local(folder)
         self._folder = Path(folder)
-        if not dtypes:
-            raise ConfigError(f"{self._folder}: dtypes names no key; a keyed store needs at least one")
-        for key in dtypes:
-            check_key(key)
-        for name, keys in (("offsets", offsets or ()), ("values", values)):
-            for key in keys:
-                if key not in dtypes:
-                    raise ConfigError(
-                        f"{self._folder}: {name} names {key!r}; the keys are {', '.join(map(repr, dtypes))}"
-                    )
+        wanted = checked_keys(self._folder, dtypes, offsets=offsets or (), values=values)
         self._with_offsets = tuple(key for key in dtypes if offsets is None or key in offsets)
         if offsets is not None and (resumable or state is not None):
             raise ConfigError(
                 f"{self._folder}: a writer with offsets= is not resumable; leave out offsets= or resumable="
             )
-        wanted = {key: key_dtype(dtype) for key, dtype in dtypes.items()}
         self._is_made = not self._folder.exists()
         with output_errors(self._folder, "create the folder"):
             self._folder.mkdir(exist_ok=True)
@@ -128,22 +110,8 @@ class KeyedWriter(Writer):
             OutputError: the system reports an error; the writer cannot be used any more.
         """
         self._check_open("add documents")
-        for name, found, wanted in (("tokens", tokens, tuple(self._files)), ("lengths", lengths, self._with_offsets)):
-            if found.keys() != set(wanted):
-                raise InputError(
-                    f"{self._folder}: {name} has the keys {', '.join(map(repr, found))}, but the writer needs"
-                    f" {', '.join(map(repr, wanted))}"
-                )
-        checked = {}
-        for key, dtype in self._dtypes.items():
-            whole = np.array([len(tokens[key])], np.int64)
-            counts = checked_lengths(lengths.get(key, whole), len(tokens[key]))
-            checked[key] = checked_tokens(tokens[key], dtype, f"{self._folder}: key {key!r}"), counts
-        numbers = {key: len(checked[key][1]) for key in self._with_offsets}
-        if len(set(numbers.values())) > 1:
-            shown = ", ".join(f"{number} for {key!r}" for key, number in numbers.items())
-            raise InputError(f"{self._folder}: the keys have different numbers of documents: {shown}")
-        if self.num_documents + max(numbers.values(), default=0) > MAX_DOCUMENTS:
+        checked = checked_documents(self._folder, self._dtypes, tokens, lengths, self._with_offsets)
+        if self.num_documents + max((len(checked[key][1]) for key in self._with_offsets), default=0) > MAX_DOCUMENTS:
             raise ConfigError(
                 f"{self._folder}: a shard of the keyed format holds at most {MAX_DOCUMENTS:,} documents, since its"
                 f" {META_NAME} lists all of them; write more and smaller shards, or the indexed format"
