@@ -8,6 +8,11 @@ from importlib import import_module
 from typing import Any
 
 
+def homes(names: Mapping[str, str]) -> dict[str, str]:
+    """Return the module of each name, given the names of each module with spaces between them."""
+    return {name: module for module, of_module in names.items() for name in of_module.split()}
+
+
 def lazily(
     package: str, homes: Mapping[str, str], rooms: Collection[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

@@ -121,7 +121,7 @@ def test_pages(root: Path, tmp_path: Path) -> None:
         (["--key", "000"], "names a sample of one dataset, and this is a mix"),
         (["--dataset-config", "x.yaml"], "--dataset-config does not apply: the metadataset names"),
         (["--tokenizer", "x"], "--tokenizer is for stores of tokens"),
-        (["--order", "some"], "order kind is 'some'; allowed are"),
+        (["--order", "some"], "order kind is 'some'; did you mean 'none'"),
         (["--num", "0"], "from 1 to 1,000 samples"),
         (["--split-part", "test"], "has no split 'test'"),
     ],

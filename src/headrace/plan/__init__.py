@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy import lazily
+from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
     from headrace.plan.arithmetic import apportion, exact_weights, rounded
@@ -60,58 +60,28 @@ if TYPE_CHECKING:
     from headrace.plan.subset import SubsetRange
     from headrace.plan.tree import Lookup, Plan, SampleTimes
 
-_HOMES = {
-    "BatchSchedule": "headrace.plan.schedule",
-    "BlendTree": "headrace.plan.blend",
-    "Branch": "headrace.plan.nodes",
-    "Bucketing": "headrace.plan.bucketing",
-    "ConcatNode": "headrace.plan.nodes",
-    "Cursor": "headrace.plan.cursor",
-    "Assignment": "headrace.plan.balance",
-    "BalancedStep": "headrace.plan.cursor",
-    "Draw": "headrace.plan.slots",
-    "Inner": "headrace.plan.nodes",
-    "IntArray": "headrace.plan.keys",
-    "KeyArray": "headrace.plan.keys",
-    "Leaf": "headrace.plan.nodes",
-    "StepPart": "headrace.plan.balance",
-    "LimitNode": "headrace.plan.nodes",
-    "Lookup": "headrace.plan.tree",
-    "MicroBatches": "headrace.plan.split",
-    "Node": "headrace.plan.nodes",
-    "ORDER_FORMAT": "headrace.plan.recipe",
-    "Order": "headrace.plan.order",
-    "OrderQuality": "headrace.plan.quality",
-    "Plan": "headrace.plan.tree",
-    "RunRecipe": "headrace.plan.recipe",
-    "RepeatNode": "headrace.plan.nodes",
-    "Schedule": "headrace.plan.nodes",
-    "SampleTimes": "headrace.plan.tree",
-    "Shards": "headrace.plan.shards",
-    "Share": "headrace.plan.split",
-    "SubsetRange": "headrace.plan.subset",
-    "apportion": "headrace.plan.arithmetic",
-    "balanced": "headrace.plan.balance",
-    "bucketed": "headrace.plan.bucketing",
-    "costs_of": "headrace.plan.balance",
-    "counts_until": "headrace.plan.blend",
-    "derive_array": "headrace.plan.keys",
-    "draw_of": "headrace.plan.slots",
-    "exact_weights": "headrace.plan.arithmetic",
-    "leaf_counts": "headrace.plan.nodes",
-    "leaves": "headrace.plan.nodes",
-    "linear_ramp": "headrace.plan.blend",
-    "micro_batches": "headrace.plan.split",
-    "node_recipe": "headrace.plan.nodes",
-    "order_format": "headrace.plan.recipe",
-    "order_quality": "headrace.plan.quality",
-    "permute": "headrace.plan.permutation",
-    "quantised": "headrace.plan.blend",
-    "rounded": "headrace.plan.arithmetic",
-    "step_order": "headrace.plan.balance",
-    "unbalanced": "headrace.plan.balance",
-    "unpermute": "headrace.plan.permutation",
-}
+_HOMES = homes(
+    {
+        "headrace.plan.arithmetic": "apportion exact_weights rounded",
+        "headrace.plan.balance": "Assignment StepPart balanced costs_of step_order unbalanced",
+        "headrace.plan.blend": "BlendTree counts_until linear_ramp quantised",
+        "headrace.plan.bucketing": "Bucketing bucketed",
+        "headrace.plan.cursor": "BalancedStep Cursor",
+        "headrace.plan.keys": "IntArray KeyArray derive_array",
+        "headrace.plan.nodes": "Branch ConcatNode Inner Leaf LimitNode "
+        "Node RepeatNode Schedule leaf_counts leaves node_recipe",
+        "headrace.plan.order": "Order",
+        "headrace.plan.permutation": "permute unpermute",
+        "headrace.plan.quality": "OrderQuality order_quality",
+        "headrace.plan.recipe": "ORDER_FORMAT RunRecipe order_format",
+        "headrace.plan.schedule": "BatchSchedule",
+        "headrace.plan.shards": "Shards",
+        "headrace.plan.slots": "Draw draw_of",
+        "headrace.plan.split": "MicroBatches Share micro_batches",
+        "headrace.plan.subset": "SubsetRange",
+        "headrace.plan.tree": "Lookup Plan SampleTimes",
+    }
+)
 
 __all__ = [
     "ORDER_FORMAT",

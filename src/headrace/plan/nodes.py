@@ -71,8 +71,29 @@ class Leaf:
         return Leaf(self.path, end - begin, shards, self.first_sample + begin)
 
 
+class _WithChildren:
+    """What inner nodes with an order of their own have in common."""
+
+    path: str
+    children: tuple[Node, ...]
+
+    @cached_property
+    def child_of(self) -> dict[str, int]:
+        """Path of a leaf -> number of the child that holds it."""
+        return {leaf.path: number for number, child in enumerate(self.children) for leaf in leaves(child)}
+
+
+class _WithChild(_WithChildren):
+    child: Node
+
+    @property
+    def children(self) -> tuple[Node]:  # type: ignore[override]
+        """The child, as a tuple of one."""
+        return (self.child,)
+
+
 @dataclass(frozen=True)
-class Branch:
+class Branch(_WithChildren):
     """Several sources or blends, mixed in proportion to integer ``shares``.
 
     ``num_samples`` is the length of one pass for a blend that ends (its shares are then exact counts, and
@@ -108,11 +129,6 @@ class Branch:
         """The Huffman tree of two-way splits over the shares; made once."""
         return BlendTree(self.shares)
 
-    @cached_property
-    def child_of(self) -> dict[str, int]:
-        """Path of a leaf -> number of the child that holds it."""
-        return _child_of(self)
-
     def split(self, ranks: IntArray) -> tuple[IntArray, IntArray]:
         """Map (n,) int64 ranks to (n,) int64 numbers of children and (n,) int64 ranks within them."""
         if self.block_samples == 1:
@@ -138,7 +154,7 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class ConcatNode:
+class ConcatNode(_WithChildren):
     """Children one after another, each for one pass; a pass of the node ends with the last child.
 
     Example:
@@ -176,11 +192,6 @@ class ConcatNode:
         """The number of samples in one pass, over all children."""
         return int(self.lengths.sum())
 
-    @cached_property
-    def child_of(self) -> dict[str, int]:
-        """Path of a leaf -> number of the child that holds it."""
-        return _child_of(self)
-
     def split(self, ranks: IntArray) -> tuple[IntArray, IntArray]:
         """Map ranks to children and ranks within them, as ``Branch.split``."""
         passes = ranks // self.num_samples
@@ -201,7 +212,7 @@ class ConcatNode:
 
 
 @dataclass(frozen=True)
-class LimitNode:
+class LimitNode(_WithChild):
     """The first ``num_samples`` samples of every pass of a child. An endless child is cut into passes of that length.
 
     Each pass of a child that ends takes another epoch of the sources below, so that a shuffled source yields other
@@ -227,18 +238,8 @@ class LimitNode:
             )
 
     @property
-    def children(self) -> tuple[Node]:
-        """The child, as a tuple of one."""
-        return (self.child,)
-
-    @property
     def _pass_samples(self) -> int:
         return self.child.num_samples or self.num_samples
-
-    @cached_property
-    def child_of(self) -> dict[str, int]:
-        """Path of a leaf -> 0, the number of the only child."""
-        return _child_of(self)
 
     def split(self, ranks: IntArray) -> tuple[IntArray, IntArray]:
         """Map ranks to ranks of the child, as ``Branch.split``."""
@@ -257,7 +258,7 @@ class LimitNode:
 
 
 @dataclass(frozen=True)
-class RepeatNode:
+class RepeatNode(_WithChild):
     """A child with a pass of ``num_samples`` samples, which may be more or fewer than it has itself.
 
     Nothing is left out: the next pass goes on where the last one ended. For 2.5 passes through 10 samples
@@ -277,16 +278,6 @@ class RepeatNode:
         """Raise ConfigError for a pass without samples."""
         if self.num_samples < 1:
             raise ConfigError(f"{self.path!r} is repeated for {self.num_samples} samples; a pass has at least one")
-
-    @property
-    def children(self) -> tuple[Node]:
-        """The child, as a tuple of one."""
-        return (self.child,)
-
-    @cached_property
-    def child_of(self) -> dict[str, int]:
-        """Path of a leaf -> 0, the number of the only child."""
-        return _child_of(self)
 
     def split(self, ranks: IntArray) -> tuple[IntArray, IntArray]:
         """Map each rank to the same rank of the child."""
@@ -402,10 +393,6 @@ def leaf_counts(node: Node, num_ranks: int) -> dict[str, int]:
         for path, number in leaf_counts(child, count).items():
             found[path] = found.get(path, 0) + number
     return found
-
-
-def _child_of(node: Inner) -> dict[str, int]:
-    return {leaf.path: number for number, child in enumerate(node.children) for leaf in leaves(child)}
 
 
 def node_recipe(node: Node) -> dict[str, object]:

@@ -20,73 +20,60 @@ from headrace.plan.permutation import one_if_equal, permute, unpermute
 from headrace.plan.shards import Shards, VirtualShards
 
 
-def block_indices(
-    ranks: IntArray, epoch_keys: KeyArray, num_samples: int, block_samples: int, window_blocks: int
-) -> IntArray:
-    """Return (n,) int64: the sample at each rank of an epoch; ``epoch_keys`` is (n,) uint64."""
-    slots = _Slots(len(ranks), epoch_keys, num_samples, block_samples, window_blocks)
-    places = slots.exchanged(ranks, slots.slot_of(ranks), epoch_keys, inverse=False)
-    at = slots.slot_of(places)
-    return permute(at, slots.num_blocks, slots.keys) * slots.block + (places - slots.begin(at))
+class BlockOrder:
+    """The order ``blocks`` of one source, for n values whose epochs have the keys ``epoch_keys``, (n,) uint64."""
 
-
-def block_ranks(
-    indices: IntArray, epoch_keys: KeyArray, num_samples: int, block_samples: int, window_blocks: int
-) -> IntArray:
-    """Return (n,) int64: the rank of each sample; undoes ``block_indices``."""
-    slots = _Slots(len(indices), epoch_keys, num_samples, block_samples, window_blocks)
-    blocks = indices // slots.block
-    at = unpermute(blocks, slots.num_blocks, slots.keys)
-    places = slots.begin(at) + (indices - blocks * slots.block)
-    return slots.exchanged(places, at, epoch_keys, inverse=True)
-
-
-def block_window_begins(
-    windows: IntArray, epoch_keys: KeyArray, num_samples: int, block_samples: int, window_blocks: int
-) -> IntArray:
-    """Return (n,) int64: the rank at which each window of blocks begins.
-
-    Windows are numbered from 0; the number of windows itself is allowed and returns the end of the epoch.
-    """
-    slots = _Slots(len(windows), epoch_keys, num_samples, block_samples, window_blocks)
-    return slots.begin(np.minimum(windows * window_blocks, slots.num_blocks))
-
-
-class _Slots:
-    """Where the slots of the blocks begin, for n values that may belong to different epochs."""
-
-    def __init__(
-        self, num_values: int, epoch_keys: KeyArray, num_samples: int, block_samples: int, window_blocks: int
-    ) -> None:
-        self.block = min(block_samples, num_samples)
-        self.num_blocks = -(-num_samples // self.block)
-        self.keys = one_if_equal(derive_array(epoch_keys, np.zeros(1, dtype=np.int64)))
+    def __init__(self, epoch_keys: KeyArray, num_samples: int, block_samples: int, window_blocks: int) -> None:
+        self._epoch_keys = epoch_keys
+        self._block = min(block_samples, num_samples)
+        self._num_blocks = -(-num_samples // self._block)
+        self._keys = one_if_equal(derive_array(epoch_keys, np.zeros(1, dtype=np.int64)))
         self._window = window_blocks
-        self._missing = self.num_blocks * self.block - num_samples
-        last = np.full(num_values, self.num_blocks - 1, dtype=np.int64)
-        self._short_slot = unpermute(last, self.num_blocks, self.keys)
+        self._missing = self._num_blocks * self._block - num_samples
+        last = np.full(len(epoch_keys), self._num_blocks - 1, dtype=np.int64)
+        self._short_slot = unpermute(last, self._num_blocks, self._keys)
 
-    def begin(self, slots: IntArray) -> IntArray:
-        begins: IntArray = slots * self.block - np.where(slots > self._short_slot, self._missing, 0)
+    def indices(self, ranks: IntArray) -> IntArray:
+        """Return (n,) int64: the sample at each rank of an epoch."""
+        places = self._exchanged(ranks, self._slot_of(ranks), inverse=False)
+        slots = self._slot_of(places)
+        return permute(slots, self._num_blocks, self._keys) * self._block + (places - self._begin(slots))
+
+    def ranks(self, indices: IntArray) -> IntArray:
+        """Return (n,) int64: the rank of each sample; undoes ``indices``."""
+        blocks = indices // self._block
+        slots = unpermute(blocks, self._num_blocks, self._keys)
+        places = self._begin(slots) + (indices - blocks * self._block)
+        return self._exchanged(places, slots, inverse=True)
+
+    def window_begins(self, windows: IntArray) -> IntArray:
+        """Return (n,) int64: the rank at which each window of blocks begins.
+
+        Windows are numbered from 0; the number of windows itself is allowed and returns the end of the epoch.
+        """
+        return self._begin(np.minimum(windows * self._window, self._num_blocks))
+
+    def _begin(self, slots: IntArray) -> IntArray:
+        begins: IntArray = slots * self._block - np.where(slots > self._short_slot, self._missing, 0)
         return begins
 
-    def slot_of(self, places: IntArray) -> IntArray:
-        before = places < self.begin(self._short_slot + 1)
-        slots: IntArray = np.where(before, places, places + self._missing) // self.block
+    def _slot_of(self, places: IntArray) -> IntArray:
+        before = places < self._begin(self._short_slot + 1)
+        slots: IntArray = np.where(before, places, places + self._missing) // self._block
         return slots
 
-    def exchanged(self, values: IntArray, slots: IntArray, epoch_keys: KeyArray, *, inverse: bool) -> IntArray:
+    def _exchanged(self, values: IntArray, slots: IntArray, *, inverse: bool) -> IntArray:
         """Map ranks to places within the windows of these slots, or back with ``inverse``."""
         apply = unpermute if inverse else permute
         windows = slots // self._window
-        window_begin = self.begin(windows * self._window)
-        window_length = self.begin(np.minimum((windows + 1) * self._window, self.num_blocks)) - window_begin
-        window_keys = derive_array(epoch_keys, windows + 1)
+        begins = self.window_begins(windows)
+        lengths = self.window_begins(windows + 1) - begins
+        keys = derive_array(self._epoch_keys, windows + 1)
         exchanged = values.copy()
-        for length in np.unique(window_length).tolist():
-            chosen = np.flatnonzero(window_length == length)
-            offsets = (values - window_begin)[chosen]
-            exchanged[chosen] = window_begin[chosen] + apply(offsets, length, one_if_equal(window_keys[chosen]))
+        for length in np.unique(lengths).tolist():
+            chosen = np.flatnonzero(lengths == length)
+            offsets = (values - begins)[chosen]
+            exchanged[chosen] = begins[chosen] + apply(offsets, length, one_if_equal(keys[chosen]))
         return exchanged
 
 
@@ -154,7 +141,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.kind == "full":
             return permute(ranks, num_samples, one_if_equal(epoch_keys))
         if self.kind == "blocks":
-            return block_indices(ranks, epoch_keys, num_samples, self.block_samples, self.window_blocks)
+            return self.blocks(num_samples, epoch_keys).indices(ranks)
         return self.virtual_shards(num_samples, shards).indices(ranks, epoch_keys)
 
     def ranks(
@@ -166,8 +153,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.kind == "full":
             return unpermute(indices, num_samples, one_if_equal(epoch_keys))
         if self.kind == "blocks":
-            return block_ranks(indices, epoch_keys, num_samples, self.block_samples, self.window_blocks)
+            return self.blocks(num_samples, epoch_keys).ranks(indices)
         return self.virtual_shards(num_samples, shards).ranks(indices, epoch_keys)
+
+    def blocks(self, num_samples: int, epoch_keys: KeyArray) -> BlockOrder:
+        """Return the blocks and windows of a source, for ``kind="blocks"``."""
+        return BlockOrder(epoch_keys, num_samples, self.block_samples, self.window_blocks)
 
     def virtual_shards(self, num_samples: int, shards: Shards | None) -> VirtualShards:
         """Return the slices and windows of a source, for ``kind="shards"``; the last 4,096 of these are cached."""

@@ -79,14 +79,7 @@ def _each(values: IntArray, lengths: IntArray, keys: KeyArray, rows: IntArray | 
         bases = bases[0][rows], bases[1][rows]
         rounds = [key[rows] for key in rounds]
         lengths = lengths[rows]
-    result = _rounds(values, *bases, rounds, inverse=inverse)
-    outside = np.flatnonzero(result >= lengths)
-    while outside.size:
-        left, right = (base[outside] for base in bases)
-        walked = _rounds(result[outside], left, right, [key[outside] for key in rounds], inverse=inverse)
-        result[outside] = walked
-        outside = outside[walked >= lengths[outside]]
-    return result
+    return _walked(values, bases, lengths, rounds, inverse=inverse)
 
 
 def one_if_equal(keys: KeyArray) -> int | KeyArray:
@@ -109,15 +102,25 @@ def _apply(values: IntArray, length: int, keys: int | KeyArray, *, inverse: bool
 
 def _feistel(values: IntArray, length: int, keys: int | KeyArray, *, inverse: bool) -> IntArray:
     left_digits = isqrt(length - 1) + 1
-    left_base, right_base = np.uint64(left_digits), np.uint64(-(-length // left_digits))
-    rounds = _round_keys(keys)
-    result = _rounds(values, left_base, right_base, rounds, inverse=inverse)
-    outside = np.flatnonzero(result >= length)
+    bases = np.array(left_digits, dtype=np.uint64), np.array(-(-length // left_digits), dtype=np.uint64)
+    return _walked(values, bases, np.array(length), _round_keys(keys), inverse=inverse)
+
+
+def _walked(
+    values: IntArray, bases: tuple[KeyArray, KeyArray], lengths: IntArray, keys: list[KeyArray], *, inverse: bool
+) -> IntArray:
+    """Send values through the network, and those that land beyond their length once more; each array is (n,) or ()."""
+
+    def of(array: NDArray[Any], rows: IntArray) -> NDArray[Any]:
+        return array[rows] if array.ndim else array
+
+    result = _rounds(values, *bases, keys, inverse=inverse)
+    outside = np.flatnonzero(result >= lengths)
     while outside.size:
-        some = [key if key.ndim == 0 else key[outside] for key in rounds]
-        walked = _rounds(result[outside], left_base, right_base, some, inverse=inverse)
+        left, right = (of(base, outside) for base in bases)
+        walked = _rounds(result[outside], left, right, [of(key, outside) for key in keys], inverse=inverse)
         result[outside] = walked
-        outside = outside[walked >= length]
+        outside = outside[walked >= of(lengths, outside)]
     return result
 
 
@@ -127,10 +130,9 @@ def _round_keys(keys: int | KeyArray) -> list[KeyArray]:
     return [derive_array(keys, np.array([i])) for i in range(_ROUNDS)]
 
 
-Base = np.uint64 | KeyArray
-
-
-def _rounds(values: IntArray, left_base: Base, right_base: Base, keys: list[KeyArray], *, inverse: bool) -> IntArray:
+def _rounds(
+    values: IntArray, left_base: KeyArray, right_base: KeyArray, keys: list[KeyArray], *, inverse: bool
+) -> IntArray:
     digits = values.astype(np.uint64)
     left = digits // right_base
     right = digits - left * right_base
@@ -143,7 +145,7 @@ def _rounds(values: IntArray, left_base: Base, right_base: Base, keys: list[KeyA
     return (left * right_base + right).astype(np.int64)
 
 
-def _turn(digit: KeyArray, other: KeyArray, key: KeyArray, base: Base, *, inverse: bool) -> KeyArray:
+def _turn(digit: KeyArray, other: KeyArray, key: KeyArray, base: KeyArray, *, inverse: bool) -> KeyArray:
     """Add a hash of ``other`` to ``digit``, modulo ``base`` (at most 2^31, so no product overflows)."""
     hashed = (other + key) * np.uint64(GOLDEN)
     hashed ^= hashed >> np.uint64(32)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.plan.keys import IntArray, KeyArray, derive, source_key
-from headrace.plan.order import Order, block_window_begins
+from headrace.plan.order import Order
 from headrace.plan.shards import Shards
 
 _MEASURED = 1 << 18
@@ -110,7 +110,7 @@ def _stretches(order: Order, num_samples: int, shards: Shards, key: int, batch_s
             begins = order.virtual_shards(num_samples, shards).window_begins(numbers, key)
         elif order.kind == "blocks":
             keys = np.full(numbers.shape, key, dtype=np.uint64)
-            begins = block_window_begins(numbers, keys, num_samples, order.block_samples, order.window_blocks)
+            begins = order.blocks(num_samples, keys).window_begins(numbers)
         else:
             begins = np.minimum(numbers * window, num_samples)
         stretches.append(begins)

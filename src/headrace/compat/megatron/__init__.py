@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy import lazily
+from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
     from headrace.compat.megatron.blend import GPTBlend
@@ -24,22 +24,18 @@ if TYPE_CHECKING:
     from headrace.compat.megatron.mock import MockGPTDataset, MockStore
     from headrace.plan.megatron import FillInTheMiddle, FIMTokens, TextCodec
 
-_HOMES = {
-    "CyclicDataset": "headrace.compat.megatron.cyclic",
-    "ExportedCache": "headrace.compat.megatron.cache_export",
-    "FIMTokens": "headrace.plan.megatron",
-    "FillInTheMiddle": "headrace.plan.megatron",
-    "GPTBlend": "headrace.compat.megatron.blend",
-    "GPTDataset": "headrace.compat.megatron.gpt",
-    "GPTFIMDataset": "headrace.compat.megatron.fim",
-    "GPTMasks": "headrace.compat.megatron.gpt",
-    "IndexedDataset": "headrace.compat.megatron.indexed_dataset",
-    "IndexedDatasetBuilder": "headrace.compat.megatron.indexed_dataset",
-    "MockGPTDataset": "headrace.compat.megatron.mock",
-    "MockStore": "headrace.compat.megatron.mock",
-    "TextCodec": "headrace.plan.megatron",
-    "export_cache": "headrace.compat.megatron.cache_export",
-}
+_HOMES = homes(
+    {
+        "headrace.compat.megatron.blend": "GPTBlend",
+        "headrace.compat.megatron.cache_export": "ExportedCache export_cache",
+        "headrace.compat.megatron.cyclic": "CyclicDataset",
+        "headrace.compat.megatron.fim": "GPTFIMDataset",
+        "headrace.compat.megatron.gpt": "GPTDataset GPTMasks",
+        "headrace.compat.megatron.indexed_dataset": "IndexedDataset IndexedDatasetBuilder",
+        "headrace.compat.megatron.mock": "MockGPTDataset MockStore",
+        "headrace.plan.megatron": "FIMTokens FillInTheMiddle TextCodec",
+    }
+)
 
 __all__ = [
     "CyclicDataset",

@@ -15,11 +15,11 @@ from headrace.config import check_keys, convert, describe, nearest, nearest_or_k
 from headrace.datasets.metadataset.tree import (
     Entry,
     JoinEntry,
-    JoinMember,
     LengthUnit,
     MixEntry,
     PathEntry,
     ScheduleEntry,
+    SourceColumn,
     Splits,
 )
 from headrace.errors import ConfigError
@@ -167,7 +167,7 @@ def _common(found: _Map, where: str, kind: str) -> _Map:
     return values
 
 
-def _columns(value: Any, where: str) -> Iterator[JoinMember]:
+def _columns(value: Any, where: str) -> Iterator[SourceColumn]:
     if isinstance(value, dict):
         items = [(name, f"{where}.{name}", item) for name, item in value.items()]
     else:
@@ -176,7 +176,7 @@ def _columns(value: Any, where: str) -> Iterator[JoinMember]:
         found = convert(item, _Map, place)
         check_keys(found, _OF_COLUMN, place)
         _check_name(name, place)
-        yield convert({**found, "where": place, "name": name}, JoinMember, place)
+        yield convert({**found, "where": place, "name": name}, SourceColumn, place)
 
 
 def _mix_entry(values: _Map, where: str, kind: str) -> MixEntry:

@@ -19,7 +19,6 @@ from headrace.datasets.metadataset.tree import (
     Entry,
     JoinedSource,
     JoinEntry,
-    JoinMember,
     Mixed,
     MixEntry,
     NamedSource,
@@ -95,16 +94,13 @@ class _Handed(msgspec.Struct, frozen=True, kw_only=True):
 
     def within(self, entry: Entry) -> _Handed:
         """Return what an entry passes on: outer subflavors win over its own, ranges apply to what its range leaves."""
-        subflavors = self.subflavors
-        if entry.subflavors is not None:
-            subflavors = {**entry.subflavors, **(self.subflavors or {})}
         try:
             subset = self.subset if entry.subset is None else entry.subset.inside(self.subset)
         except ConfigError as error:
             raise ConfigError(f"{entry.where}: subset: {error}") from error
         return _Handed(
             split_part=entry.split_part or self.split_part,
-            subflavors=subflavors,
+            subflavors=_joined(self.subflavors, entry.subflavors),
             shuffle_over_epochs=_multiplied(self.shuffle_over_epochs, entry.shuffle_over_epochs_multiplier),
             subset=subset,
         )
@@ -176,10 +172,7 @@ def _resolve_path(entry: PathEntry, handed: _Handed, origin: MetadatasetPlace) -
     return NamedSource(
         where=entry.where,
         path=path,
-        split_part=handed.split_part,
-        subflavors=handed.subflavors,
-        shuffle_over_epochs=handed.shuffle_over_epochs,
-        subset=handed.subset,
+        **msgspec.structs.asdict(handed),
         dataset_config=entry.dataset_config,
         split_config=entry.split_config,
         aux=aux,
@@ -214,22 +207,15 @@ def _resolve_nested(entry: PathEntry, path: Path, handed: _Handed, origin: Metad
 
 
 def _resolve_join(entry: JoinEntry, handed: _Handed, origin: MetadatasetPlace) -> JoinedSource:
-    def column(one: JoinMember) -> SourceColumn:
-        subflavors = handed.subflavors
-        if one.subflavors is not None:
-            subflavors = {**one.subflavors, **(handed.subflavors or {})}
+    def column(one: SourceColumn) -> SourceColumn:
         path = place(one.path, origin.base, f"{one.where}: path")
         if path.endswith(SUFFIX):
             raise ConfigError(f"{one.where}: path: {one.path} is a metadataset, and only datasets can be joined")
-        return SourceColumn(
-            where=one.where,
-            name=one.name,
+        return msgspec.structs.replace(
+            one,
             path=path,
             split_part=one.split_part or handed.split_part,
-            nonmatch=one.nonmatch,
-            subflavors=subflavors,
-            dataset_config=one.dataset_config,
-            split_config=one.split_config,
+            subflavors=_joined(handed.subflavors, one.subflavors),
         )
 
     return JoinedSource(
@@ -240,6 +226,11 @@ def _resolve_join(entry: JoinEntry, handed: _Handed, origin: MetadatasetPlace) -
         shuffle_over_epochs=handed.shuffle_over_epochs,
         subset=handed.subset,
     )
+
+
+def _joined(outer: dict[str, Any] | None, inner: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the subflavors of both; those of the outer entry win."""
+    return outer if inner is None else {**inner, **(outer or {})}
 
 
 def _multiplied(outer: int | None, inner: int | None) -> int | None:

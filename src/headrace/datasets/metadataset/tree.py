@@ -70,11 +70,14 @@ class PathEntry(Entry, frozen=True, kw_only=True):
     packs: dict[str, Any] | None = None
 
 
-class JoinMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the datasets of a join: its name in the join, what a missing match means, and as in `PathEntry`."""
+class SourceColumn(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the datasets of a join: its name in the join, what a missing match means, and as in `PathEntry`.
+
+    In a `Tree` the path is absolute, or relative to the working folder, and the split part is known.
+    """
 
     where: str
-    name: _Text | None
+    name: str | None
     path: _Text
     nonmatch: Nonmatch = "error"
     split_part: _Text | None = None
@@ -86,7 +89,7 @@ class JoinMember(msgspec.Struct, frozen=True, kw_only=True):
 class JoinEntry(Entry, frozen=True, kw_only=True):
     """Several Energon datasets side by side, and what makes one sample of a row."""
 
-    columns: tuple[JoinMember, ...]
+    columns: tuple[SourceColumn, ...]
     joiner: Reference
 
 
@@ -164,19 +167,6 @@ class NamedSource(_Place, frozen=True, kw_only=True):
     aux: dict[str, str] = {}
     windows: dict[str, Any] | None = None
     packs: dict[str, Any] | None = None
-
-
-class SourceColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """An Energon dataset in a join; attributes as in `NamedSource`."""
-
-    where: str
-    name: str | None
-    path: str
-    split_part: str
-    nonmatch: Nonmatch
-    subflavors: dict[str, Any] | None = None
-    dataset_config: str | None = None
-    split_config: str | None = None
 
 
 class JoinedSource(_Place, frozen=True, kw_only=True):

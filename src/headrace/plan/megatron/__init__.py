@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace._lazy import lazily
+from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
     from headrace.plan.megatron.blending import (
@@ -59,43 +59,21 @@ if TYPE_CHECKING:
     from headrace.plan.megatron.stream import SamplePieces
     from headrace.plan.torch_draws import torch_randperm
 
-_HOMES = {
-    "AlephAlphaOrder": "headrace.plan.megatron.order",
-    "BlendSizes": "headrace.plan.megatron.blending",
-    "CyclicOrder": "headrace.plan.megatron.samplers",
-    "Draws": "headrace.plan.megatron.fim",
-    "Epochs": "headrace.plan.megatron.sampling",
-    "FIMTokens": "headrace.plan.megatron.fim",
-    "FillInTheMiddle": "headrace.plan.megatron.fim",
-    "GPTOrder": "headrace.plan.megatron.order",
-    "GPTSampling": "headrace.plan.megatron.sampling",
-    "KeyedDraws": "headrace.plan.megatron.fim",
-    "ReorderWarning": "headrace.plan.megatron.sampling",
-    "SampleOrder": "headrace.plan.megatron.order",
-    "SamplePieces": "headrace.plan.megatron.stream",
-    "TextCodec": "headrace.plan.megatron.fim",
-    "blend_sizes": "headrace.plan.megatron.blending",
-    "build_blending_indices": "headrace.plan.megatron.blending",
-    "build_doc_idx": "headrace.plan.megatron.indices",
-    "build_exhaustive_blending_indices": "headrace.plan.megatron.blending",
-    "build_sample_idx": "headrace.plan.megatron.indices",
-    "build_shuffle_idx": "headrace.plan.megatron.indices",
-    "check_draws": "headrace.plan.megatron.blending",
-    "count_epochs": "headrace.plan.megatron.sampling",
-    "cyclic_batches": "headrace.plan.megatron.samplers",
-    "document_index": "headrace.plan.megatron.indices",
-    "fill_in_the_middle": "headrace.plan.megatron.fim",
-    "normalised_weights": "headrace.plan.megatron.blending",
-    "order_samples": "headrace.plan.megatron.order",
-    "parse_blend": "headrace.plan.megatron.blending",
-    "parse_split": "headrace.plan.megatron.splits",
-    "reorders_when_extended": "headrace.plan.megatron.sampling",
-    "sample_index": "headrace.plan.megatron.indices",
-    "shuffle_index": "headrace.plan.megatron.indices",
-    "single_batches": "headrace.plan.megatron.samplers",
-    "split_ranges": "headrace.plan.megatron.splits",
-    "torch_randperm": "headrace.plan.torch_draws",
-}
+_HOMES = homes(
+    {
+        "headrace.plan.megatron.blending": "BlendSizes blend_sizes build_blending_indices "
+        "build_exhaustive_blending_indices check_draws normalised_weights parse_blend",
+        "headrace.plan.megatron.fim": "Draws FIMTokens FillInTheMiddle KeyedDraws TextCodec fill_in_the_middle",
+        "headrace.plan.megatron.indices": "build_doc_idx build_sample_idx build_shuffle_idx "
+        "document_index sample_index shuffle_index",
+        "headrace.plan.megatron.order": "AlephAlphaOrder GPTOrder SampleOrder order_samples",
+        "headrace.plan.megatron.samplers": "CyclicOrder cyclic_batches single_batches",
+        "headrace.plan.megatron.sampling": "Epochs GPTSampling ReorderWarning count_epochs reorders_when_extended",
+        "headrace.plan.megatron.splits": "parse_split split_ranges",
+        "headrace.plan.megatron.stream": "SamplePieces",
+        "headrace.plan.torch_draws": "torch_randperm",
+    }
+)
 
 __all__ = [
     "AlephAlphaOrder",

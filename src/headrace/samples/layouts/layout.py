@@ -52,9 +52,12 @@ class Layout(ABC):
         """Return whether the record looks like one of this layout, by its fields and the kinds of their values."""
         return self.fields.has(record, *self.required) and self.looks_right(record)
 
-    @abstractmethod
     def looks_right(self, record: Mapping[str, Any]) -> bool:
-        """Return whether the values of the required fields, all of which are present, have the right kinds."""
+        """Return whether the values of the required fields, all of which are present, have the right kinds.
+
+        If a layout says nothing else, all of them are strings.
+        """
+        return self.is_text(record, *self.required)
 
     @abstractmethod
     def convert(self, record: Mapping[str, Any]) -> Sample:
@@ -68,6 +71,10 @@ class Layout(ABC):
     def is_text(self, record: Mapping[str, Any], *fields: str) -> bool:
         """Return whether all of these fields are strings."""
         return all(isinstance(self.fields.get(record, field), str) for field in fields)
+
+    def is_text_or_messages(self, record: Mapping[str, Any], field: str) -> bool:
+        """Return whether a field is a string or looks like a list of messages."""
+        return self.is_text(record, field) or self.is_messages(record, field)
 
     def is_messages(self, record: Mapping[str, Any], *fields: str) -> bool:
         """Return whether all of these fields look like lists of messages."""

@@ -194,10 +194,6 @@ class IntelLayout(Layout):
     required = ("question", "chosen", "rejected")
     optional = ("system", "tools", "chat_template_kwargs")
 
-    def looks_right(self, record: Mapping[str, Any]) -> bool:
-        """Return whether all required fields are strings."""
-        return self.is_text(record, *self.required)
-
     def convert(self, record: Mapping[str, Any]) -> Preference:
         """Convert the record; see `Layout.convert`."""
         question, chosen, rejected = (self.fields.text(record, field) for field in self.required)

@@ -204,7 +204,10 @@ def _no_layout(
             f"({_reason(of_first[0], records[other])}). Use `layout: each` to read each record by its own layout, or "
             f"`layout: {of_first[0].name}` to count such records as bad"
         )
-    wanted = [layout for layout in layouts if makes is None or layout.makes in makes]
+    return _nearest_layout([layout for layout in layouts if makes is None or layout.makes in makes], first)
+
+
+def _nearest_layout(wanted: Sequence[Layout], first: Mapping[str, Any]) -> str:
     near = max(wanted, key=lambda layout: sum(layout.fields.has(first, field) for field in layout.required))
     names = ", ".join(map(repr, list(first)[:12])) or "none"
     begin = f"record 0 fits no layout; its fields are: {names}."

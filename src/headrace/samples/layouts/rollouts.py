@@ -33,7 +33,7 @@ class PromptLayout(Layout):
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
         """Return whether the prompt is a string or a list of messages."""
-        return self.is_text(record, "prompt") or self.is_messages(record, "prompt")
+        return self.is_text_or_messages(record, "prompt")
 
     def convert(self, record: Mapping[str, Any]) -> Prompt:
         """Convert the record; see `Layout.convert`."""
@@ -61,7 +61,7 @@ class GroupLayout(Layout):
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
         """Return whether responses and rewards are lists, and the prompt is a string or a list of messages."""
-        is_prompt = self.is_text(record, "prompt") or self.is_messages(record, "prompt")
+        is_prompt = self.is_text_or_messages(record, "prompt")
         return is_prompt and all(isinstance(self.fields.get(record, field), list) for field in ("responses", "rewards"))
 
     def convert(self, record: Mapping[str, Any]) -> Group:

@@ -52,10 +52,6 @@ class TaskLayout(Layout):
 
     optional = ("input", "system", "history", "tools", "chat_template_kwargs")
 
-    def looks_right(self, record: Mapping[str, Any]) -> bool:
-        """Return whether all required fields are strings."""
-        return self.is_text(record, *self.required)
-
     def task(self, record: Mapping[str, Any]) -> Conversation:
         """Return what comes before the answer: the history, then instruction and input.
 
@@ -109,7 +105,7 @@ class CompletionLayout(Layout):
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
         """Return whether each of the two fields is a string or a list of messages."""
-        return all(self.is_text(record, field) or self.is_messages(record, field) for field in self.pair)
+        return all(self.is_text_or_messages(record, field) for field in self.pair)
 
     def convert(self, record: Mapping[str, Any]) -> Completion:
         """Convert the record; see `Layout.convert`."""
@@ -167,10 +163,6 @@ class TextLayout(Layout):
     says = "text: a document of plain text"
     makes = Text
     required = ("text",)
-
-    def looks_right(self, record: Mapping[str, Any]) -> bool:
-        """Return whether the text is a string."""
-        return self.is_text(record, "text")
 
     def convert(self, record: Mapping[str, Any]) -> Text:
         """Convert the record; see `Layout.convert`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from collections.abc import Mapping
 from collections.abc import Sequence as Sequenced
 
 import msgspec
@@ -79,6 +80,11 @@ class RecordCounts(msgspec.Struct):
 
     notes: defaultdict[str, int] = msgspec.field(default_factory=_counts)
     added: defaultdict[str, int] = msgspec.field(default_factory=_counts)
+
+    def note(self, counts: Mapping[str, int]) -> None:
+        """Add to the notes."""
+        for name, number in counts.items():
+            self.notes[name] += number
 
 
 class Sequencer:

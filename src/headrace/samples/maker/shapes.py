@@ -53,30 +53,29 @@ class Tools:
             raise ConfigError(_NO_TEMPLATE)
         is_header = self.recipe.header == "train"
         texts = self.marker.mark(self.with_kwargs(conversation), with_all=tally.with_all or is_header)
-        if self.marker.counts:
-            for note, number in self.marker.counts.items():
-                tally.notes[note] += number
+        tally.note(self.marker.counts)
         return [_with_header(marked) for marked in texts] if is_header else texts
 
-    def whole_text(self, conversation: Conversation, tally: RecordCounts) -> str:
-        """Return the text of a conversation, after a check that it holds every message.
+    def text(self, conversation: Conversation, tally: RecordCounts, *, is_prompt: bool) -> str:
+        """Return the text of a conversation, or of a prompt for an answer, which must hold every message.
 
         Raises:
             InputError: If the template refuses the conversation or leaves a message out.
             DroppedError: If a policy drops it.
         """
-        self._check_written(conversation, tally)
-        return self._rendered(conversation, add_generation_prompt=False)
-
-    def prompt_text(self, conversation: Conversation, tally: RecordCounts) -> str:
-        """Return the text of a conversation and of the generation prompt, after a check that it holds every message.
-
-        Raises:
-            InputError: If the template refuses the conversation or leaves a message out.
-            DroppedError: If a policy drops it.
-        """
-        self._check_written(conversation, tally)
-        return self._rendered(conversation, add_generation_prompt=True)
+        conversation = self.with_kwargs(conversation)
+        if self.marker is not None:
+            self.marker.check_written(conversation)
+            tally.note(self.marker.counts)
+        if self.template is None:
+            raise ConfigError(_NO_TEMPLATE)
+        rendered = self.template.render(
+            conversation.messages,
+            tools=conversation.tools,
+            add_generation_prompt=is_prompt,
+            **conversation.template_kwargs,
+        )
+        return rendered.text
 
     def with_kwargs(self, conversation: Conversation) -> Conversation:
         """Return the conversation with the recipe's template arguments; its own take precedence."""
@@ -84,24 +83,6 @@ class Tools:
         if not kwargs:
             return conversation
         return msgspec.structs.replace(conversation, template_kwargs={**kwargs, **conversation.template_kwargs})
-
-    def _check_written(self, conversation: Conversation, tally: RecordCounts) -> None:
-        if self.marker is not None:
-            self.marker.check_written(self.with_kwargs(conversation))
-            for note, number in self.marker.counts.items():
-                tally.notes[note] += number
-
-    def _rendered(self, conversation: Conversation, *, add_generation_prompt: bool) -> str:
-        if self.template is None:
-            raise ConfigError(_NO_TEMPLATE)
-        conversation = self.with_kwargs(conversation)
-        rendered = self.template.render(
-            conversation.messages,
-            tools=conversation.tools,
-            add_generation_prompt=add_generation_prompt,
-            **conversation.template_kwargs,
-        )
-        return rendered.text
 
     @functools.cached_property
     def answer_ends(self) -> Ends:
@@ -273,7 +254,7 @@ class SingleShape(Shape[Single]):
         if conversation is None:
             raise TypeError(f"{type(sample).__name__} is not a sample of type {self.tools.recipe.type}")
         if not is_checked:  # type seq stores no mask, so none has to be proved
-            text = self.tools.whole_text(conversation, tally)
+            text = self.tools.text(conversation, tally, is_prompt=False)
             return [Asked("tokens", plain((text, True)), self.tools.chat_ends)]
         roles = roles_of(conversation) if tally.with_all else ()
         ends = self.tools.chat_ends
@@ -446,7 +427,7 @@ def prompt_asked(tools: Tools, prompt: Conversation | str, tally: RecordCounts) 
     if isinstance(prompt, str):
         text, ends = prompt, tools.text_ends(is_trained=False)
     else:
-        text, ends = tools.prompt_text(prompt, tally), tools.chat_ends
+        text, ends = tools.text(prompt, tally, is_prompt=True), tools.chat_ends
     return Asked("prompts", plain((text, False)), ends._replace(after=np.zeros(0, np.uint32)))
 
 

@@ -19,8 +19,8 @@ import msgspec
 
 from headrace.samples.conversation import Message, TrainSpan
 from headrace.samples.masking.endings import Closer, Closers
-from headrace.samples.masking.renders import REASONING_TAGS, content_text, thought_of
-from headrace.samples.masking.turns import Turn
+from headrace.samples.masking.renders import REASONING_TAGS, thought_of
+from headrace.samples.masking.turns import Turn, content_place
 
 
 class Region(IntEnum):
@@ -96,27 +96,15 @@ def lay_out(text: str, turn: Turn, message: Message, closers: Closers, usual_end
     if turn.content_end >= 0:
         return TurnBorders(turn.start, turn.start, False, turn.content_end, (turn.content_end, turn.stop), turn.stop)
     stop = turn.stop if turn.end is None else turn.end[0]
-    chain = closers.trailing(text, turn.start, stop)
-    core_end = chain[0].begin if chain else stop
-    content = "" if message.get("tool_calls") else (content_text(message) or "").strip()
-    content_end, is_located = core_end, False
-    if content:
-        # The content itself may end in tokens that close a turn: that much of the chain belongs to it.
-        own = closers.trailing(content, 0, len(content))
-        own_begin = own[0].begin if own else len(content)
-        begin = core_end - own_begin
-        if begin >= turn.start and text.startswith(content, begin) and begin + len(content) <= stop:
-            content_end, is_located = begin + len(content), True
-    special = [piece for piece in chain if piece.is_special and piece.begin >= content_end]
-    usual = [piece for piece in special if text[piece.begin : piece.end] == usual_end]
-    end = next(iter((usual or special)[:1] if is_located else (usual or special)[-1:]), None)
+    found = content_place(text, turn.start, stop, message, closers)
+    end = found.end_of_turn(text, found.special, usual_end)
     if turn.end is not None:
         end = Closer(*turn.end, True) if turn.end[0] < turn.end[1] else None
     elif end is None and usual_end and text.startswith(usual_end, turn.stop):
         # Generation blocks of some templates stop before the token that ends the turn.
         end = Closer(turn.stop, turn.stop + len(usual_end), True)
-    limit = end.begin if end else content_end
-    content_begin = content_end - len(content) if is_located else limit
+    limit = end.begin if end else found.end
+    content_begin = found.begin if found.begin >= 0 else limit
     reasoning_end, is_empty = _reasoning(text, turn.start, content_begin, limit, message, closers)
     stop = max(turn.stop, end.end) if end else turn.stop
     return TurnBorders(turn.start, reasoning_end, is_empty, limit, end[:2] if end else None, stop)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from headrace.errors import InputError
 from headrace.samples.conversation import Message
-from headrace.samples.masking.endings import Closers, Ending
+from headrace.samples.masking.endings import Closer, Closers, Ending
 from headrace.samples.masking.renders import Renders, content_text, opens, thought_of
 
 ASSISTANT = "assistant"
@@ -141,6 +141,36 @@ def check_turn(renders: Renders, how: Comparison, message: int, count: int) -> T
     return turn._replace(stop=after, end=(begin, stop))
 
 
+class ContentPlace(NamedTuple):
+    """Where the content of a message lies at the end of a stretch of text, before the tokens that close the turn."""
+
+    begin: int
+    """-1 if the content does not stand there unchanged."""
+    end: int
+    special: list[Closer]
+    """The special tokens after the content."""
+
+    def end_of_turn(self, text: str, tokens: list[Closer], usual: str | None) -> Closer | None:
+        """Return the token that ends the turn: the usual one among these, the first after a content that was found."""
+        found = [piece for piece in tokens if text[piece.begin : piece.end] == usual] or tokens
+        return None if not found else found[-1] if self.begin < 0 else found[0]
+
+
+def content_place(text: str, start: int, stop: int, message: Message, closers: Closers) -> ContentPlace:
+    """Find the content of a message at the end of ``text[start:stop]``."""
+    chain = closers.trailing(text, start, stop)
+    end = chain[0].begin if chain else stop
+    content = "" if message.get("tool_calls") else (content_text(message) or "").strip()
+    # The content itself may end in tokens that close a turn: that much of the chain belongs to it.
+    own = closers.trailing(content, 0, len(content))
+    begin = end - (own[0].begin if own else len(content))
+    if content and begin >= start and text.startswith(content, begin) and begin + len(content) <= stop:
+        end = begin + len(content)
+    else:
+        begin = -1
+    return ContentPlace(begin, end, [piece for piece in chain if piece.is_special and piece.begin >= end])
+
+
 def turn_end(renders: Renders, how: Comparison, message: int) -> tuple[int, int, int]:
     """Return where the last message of ``text(message + 1)`` ends.
 
@@ -160,33 +190,18 @@ def turn_end(renders: Renders, how: Comparison, message: int) -> tuple[int, int,
     if opening and not text.endswith(opening):
         raise InputError(_unknown_end(renders, message))
     limit = len(text) - len(opening or "")
-    chain = how.closers.trailing(text, 0, limit)
-    floor = chain[0].begin if chain else limit
-    last = renders.conversation.messages[message]
-    content = "" if last.get("tool_calls") else (content_text(last) or "").strip()
-    own = how.closers.trailing(content, 0, len(content))
-    begin = floor - (own[0].begin if own else len(content))
-    # The content itself may end in tokens that close a turn: that much of the chain belongs to it.
-    is_located = bool(content) and begin >= 0 and text.startswith(content, begin) and begin + len(content) <= limit
-    floor = begin + len(content) if is_located else floor
-    tokens = [
-        piece
-        for piece in chain
-        if piece.is_special and piece.begin >= floor and text[piece.begin : piece.end] not in ending.openers
-    ]
+    found = content_place(text, 0, limit, renders.conversation.messages[message], how.closers)
+    tokens = [piece for piece in found.special if text[piece.begin : piece.end] not in ending.openers]
     if tokens and not opening and _opens_behind(renders, how, message):
         proved = tokens
     else:
-        found = [(piece, text[piece.begin : piece.end]) for piece in tokens]
         known = {ending.token, *how.declared}
         # A token that is not proved rules out all tokens after it.
-        is_proved = [token in known or token not in ending.asked for _, token in found]
+        texts = [text[piece.begin : piece.end] for piece in tokens]
+        is_proved = [token in known or token not in ending.asked for token in texts]
         proved = tokens[: is_proved.index(False) if False in is_proved else len(tokens)]
-    usual = [piece for piece in proved if text[piece.begin : piece.end] == ending.token] or proved
-    if not usual:
-        return floor, floor, limit
-    end = usual[0] if is_located else usual[-1]
-    return end.begin, end.end, limit
+    end = found.end_of_turn(text, proved, ending.token)
+    return (found.end, found.end, limit) if end is None else (end.begin, end.end, limit)
 
 
 def _no_header(renders: Renders, message: int) -> str:

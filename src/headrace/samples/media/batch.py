@@ -215,16 +215,10 @@ class Batch:
             name = field.name
             if name in made or not field.init:
                 continue
-            if name == "__sources__":
-                if any(sample.__sources__ is not None for sample in samples):
-                    made[name] = tuple(source for sample in samples for source in sample.__sources__ or ())
-            elif name == "__subflavors__":
-                if any(sample.__subflavors__ is not None for sample in samples):
-                    made[name] = [sample.__subflavors__ for sample in samples]
-            elif name in BASE_FIELDS:
-                made[name] = [getattr(sample, name) for sample in samples]
+            values = [_field(sample, name, cls) for sample in samples]
+            if name in BASE_FIELDS:
+                made[name] = _base_values(name, values)
             else:
-                values = [_field(sample, name, cls) for sample in samples]
                 made[name] = pad_stack(values) if _are_arrays(values) else values
         return cls(**made)
 
@@ -242,6 +236,12 @@ class Batch:
     def pin_memory(self) -> Self:
         """Return the same batch with all tensors in page-locked memory."""
         return pinned(self)
+
+
+def _base_values(name: str, values: list[Any]) -> Any:
+    if name in ("__sources__", "__subflavors__") and all(value is None for value in values):
+        return None
+    return tuple(source for value in values for source in value or ()) if name == "__sources__" else values
 
 
 def _field(sample: Any, name: str, cls: type[Batch]) -> Any:

@@ -229,6 +229,9 @@ class SampleMapper:
             raise ConfigError(
                 f"{name}: neither a field map nor a sample loader is given; pass field_map={{field: part}}"
             )
+        self._check_fields(field_map, name)
+
+    def _check_fields(self, field_map: Mapping[str, str], name: str) -> None:
         fields = {field.name: field for field in dataclasses.fields(self.sample_type) if field.init}
         allowed = [known for known in fields if known not in BASE_FIELDS or known == "__key__"]
         for wanted in field_map:

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from headrace.config import below, nearest
+from headrace.config import below, check_choice, nearest
 from headrace.errors import ConfigError, InputError
 from headrace.samples.layouts import LAYOUTS, make_layout
 from headrace.samples.recipe.keys import DTYPES, store_keys
 from headrace.samples.recipe.recipe import AUTO, EACH, MAKES, Recipe, Section
 from headrace.samples.templates.messages import plain
 
+_NEEDED = {"dpo": ("chosen", "rejected"), "grpo": ("prompts", "responses", "rewards"), "prompt": ("prompts",)}
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -30,8 +31,10 @@ def check_recipe(recipe: Recipe) -> None:
             if source.layout != EACH:
                 _check_layout(recipe, source.layout, where)
     _check_numbers(recipe)
-    _check_form(recipe)
+    _check_sections(recipe)
+    _check_sources(recipe)
     _check_output(recipe)
+    _check_type(recipe)
 
 
 def _check_layout(recipe: Recipe, name: str, where: str) -> None:
@@ -74,19 +77,22 @@ def _check_numbers(recipe: Recipe) -> None:
         )
 
 
-def _check_form(recipe: Recipe) -> None:
+def _check_sections(recipe: Recipe) -> None:
     if recipe.sections and recipe.sources:
         raise ConfigError("sections and sources both describe the records: choose one")
     if recipe.sections and recipe.type not in ("seq", "sft"):
         raise ConfigError(f"sections make one key, but type {recipe.type} has several: use sources")
-    if recipe.type == "keys" and not recipe.sources:
-        raise ConfigError("type is keys, but there are no sources that name the keys: add sources")
     if (recipe.role_actions or recipe.default_action) and not recipe.by_sections:
         raise ConfigError("role_actions and default_action are for sections; with a layout, use mask.roles")
     for number, section in enumerate(recipe.sections):
         if section.action == "value":
             raise ConfigError(f"sections[{number}].action is value: numbers need a key of their own, use sources")
         _check_section(section, f"sections[{number}]")
+
+
+def _check_sources(recipe: Recipe) -> None:
+    if recipe.type == "keys" and not recipe.sources:
+        raise ConfigError("type is keys, but there are no sources that name the keys: add sources")
     for key, source in recipe.sources.items():
         for number, section in enumerate(source.sections):
             _check_section(section, f"sources.{key}.sections[{number}]")
@@ -105,13 +111,13 @@ def _check_form(recipe: Recipe) -> None:
                 f"sources.{key} is a list_field and has {len(source.sections)} sections: one is allowed, and its field "
                 "holds the list"
             )
-    needed = {"dpo": ("chosen", "rejected"), "grpo": ("prompts", "responses", "rewards"), "prompt": ("prompts",)}
-    if recipe.sources:
-        for key in needed.get(recipe.type, ()):
-            if key not in recipe.sources:
-                raise ConfigError(f"type is {recipe.type}, but sources has no {key!r}{nearest(key, recipe.sources)}")
-        if recipe.type in ("seq", "sft"):
-            raise ConfigError(f"type is {recipe.type}, which has one key: use sections, or type: keys")
+    if not recipe.sources:
+        return
+    for key in _NEEDED.get(recipe.type, ()):
+        if key not in recipe.sources:
+            raise ConfigError(f"type is {recipe.type}, but sources has no {key!r}{nearest(key, recipe.sources)}")
+    if recipe.type in ("seq", "sft"):
+        raise ConfigError(f"type is {recipe.type}, which has one key: use sections, or type: keys")
 
 
 def _check_section(section: Section, path: str) -> None:
@@ -135,17 +141,18 @@ def _check_output(recipe: Recipe) -> None:
     for key, dtype in recipe.output.dtypes.items():
         if key not in known and key not in names:
             raise ConfigError(f"output.dtypes has {key!r}{nearest(key, known)}; the keys are {', '.join(known)}")
-        if dtype not in DTYPES:
-            raise ConfigError(
-                f"output.dtypes.{key} is {dtype!r}{nearest(dtype, DTYPES)}; allowed are {', '.join(DTYPES)}"
-            )
+        check_choice(f"output.dtypes.{key}", dtype, DTYPES)
         kind = next(entry.kind for entry in keys if key in (entry.name, entry.stored))
-        if kind not in ("reward", "value") and np.dtype(dtype).kind not in (
-            "biu" if kind in ("mask", "label") else "iu"
-        ):
-            raise ConfigError(f"output.dtypes.{key} is {dtype}: the values are integers, so choose an integer dtype")
-        if kind == "reward" and np.dtype(dtype).kind != "f":
-            raise ConfigError(f"output.dtypes.{key} is {dtype}, which would round the rewards: choose float32")
+        allowed = {"reward": "f", "value": "biuf", "mask": "biu", "label": "biu"}.get(kind, "iu")
+        if np.dtype(dtype).kind not in allowed:
+            why = "which would round the rewards: choose float32" if kind == "reward" else _INTEGERS
+            raise ConfigError(f"output.dtypes.{key} is {dtype}, {why}")
+
+
+_INTEGERS = "but the values are integers: choose an integer dtype"
+
+
+def _check_type(recipe: Recipe) -> None:
     labelled = [source.layout == "kto" for source in recipe.inputs]
     if any(labelled) and not all(labelled):
         raise ConfigError(
