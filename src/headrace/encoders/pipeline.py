@@ -21,8 +21,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from headrace.encoders.calls import CALL, Call, CallKey
-from headrace.encoders.hooks import Hook
+from headrace.encoders.hooks import CALL, Call, CallKey, Hook
 from headrace.encoders.task_encoder import TaskEncoder, encoder_recipe, hooks_of
 from headrace.errors import ConfigError, SkipSample
 
