@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from counts import cases
 from headrace import ConfigError
 from headrace.encoders import CallKey, EncoderPipeline, HookFailure, TaskEncoder, stateless
-from headrace.encoders.calls import STAGES, seed_of
-from headrace.encoders.hooks import function_hook
+from headrace.encoders.hooks import STAGES, function_hook, seed_of
 from headrace.encoders.pipeline import Output
 
 NUMPY: Any = np.random

@@ -44,6 +44,7 @@ class SampleWatch:
         self.fatal: tuple[Fault, ...] = ()
         self._positions: IntArray | None = None
         self._tell = tell
+        self._rows: list[int] = []
 
     def begin(self, positions: IntArray) -> None:
         """Note that the samples at these positions of the run, (n,) int64, are made next."""
@@ -54,13 +55,14 @@ class SampleWatch:
         """The position of the sample that is being made; None if it is not known."""
         return None if self._positions is None else int(self._positions[self.row])
 
-    def make(self, addresses: IntArray, makers: Sequence[Callable[[], Any]], first_row: int = 0) -> list[Any]:
+    def make(self, addresses: IntArray, makers: Sequence[Callable[[], Any]], rows: IntArray | None = None) -> list[Any]:
         """Return what the makers of the samples at some addresses make, one by one.
 
-        ``first_row`` is the row of the first sample.
+        ``rows`` are those of the samples among all whose positions are known; None counts from 0.
         """
         samples = []
-        for self.row, (address, make) in enumerate(zip(addresses.tolist(), makers, strict=True), first_row):
+        numbers = range(len(addresses)) if rows is None else rows.tolist()
+        for self.row, address, make in zip(numbers, addresses.tolist(), makers, strict=True):
             if self._tell is not None:
                 self._tell(address)
             samples.append(make())
@@ -68,13 +70,15 @@ class SampleWatch:
             self._tell(NO_SAMPLE)
         return samples
 
-    def take(self) -> list[Fault]:
-        """Return the faults so far, and forget them."""
-        found, self.faults = self.faults, []
+    def take(self) -> list[tuple[int, Fault]]:
+        """Return the faults so far, each with the row of its sample, and forget them."""
+        found = list(zip(self._rows, self.faults, strict=True))
+        self.faults, self._rows = [], []
         return found
 
     def add(self, fault: Fault) -> Fault:
         """Collect a fault of the sample that is being made. Returns it with the position of the sample."""
         placed = msgspec.structs.replace(fault, position=self.position)
         self.faults.append(placed)
+        self._rows.append(self.row)
         return placed

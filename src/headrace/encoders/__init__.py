@@ -17,7 +17,6 @@ May import: samples, plan, errors.
 
 from __future__ import annotations
 
-from headrace.encoders.calls import CallKey
 from headrace.encoders.faults import (
     ErrorPolicy,
     Fault,
@@ -26,7 +25,7 @@ from headrace.encoders.faults import (
     is_of_sample,
     read_fault_report,
 )
-from headrace.encoders.hooks import Hook, get_failure_tolerance, get_stateless, stateless
+from headrace.encoders.hooks import CallKey, Hook, get_failure_tolerance, get_stateless, stateless
 from headrace.encoders.mapping import batch_list, batch_stack
 from headrace.encoders.pipeline import EncoderPipeline, HookFailure, Selection
 from headrace.encoders.task_encoder import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
-from headrace.encoders.calls import current
-from headrace.encoders.hooks import Hook, function_hook, stateless
+from headrace.encoders.hooks import Hook, current, function_hook, stateless
 from headrace.encoders.mapping import batched, fields_of, made
 from headrace.errors import ConfigError
 from headrace.plan.recorded_names import recorded_name

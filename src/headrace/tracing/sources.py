@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.encoded.framed_run import read_journals
-from headrace.datasets.encoded.measured_units import MeasuredFace
+from headrace.datasets.encoded.measured_units import MeasuredUnits
 from headrace.datasets.mapped import MapDataset
 from headrace.datasets.media import MediaDataset
 from headrace.datasets.origins import Origins, record_origins, record_sample
@@ -114,7 +114,7 @@ class Sources:
         if store.fingerprint != source.store.fingerprint:
             raise StoreError(f"{name}: does not hold the data that the run was fed from")
         if isinstance(store, SampleStore):
-            return MeasuredFace(store, recipe) if kind == "measured" else MediaDataset(store)
+            return MeasuredUnits.saved(store, recipe) if kind == "measured" else MediaDataset(store)
         face = _of_tokens(store, kind, recipe)
         # A seeded MapDataset passes on fewer bits of the epoch's key, which decide what varies from epoch to epoch.
         return MapDataset(face, dict, seeded=True) if seeded and isinstance(face, Dataset) else face

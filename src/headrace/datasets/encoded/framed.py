@@ -84,10 +84,11 @@ class FramedSources:
                 for source, part in by_source(sources[together]):
                     rows = together[part]
                     makers = self.encoders[source].makers(addresses[rows], watch)
-                    for row, make in zip(rows.tolist(), makers, strict=True):
-                        [outputs] = watch.make(addresses[row : row + 1], [make], row)
+                    for row, outputs in zip(rows.tolist(), watch.make(addresses[rows], makers, rows), strict=True):
                         made = [MadeOutput(number, source, one) for number, one in enumerate(outputs)]
-                        found[row] = MadeSample(made, watch.take())
+                        found[row] = MadeSample(made, [])
+        for row, fault in watch.take():
+            found[row].faults.append(fault)
         return [found[row] for row in range(len(addresses))]
 
     def again(self, keys: Sequence[RestoreKey]) -> list[MadeOutput]:
@@ -196,6 +197,11 @@ class Framed:
             that it plans; outputs beyond that are encoded again, once for each unit.
         most_empty_positions: it is an error if a lane finds no output at so many positions in a row.
 
+    Attributes:
+        is_packs: whether a unit is a pack of outputs.
+        is_group_batches: whether a unit is a whole batch of outputs of one group.
+        unrestorable: the first hook in use that is not marked ``@stateless``; None if all are.
+
     Raises:
         ConfigError: not media; what `EncoderPipeline` refuses; a form that the encoder has no hooks for; a generator as
             ``encode_batch``; packs that would have to be grouped.
@@ -225,6 +231,7 @@ class Framed:
         self.data = data
         self.encoder = checked_encoder(encoder)
         self.form = form_by_hooks(encoder, batch_size) if form is None else form
+        self.is_packs, self.is_group_batches = is_packs(self.form), is_groups(self.form)
         self.frame_positions = _positions(self.form) if frame_positions is None else frame_positions
         self.batch_size = batch_size
         self.seed = seed
@@ -236,16 +243,6 @@ class Framed:
         sources = self.sources(named_datasets(data))
         check_form(self.form, sources.pipeline, FramedForm)
         self.unrestorable = sources.unrestorable
-
-    @property
-    def is_packs(self) -> bool:
-        """Whether a unit is a pack of outputs."""
-        return is_packs(self.form)
-
-    @property
-    def is_group_batches(self) -> bool:
-        """Whether a unit is a whole batch of outputs of one group."""
-        return is_groups(self.form)
 
     def pipeline(self) -> EncoderPipeline:
         """Return the hooks, for one reader."""

@@ -15,7 +15,7 @@ from headrace.datasets.dataset import Traits
 from headrace.datasets.encoded.forms import MeasuredForm, check_form, is_groups
 from headrace.datasets.encoded.keys import RestoreKey, keyed, restore_key_of
 from headrace.datasets.encoded.measured_units import MeasuredUnits, UnitRows
-from headrace.datasets.encoded.samples import Encoder, EncoderDataset, Media, SampleEncoder, packed, raise_failure
+from headrace.datasets.encoded.samples import Encoder, EncoderDataset, Media, packed, raise_failure
 from headrace.datasets.measuring.chunk import facts_recipe, key_text, measured_pipeline
 from headrace.datasets.measuring.facts import MeasuredFacts
 from headrace.datasets.origins import Origins
@@ -78,65 +78,6 @@ class UnitRow(NamedTuple):
     fact: int
 
 
-class MeasuredOutputs:
-    """Makes the outputs that units are made of.
-
-    Args:
-        outputs: makes outputs of the dataset that was measured.
-        facts: what was measured.
-        form: form of the units, which decides what is compared in addition to the number of outputs.
-    """
-
-    def __init__(self, outputs: SampleEncoder, facts: MeasuredFacts, form: MeasuredForm | None) -> None:
-        self._outputs = outputs
-        self._pipeline = outputs.pipeline
-        self._facts = facts
-        self._form = form
-
-    def of(self, rows: UnitRows, watch: SampleWatch | None) -> list[UnitRow]:
-        """Return one entry for each row, and read the bytes of all their samples together."""
-        samples, places = np.unique(self._outputs.addresses(rows.samples, rows.keys), return_inverse=True)
-        counts = self._facts.arrays["num_outputs"][self._outputs.indices(samples)].tolist()
-        sources = [
-            _Source(make, count) for make, count in zip(self._outputs.makers(samples, watch), counts, strict=True)
-        ]
-        numbers = zip(rows.samples.tolist(), rows.outputs.tolist(), rows.facts.tolist(), strict=True)
-        return [UnitRow(sources[place], *one) for place, one in zip(places.tolist(), numbers, strict=True)]
-
-    def output(self, row: UnitRow) -> Output:
-        """Return the output of a row.
-
-        Raises:
-            StateError: the output is not what was measured.
-            Exception: whatever hooks raise, with a note that says where.
-        """
-        found = row.source.outputs(row.output)
-        if found is not None:
-            raise self._differs(row, f"{found} outputs", f"{row.source.count}")
-        one = row.source.take(row.output)
-        try:
-            if isinstance(self._form, Packing):
-                measured = int(self._facts.arrays["lengths"][row.fact])
-                if (length := self._pipeline.length(one)) != measured:
-                    raise self._differs(row, f"an output of length {length:,}", f"{measured:,}")
-            elif isinstance(self._form, Grouping):
-                group = self._facts.summary.groups[int(self._facts.arrays["groups"][row.fact])]
-                key, size = self._pipeline.criterion(one)
-                if (key_text(key), size) != (group.key, group.size):
-                    raise self._differs(row, f"an output of the group {key!r}, {size}", f"{group.key}, {group.size}")
-        except HookFailure as failure:
-            where = f"sample {row.sample:,} of {self._outputs.dataset.store.path}"
-            raise_failure(failure, type(self._pipeline.encoder).__name__, where)
-        return one
-
-    def _differs(self, row: UnitRow, found: str, measured: str) -> StateError:
-        return StateError(
-            f"{type(self._pipeline.encoder).__name__} returned {found} for sample {row.sample:,} of"
-            f" {self._outputs.dataset.store.path}, where {measured} was measured ({self._facts.path}): if its code was"
-            " changed, raise its `version` and measure again; hooks must not decide such facts by random numbers"
-        )
-
-
 class MeasuredDataset(EncoderDataset):
     """Sample i is unit i: an output of a good sample, a pack of outputs, or a batch of outputs of one group.
 
@@ -193,8 +134,7 @@ class MeasuredDataset(EncoderDataset):
             form = self.facts.grouping()
         check_form(form, self.pipeline, MeasuredForm | None)
         self.form = form
-        self.units = MeasuredUnits(self.facts, form, exclude)
-        self._rows = MeasuredOutputs(self.outputs, self.facts, self.form)
+        self.units = MeasuredUnits(self.store, self.facts, form, exclude)
 
     def __len__(self) -> int:
         return len(self.units)
@@ -202,7 +142,7 @@ class MeasuredDataset(EncoderDataset):
     @property
     def shard_bounds(self) -> IntArray:
         """(shards + 1,) int64: borders of the shards, in units; with groups or packs all units count as one shard."""
-        return self.units.shard_bounds(self.store.shard_bounds)
+        return self.units.shard_bounds
 
     @property
     def traits(self) -> Traits:
@@ -220,25 +160,61 @@ class MeasuredDataset(EncoderDataset):
 
     def indices(self, addresses: IntArray) -> IntArray:
         """(n,) int64: numbers of units, without the bits of the epoch."""
-        return self.units.numbers(addresses)
+        return self.units.indices(addresses)
 
     def makers(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Callable[[], Any]]:
         """Read the samples of some units together; each returned function makes one unit, with groups a list."""
         addresses = np.asarray(addresses, dtype=np.int64)
-        with_epoch = addresses != self.units.numbers(addresses)
+        with_epoch = addresses != self.units.indices(addresses)
         if with_epoch.any() and not with_epoch.all():
             return [self.makers(addresses[row : row + 1], watch)[0] for row in range(len(addresses))]
         rows = self.units.rows(addresses)
-        found = self._rows.of(rows, watch)
+        found = self._rows(rows, watch)
         bounds = pairwise(rows.offsets.tolist())
         return [
             partial(self._unit, address, found[low:high])
             for address, (low, high) in zip(addresses.tolist(), bounds, strict=True)
         ]
 
+    def _rows(self, rows: UnitRows, watch: SampleWatch | None) -> list[UnitRow]:
+        """Return one entry for each row, and read the bytes of all their samples together."""
+        samples, places = np.unique(self.outputs.addresses(rows.samples, rows.keys), return_inverse=True)
+        counts = self.facts.arrays["num_outputs"][self.outputs.indices(samples)].tolist()
+        makers = self.outputs.makers(samples, watch)
+        sources = [_Source(make, count) for make, count in zip(makers, counts, strict=True)]
+        numbers = zip(rows.samples.tolist(), rows.outputs.tolist(), rows.facts.tolist(), strict=True)
+        return [UnitRow(sources[place], *one) for place, one in zip(places.tolist(), numbers, strict=True)]
+
+    def _output(self, row: UnitRow) -> Output:
+        """Return the output of a row. Raises StateError if it is not what was measured, and whatever hooks raise."""
+        found = row.source.outputs(row.output)
+        if found is not None:
+            raise self._differs(row, f"{found} outputs", f"{row.source.count}")
+        one = row.source.take(row.output)
+        try:
+            if isinstance(self.form, Packing):
+                measured = int(self.facts.arrays["lengths"][row.fact])
+                if (length := self.pipeline.length(one)) != measured:
+                    raise self._differs(row, f"an output of length {length:,}", f"{measured:,}")
+            elif isinstance(self.form, Grouping):
+                group = self.facts.summary.groups[int(self.facts.arrays["groups"][row.fact])]
+                key, size = self.pipeline.criterion(one)
+                if (key_text(key), size) != (group.key, group.size):
+                    raise self._differs(row, f"an output of the group {key!r}, {size}", f"{group.key}, {group.size}")
+        except HookFailure as failure:
+            raise_failure(failure, type(self.encoder).__name__, f"sample {row.sample:,} of {self.store.path}")
+        return one
+
+    def _differs(self, row: UnitRow, found: str, measured: str) -> StateError:
+        return StateError(
+            f"{type(self.encoder).__name__} returned {found} for sample {row.sample:,} of {self.store.path}, where"
+            f" {measured} was measured ({self.facts.path}): if its code was changed, raise its `version` and measure"
+            " again; hooks must not decide such facts by random numbers"
+        )
+
     def _unit(self, address: int, rows: list[UnitRow]) -> Any:
         kind = type(self.encoder).__name__
-        outputs = [self._rows.output(row) for row in rows]
+        outputs = [self._output(row) for row in rows]
         if isinstance(self.form, Packing):
             first = restore_key_of(outputs[0].sample)
             packs = packed(self.pipeline, outputs, first, "leave samples out in preencode_sample, and measure again")
@@ -257,11 +233,11 @@ class MeasuredDataset(EncoderDataset):
 
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return the origins of all samples in each unit."""
-        return self.units.origins(self.store, addresses)
+        return self.units.origins(addresses)
 
     def find_keys(self, key: str) -> list[int]:
-        """Return the units that hold outputs of the first sample with a key. Raises as `MeasuredUnits.find`."""
-        return self.units.find(self.store, key)
+        """Return the units that hold outputs of the first sample with a key. Raises as `MeasuredUnits.find_keys`."""
+        return self.units.find_keys(key)
 
     def find_key(self, key: str) -> int:
         """Return the first unit of `find_keys`."""

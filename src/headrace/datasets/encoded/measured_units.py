@@ -42,6 +42,7 @@ class MeasuredUnits:
     ``regroup`` and ``repack`` also make units by these bits alone.
 
     Args:
+        store: the store of the samples, for their keys.
         facts: the facts that `measure` stored.
         form: what makes a unit; None makes each output a unit.
         exclude: numbers of samples that are left out.
@@ -50,7 +51,14 @@ class MeasuredUnits:
         ConfigError: what `Measured` refuses; there is no such sample.
     """
 
-    def __init__(self, facts: MeasuredFacts, form: MeasuredForm | None, exclude: Sequence[int] | IntArray = ()) -> None:
+    def __init__(
+        self,
+        store: SampleStore,
+        facts: MeasuredFacts,
+        form: MeasuredForm | None,
+        exclude: Sequence[int] | IntArray = (),
+    ) -> None:
+        self._store = store
         self.facts = facts
         self.form = form
         self.exclude = np.unique(numbers_of(exclude))
@@ -58,9 +66,21 @@ class MeasuredUnits:
         self._addresses = EpochAddresses.of(len(self))
 
     @classmethod
-    def of(cls, facts: MeasuredFacts, recipe: Mapping[str, Any]) -> MeasuredUnits:
-        """Return the units of a dataset with this recipe."""
-        return cls(facts, recorded_form(recipe["form"]), recipe["exclude"])
+    def saved(cls, store: SampleStore, recipe: Mapping[str, Any]) -> MeasuredUnits:
+        """Return the units of a dataset of a saved run, with facts from the cache folder.
+
+        Raises:
+            StoreError: the facts are not there, or are not those of the run.
+        """
+        name, content = recipe["facts"]["name"], recipe["facts"]["xxh3_128"]
+        folder = cache_folder("facts")
+        facts = None if folder is None else MeasuredFacts.find(folder / name)
+        if facts is None or facts.summary.xxh3_128 != content:
+            raise StoreError(
+                f"{folder}: has {'no' if facts is None else 'other'} facts {name}, so that samples are named by number"
+                " alone; set HEADRACE_CACHE to the folder above facts/"
+            )
+        return cls(store, facts, recorded_form(recipe["form"]), recipe["exclude"])
 
     def __len__(self) -> int:
         return self.measured.num_units
@@ -74,17 +94,17 @@ class MeasuredUnits:
             "exclude": self.exclude.tolist(),
         }
 
-    def locate(self, indices: IntArray, keys: KeyArray | None) -> IntArray:
+    def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: addresses of units, see `EpochAddresses`."""
         return self._addresses.join(indices, keys)
 
-    def numbers(self, addresses: IntArray) -> IntArray:
+    def indices(self, addresses: IntArray) -> IntArray:
         """(n,) int64: numbers of units, without the bits of the epoch."""
         return self._addresses.indices(addresses)
 
     def rows(self, addresses: IntArray) -> UnitRows:
         """Return what the units at some addresses are made of; all must have an epoch, or none."""
-        units = self.numbers(addresses)
+        units = self.indices(addresses)
         keys = self._addresses.keys(addresses)
         found = self.measured.members(units, keys)
         counts = np.diff(found.offsets)
@@ -101,30 +121,32 @@ class MeasuredUnits:
             return self.form.regroup
         return self.form is not None and self.form.repack
 
-    def shard_bounds(self, bounds: IntArray) -> IntArray:
+    @property
+    def shard_bounds(self) -> IntArray:
         """(shards + 1,) int64: borders of the shards, in units; groups and packs are all one shard."""
         if self.form is not None:
             return np.array([0, len(self)], dtype=np.int64)
-        facts = self.measured.facts
+        facts, bounds = self.measured.facts, self._store.shard_bounds
         ends = bounds if facts.outputs is None else facts.outputs.begins(bounds)
         return np.unique(ends if facts.kept is None else facts.kept.rank(ends))
 
-    def origins(self, store: SampleStore, addresses: IntArray) -> list[Origins]:
+    def origins(self, addresses: IntArray) -> list[Origins]:
         """Return key and shard of each sample in each unit."""
         rows = self.rows(addresses)
         samples, places = np.unique(rows.samples, return_inverse=True)
-        found = media_origins(store, samples)
+        found = media_origins(self._store, samples)
         return [
             tuple(origin for place in places[low:high].tolist() for origin in found[place])
             for low, high in pairwise(rows.offsets.tolist())
         ]
 
-    def find(self, store: SampleStore, key: str) -> list[int]:
+    def find_keys(self, key: str) -> list[int]:
         """Return the units that hold outputs of a sample.
 
         Raises:
             ConfigError: no sample has this key, it is left out, or its units differ from epoch to epoch.
         """
+        store = self._store
         try:
             sample = store.find(key)
         except KeyError:
@@ -141,38 +163,6 @@ class MeasuredUnits:
         found: list[int] = units.tolist()
         return found
 
-
-class MeasuredFace:
-    """The units of a saved run for a trace: facts come from the cache folder, keys from the store.
-
-    Raises:
-        StoreError: the facts are not there, or are not those of the run.
-    """
-
-    def __init__(self, store: SampleStore, recipe: Mapping[str, Any]) -> None:
-        self._store = store
-        name, content = recipe["facts"]["name"], recipe["facts"]["xxh3_128"]
-        folder = cache_folder("facts")
-        facts = None if folder is None else MeasuredFacts.find(folder / name)
-        if facts is None or facts.summary.xxh3_128 != content:
-            raise StoreError(
-                f"{folder}: has {'no' if facts is None else 'other'} facts {name}, so that samples are named by number"
-                " alone; set HEADRACE_CACHE to the folder above facts/"
-            )
-        self._units = MeasuredUnits.of(facts, recipe)
-
-    def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
-        """(n,) int64: numbers of units, with bits of their epochs."""
-        return self._units.locate(indices, keys)
-
-    def origins(self, addresses: IntArray) -> list[Origins]:
-        """Return the origins of all samples in each unit."""
-        return self._units.origins(self._store, addresses)
-
     def holders(self, document: int) -> IntArray:
         """Raise ConfigError: units are not made of documents."""
         raise ConfigError(f"{self._store.path}: it is not known which units hold document {document}; ask by a key")
-
-    def find_keys(self, key: str) -> list[int]:
-        """Return the units that hold outputs of a sample."""
-        return self._units.find(self._store, key)

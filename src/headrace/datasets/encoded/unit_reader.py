@@ -431,7 +431,7 @@ class UnitReader:
         keys = tuple(self.sources.key(one) for one in items)
         self.watch.begin(np.array([position for position, _ in pairs], dtype=np.int64))
         packs = self.sources.packs(items, self.watch)
-        self._report(self.watch.take())
+        self._report(fault for _, fault in self.watch.take())
         return [
             keyed(pack.sample, RestoreKey("FramedPack", keys, number=number), self._kind)
             for number, pack in enumerate(packs)

@@ -135,9 +135,9 @@ class Measuring:
                 some = np.arange(begin, min(begin + _READ_SAMPLES, end), dtype=np.int64)
                 for index, make in zip(some.tolist(), self.outputs.makers(some, watch), strict=True):
                     found = self._measured(index, make, watch)
-                    if why := watch.take():
+                    for _, fault in watch.take():
                         is_good[index - first] = False
-                        faults += why
+                        faults.append(fault)
                     counts[index - first] = len(found)
                     lengths += [row.length for row in found if row.length is not None]
                     groups += [keys.setdefault(row.group, len(keys)) for row in found if row.group is not None]

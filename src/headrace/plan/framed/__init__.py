@@ -32,12 +32,10 @@ from headrace.plan.framed.forms import (
     Singles,
     plan_frame,
 )
-from headrace.plan.framed.lane import FrameTotals, Framing, Lane, Unit, Walk
+from headrace.plan.framed.lane import FrameTotals, Framing, Lane, LaneState, Unit, Walk, beginning
 from headrace.plan.framed.lanes import FRAMED_FORMAT, OLDEST, Lanes, Serving, lanes_key, served_lanes, serving
 from headrace.plan.framed.state import (
     Journal,
-    LaneState,
-    beginning,
     journal_record,
     lanes_in,
     merge_states,

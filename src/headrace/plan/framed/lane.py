@@ -1,10 +1,10 @@
-"""Walking along a lane, frame by frame, and finding the units of a run in all of its lanes."""
+"""Walking along a lane, frame by frame, from a state on, and finding the units of a run in all of its lanes."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,6 @@ import numpy as np
 from headrace.errors import ConfigError, StateError
 from headrace.plan.framed.forms import Count, Find, Formed, Frame, FramedForm, Items, lane_key, plan_frame
 from headrace.plan.framed.lanes import Lanes
-from headrace.plan.framed.state import LaneState
 from headrace.plan.keys import IntArray, source_key
 
 
@@ -42,6 +41,30 @@ class Framing:
         return source_key(self.seed, "", "frames")
 
 
+@dataclass(frozen=True)
+class LaneState:
+    """The state of a lane whose next unit is ``unit``, which is formed in ``frame`` or in a later one.
+
+    ``first_unit`` is how many units the lane has before that frame. ``carry`` holds the (position, output) of each item
+    that is carried into the frame, rising.
+    """
+
+    lane: int
+    frame: int = 0
+    first_unit: int = 0
+    unit: int = 0
+    carry: tuple[tuple[int, int], ...] = ()
+
+    def at(self, unit: int) -> LaneState:
+        """Return the state of the same lane with another next unit, which must not be before the frame."""
+        return replace(self, unit=unit)
+
+
+def beginning(lanes: Lanes) -> tuple[LaneState, ...]:
+    """Return the states of all lanes at the beginning of a run."""
+    return tuple(LaneState(lane) for lane in range(lanes.num_lanes))
+
+
 class Unit(NamedTuple):
     """Unit ``unit`` of a lane, formed in ``frame``, with its items in order.
 
@@ -68,12 +91,13 @@ class FrameTotals:
 
     def add(self, formed: Formed) -> None:
         """Add the figures of a frame."""
+        carried = formed.carry.num_items
         self.num_frames += 1
         self.num_units += formed.num_units
-        self.num_items += formed.items.num_items - formed.carry.num_items
+        self.num_items += formed.items.num_items - carried
         self.num_tokens += _tokens(formed.items) - _tokens(formed.carry)
-        self.carried += formed.carry.num_items
-        self.most_carried = max(self.most_carried, formed.carry.num_items)
+        self.carried += carried
+        self.most_carried = max(self.most_carried, carried)
 
     def fill(self, max_length: int) -> float:
         """Return the share of the room in packs of ``max_length`` tokens that holds tokens, 0.0 without units."""

@@ -32,41 +32,17 @@ import struct
 from base64 import b64decode, b64encode
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from headrace.errors import ConfigError, StateError
+from headrace.plan.framed.lane import LaneState
 from headrace.plan.framed.lanes import OLDEST, Lanes
 from headrace.plan.keys import IntArray
 
 VERSION = 1
 _GAPS, _OUTPUTS, _BITS, _WIDE = 1, 2, 3, 4
-
-
-@dataclass(frozen=True)
-class LaneState:
-    """The state of a lane whose next unit is ``unit``, which is formed in ``frame`` or in a later one.
-
-    ``first_unit`` is how many units the lane has before that frame. ``carry`` holds the (position, output) of each item
-    that is carried into the frame, rising.
-    """
-
-    lane: int
-    frame: int = 0
-    first_unit: int = 0
-    unit: int = 0
-    carry: tuple[tuple[int, int], ...] = ()
-
-    def at(self, unit: int) -> LaneState:
-        """Return the state of the same lane with another next unit, which must not be before the frame."""
-        return replace(self, unit=unit)
-
-
-def beginning(lanes: Lanes) -> tuple[LaneState, ...]:
-    """Return the states of all lanes at the beginning of a run."""
-    return tuple(LaneState(lane) for lane in range(lanes.num_lanes))
 
 
 def states_to_bytes(states: Sequence[LaneState], lanes: Lanes) -> bytes:
