@@ -96,6 +96,7 @@ ROOMS = [
     "compat",
     "compat.megatron",
     "datasets",
+    "encoders",
     "inspect",
     "plan",
     "plan.megatron",
@@ -125,6 +126,20 @@ def test_import_loads_nothing_heavy() -> None:
     assert not loaded("import headrace") & {*HEAVY, "numpy", "msgspec"}
     assert not loaded("import headrace; headrace.open; headrace.Run; headrace.Blend") & set(HEAVY)
     assert not loaded("import headrace.cli") & set(HEAVY)
+
+
+MAX_RUN_MODULES = 45
+
+
+def test_a_run_loads_little() -> None:
+    """No media, no pipeline of a task encoder, no packing or framed plans, no tracing."""
+    names = "[name for name in sys.modules if name.split('.')[0] == 'headrace']"
+    script = f"import sys; from headrace.datasets import Run; print(*{names})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    modules = done.stdout.split()
+    assert len(modules) <= MAX_RUN_MODULES, sorted(modules)
+    others = ("samples", "encoders.pipeline", "plan.framed", "plan.packing", "tracing", "loader", "datasets.accounts")
+    assert [name for name in modules if name.startswith(tuple(f"headrace.{other}" for other in others))] == []
 
 
 def test_public_names_are_sorted_and_those_of_their_rooms() -> None:

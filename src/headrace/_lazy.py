@@ -18,6 +18,8 @@ def lazily(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the ``__getattr__`` and ``__dir__`` of a package whose public names live in the modules ``homes[name]``.
 
+    A home ``module:other`` has the name under another one.
+
     ``rooms`` are packages within it, which are also imported when they are first named.
 
     The package repeats the imports under ``TYPE_CHECKING`` and assigns these two functions only outside of it: to a
@@ -31,7 +33,8 @@ def lazily(
         home = homes.get(name)
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(home), name)
+        module, _, other = home.partition(":")
+        value = getattr(import_module(module), other or name)
         setattr(sys.modules[package], name, value)
         return value
 

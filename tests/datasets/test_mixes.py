@@ -300,6 +300,7 @@ def test_sources_in_the_order_in_which_they_come() -> None:
     ("stages", "message"),
     [
         ([], "needs at least one stage"),
+        ([{"weights": {"a": 1}}], r"a stage is \{'weights': .*; expected a headrace.datasets.Stage"),
         ([Stage(until=5, weights={"a": 1})], r"the last one has no end; found \[5\]"),
         (
             [Stage(weights={"a": 1}), Stage(weights={"a": 1})],

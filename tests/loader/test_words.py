@@ -12,9 +12,10 @@ import torch
 import corpora
 import records_made
 from headrace import Blend, ConfigError, Loader, Order, PackedSequenceDataset, Packing, Run, StateError, WindowDataset
-from headrace.datasets import Concat, Limit
+from headrace.datasets import Concat, FilledDataset, Limit
 from headrace.loader import collate_fn
 from headrace.plan.recipe import RunRecipe
+from headrace.tracing import history_of, save_run
 
 
 @pytest.fixture
@@ -33,7 +34,22 @@ def test_the_wrong_thing_is_said_in_a_line(windows: WindowDataset) -> None:
         Limit(store, 3)
     with pytest.raises(ConfigError, match=rf"^source 'a' is .*; {cut}"):
         Blend({"a": store}, weights={"a": 1})
+    run: Any = Run(windows, global_batch_size=4)
+    with pytest.raises(
+        ConfigError, match=r"^data is <Run: .*; expected a dataset.*: this Run is made of one; pass its data$"
+    ):
+        Run(run, global_batch_size=4)
     some: Any = [windows, windows]
+    with pytest.raises(ConfigError, match=r"^data is \[.*mix several datasets by name, for example headrace.Blend"):
+        Run(some, global_batch_size=4)
+    with pytest.raises(ConfigError, match=rf"^dataset is .*; {cut}"):
+        FilledDataset(store, multiple_of=4)
+    with pytest.raises(ConfigError, match="expected a Run or a FramedRun"):
+        save_run(store, "run.json")
+    with pytest.raises(ConfigError, match="expected a Run, and for a FramedRun use framed_history"):
+        history_of(store)
+    with pytest.raises(ConfigError, match="has weight or repeat '1'; it must be positive"):
+        Blend({"a": windows}, weights={"a": "1"})  # type: ignore[dict-item]
     for make in (lambda: Blend(some), lambda: Blend(some, weights=[1, 2]), lambda: Concat(some)):
         with pytest.raises(ConfigError, match=r"the sources of a mix are .*; expected a dict of names and datasets"):
             make()  # type: ignore[no-untyped-call]

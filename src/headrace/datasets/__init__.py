@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.datasets.dataset import Dataset, Fields, FixedDataset, RaggedDataset, Sample, Traits
     from headrace.datasets.encoded import EncodedDataset, Framed, FramedRun, MeasuredDataset
     from headrace.datasets.lengths import Concat, FilledDataset, Limit, Repeat, Subset
+    from headrace.datasets.located import Located
     from headrace.datasets.mapped import MapDataset
     from headrace.datasets.measuring import MeasuredFacts, measure
     from headrace.datasets.media import JoinedMediaDataset, MediaDataset
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from headrace.datasets.packed_sequences import PackedSequenceDataset
     from headrace.datasets.records import Collation, RecordDataset
     from headrace.datasets.rl_records import GroupDataset, PreferenceDataset, PromptDataset
-    from headrace.datasets.run import Located, Run
+    from headrace.datasets.run import Run
     from headrace.datasets.sft_records import SFTDataset
     from headrace.datasets.windows import WindowDataset
 
@@ -48,7 +49,7 @@ _HOMES = {
     "GroupDataset": "headrace.datasets.rl_records",
     "JoinedMediaDataset": "headrace.datasets.media",
     "Limit": "headrace.datasets.lengths",
-    "Located": "headrace.datasets.run",
+    "Located": "headrace.datasets.located",
     "MapDataset": "headrace.datasets.mapped",
     "MeasuredDataset": "headrace.datasets.encoded",
     "MeasuredFacts": "headrace.datasets.measuring",

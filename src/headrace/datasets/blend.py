@@ -295,6 +295,10 @@ class ScheduledBlend(Mix):
     def _check(self) -> None:
         if not self.stages:
             raise ConfigError("a schedule of weights needs at least one stage")
+        if wrong := [stage for stage in self.stages if not isinstance(stage, Stage)]:
+            raise ConfigError(
+                f"a stage is {wrong[0]!r:.80}; expected a headrace.datasets.Stage(weights=..., until=...)"
+            )
         untils = [stage.until for stage in self.stages]
         ends = [0, *(until for until in untils if until is not None)]
         if untils[-1] is not None or None in untils[:-1] or any(low >= high for low, high in pairwise(ends)):

@@ -220,7 +220,9 @@ class FilledDataset(FixedWrapper):
     """
 
     def __init__(self, dataset: FixedDataset, *, multiple_of: int) -> None:
-        if "loss_mask" not in dataset.fields or dataset.traits.is_counted:
+        if not isinstance(dataset, Dataset):
+            raise ConfigError(wrong_data("dataset", dataset))
+        if not isinstance(dataset, FixedDataset) or "loss_mask" not in dataset.fields or dataset.traits.is_counted:
             raise ConfigError(
                 f"added samples can be marked only by a field loss_mask alone; {type(dataset).__name__} has "
                 f"{', '.join(dataset.fields)}: feed the last step as it is, or leave it out with drop_last=True"

@@ -144,7 +144,7 @@ def joined(path: str, name: str) -> str:
 
 
 def wrong_data(what: str, found: object) -> str:
-    """Return the message for a value that is not a dataset or a mix, with advice for stores and paths."""
+    """Return the message for a value that is not a dataset or a mix, with advice for what is often taken for one."""
     message = f"{what} is {found!r:.80}; expected a dataset, or a mix of them"
     if isinstance(found, Store):
         message += ": cut the store into samples, for example headrace.WindowDataset(store, seq_len=2048)"
@@ -152,6 +152,10 @@ def wrong_data(what: str, found: object) -> str:
         message += ": make samples of the store with headrace.MediaDataset.of(store)"
     elif isinstance(found, str | PathLike):
         message += ": open the path with headrace.open(path), and make a dataset of the store"
+    elif isinstance(found, Mapping | list | tuple):
+        message += ': mix several datasets by name, for example headrace.Blend({"web": web, "code": code}, weights=...)'
+    elif isinstance(getattr(found, "data", None), Dataset | Mix):
+        message += f": this {type(found).__name__} is made of one; pass its data"
     return message
 
 

@@ -2,58 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
-from operator import index
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from headrace.datasets.dataset import Dataset, Fields, FixedDataset, RaggedDataset, Sample, Traits, empty, repeated
+from headrace.datasets.located import Located, by_source
 from headrace.datasets.mix import Mix, homogeneous_samples, named_datasets, node_of, wrong_data
 from headrace.datasets.outline import outline
 from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
-from headrace.plan import (
-    BatchSchedule,
-    Draw,
-    IntArray,
-    Leaf,
-    Lookup,
-    Order,
-    Plan,
-    RunRecipe,
-    draw_of,
-    node_recipe,
-    order_format,
-)
+from headrace.plan import BatchSchedule, Draw, IntArray, Lookup, Order, Plan, RunRecipe
 from headrace.plan.bucketing import BucketedOrder, Bucketing
-
-
-class Located(NamedTuple):
-    """Samples that are planned but not read.
-
-    Each is (n,) int64: positions in the run, numbers of the sources, and addresses in the sources' datasets.
-    """
-
-    positions: IntArray
-    sources: IntArray
-    addresses: IntArray
-
-    def rows(self, begin: int, end: int) -> Located:
-        """Return the rows from ``begin`` to ``end - 1``."""
-        return Located(self.positions[begin:end], self.sources[begin:end], self.addresses[begin:end])
+from headrace.plan.nodes import node_recipe
+from headrace.plan.recipe import order_format
+from headrace.plan.slots import draw_of
 
 
 class Run:
     """Everything that decides which samples make step N. Ranks, micro-batches and workers are not part of it.
 
     A run is endless unless ``epochs`` or ``samples`` is given, or the mix has an end of its own; then the run is one
-    pass through the mix.
-
-    Construction costs O(sources). It reads no documents and builds no index.
+    pass through the mix. Construction costs O(sources). It reads no documents and builds no index.
 
     Args:
         data: a dataset, or a `Blend` or another `Mix` of datasets.
@@ -101,11 +73,11 @@ class Run:
         by_path = named_datasets(data)
         self.datasets = tuple(by_path[leaf.path] for leaf in self.plan.leaves)
         self.traits = Traits.of_all([dataset.traits for dataset in self.datasets])
+        # One of the two holds all datasets, since a mix has sources of one kind.
         self._fixed = [dataset for dataset in self.datasets if isinstance(dataset, FixedDataset)]
         self._ragged = [dataset for dataset in self.datasets if isinstance(dataset, RaggedDataset)]
-        self.drop_last = drop_last
         self._check_endless(epochs)
-        self.length = self._length(epochs, samples)
+        self.length = self.plan.run_length(self.schedule, epochs=epochs, samples=samples, drop_last=drop_last)
         self.bucketing = bucketing
         self.buckets = None if bucketing is None else self._make_buckets(bucketing)
 
@@ -137,35 +109,12 @@ class Run:
         )
 
     def _sample_lengths(self, positions: IntArray) -> IntArray:
-        """(n,) int64: number of tokens of the samples at positions, before bucketing rearranges them."""
+        # Before bucketing rearranges them.
         located = self._locate(positions, self.plan.lookup(positions))
         lengths = np.empty_like(positions)
         for source, rows in by_source(located.sources):
             lengths[rows] = self._ragged[source].sample_lengths(located.addresses[rows])
         return lengths
-
-    def _length(self, epochs: int | None, samples: int | None) -> int | None:
-        if epochs is not None and samples is not None:
-            raise ConfigError("epochs and samples are both given: a run is measured in one of them")
-        one_pass = self.plan.root.num_samples
-        if epochs is not None and one_pass is None:
-            raise ConfigError("an endless blend has no epochs: pass samples, or give the blend an end")
-        if epochs is not None and one_pass is not None:
-            length = index(epochs) * one_pass
-        elif samples is not None:
-            length = index(samples)
-        elif one_pass is not None and not isinstance(self.plan.root, Leaf):
-            length = one_pass
-        else:
-            return None
-        if self.drop_last:
-            length = self.schedule.begin(self.schedule.step_of(length))
-        if length < 1:
-            raise ConfigError(
-                f"a run of {epochs if samples is None else samples} "
-                f"{'epochs' if samples is None else 'samples'} with drop_last={self.drop_last} has no samples to feed"
-            )
-        return length
 
     @property
     def num_steps(self) -> int | None:
@@ -174,10 +123,7 @@ class Run:
 
     @cached_property
     def block_samples(self) -> int | None:
-        """Number of consecutive samples that come from one source, if the blend has ``block_samples``; else None.
-
-        Such blocks begin at the multiples of that number, so that a micro-batch whose size divides it has one source.
-        """
+        """Number of consecutive samples of one source, from each multiple on, if the blend has ``block_samples``."""
         return homogeneous_samples(self.plan.root)
 
     @cached_property
@@ -280,22 +226,16 @@ class Run:
 
         The length is not part of it: a run may be made longer, and its steps so far stay the same.
         """
-        datasets = zip(self.plan.leaves, self.datasets, strict=True)
+        batch: dict[str, Any] = {"pieces": [list(piece) for piece in self.schedule.pieces]}
+        if self.buckets is not None:
+            batch["bucketing"] = self.buckets.recipe
         return RunRecipe(
             format=order_format(is_drawn=self.draw is not None),
-            dataset={leaf.path: dataset.recipe for leaf, dataset in datasets},
+            dataset={path: dataset.recipe for path, dataset in zip(self.paths, self.datasets, strict=True)},
             blend=node_recipe(self.plan.root),
             order=self.order.recipe,
-            batch=self._batch_recipe(),
+            batch=batch,
         )
-
-    def _batch_recipe(self) -> dict[str, Any]:
-        recipe: dict[str, Any] = {"pieces": [list(piece) for piece in self.schedule.pieces]}
-        if self.bucketing is not None:
-            # Bucketing uses the seed even if the order does not, and the last window ends with the run.
-            bucketing = msgspec.to_builtins(self.bucketing)
-            recipe["bucketing"] = {**bucketing, "seed": self.order.seed, "num_samples": self.length, "version": 1}
-        return recipe
 
     def describe(self) -> str:
         """Return the mix as a tree with shares, samples and tokens, then order and batches, in a few lines."""
@@ -304,17 +244,3 @@ class Run:
     def __repr__(self) -> str:
         length = "endless" if self.length is None else f"{self.length:,} samples in {self.num_steps:,} steps"
         return f"<Run: {len(self.datasets)} sources, {length}>"
-
-
-def by_source(sources: IntArray) -> Iterator[tuple[int, slice | IntArray]]:
-    """Yield each source that occurs, with its rows."""
-    rows = np.argsort(sources, kind="stable")
-    ordered = sources[rows]
-    firsts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(rows)]
-    for first, end in pairwise(firsts):
-        if end - first == 1:
-            # With many sources most have one row, and a slice is the cheapest way to write a single row.
-            row = int(rows[first])
-            yield int(ordered[first]), slice(row, row + 1)
-        elif end > first:
-            yield int(ordered[first]), rows[first:end]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -67,8 +68,8 @@ def apportion(total: int, weights: Sequence[Fraction]) -> list[int]:
 
 def check_positive(what: str, weight: Weight) -> None:
     """Raise a `ConfigError` that begins with ``what`` (``"weight 3 is"``) unless a weight is positive and finite."""
-    if not 0 < weight < float("inf"):
-        raise ConfigError(f"{what} {weight}; it must be positive and finite: leave it out instead of giving it 0")
+    if not isinstance(weight, Real) or not 0 < weight < float("inf"):
+        raise ConfigError(f"{what} {weight!r}; it must be positive and finite: leave it out instead of giving it 0")
 
 
 def exact_weights(weights: Sequence[Weight]) -> list[Fraction]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from operator import index
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -100,9 +101,16 @@ class BucketedOrder:
         self._bucketing = bucketing
         self._schedule = schedule
         self._length = length
+        self._seed = seed
         self._key = source_key(seed, "", "bucketing")
         self._lengths = lengths
         self._windows: OrderedDict[int, tuple[int, IntArray]] = OrderedDict()
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What decides the places. The seed does, even if the order has none; and the last window ends with the run."""
+        bucketing = msgspec.to_builtins(self._bucketing)
+        return {**bucketing, "seed": self._seed, "num_samples": self._length, "version": 1}
 
     def arranged(self, positions: IntArray) -> IntArray:
         """Return (n,) int64: for each position, the position before rearranging whose sample it gets."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import index
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray, KeyArray, derive_array, source_key
 from headrace.plan.nodes import Inner, Leaf, Node, Schedule, leaf_counts, leaves
 from headrace.plan.order import Order
+from headrace.plan.schedule import BatchSchedule
 
 MAX_POSITIONS = 1 << 62
 
@@ -61,6 +63,39 @@ class Plan:
             raise ConfigError(f"two sources of the blend have the same path; the paths are {sorted(paths)}")
         self._numbers = {path: number for number, path in enumerate(paths)}
         self._keys = [source_key(order.seed, leaf.path, "order") for leaf in self.leaves]
+
+    def run_length(
+        self, schedule: BatchSchedule, *, epochs: int | None, samples: int | None, drop_last: bool
+    ) -> int | None:
+        """Return how many samples a run feeds: ``epochs`` passes, or ``samples``; None for a run without an end.
+
+        If neither is given, a mix that ends is fed for one pass, and all else goes on without end. With ``drop_last``,
+        samples of a last step that is short are left out.
+
+        Raises:
+            ConfigError: both are given, the plan has no end and ``epochs`` is given, or no samples are left.
+        """
+        if epochs is not None and samples is not None:
+            raise ConfigError("epochs and samples are both given: a run is measured in one of them")
+        one_pass = self.root.num_samples
+        if epochs is not None and one_pass is None:
+            raise ConfigError("an endless blend has no epochs: pass samples, or give the blend an end")
+        if epochs is not None and one_pass is not None:
+            length = index(epochs) * one_pass
+        elif samples is not None:
+            length = index(samples)
+        elif one_pass is not None and not isinstance(self.root, Leaf):
+            length = one_pass
+        else:
+            return None
+        if drop_last:
+            length = schedule.begin(schedule.step_of(length))
+        if length < 1:
+            raise ConfigError(
+                f"a run of {epochs if samples is None else samples} "
+                f"{'epochs' if samples is None else 'samples'} with drop_last={drop_last} has no samples to feed"
+            )
+        return length
 
     def lookup(self, positions: IntArray) -> Lookup:
         """Return source, epoch and sample index at each of (n,) int64 ``positions``, 0 <= position < 2^62."""

@@ -320,6 +320,8 @@ def save_run(
         StateError: the file is damaged, or is not a run file.
         OutputError: the file cannot be written.
     """
+    if not isinstance(run, Run | FramedRun):
+        raise ConfigError(f"run is {run!r:.80}; expected a Run or a FramedRun")
     check_local(path)
     before = read_run_file(path) if Path(path).exists() else None
     if position is None:
