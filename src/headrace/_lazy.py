@@ -13,7 +13,8 @@ def lazily(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the ``__getattr__`` and ``__dir__`` of a package whose public names live in the modules ``homes[name]``.
 
-    ``rooms`` are packages within it, which are also imported when they are first named.
+    A name that is another one there is written ``"module:other"``. ``rooms`` are packages within it, which are also
+    imported when they are first named.
 
     The package repeats the imports under ``TYPE_CHECKING`` and assigns these two functions only outside of it: to a
     type checker, a ``__getattr__`` would mean that any name exists. No module in the package may have the name of one
@@ -26,7 +27,8 @@ def lazily(
         home = homes.get(name)
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(home), name)
+        module, _, other = home.partition(":")
+        value = getattr(import_module(module), other or name)
         setattr(sys.modules[package], name, value)
         return value
 

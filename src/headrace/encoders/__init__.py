@@ -17,50 +17,102 @@ May import: samples, plan, errors.
 
 from __future__ import annotations
 
-from headrace.encoders.calls import CallKey
-from headrace.encoders.faults import (
-    ErrorPolicy,
-    Fault,
-    FaultLog,
-    FaultReport,
-    is_of_sample,
-    read_fault_report,
-)
-from headrace.encoders.hooks import Hook, get_failure_tolerance, get_stateless, stateless
-from headrace.encoders.mapping import batch_list, batch_stack
-from headrace.encoders.pipeline import EncoderPipeline, HookFailure, Selection
-from headrace.encoders.task_encoder import (
-    AugmentTaskEncoder,
-    DefaultTaskEncoder,
-    TaskEncoder,
-    bound_cookers,
-    checked_encoder,
-    hook_of,
-)
-from headrace.errors import SkipSample
-from headrace.samples.media import (
-    Batch,
-    CaptioningSample,
-    Cooker,
-    CrudeSample,
-    ImageClassificationSample,
-    ImageSample,
-    InterleavedSample,
-    MultiChoiceVQASample,
-    OCRSample,
-    Sample,
-    SampleDecoder,
-    SimilarityInterleavedSample,
-    SourceInfo,
-    TextSample,
-    VidQASample,
-    VQASample,
-    basic_sample_keys,
-    cooker,
-    generic_batch,
-)
-from headrace.samples.media import pad_stack as batch_pad_stack
-from headrace.samples.media import sample_type as edataclass
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace.encoders.calls import CallKey
+    from headrace.encoders.faults import (
+        ErrorPolicy,
+        Fault,
+        FaultLog,
+        FaultReport,
+        is_of_sample,
+        read_fault_report,
+    )
+    from headrace.encoders.hooks import Hook, get_failure_tolerance, get_stateless, stateless
+    from headrace.encoders.mapping import batch_list, batch_stack
+    from headrace.encoders.pipeline import EncoderPipeline, HookFailure, Selection
+    from headrace.encoders.task_encoder import (
+        AugmentTaskEncoder,
+        DefaultTaskEncoder,
+        TaskEncoder,
+        bound_cookers,
+        checked_encoder,
+        hook_of,
+    )
+    from headrace.errors import SkipSample
+    from headrace.samples.media import (
+        Batch,
+        CaptioningSample,
+        Cooker,
+        CrudeSample,
+        ImageClassificationSample,
+        ImageSample,
+        InterleavedSample,
+        MultiChoiceVQASample,
+        OCRSample,
+        Sample,
+        SampleDecoder,
+        SimilarityInterleavedSample,
+        SourceInfo,
+        TextSample,
+        VidQASample,
+        VQASample,
+        basic_sample_keys,
+        cooker,
+        generic_batch,
+    )
+    from headrace.samples.media import pad_stack as batch_pad_stack
+    from headrace.samples.media import sample_type as edataclass
+
+_HOMES = {
+    "AugmentTaskEncoder": "headrace.encoders.task_encoder",
+    "Batch": "headrace.samples.media",
+    "CallKey": "headrace.encoders.calls",
+    "CaptioningSample": "headrace.samples.media",
+    "Cooker": "headrace.samples.media",
+    "CrudeSample": "headrace.samples.media",
+    "DefaultTaskEncoder": "headrace.encoders.task_encoder",
+    "EncoderPipeline": "headrace.encoders.pipeline",
+    "ErrorPolicy": "headrace.encoders.faults",
+    "Fault": "headrace.encoders.faults",
+    "FaultLog": "headrace.encoders.faults",
+    "FaultReport": "headrace.encoders.faults",
+    "Hook": "headrace.encoders.hooks",
+    "HookFailure": "headrace.encoders.pipeline",
+    "ImageClassificationSample": "headrace.samples.media",
+    "ImageSample": "headrace.samples.media",
+    "InterleavedSample": "headrace.samples.media",
+    "MultiChoiceVQASample": "headrace.samples.media",
+    "OCRSample": "headrace.samples.media",
+    "Sample": "headrace.samples.media",
+    "SampleDecoder": "headrace.samples.media",
+    "Selection": "headrace.encoders.pipeline",
+    "SimilarityInterleavedSample": "headrace.samples.media",
+    "SkipSample": "headrace.errors",
+    "SourceInfo": "headrace.samples.media",
+    "TaskEncoder": "headrace.encoders.task_encoder",
+    "TextSample": "headrace.samples.media",
+    "VQASample": "headrace.samples.media",
+    "VidQASample": "headrace.samples.media",
+    "basic_sample_keys": "headrace.samples.media",
+    "batch_list": "headrace.encoders.mapping",
+    "batch_pad_stack": "headrace.samples.media:pad_stack",
+    "batch_stack": "headrace.encoders.mapping",
+    "bound_cookers": "headrace.encoders.task_encoder",
+    "checked_encoder": "headrace.encoders.task_encoder",
+    "cooker": "headrace.samples.media",
+    "edataclass": "headrace.samples.media:sample_type",
+    "generic_batch": "headrace.samples.media",
+    "get_failure_tolerance": "headrace.encoders.hooks",
+    "get_stateless": "headrace.encoders.hooks",
+    "hook_of": "headrace.encoders.task_encoder",
+    "is_of_sample": "headrace.encoders.faults",
+    "read_fault_report": "headrace.encoders.faults",
+    "stateless": "headrace.encoders.hooks",
+}
 
 __all__ = [
     "AugmentTaskEncoder",
@@ -108,3 +160,6 @@ __all__ = [
     "read_fault_report",
     "stateless",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -16,7 +16,9 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from threading import Event, Thread
 from time import monotonic, sleep
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from headrace.loader.reading import within
 
 THREAD_NAME: Final = "headrace-watch"
 """The name of the thread. It holds no lock that a process forked meanwhile would need."""
@@ -121,20 +123,6 @@ class Watch:
             while self._wait is wait and not self._stopped.wait(0.01):
                 with contextlib.suppress(BlockingIOError):
                     os.write(self._pipe, _FILLING)
-
-
-def within(limit_s: float, function: Callable[[], Any]) -> Any:
-    """Return the result of a function, or None if it takes longer: it may wait for a disk that does not answer."""
-    found: list[Any] = []
-
-    def call() -> None:
-        with contextlib.suppress(Exception):
-            found.append(function())
-
-    thread = Thread(target=call, name="headrace-report", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    return found[0] if found else None
 
 
 def is_alive(process: BaseProcess) -> bool:

@@ -20,20 +20,18 @@ from multiprocessing import active_children, get_all_start_methods, get_context,
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
 from headrace.datasets.sample_watch import Tell
 from headrace.errors import ConfigError, WorkerError
+from headrace.loader.reading import DESCRIBE_S, Reading, within
 from headrace.loader.workers.torch_loader import TaskSampler, data_loader, names_of, pipe_of, shut_down, started_by
 from headrace.loader.workers.user_globals import Globals
-from headrace.loader.workers.watch import THREAD_NAME, Wait, Watch, how_ended, is_alive, kill, within
+from headrace.loader.workers.watch import THREAD_NAME, Wait, Watch, how_ended, is_alive, kill
 from headrace.loader.workers.worker import LostMessage, Sent, State, Table, TraceFile, WorkerSetup, WorkerStatus
-
-if TYPE_CHECKING:
-    from headrace.loader.reading import Reading
 
 DescribeSample = Callable[[Any, int], str]
 """Describes a sample in words, by its task and its address."""
@@ -110,8 +108,8 @@ def context_of(method: str) -> BaseContext:
     """Return the multiprocessing context of a start method."""
     context = get_context(method)
     if method == "forkserver":
-        # The server imports torch once, and each worker is a copy of it.
-        context.set_forkserver_preload([__package__])
+        # The server imports torch, and what workers read with, once, and each worker is a copy of it.
+        context.set_forkserver_preload([__name__, "headrace.loader.ragged", "headrace.loader.framed"])
     return context
 
 
@@ -152,7 +150,6 @@ _IDLE_S: Final = 5.0
 _FINISH_S: Final = 1.0
 _END_S: Final = 5.0
 _TRACE_S: Final = 1.0
-_DESCRIBE_S: Final = 5.0
 
 END: Final = object()
 """Returned in place of a message when all tasks are done."""
@@ -353,11 +350,11 @@ class WorkerSet:
         return "; ".join(f"worker {at} (process {self.processes[at].pid}) {self._ended(at)}" for at in dead)
 
     def _ended(self, worker: int) -> str:
-        return within(_DESCRIBE_S, lambda: self._report.ended(worker)) or how_ended(self.processes[worker])
+        return within(DESCRIBE_S, lambda: self._report.ended(worker)) or how_ended(self.processes[worker])
 
     def _silent(self, worker: int) -> str:
         process = self.processes[worker]
-        doing = within(_DESCRIBE_S, lambda: self._report.doing(worker)) or "working"
+        doing = within(DESCRIBE_S, lambda: self._report.doing(worker)) or "working"
         lines = self._lines(process)
         where = f", in\n{lines}\n" if lines else ". "
         return (
