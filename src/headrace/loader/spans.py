@@ -7,7 +7,7 @@ their samples can be described in words, for errors and reports: shard and key, 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.datasets import Located, Run, Sample
+from headrace.datasets import Dataset, Located, Run, Sample
 from headrace.datasets.origins import Origin
 from headrace.datasets.sample_watch import Tell
 from headrace.errors import ConfigError, HeadraceError
@@ -244,7 +244,7 @@ def describe_span(run: Run, span: BatchSpan) -> str:
     if not len(positions):
         return f"no samples of step {span.steps[0]:,}"
     first, last = int(positions.min()), int(positions.max())
-    origin = _origin(run, span, 0)
+    origin = _origin(run.datasets[int(span.located.sources[0])], int(span.located.addresses[0]))
     where = f" (the first is {origin})" if origin else ""
     if len(positions) == 1:
         return f"the sample at position {first:,} of step {span.steps[0]:,}{f', {origin}' if origin else ''}"
@@ -261,15 +261,24 @@ def describe_sample(run: Run, span: BatchSpan, address: int) -> str:
     step = span.steps[bisect_right(ends, row)]
     place = f"position {int(span.located.positions[row]):,}, step {step:,}"
     # An address names a sample of one source; several sources may have one of that address in the same span.
-    origins = dict.fromkeys(_origin(run, span, one) or "a sample" for one in rows)
-    return f"{' or '.join(origins)} ({place})"
+    samples = [(run.datasets[source], address) for source in span.located.sources[rows].tolist()]
+    return f"{sample_words(samples)} ({place})"
 
 
-def _origin(run: Run, span: BatchSpan, row: int) -> str:
-    """Return where the sample of a row comes from; an empty string if that is not known."""
-    source = int(span.located.sources[row])
+_SHOWN = 3
+
+
+def sample_words(samples: Iterable[tuple[Dataset, int]]) -> str:
+    """Return ``sample 'K' of SHARD``, for the dataset and the address of a sample, or for all that it may be."""
+    names = list(dict.fromkeys(name for one in samples if (name := _origin(*one)))) or ["a sample"]
+    more = f" or of {len(names) - _SHOWN} other datasets" if len(names) > _SHOWN else ""
+    return " or ".join(names[:_SHOWN]) + more
+
+
+def _origin(dataset: Dataset, address: int) -> str:
+    """Return where a sample comes from; an empty string if that is not known."""
     try:
-        [origins] = run.datasets[source].origins(span.located.addresses[row : row + 1])
+        [origins] = dataset.origins(np.array([address], dtype=np.int64))
     except HeadraceError:
         # This describes another fault, which must not be hidden by this one.
         return ""

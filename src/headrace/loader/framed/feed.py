@@ -26,14 +26,14 @@ import numpy as np
 from headrace.datasets import FramedRun
 from headrace.datasets.encoded.framed_run import JournalFile, check_journal
 from headrace.encoders import FaultLog
-from headrace.errors import ConfigError, HeadraceError, StateError
+from headrace.errors import ConfigError, StateError
 from headrace.loader import workers
 from headrace.loader.faults import Given, merged
 from headrace.loader.feeds import FeedOptions, check_group_batches
 from headrace.loader.framed.parts import BatchPart, LaneReader, PartMessage, batch_of, coming_steps, lanes_of, parts
 from headrace.loader.ranks import agree, all_gathered_texts, is_alone, largest
 from headrace.loader.reading import Reading, in_threads, pinned, pins
-from headrace.loader.spans import Batch
+from headrace.loader.spans import Batch, sample_words
 from headrace.plan import Cursor
 from headrace.plan.framed import (
     Lanes,
@@ -109,9 +109,6 @@ def _at(marks: list[LaneState], unit: int) -> int:
     return bisect_right(marks, unit, key=lambda mark: mark.first_unit) - 1
 
 
-_SHOWN = 3
-
-
 def describe_part(part: BatchPart) -> str:
     """Return ``units 12 to 15 of step 3``."""
     if not len(part.numbers):
@@ -126,20 +123,10 @@ def describe_part_sample(run: FramedRun, part: BatchPart, address: int) -> str:
 
     In a mix, the address may belong to a sample of any of several datasets, and the text lists them.
     """
-    found = []
-    sources = run.new_sources()
-    for encoder in sources.encoders:
-        indices = encoder.indices(np.array([address], dtype=np.int64))
-        if indices[0] >= len(encoder.dataset):
-            continue
-        try:
-            [origins] = encoder.dataset.origins(indices)
-        except HeadraceError:  # this describes another fault, which must not be hidden by this one
-            continue
-        found += [f"sample {one.key!r} of {one.shard or one.store}" for one in origins[:1]]
-    names = list(dict.fromkeys(found)) or ["a sample"]
-    more = f" or of {len(names) - _SHOWN} other datasets" if len(names) > _SHOWN else ""
-    return f"{' or '.join(names[:_SHOWN])}{more}, for {describe_part(part)}"
+    encoders = run.new_sources().encoders
+    index = np.array([address], dtype=np.int64)
+    samples = [(one.dataset, int(one.indices(index)[0])) for one in encoders]
+    return f"{sample_words((data, at) for data, at in samples if at < len(data))}, for {describe_part(part)}"
 
 
 class MadeBatch(NamedTuple):

@@ -4,6 +4,7 @@
       -> worker_set    one set of workers, from its start to its end
            -> torch_loader  torch's ``DataLoader``: how it is made, and what it does not offer
            -> watch         a thread that watches the workers while the loader waits
+           -> processes     how worker processes start and end
     worker         the code that runs in a worker
       -> messages      what it returns
       -> user_globals  the globals that must be the same there as in the program
