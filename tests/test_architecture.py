@@ -98,6 +98,8 @@ ROOMS = [
     "datasets",
     "encoders",
     "inspect",
+    "loader",
+    "loader.workers",
     "plan",
     "plan.megatron",
     "preparing",
@@ -140,6 +142,38 @@ def test_a_run_loads_little() -> None:
     assert len(modules) <= MAX_RUN_MODULES, sorted(modules)
     others = ("samples", "encoders.pipeline", "plan.framed", "plan.packing", "tracing", "loader", "datasets.accounts")
     assert [name for name in modules if name.startswith(tuple(f"headrace.{other}" for other in others))] == []
+
+
+BUDGETS = {"headrace.WindowDataset, headrace.Run, headrace.Loader": (100, 14_000)}
+"""The most modules of ours, and the most lines, that the use of some names loads."""
+
+
+@pytest.mark.parametrize("names", BUDGETS)
+def test_what_token_data_load_is_bounded(names: str) -> None:
+    files = [Path(name) for name in loaded_files(f"import headrace; {names}")]
+    num_modules, num_lines = BUDGETS[names]
+    assert len(files) <= num_modules
+    assert sum(len(file.read_text().splitlines()) for file in files) <= num_lines
+    parts = {file.relative_to(SOURCE).parts[:2] for file in files}
+    assert not parts & {
+        ("encoders", "pipeline.py"),
+        ("loader", "framed"),
+        ("loader", "ragged.py"),
+        ("samples", "media"),
+    }
+    assert SOURCE / "loader" / "workers" / "worker.py" not in files
+
+
+def loaded_files(code: str) -> list[str]:
+    """The files of ours that code loads."""
+    ours = "{module.__file__ for name, module in sys.modules.items() if name.split('.')[0] == 'headrace'}"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {code}; print(*{ours}, sep='\\n')"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split("\n")[:-1]
 
 
 def test_public_names_are_sorted_and_those_of_their_rooms() -> None:

@@ -18,9 +18,8 @@ def lazily(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the ``__getattr__`` and ``__dir__`` of a package whose public names live in the modules ``homes[name]``.
 
-    A home ``module:other`` has the name under another one.
-
-    ``rooms`` are packages within it, which are also imported when they are first named.
+    If the object has another name in its module, its home is written ``"module:other"``. ``rooms`` are packages within
+    the package, which are also imported when they are first named.
 
     The package repeats the imports under ``TYPE_CHECKING`` and assigns these two functions only outside of it: to a
     type checker, a ``__getattr__`` would mean that any name exists. No module in the package may have the name of one

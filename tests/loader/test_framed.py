@@ -118,7 +118,7 @@ def test_states_of_other_ranks_and_runs_are_refused(run: FramedRun, place: Path)
 def test_what_a_framed_run_cannot_do(run: FramedRun, place: Path) -> None:
     groups = framed_made.framed_run("groups", [place])
     with pytest.raises(
-        ConfigError, match="a unit of this run is a whole batch of one group, and micro_batch_size is 2"
+        ConfigError, match="a sample of this run is a whole batch of one group, and micro_batch_size is 2"
     ):
         Loader(groups, micro_batch_size=2)
     with pytest.raises(ConfigError, match="balance"):

@@ -19,6 +19,7 @@ from PIL import Image
 from headrace import Loader, MediaDataset, Order, Run
 from headrace.loader import Reading
 from headrace.loader.buffers import Blocks
+from headrace.loader.ragged import read_ragged
 from headrace.loader.spans import SPAN_BYTES, SPAN_ROWS, SPAN_ROWS_HERE, SPAN_SECONDS, BatchSpan, Cost, Pace, SpanRows
 from headrace.loader.workers import messages
 from headrace.loader.workers.messages import LARGE_BYTES, SpanMessage, dumped
@@ -264,7 +265,7 @@ def test_images_are_sent_in_the_memory_they_were_decoded_into(pictures: Path, mo
     monkeypatch.setattr(messages, "_settle", lambda: None)  # this process is no worker
     run = run_of(pictures, "rgb8")
     located = run.locate(np.arange(8, dtype=np.int64))
-    message = messages.read_message(run, BatchSpan(located, [4, 4], [0, 1], [4, 8]), lambda address: None)
+    message = messages.read_message(read_ragged, run, BatchSpan(located, [4, 4], [0, 1], [4, 8]), lambda address: None)
     image = message._rows.columns["image"]
     assert message._shared.found(image).is_shared()
     assert message._shared.found(image).data_ptr() == image.data_ptr()

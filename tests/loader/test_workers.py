@@ -12,7 +12,7 @@ import media_texts
 from headrace import ConfigError, Loader, MediaDataset, Order, Run, StateError, WorkerError
 from headrace.errors import SampleError
 from headrace.loader import Reading
-from headrace.loader.workers.worker_set import safe_start_method
+from headrace.loader.workers.processes import safe_start_method
 from headrace.samples.media import TextSample
 
 ORDER = Order(kind="shards", seed=1, max_samples_per_sequence=5, parallel_shard_iters=4)

@@ -20,8 +20,8 @@ import option_encoder
 from headrace import ConfigError, Loader, MapDataset, MediaDataset, Order, Run
 from headrace.datasets.encoded import EncodedDataset
 from headrace.loader import Reading
+from headrace.loader.workers.processes import safe_start_method
 from headrace.loader.workers.user_globals import Globals
-from headrace.loader.workers.worker_set import safe_start_method
 
 PADDED = [str(number).ljust(4, ".") for number in range(8)]
 SERVER: dict[str, Any] = {"num_workers": 1, "start_method": "forkserver"}

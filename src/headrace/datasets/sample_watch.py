@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from headrace.encoders import Fault
 from headrace.plan import IntArray
 
 if TYPE_CHECKING:
+    from headrace.encoders import Fault
     from headrace.samples.media.batch import BatchBlocks
 
 NO_SAMPLE: Final = -1

@@ -18,23 +18,48 @@ except ImportError as error:
 
     raise MissingExtraError("the loader needs torch: pip install 'headrace[torch]'") from error
 
-from headrace.encoders import read_fault_report
-from headrace.loader.attention import (
-    block_causal_mask,
-    context_parallel,
-    flatten,
-    flatten_packed,
-    flex_block_mask,
-    mask_mod,
-    varlen_arguments,
-)
-from headrace.loader.balancing import Balance, StepBalance
-from headrace.loader.collating import collate_fn
-from headrace.loader.faults import FeedLedger
-from headrace.loader.framed import merge_state_dicts
-from headrace.loader.loader import Loader, load_recipe
-from headrace.loader.ranks import Ranks
-from headrace.loader.reading import Reading
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace.encoders import read_fault_report
+    from headrace.loader.attention import (
+        block_causal_mask,
+        context_parallel,
+        flatten,
+        flatten_packed,
+        flex_block_mask,
+        mask_mod,
+        varlen_arguments,
+    )
+    from headrace.loader.balancing import Balance, StepBalance
+    from headrace.loader.collating import collate_fn
+    from headrace.loader.faults import FeedLedger
+    from headrace.loader.framed import merge_state_dicts
+    from headrace.loader.loader import Loader, load_recipe
+    from headrace.loader.ranks import Ranks
+    from headrace.loader.reading import Reading
+
+_HOMES = {
+    "Balance": "headrace.loader.balancing",
+    "FeedLedger": "headrace.loader.faults",
+    "Loader": "headrace.loader.loader",
+    "Ranks": "headrace.loader.ranks",
+    "Reading": "headrace.loader.reading",
+    "StepBalance": "headrace.loader.balancing",
+    "block_causal_mask": "headrace.loader.attention",
+    "collate_fn": "headrace.loader.collating",
+    "context_parallel": "headrace.loader.attention",
+    "flatten": "headrace.loader.attention",
+    "flatten_packed": "headrace.loader.attention",
+    "flex_block_mask": "headrace.loader.attention",
+    "load_recipe": "headrace.loader.loader",
+    "mask_mod": "headrace.loader.attention",
+    "merge_state_dicts": "headrace.loader.framed",
+    "read_fault_report": "headrace.encoders",
+    "varlen_arguments": "headrace.loader.attention",
+}
 
 __all__ = [
     "Balance",
@@ -55,3 +80,6 @@ __all__ = [
     "read_fault_report",
     "varlen_arguments",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from headrace.datasets import Dataset, PackedSequenceDataset, RaggedDataset, Run
 from headrace.datasets.counts import counted
 from headrace.errors import ConfigError, StateError
+from headrace.loader.spans import begun_samples, check_between_steps
 from headrace.plan import (
     Assignment,
     BalancedStep,
@@ -233,6 +234,8 @@ class BalancedAssignment:
             lengths, together, which balance would undo.
     """
 
+    planned_positions = ASSIGNED_POSITIONS
+
     def __init__(self, run: Run, balance: Balance, share: Share) -> None:
         if not isinstance(balance, Balance):
             raise ConfigError(f"balance is {balance!r:.80}; expected a Balance, such as Balance(cost='tokens')")
@@ -277,7 +280,7 @@ class BalancedAssignment:
 
     def balanced_step(self, position: int) -> BalancedStep | None:
         """Return what a state saved at this position must hold about its step; None between two steps."""
-        if not (offset := _offset(self._run, position)):
+        if not (offset := begun_samples(self._run, position)):
             return None
         step = self._run.schedule.step_of(position)
         first, taken = self._before(step)
@@ -357,21 +360,6 @@ class BalancedAssignment:
         for step, part in enumerate(parts, first):
             low = int(part[0]) - begin
             yield step, int(part[0]), costs[low : low + len(part)]
-
-
-def _offset(run: Run, position: int) -> int:
-    """Return how many samples of its step come before a position; 0 where a step begins, and at the end of the run."""
-    return 0 if position == run.length else position - run.schedule.begin(run.schedule.step_of(position))
-
-
-def check_between_steps(run: Run, position: int, why: str) -> None:
-    """Raise ConfigError for a position within a step, which does not say which samples of it were taken."""
-    if _offset(run, position):
-        step = run.schedule.step_of(position)
-        raise ConfigError(
-            f"position {position:,} is within step {step:,}, and a number of samples does not say which of them were "
-            f"taken, {why}: start where a step begins, such as {run.schedule.begin(step):,}, or load a saved state"
-        )
 
 
 def _fits(taken: tuple[StepPart, ...], first: int) -> bool:

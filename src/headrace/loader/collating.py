@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.datasets import Dataset, FixedDataset, RaggedDataset, Run
-from headrace.datasets.accounts import refuse_unsupervised, supervised_tokens
+from headrace.datasets.accounts import check_supervised, refuse_unsupervised, supervised_tokens
 from headrace.errors import ConfigError
 from headrace.loader.spans import Batch, BatchSpan
 from headrace.plan.packed_check import verify_packed
@@ -37,17 +37,11 @@ def _bounds(positions: memoryview) -> NDArray[np.int32]:
     return np.array(bounds[::-1], dtype=np.int32)
 
 
-def verify(batch: Batch, *, is_unshifted: bool) -> None:
-    """Check every field of a packed micro-batch against every other one; raise HeadraceError if two contradict."""
-    arrays = {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
-    verify_packed(arrays, is_unshifted=is_unshifted)
-
-
 COUNT_POSITIONS = 1024
 """Samples counted at a time, rounded up to whole steps."""
 
 
-class StepTotals:
+class _StepTotals:
     """The supervised tokens of whole global steps, over all ranks, from the plan and without communication.
 
     Steps have to be asked for in order, since several are counted at a time. O(samples of the step) on every rank,
@@ -82,15 +76,37 @@ class StepTotals:
         return totals
 
 
-def add_totals(batches: list[Batch], span: BatchSpan, totals: StepTotals) -> None:
-    """Add to each micro-batch of a span the counts that its loss is divided by.
+class BatchCounts:
+    """Adds to the micro-batches of counted samples what their loss and their attention need.
 
     - ``num_supervised_tokens``, int: the labels of this micro-batch that are not -100;
-    - ``step_supervised_tokens``, int: those of the whole global step, over all micro-batches and ranks.
+    - ``step_supervised_tokens``, int: those of the whole global step, over all micro-batches and ranks;
+    - for packs the segments, see `add_segments`.
+
+    Raises:
+        ConfigError: samples from ``position`` on have no supervised token, see `check_supervised`.
     """
-    for batch, step in zip(batches, span.steps, strict=True):
-        add_supervised(batch)
-        batch["step_supervised_tokens"] = totals.of(step)
+
+    def __init__(self, run: Run, position: int) -> None:
+        check_supervised(run, position)
+        self._run = run
+        self._totals = _StepTotals(run)
+
+    def add(self, batches: list[Batch], span: BatchSpan) -> None:
+        """Add them to each micro-batch of a span."""
+        for batch, step in zip(batches, span.steps, strict=True):
+            add_supervised(batch)
+            batch["step_supervised_tokens"] = self._totals.of(step)
+        if self._run.traits.is_packed:
+            add_segments(batches)
+
+    def verify(self, batch: Batch) -> None:
+        """Check every field of a packed micro-batch against every other one; raise HeadraceError if two contradict."""
+        if self._run.traits.is_packed:
+            arrays = {
+                name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in batch.items()
+            }
+            verify_packed(arrays, is_unshifted=self._run.traits.is_unshifted)
 
 
 def add_supervised(batch: Batch) -> None:

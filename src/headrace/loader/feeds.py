@@ -2,30 +2,101 @@
 
 Run          SpanFeed       a position is the whole state
 FramedRun    FramedFeed     each lane has a state of its own, see `framed`
+
+Most runs feed tokens, and need neither of the parts for framed, ragged, counted and balanced data nor workers. So these
+parts are named here, and imported when such a run comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal, Protocol
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import xxhash
 
 from headrace.datasets import Run
-from headrace.datasets.accounts import check_supervised
 from headrace.datasets.mix import check_micro_batches
 from headrace.errors import ConfigError, StateError
-from headrace.loader.balancing import Balance, BalancedAssignment, check_between_steps
-from headrace.loader.collating import StepTotals, add_segments, add_totals, verify
+from headrace.loader import workers
+from headrace.loader.buffers import Blocks, Buffers
 from headrace.loader.faults import Given, shared_out
 from headrace.loader.ranks import Ranks, agree
-from headrace.loader.reading import Reading, StreamReader
-from headrace.loader.spans import divide, pace_of, spans
+from headrace.loader.reading import Reading, in_threads, pinned, pins
+from headrace.loader.spans import (
+    BatchSpan,
+    ReadRows,
+    SpanRows,
+    check_between_steps,
+    describe_sample,
+    describe_span,
+    divide,
+    pace_of,
+    read_rows,
+    spans,
+)
 from headrace.plan import BatchSchedule, Cursor, Draw, Share
+
+if TYPE_CHECKING:
+    from headrace.datasets import FramedRun
+    from headrace.loader.balancing import Balance, BalancedAssignment
+
+FEEDS: Final = {
+    "headrace.datasets.run.Run": "headrace.loader.feeds:SpanFeed",
+    "headrace.datasets.encoded.framed_run.FramedRun": "headrace.loader.framed.feed:FramedFeed",
+}
+"""The feed of each class of runs."""
+
+READ_RAGGED: Final = "headrace.loader.ragged:read_ragged"
+ASSIGNMENT: Final = "headrace.loader.balancing:BalancedAssignment"
+COUNTS: Final = "headrace.loader.collating:BatchCounts"
+
+
+class FeedOptions(NamedTuple):
+    """What a feed has to know besides its run; see the arguments of `Loader`."""
+
+    ranks: Ranks
+    share: Share
+    reading: Reading | None = None
+    balance: Balance | None = None
+    debug: bool = False
+    journal: str | None = None
+
+
+def feed_of(run: Run | FramedRun, options: FeedOptions) -> Feed:
+    """Return the feed of a run.
+
+    Raises:
+        ConfigError: ``run`` is no run, or an option does not suit it.
+    """
+    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(run).__mro__)
+    place = next((FEEDS[name] for name in names if name in FEEDS), None)
+    if place is None:
+        raise ConfigError(f"run is {run!r:.80}; expected a Run or a FramedRun")
+    feed: Feed = resolve_name(place)(run, options)
+    return feed
+
+
+def check_group_batches(is_group_batches: bool, share: Share) -> None:
+    """Raise ConfigError if samples or units are whole batches, and a micro-batch has several."""
+    if is_group_batches and share.micro_batch_size != 1:
+        raise ConfigError(
+            f"a sample of this run is a whole batch of one group, and micro_batch_size is {share.micro_batch_size}:"
+            " pass micro_batch_size=1; the grouping decides how many samples a batch has"
+        )
 
 
 class Feed(Protocol):
     """Yields the micro-batches of one rank of one run, and knows what a state must hold."""
+
+    @property
+    def run(self) -> Run | FramedRun:
+        """The run."""
+
+    @property
+    def reading(self) -> Reading:
+        """How the run is read."""
 
     @property
     def assignment(self) -> BalancedAssignment | None:
@@ -41,8 +112,17 @@ class Feed(Protocol):
             ConfigError: the run cannot begin there; nothing has changed then.
         """
 
+    def step_of_sample(self, position: int) -> int | None:
+        """Return the step in which the sample at a position is delivered; None if it is not known."""
+
     def state(self, position: int) -> dict[str, Any]:
         """Return the fields of a `Cursor` that this feed adds to the position that the newest stream has reached."""
+
+    def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of all ranks, from the one of this rank; see `Loader.gather_state_dict`."""
+
+    def as_saved(self, recipe: Mapping[str, str]) -> Feed:
+        """Return this feed, or that of the run whose recipe has these hashes, if the run can be continued as it."""
 
     def load(self, cursor: Cursor) -> None:
         """Prepare to continue from a saved state.
@@ -60,46 +140,45 @@ class Feed(Protocol):
 
 
 class SpanFeed:
-    """The feed of a `Run`: spans of positions, read by threads or workers. The arguments are those of `Loader`."""
+    """The feed of a `Run`: spans of positions, read by threads or workers."""
 
-    def __init__(
-        self, run: Run, ranks: Ranks, share: Share, reading: Reading, *, balance: Balance | None, debug: bool
-    ) -> None:
-        if run.traits.is_group_batches and share.micro_batch_size != 1:
+    def __init__(self, run: Run, options: FeedOptions) -> None:
+        if options.journal is not None:
             raise ConfigError(
-                f"a sample of this run is a whole batch of one group, and micro_batch_size is {share.micro_batch_size}:"
-                " pass micro_batch_size=1; the grouping decides how many outputs a batch has"
+                "a journal records the frames of a FramedRun, and this is a Run, which needs none: leave journal "
+                "out, and save the run with Run.save"
             )
-        self._run = run
-        self._agrees = ranks.agree
-        self._share = share
-        self._reader = StreamReader(run, reading)
-        self._has_workers = reading.num_workers > 0
-        self._debug = debug
-        self.assignment = None if balance is None else BalancedAssignment(run, balance, share)
+        check_group_batches(run.traits.is_group_batches, options.share)
+        self.run = run
+        self.reading = options.reading or Reading()
+        self._agrees = options.ranks.agree
+        self._share = options.share
+        self._reader = StreamReader(run, self.reading)
+        self._debug = options.debug
+        self.assignment: BalancedAssignment | None = None
+        if options.balance is not None:
+            self.assignment = resolve_name(ASSIGNMENT)(run, options.balance, options.share)
         # Balance assigns the slots itself. The draw then only says which samples a step gave before it was balanced.
         self._draw = run.draw
 
     def batches(self, position: int) -> Iterator[Given]:
         """See `Feed.batches`."""
         if self._agrees:
-            agree(self._run, position, self._share, self._digest)
-        pace = pace_of(self._run, self._share, is_here=not self._has_workers)
-        work = spans(self._run, self._share, position, self.assignment or self._draw, pace)
-        totals = StepTotals(self._run) if self._run.traits.is_counted else None
-        if totals is not None:
-            check_supervised(self._run, position)
+            agree(self.run, position, self._share, self._digest)
+        run, assignment = self.run, self.assignment
+        pace = pace_of(run, self._share, is_here=not self.reading.num_workers)
+        at_a_time = None if assignment is None else assignment.planned_positions
+        work = spans(run, self._share, position, assignment or self._draw, pace, at_a_time)
+        counts = resolve_name(COUNTS)(run, position) if run.traits.is_counted else None
         for span, rows in self._reader.filled(work):
             pace.learn(len(span.sizes), rows.cost)
-            batches = divide(rows, span, self._run.constants)
-            if totals is not None:
-                add_totals(batches, span, totals)
-                if self._run.traits.is_packed:
-                    add_segments(batches)
+            batches = divide(rows, span, run.constants)
+            if counts is not None:
+                counts.add(batches, span)
             faults = shared_out(rows.faults, span)
             for given in map(Given, batches, span.afters, span.sizes, faults):
-                if self._debug and self._run.traits.is_packed:
-                    verify(given.batch, is_unshifted=self._run.traits.is_unshifted)
+                if counts is not None and self._debug:
+                    counts.verify(given.batch)
                 yield given
 
     def start_at(self, position: int) -> None:
@@ -107,9 +186,21 @@ class SpanFeed:
         self._check_blocks(position)
         if self.assignment is not None:
             self.assignment.start_at(position)
-        elif self._run.draw is not None:
-            check_between_steps(self._run, position, "as slots of a blend are drawn")
-        self._draw = self._run.draw
+        elif self.run.draw is not None:
+            check_between_steps(self.run, position, "as slots of a blend are drawn")
+        self._draw = self.run.draw
+
+    def step_of_sample(self, position: int) -> int | None:
+        """See `Feed.step_of_sample`."""
+        return self.run.schedule.step_of(position)
+
+    def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state as it is, since it is the same on all ranks."""
+        return state
+
+    def as_saved(self, recipe: Mapping[str, str]) -> SpanFeed:
+        """See `Feed.as_saved`; a `Run` is continued as it is."""
+        return self
 
     def state(self, position: int) -> dict[str, Any]:
         """See `Feed.state`."""
@@ -148,7 +239,7 @@ class SpanFeed:
 
     def _resumed_draw(self, cursor: Cursor) -> Draw | None:
         """Return how the run continues its draw; raise StateError if the state does not allow it."""
-        draw = self._run.draw
+        draw = self.run.draw
         if draw is not None:
             balanced = (
                 0
@@ -171,12 +262,65 @@ class SpanFeed:
 
     def _check_blocks(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
         """Raise ConfigError if ``block_samples`` is set and a micro-batch from here on would mix two sources."""
-        run = self._run
+        run = self.run
         if run.block_samples is None:
             return
         # Blocks are drawn over the whole step, however much of it was given already.
         places = () if run.draw is None else (run.schedule.locate(position)[1], *drawn_to)
         check_micro_batches(run.block_samples, run.schedule, run.length, self._share, position, places)
+
+
+Filled = Iterator[tuple[BatchSpan, SpanRows]]
+
+
+class StreamReader:
+    """Reads the spans of one run, one stream at a time; a new stream ends the one before."""
+
+    def __init__(self, run: Run, reading: Reading) -> None:
+        self._run = run
+        self._reading = reading
+        self._pin = pins(reading)
+        self._read: ReadRows = resolve_name(READ_RAGGED) if run.traits.is_ragged else read_rows
+        self._workers = self._make_workers() if reading.num_workers else None
+
+    def _make_workers(self) -> workers.WorkerPool[BatchSpan]:
+        run, read = self._run, self._read
+        return workers.WorkerPool(
+            lambda: partial(workers.read_message, read, run),
+            self._reading,
+            pin=self._pin,
+            describe=partial(describe_span, run),
+            describe_sample=partial(describe_sample, run),
+            unrestorable=run.traits.unrestorable,
+        )
+
+    def filled(self, spans: Iterator[BatchSpan]) -> Filled:
+        """Yield every span with its samples, in order."""
+        if self._workers is not None:
+            return self._workers.filled(spans)
+        # Records and images are decoded into blocks, since their shapes are not known before.
+        buffers = Blocks() if self._run.traits.is_ragged else Buffers(self._run.fields)
+        # What each task brings is not kept, so that its memory is reused.
+        work = (
+            (span, (span, buffers.take if isinstance(buffers, Blocks) else buffers.take(len(span.located.positions))))
+            for span in spans
+        )
+        read = partial(_read, self._read, self._run, self._pin)
+        if not self._reading.num_threads:
+            return ((span, read(task)) for span, task in work)
+        reads = [read] * self._reading.num_threads
+        return in_threads(reads, work, self._reading, partial(describe_span, self._run))
+
+    def close(self) -> None:
+        """End worker processes. Threads end with their stream."""
+        if self._workers is not None:
+            self._workers.close()
+
+
+def _read(read: ReadRows, run: Run, pin: bool, task: tuple[BatchSpan, Any]) -> SpanRows:
+    span, memory = task
+    rows = read(run, span, memory, None)
+    return rows._replace(columns=pinned(rows.columns)) if pin else rows
 
 
 def check_uneven(uneven: Literal["allow", "refuse"], schedule: BatchSchedule, length: int | None, share: Share) -> None:

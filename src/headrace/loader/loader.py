@@ -6,21 +6,23 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from operator import index
 from pathlib import Path
-from typing import Any, Literal
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.datasets import FramedRun, Run
+from headrace.datasets import Run
 from headrace.encoders import Fault, FaultLog
 from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write, check_local
-from headrace.loader.balancing import Balance, StepBalance
 from headrace.loader.faults import FaultCounter, FeedLedger, original_errors, report_path
-from headrace.loader.feeds import Feed, SpanFeed, check_uneven, num_micro_batches
-from headrace.loader.framed import FramedFeed, gathered_state
+from headrace.loader.feeds import FeedOptions, check_uneven, feed_of, num_micro_batches
 from headrace.loader.ranks import Ranks
 from headrace.loader.reading import Reading
-from headrace.loader.restoring import restored
 from headrace.loader.spans import Batch
 from headrace.plan import Cursor, RunRecipe, Share
+
+if TYPE_CHECKING:
+    from headrace.datasets import FramedRun
+    from headrace.loader.balancing import Balance, StepBalance
 
 
 class Loader:
@@ -118,14 +120,12 @@ class Loader:
         micro_batch_size = index(micro_batch_size)
         if micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size is at least 1, found {micro_batch_size}")
-        self.run = run
         self.ranks = ranks or Ranks.detect()
         self._share = Share(self.ranks.rank, self.ranks.world_size, micro_batch_size)
         rank, world_size = self.ranks.rank, self.ranks.world_size
         journal = report_path(journal, rank, world_size, what="journal", instead="journal-{rank}.bin")
-        self._original_run, self._journal = run, journal
-        self._feed = self._feed_of(run, reading, balance, debug=debug)
-        check_uneven(uneven, run.schedule, self.run.length, self._share)
+        self._feed = feed_of(run, FeedOptions(self.ranks, self._share, reading, balance, debug, journal))
+        check_uneven(uneven, run.schedule, run.length, self._share)
         self._counting = FaultCounter(report_path(fault_report, rank, world_size))
         self._restart = restart
         self._loaded = False
@@ -135,32 +135,15 @@ class Loader:
         self.start_at(position)
         self._loaded = position > 0
 
-    def _feed_of(
-        self,
-        run: Run | FramedRun,
-        reading: Reading | None,
-        balance: Balance | None,
-        *,
-        debug: bool,
-    ) -> Feed:
-        if isinstance(run, Run):
-            if self._journal is not None:
-                raise ConfigError(
-                    "a journal records the frames of a FramedRun, and this is a Run, which needs none: leave journal "
-                    "out, and save the run with save_run"
-                )
-            self.reading = reading or Reading()
-            return SpanFeed(run, self.ranks, self._share, self.reading, balance=balance, debug=debug)
-        if not isinstance(run, FramedRun):
-            raise ConfigError(f"run is {run!r:.80}; expected a Run or a FramedRun")
-        if balance is not None:
-            raise ConfigError(
-                "balance needs the costs of samples before they are read, and those of a FramedRun are not known: "
-                "leave balance out"
-            )
-        # Hooks that draw random numbers cannot run in threads, so there are none by default.
-        self.reading = reading or Reading(num_threads=0)
-        return FramedFeed(run, self.ranks, self._share, self.reading, journal=self._journal)
+    @property
+    def run(self) -> Run | FramedRun:
+        """The run."""
+        return self._feed.run
+
+    @property
+    def reading(self) -> Reading:
+        """How samples are read."""
+        return self._feed.reading
 
     @property
     def position(self) -> int:
@@ -206,8 +189,7 @@ class Loader:
     def _tell(self, error: Exception, faults: Sequence[Fault]) -> None:
         """Count a sample that ends the run, and add its place in the run to the error."""
         position = faults[-1].position
-        # In a framed run this is the position of a sample; the unit, and so the step, is not known.
-        step = None if position is None or isinstance(self.run, FramedRun) else self.run.schedule.step_of(position)
+        step = None if position is None else self._feed.step_of_sample(position)
         if position is not None:
             error.add_note(f"at position {position:,} of the run" + ("" if step is None else f", step {step:,}"))
         self._counting.failed(faults, step)
@@ -251,8 +233,7 @@ class Loader:
             StateError: there are several ranks and no process group, see `headrace.loader.merge_state_dicts`; or the
                 ranks are not all after the same micro-step.
         """
-        state = self.state_dict()
-        return state if isinstance(self.run, Run) else gathered_state(state, self.ranks.world_size)
+        return self._feed.gathered(self.state_dict())
 
     def serving(self) -> str:
         """Describe in one line which share of the data each rank reads, and whether any is read more than once."""
@@ -276,15 +257,12 @@ class Loader:
         """
         saved = recipe if isinstance(recipe, RunRecipe) or recipe is None else load_recipe(recipe)
         cursor = Cursor.from_dict(state)
-        run = self._original_run if isinstance(self._original_run, Run) else self._original_run.as_saved(cursor.recipe)
-        cursor = cursor.verified(run.recipe, run.schedule, run.length, saved=saved)
-        feed = self._feed
-        if isinstance(run, FramedRun) and isinstance(self.run, FramedRun) and run.lanes != self.run.lanes:
-            feed = FramedFeed(run, self.ranks, self._share, self.reading, journal=self._journal)
+        feed = self._feed.as_saved(cursor.recipe)
+        cursor = cursor.verified(feed.run.recipe, feed.run.schedule, feed.run.length, saved=saved)
         feed.load(cursor)
         if feed is not self._feed:
             self._feed.close()
-        self.run, self._feed = run, feed
+        self._feed = feed
         self._position = cursor.position
         self._loaded = True
         self._ended = False
@@ -333,6 +311,7 @@ class Loader:
         Raises:
             ConfigError: there is no such key or position; the data have changed; a hook is not ``@stateless``.
         """
+        restored: Any = resolve_name("headrace.loader.restoring:restored")
         return restored(self.run, key)
 
     def close(self) -> None:

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from headrace.datasets import Run
-from headrace.datasets.media.face import Allocate, BatchBlocks, collated
+from headrace.datasets.media.face import BatchBlocks, collated
 from headrace.datasets.sample_watch import SampleWatch, Tell
 from headrace.loader.faults import blaming
-from headrace.loader.spans import Batch, BatchSpan, Cost, RaggedBatch, SpanRows
+from headrace.loader.spans import Allocate, Batch, BatchSpan, Cost, RaggedBatch, SpanRows
 
 
-def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None = None, tell: Tell | None = None) -> SpanRows:
+def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell | None = None) -> SpanRows:
     """Read the micro-batches of a span, each padded to its own longest sample, with their cost and faults.
 
     Args:

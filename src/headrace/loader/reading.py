@@ -1,6 +1,7 @@
-"""How the spans of a rank are read: when they are asked for, ahead in threads, or ahead in worker processes.
+"""`Reading` says how samples are read: when they are asked for, ahead in threads, or ahead in worker processes.
 
-A thread that hangs is an error after a time-out, since threads cannot be ended.
+The threads are here, the workers in `headrace.loader.workers`. A thread that hangs is an error after a time-out, since
+threads cannot be ended.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import contextlib
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from multiprocessing import get_all_start_methods
@@ -19,24 +20,33 @@ from time import monotonic
 from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
+import numpy as np
 import torch
 
-from headrace.datasets import Run, Sample
-from headrace.datasets.media.face import Allocate
 from headrace.errors import ConfigError, WorkerError
-from headrace.loader.buffers import Blocks, Buffers
-from headrace.loader.ragged import read_ragged
-from headrace.loader.spans import Batch, BatchSpan, SpanRows, describe_sample, describe_span, read_rows
-from headrace.loader.workers.messages import read_message
-from headrace.loader.workers.pool import WorkerPool
-from headrace.loader.workers.watch import within
+from headrace.loader.spans import Batch
 
 L = TypeVar("L")
 T = TypeVar("T")
 M = TypeVar("M")
 
 _STOP_S: Final = 5.0
-_DESCRIBE_S: Final = 5.0
+DESCRIBE_S: Final = 5.0
+"""How long the description of a sample may take, which may have to be read from a disk."""
+
+
+def within(limit_s: float, function: Callable[[], Any]) -> Any:
+    """Return the result of a function, or None if it takes longer: it may wait for a disk that does not answer."""
+    found: list[Any] = []
+
+    def call() -> None:
+        with contextlib.suppress(Exception):
+            found.append(function())
+
+    thread = Thread(target=call, name="headrace-report", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return found[0] if found else None
 
 
 def in_threads(
@@ -107,13 +117,13 @@ class _Thread(Generic[T, M]):
                 waited_s = monotonic() - since
             if waited_s >= reading.timeout_s:
                 self._is_lost = True
-                what = within(_DESCRIBE_S, lambda: describe(label)) or "samples"
+                what = within(DESCRIBE_S, lambda: describe(label)) or "samples"
                 raise WorkerError(
                     f"nothing came for {reading.timeout_s:g} s from a thread that reads {what}, in\n{self._where()}\n"
                     "Raise timeout_s if samples take that long. Threads cannot be replaced; worker processes can: "
                     "Reading(num_workers=2)"
                 )
-            within(_DESCRIBE_S, partial(_say, waited_s, describe, label))
+            within(DESCRIBE_S, partial(_say, waited_s, describe, label))
 
     def _where(self) -> str:
         """Return the lines of code that the thread is at, the innermost call first."""
@@ -243,75 +253,16 @@ def pins(reading: Reading) -> bool:
     return has_cuda if reading.pin_memory is None else reading.pin_memory
 
 
-Filled = Iterator[tuple[BatchSpan, SpanRows]]
-
-
-class StreamReader:
-    """Reads the spans of one run, one stream at a time; a new stream ends the one before."""
-
-    def __init__(self, run: Run, reading: Reading) -> None:
-        self._run = run
-        self._reading = reading
-        self._pin = pins(reading)
-        self._workers = self._make_workers() if reading.num_workers else None
-
-    def _make_workers(self) -> WorkerPool[BatchSpan]:
-        run = self._run
-        return WorkerPool(
-            lambda: partial(read_message, run),
-            self._reading,
-            pin=self._pin,
-            describe=partial(describe_span, run),
-            describe_sample=partial(describe_sample, run),
-            unrestorable=run.traits.unrestorable,
-        )
-
-    def filled(self, spans: Iterator[BatchSpan]) -> Filled:
-        """Yield every span with its samples, in order."""
-        if self._workers is not None:
-            return self._workers.filled(spans)
-        if self._reading.num_threads:
-            return _in_threads(self._run, spans, self._reading, pin=self._pin)
-        return _when_asked(self._run, spans, pin=self._pin)
-
-    def close(self) -> None:
-        """End worker processes. Threads end with their stream."""
-        if self._workers is not None:
-            self._workers.close()
-
-
-def _when_asked(run: Run, spans: Iterator[BatchSpan], *, pin: bool) -> Filled:
-    buffers = _buffers(run)
-    for span in spans:
-        yield span, _read(run, pin, (span, _memory(buffers, span)))
-
-
-def _in_threads(run: Run, spans: Iterator[BatchSpan], reading: Reading, *, pin: bool) -> Filled:
-    buffers = _buffers(run)
-    work = ((span, (span, _memory(buffers, span))) for span in spans)
-    reads = [partial(_read, run, pin)] * reading.num_threads
-    return in_threads(reads, work, reading, partial(describe_span, run))
-
-
-def _read(run: Run, pin: bool, task: tuple[BatchSpan, Memory]) -> SpanRows:
-    span, memory = task
-    rows = read_ragged(run, span, memory) if callable(memory) else read_rows(run, span, memory)
-    return rows._replace(columns=pinned(rows.columns)) if pin else rows
-
-
-Memory = Sample | Allocate
-"""Memory to read into: arrays of the run's fields; or a function that allocates it, for ragged samples."""
-
-
-def _buffers(run: Run) -> Buffers | Blocks:
-    return Blocks() if run.traits.is_ragged else Buffers(run.fields)
-
-
-def _memory(buffers: Buffers | Blocks, span: BatchSpan) -> Memory:
-    """Return arrays to read a span into; or a function that allocates, for records, whose shapes are known later."""
-    return buffers.take if isinstance(buffers, Blocks) else buffers.take(len(span.located.positions))
-
-
 def pinned(batch: Batch) -> Batch:
     """Return the batch with its tensors in pinned memory, which a GPU can copy from while the CPU works."""
     return {name: value.pin_memory() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+
+
+def as_tensors(columns: Mapping[str, Any]) -> Batch:
+    """Return columns with arrays as tensors. Arrays that cannot be written to are copied, since batches are changed."""
+    return {
+        name: torch.from_numpy(value if value.flags.writeable else value.copy())
+        if isinstance(value, np.ndarray)
+        else value
+        for name, value in columns.items()
+    }

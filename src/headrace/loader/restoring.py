@@ -11,6 +11,7 @@ import torch
 from headrace.datasets import FramedRun, Run
 from headrace.datasets.media import SampleDataset
 from headrace.errors import ConfigError
+from headrace.loader.reading import as_tensors
 
 
 def restored(run: Run | FramedRun, key: Any, *, by_position: bool = True) -> Any:
@@ -36,7 +37,7 @@ def restored(run: Run | FramedRun, key: Any, *, by_position: bool = True) -> Any
         found = _by_keys(run, given)
     else:
         found = _by_position(run, given, by_position=by_position)
-    return _in_tensors(found) if isinstance(given, list) else found
+    return as_tensors(found) if isinstance(given, list) else found
 
 
 def _by_keys(run: Run, keys: list[tuple[Any, ...]]) -> Any:
@@ -80,11 +81,3 @@ def _by_position(run: Run, given: Any, *, by_position: bool) -> Any:
     if not isinstance(given, list):
         return samples[0]
     return run.collate(samples)
-
-
-def _in_tensors(batch: dict[str, Any]) -> dict[str, Any]:
-    return {name: _tensor(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
-
-
-def _tensor(values: np.ndarray[Any, Any]) -> torch.Tensor:
-    return torch.from_numpy(values if values.flags.writeable else values.copy())

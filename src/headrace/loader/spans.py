@@ -7,21 +7,23 @@ their samples can be described in words, for errors and reports: shard and key, 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.datasets import Located, Run, Sample
+from headrace.datasets import Dataset, Located, Run, Sample
 from headrace.datasets.origins import Origin
-from headrace.encoders import Fault
-from headrace.errors import HeadraceError
-from headrace.loader.balancing import ASSIGNED_POSITIONS, BalancedAssignment
-from headrace.plan import Draw, Share, micro_batches
+from headrace.datasets.sample_watch import Tell
+from headrace.errors import ConfigError, HeadraceError
+from headrace.plan import IntArray, Share, micro_batches
+
+if TYPE_CHECKING:
+    from headrace.encoders import Fault
 
 SPAN_BYTES = 4 << 20
 """The most bytes of a span: enough to spread the cost of a hand-over, few enough to stay in the cache."""
@@ -131,18 +133,36 @@ def pace_of(run: Run, share: Share, *, is_here: bool = True) -> Pace:
     return Pace(share.micro_batch_size, _row_bytes(run), is_here=is_here)
 
 
+class SlotAssignment(Protocol):
+    """Says which positions fill the slots of a step."""
+
+    def positions(self, slots: IntArray, /) -> IntArray:
+        """Return (n,) int64: the position of the sample that fills each of these slots, which are in rising order."""
+
+
 def spans(
-    run: Run, share: Share, position: int, assignment: BalancedAssignment | Draw | None = None, pace: Pace | None = None
+    run: Run,
+    share: Share,
+    position: int,
+    assignment: SlotAssignment | None = None,
+    pace: Pace | None = None,
+    planned_positions: int | None = None,
 ) -> Iterator[BatchSpan]:
     """Yield all spans of a rank from ``position`` to the end of the run.
 
-    ``assignment`` says which positions fill the slots of a step; without one, a slot is its own position.
+    Args:
+        run: the run.
+        share: the rank.
+        position: where the first span begins.
+        assignment: which positions fill the slots of a step; without one, a slot is its own position.
+        pace: how many micro-batches a span has.
+        planned_positions: how many positions of all ranks are planned at a time, at least; None for the default.
     """
     pace = pace or pace_of(run, share)
     # The first plan is small, so that the first batch comes at once.
     wanted = PLAN_POSITIONS // 16
     while True:
-        at_least = ASSIGNED_POSITIONS if isinstance(assignment, BalancedAssignment) else wanted * share.world_size
+        at_least = planned_positions or wanted * share.world_size
         planned = micro_batches(run.schedule, share, position=position, end=run.length, at_least=at_least)
         if not len(planned):
             return
@@ -168,8 +188,16 @@ def _row_bytes(run: Run) -> int | None:
     return sum(abs(prod(shape)) * tokens * dtype.itemsize for shape, dtype in run.fields.values())
 
 
-def read_rows(run: Run, span: BatchSpan, out: Sample | None = None) -> SpanRows:
-    """Read the samples of a span, which have one shape, into ``out`` or fresh memory."""
+Allocate = Callable[[int], NDArray[np.uint8]]
+"""Returns at least as many bytes as asked for, contiguous, uninitialised, and used by nobody else."""
+
+ReadRows = Callable[[Run, BatchSpan, Any, Tell | None], SpanRows]
+"""Reads a span into memory: arrays of the run's fields, or for ragged samples an `Allocate`; None is fresh memory. It
+tells of each sample that user code makes, see `SampleWatch`."""
+
+
+def read_rows(run: Run, span: BatchSpan, out: Sample | None, tell: Tell | None = None) -> SpanRows:
+    """Read the samples of a span, which have one shape."""
     return SpanRows({name: torch.from_numpy(values) for name, values in run.read(span.located, out).items()})
 
 
@@ -216,7 +244,7 @@ def describe_span(run: Run, span: BatchSpan) -> str:
     if not len(positions):
         return f"no samples of step {span.steps[0]:,}"
     first, last = int(positions.min()), int(positions.max())
-    origin = _origin(run, span, 0)
+    origin = _origin(run.datasets[int(span.located.sources[0])], int(span.located.addresses[0]))
     where = f" (the first is {origin})" if origin else ""
     if len(positions) == 1:
         return f"the sample at position {first:,} of step {span.steps[0]:,}{f', {origin}' if origin else ''}"
@@ -233,15 +261,24 @@ def describe_sample(run: Run, span: BatchSpan, address: int) -> str:
     step = span.steps[bisect_right(ends, row)]
     place = f"position {int(span.located.positions[row]):,}, step {step:,}"
     # An address names a sample of one source; several sources may have one of that address in the same span.
-    origins = dict.fromkeys(_origin(run, span, one) or "a sample" for one in rows)
-    return f"{' or '.join(origins)} ({place})"
+    samples = [(run.datasets[source], address) for source in span.located.sources[rows].tolist()]
+    return f"{sample_words(samples)} ({place})"
 
 
-def _origin(run: Run, span: BatchSpan, row: int) -> str:
-    """Return where the sample of a row comes from; an empty string if that is not known."""
-    source = int(span.located.sources[row])
+_SHOWN = 3
+
+
+def sample_words(samples: Iterable[tuple[Dataset, int]]) -> str:
+    """Return ``sample 'K' of SHARD``, for the dataset and the address of a sample, or for all that it may be."""
+    names = list(dict.fromkeys(name for one in samples if (name := _origin(*one)))) or ["a sample"]
+    more = f" or of {len(names) - _SHOWN} other datasets" if len(names) > _SHOWN else ""
+    return " or ".join(names[:_SHOWN]) + more
+
+
+def _origin(dataset: Dataset, address: int) -> str:
+    """Return where a sample comes from; an empty string if that is not known."""
     try:
-        [origins] = run.datasets[source].origins(span.located.addresses[row : row + 1])
+        [origins] = dataset.origins(np.array([address], dtype=np.int64))
     except HeadraceError:
         # This describes another fault, which must not be hidden by this one.
         return ""
@@ -253,3 +290,18 @@ def _words(origin: Origin) -> str:
     if origin.key is not None:
         return f"sample {origin.key!r} of {origin.shard or origin.store}"
     return f"document {origin.document} of {origin.store}"
+
+
+def begun_samples(run: Run, position: int) -> int:
+    """Return how many samples of its step come before a position; 0 where a step begins, and at the end of the run."""
+    return 0 if position == run.length else position - run.schedule.begin(run.schedule.step_of(position))
+
+
+def check_between_steps(run: Run, position: int, why: str) -> None:
+    """Raise ConfigError for a position within a step, which does not say which samples of it were taken."""
+    if begun_samples(run, position):
+        step = run.schedule.step_of(position)
+        raise ConfigError(
+            f"position {position:,} is within step {step:,}, and a number of samples does not say which of them were "
+            f"taken, {why}: start where a step begins, such as {run.schedule.begin(step):,}, or load a saved state"
+        )

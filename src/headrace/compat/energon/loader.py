@@ -18,8 +18,9 @@ from headrace.compat.energon.own_order import OwnOrder
 from headrace.encoders import FaultLog
 from headrace.errors import StateError
 from headrace.loader.faults import FaultCounter, original_errors, report_path, shared_out
+from headrace.loader.feeds import StreamReader
 from headrace.loader.loader import Loader
-from headrace.loader.reading import Reading, StreamReader
+from headrace.loader.reading import Reading
 from headrace.loader.spans import Batch, BatchSpan, divide
 from headrace.plan import BatchSchedule, Cursor, RunRecipe
 

@@ -26,14 +26,15 @@ import numpy as np
 from headrace.datasets import FramedRun
 from headrace.datasets.encoded.framed_run import JournalFile, check_journal
 from headrace.encoders import FaultLog
-from headrace.errors import ConfigError, HeadraceError, StateError
+from headrace.errors import ConfigError, StateError
+from headrace.loader import workers
 from headrace.loader.faults import Given, merged
+from headrace.loader.feeds import FeedOptions, check_group_batches
 from headrace.loader.framed.parts import BatchPart, LaneReader, PartMessage, batch_of, coming_steps, lanes_of, parts
-from headrace.loader.ranks import Ranks, agree, all_gathered_texts, is_alone, largest
+from headrace.loader.ranks import agree, all_gathered_texts, is_alone, largest
 from headrace.loader.reading import Reading, in_threads, pinned, pins
-from headrace.loader.spans import Batch
-from headrace.loader.workers.pool import WorkerPool
-from headrace.plan import Cursor, Share
+from headrace.loader.spans import Batch, sample_words
+from headrace.plan import Cursor
 from headrace.plan.framed import (
     Lanes,
     LaneState,
@@ -108,9 +109,6 @@ def _at(marks: list[LaneState], unit: int) -> int:
     return bisect_right(marks, unit, key=lambda mark: mark.first_unit) - 1
 
 
-_SHOWN = 3
-
-
 def describe_part(part: BatchPart) -> str:
     """Return ``units 12 to 15 of step 3``."""
     if not len(part.numbers):
@@ -125,20 +123,10 @@ def describe_part_sample(run: FramedRun, part: BatchPart, address: int) -> str:
 
     In a mix, the address may belong to a sample of any of several datasets, and the text lists them.
     """
-    found = []
-    sources = run.new_sources()
-    for encoder in sources.encoders:
-        indices = encoder.indices(np.array([address], dtype=np.int64))
-        if indices[0] >= len(encoder.dataset):
-            continue
-        try:
-            [origins] = encoder.dataset.origins(indices)
-        except HeadraceError:  # this describes another fault, which must not be hidden by this one
-            continue
-        found += [f"sample {one.key!r} of {one.shard or one.store}" for one in origins[:1]]
-    names = list(dict.fromkeys(found)) or ["a sample"]
-    more = f" or of {len(names) - _SHOWN} other datasets" if len(names) > _SHOWN else ""
-    return f"{' or '.join(names[:_SHOWN])}{more}, for {describe_part(part)}"
+    encoders = run.new_sources().encoders
+    index = np.array([address], dtype=np.int64)
+    samples = [(one.dataset, int(one.indices(index)[0])) for one in encoders]
+    return f"{sample_words((data, at) for data, at in samples if at < len(data))}, for {describe_part(part)}"
 
 
 class MadeBatch(NamedTuple):
@@ -194,48 +182,55 @@ class _Stream:
 
 
 class FramedFeed:
-    """The feed of a `FramedRun`, see `Feed`. The arguments are those of `Loader`.
+    """The feed of a `FramedRun`, see `Feed`.
+
+    Args:
+        run: the run.
+        options: see `Loader`.
+        original: the run that the loader was made for, if it continues as another one, see `FramedRun.as_saved`.
 
     Raises:
-        ConfigError: units are whole batches, and ``micro_batch_size`` is above 1.
+        ConfigError: a framed run cannot be balanced.
     """
 
     assignment: BalancedAssignment | None = None
 
-    def __init__(
-        self, run: FramedRun, ranks: Ranks, share: Share, reading: Reading, *, journal: str | None = None
-    ) -> None:
-        if run.is_group_batches and share.micro_batch_size != 1:
+    def __init__(self, run: FramedRun, options: FeedOptions, original: FramedRun | None = None) -> None:
+        if options.balance is not None:
             raise ConfigError(
-                f"a unit of this run is a whole batch of one group, and micro_batch_size is {share.micro_batch_size}: "
-                "pass micro_batch_size=1; batch_size or the criterion decides how many samples a batch has"
+                "balance needs the costs of samples before they are read, and those of a FramedRun are not known: "
+                "leave balance out"
             )
-        self._run = run
+        check_group_batches(run.is_group_batches, options.share)
+        self.run = run
+        # Hooks that draw random numbers cannot run in threads, so there are none by default.
+        self.reading = options.reading or Reading(num_threads=0)
+        self._options = options
+        self._original = original or run
         self._lanes = run.framing.lanes
-        self._agrees = ranks.agree
-        self._share = share
-        self._reading = reading
-        self._pin = pins(reading)
+        self._agrees = options.ranks.agree
+        self._share = options.share
+        self._pin = pins(self.reading)
         self._end = None if run.num_steps is None else run.schedule.begin(run.num_steps)
-        if journal is not None:
-            check_journal(journal, run.journal_hashes)
-        self._journal = journal
+        if options.journal is not None:
+            check_journal(options.journal, run.journal_hashes)
+        self._journal = options.journal
         self._file: JournalFile | None = None
-        self._workers = self._make_workers() if reading.num_workers else None
+        self._workers = self._make_workers() if self.reading.num_workers else None
         self._stream = _Stream(LaneHistory(self._lanes, beginning(self._lanes)), 0)
         if self._serving.times_encoded > 1:
             _log.warning("%s", self.describe())
 
-    def _make_workers(self) -> WorkerPool[BatchPart]:
+    def _make_workers(self) -> workers.WorkerPool[BatchPart]:
         # A weak reference: a cycle would keep the processes alive until the garbage collector runs.
         me: FramedFeed = proxy(self)
-        return WorkerPool(
+        return workers.WorkerPool(
             lambda: me._lane_reader(),
-            self._reading,
+            self.reading,
             pin=self._pin,
             describe=describe_part,
-            describe_sample=partial(describe_part_sample, self._run),
-            unrestorable=self._run.unrestorable,
+            describe_sample=partial(describe_part_sample, self.run),
+            unrestorable=self.run.unrestorable,
         )
 
     def _lane_reader(self) -> LaneReader:
@@ -243,20 +238,20 @@ class FramedFeed:
         now = self._stream
         # Messages of workers are pinned when they are received.
         pin = self._pin and self._workers is None
-        return LaneReader(self._run, now.history.states(now.position, now.history.lanes), pin=pin)
+        return LaneReader(self.run, now.history.states(now.position, now.history.lanes), pin=pin)
 
     def batches(self, position: int) -> Iterator[Given]:
         """See `Feed.batches`."""
         if self._agrees:
-            agree(self._run, position, self._share)
+            agree(self.run, position, self._share)
         if self._journal is not None and self._file is None:
-            self._file = JournalFile(self._journal, self._run.recipe.hashes(), self._lanes)
+            self._file = JournalFile(self._journal, self.run.recipe.hashes(), self._lanes)
         before = self._stream.history
         states = before.states(position, before.lanes)
         stream = self._stream = _Stream(LaneHistory(self._lanes, states), position)
         made = self._made(stream, states)
         if self._lanes.num_positions is not None:
-            step, begin, _, _ = self._run.schedule.locate(position)
+            step, begin, _, _ = self.run.schedule.locate(position)
             # A step that has begun surely exists.
             last_step = step if position > begin else step - 1
             made = up_to_the_end(made, last_step, partial(self._known_step, stream.history), self._agreed)
@@ -274,6 +269,20 @@ class FramedFeed:
                 f"this run cannot begin at unit {position:,}: what a unit holds depends on the state of its lane, which"
                 " is known only after the units before it are made. Load a saved state, or begin at 0"
             )
+
+    def step_of_sample(self, position: int) -> int | None:
+        """Return None: the unit that a sample would have been in is not known."""
+        return None
+
+    def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
+        """See `Feed.gathered`."""
+        return gathered_state(state, self._share.world_size)
+
+    def as_saved(self, recipe: Mapping[str, str]) -> FramedFeed:
+        """See `Feed.as_saved`."""
+        run = self._original.as_saved(recipe)
+        same = run.lanes == self.run.lanes
+        return self if same else FramedFeed(run, self._options, original=self._original)
 
     def state(self, position: int) -> dict[str, Any]:
         """See `Feed.state`: the lanes that this rank serves from there on, some dozens of bytes each."""
@@ -300,19 +309,19 @@ class FramedFeed:
         world_size, micro = self._share.world_size, self._share.micro_batch_size
         costs = [
             serving(self._lanes, global_batch_size=size, world_size=world_size, micro_batch_size=micro)
-            for size in sorted({size for _, size in self._run.schedule.pieces})
+            for size in sorted({size for _, size in self.run.schedule.pieces})
         ]
         return max(costs, key=lambda cost: cost.times_encoded)
 
     def _known_step(self, history: LaneHistory) -> int:
         last = history.last_unit()
-        return -1 if last < 0 else self._run.schedule.step_of(last)
+        return -1 if last < 0 else self.run.schedule.step_of(last)
 
     def _agreed(self, step: int) -> int:
         return largest(step) if self._agrees else step
 
     def _served(self, position: int) -> list[int]:
-        found: list[int] = lanes_of(coming_steps(self._run.schedule, self._share, position), self._lanes).tolist()
+        found: list[int] = lanes_of(coming_steps(self.run.schedule, self._share, position), self._lanes).tolist()
         return found
 
     def _loaded(self, cursor: Cursor) -> Sequence[LaneState]:
@@ -343,9 +352,9 @@ class FramedFeed:
 
     def _made(self, stream: _Stream, states: Sequence[LaneState]) -> Iterator[MadeBatch]:
         """Yield every micro-batch, put together from its parts. Its marks enter the history before it is yielded."""
-        num_readers = self._reading.num_workers or self._reading.num_threads or 1
+        num_readers = self.reading.num_workers or self.reading.num_threads or 1
         tasks = parts(
-            self._run.schedule,
+            self.run.schedule,
             self._lanes,
             self._share,
             tuple(states),
@@ -353,7 +362,7 @@ class FramedFeed:
             end=self._end,
             num_readers=num_readers,
         )
-        collator = self._run.reader(())
+        collator = self.run.reader(())
         found: list[tuple[BatchPart, PartMessage]] = []
         for part, message in self._filled(tasks):
             stream.history.add(message.marks)
@@ -370,9 +379,9 @@ class FramedFeed:
         """Yield each part with its message, in order."""
         if self._workers is not None:
             return self._workers.filled(tasks)
-        if self._reading.num_threads:
-            readers = [self._lane_reader() for _ in range(self._reading.num_threads)]
-            return in_threads(readers, ((part, part) for part in tasks), self._reading, describe_part)
+        if self.reading.num_threads:
+            readers = [self._lane_reader() for _ in range(self.reading.num_threads)]
+            return in_threads(readers, ((part, part) for part in tasks), self.reading, describe_part)
         reader = self._lane_reader()
         return ((part, reader(part)) for part in tasks)
 

@@ -24,7 +24,7 @@ from headrace.datasets import FramedRun
 from headrace.datasets.sample_watch import Tell
 from headrace.encoders import FaultLog
 from headrace.loader.faults import blaming
-from headrace.loader.reading import pinned
+from headrace.loader.reading import as_tensors, pinned
 from headrace.loader.spans import Batch
 from headrace.plan import BatchSchedule, IntArray, MicroBatches, Share, micro_batches
 from headrace.plan.framed import Lanes, LaneState
@@ -202,11 +202,7 @@ class LaneReader:
 def batch_of(reader: UnitReader, samples: Sequence[Any], numbers: IntArray) -> Batch:
     """Return the batch of the units that exist, with their ``unit_numbers``, (n,) int64."""
     exists = [sample is not None for sample in samples]
-    columns = reader.collate(samples)
-    tensors = {name: _tensor(value) if isinstance(value, np.ndarray) else value for name, value in columns.items()}
-    return {**tensors, "unit_numbers": torch.from_numpy(numbers[np.array(exists, dtype=np.bool_)])}
-
-
-def _tensor(values: np.ndarray[Any, Any]) -> torch.Tensor:
-    # The caller may change a batch, and constants cannot be written to.
-    return torch.from_numpy(values if values.flags.writeable else values.copy())
+    return {
+        **as_tensors(reader.collate(samples)),
+        "unit_numbers": torch.from_numpy(numbers[np.array(exists, dtype=np.bool_)]),
+    }

@@ -4,9 +4,30 @@
       -> worker_set    one set of workers, from its start to its end
            -> torch_loader  torch's ``DataLoader``: how it is made, and what it does not offer
            -> watch         a thread that watches the workers while the loader waits
+           -> processes     how worker processes start and end
     worker         the code that runs in a worker
       -> messages      what it returns
       -> user_globals  the globals that must be the same there as in the program
 
 May import: datasets, encoders, plan.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace.loader.workers.messages import read_message
+    from headrace.loader.workers.pool import WorkerPool
+
+_HOMES = {
+    "WorkerPool": "headrace.loader.workers.pool",
+    "read_message": "headrace.loader.workers.messages",
+}
+
+__all__ = ["WorkerPool", "read_message"]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -24,8 +24,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from headrace.datasets import Run
 from headrace.datasets.sample_watch import Tell
-from headrace.loader.ragged import read_ragged
-from headrace.loader.spans import Batch, BatchSpan, SpanRows, read_rows
+from headrace.loader.spans import Batch, BatchSpan, ReadRows, SpanRows
 
 LARGE_BYTES: Final = 64 << 10
 """Tensors of at least this size go through shared memory; smaller ones are copied faster through the pipe."""
@@ -33,12 +32,11 @@ LARGE_BYTES: Final = 64 << 10
 _MADV_POPULATE_WRITE: Final = 23
 
 
-def read_message(run: Run, span: BatchSpan, tell: Tell) -> SpanMessage:
+def read_message(read: ReadRows, run: Run, span: BatchSpan, tell: Tell) -> SpanMessage:
     """Read the samples of a span, ready to be pickled for another process. Runs in a worker."""
     _settle()
     shared = _Shared()
-    rows = read_ragged(run, span, shared.allocate, tell) if run.traits.is_ragged else read_rows(run, span)
-    return SpanMessage(rows, shared)
+    return SpanMessage(read(run, span, shared.allocate if run.traits.is_ragged else None, tell), shared)
 
 
 @cache

@@ -17,15 +17,13 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from headrace.datasets.sample_watch import Tell
 from headrace.errors import StateError, WorkerError
+from headrace.loader.reading import Reading
 from headrace.loader.workers.worker import RaisedError, Sent
 from headrace.loader.workers.worker_set import END, DescribeSample, Lost, Stale, WorkerSet
-
-if TYPE_CHECKING:
-    from headrace.loader.reading import Reading
 
 _log = logging.getLogger("headrace")
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from threading import Event, Thread
-from time import monotonic, sleep
-from typing import Any, Final, NamedTuple
+from time import monotonic
+from typing import Final, NamedTuple
 
-THREAD_NAME: Final = "headrace-watch"
-"""The name of the thread. It holds no lock that a process forked meanwhile would need."""
+from headrace.loader.reading import within
+from headrace.loader.workers.processes import WATCH_THREAD, is_alive, kill
 
 _GRACE_S: Final = 3.0
 """How long a turn may last, which includes unpickling a message."""
@@ -69,7 +67,7 @@ class Watch:
         self._wait: Wait | None = None
         self._turned = 0.0
         self._stopped = Event()
-        Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
+        Thread(target=self._run, name=WATCH_THREAD, daemon=True).start()
 
     @contextlib.contextmanager
     def waiting(self, worker: int, timeout_s: float) -> Iterator[Wait]:
@@ -121,64 +119,3 @@ class Watch:
             while self._wait is wait and not self._stopped.wait(0.01):
                 with contextlib.suppress(BlockingIOError):
                     os.write(self._pipe, _FILLING)
-
-
-def within(limit_s: float, function: Callable[[], Any]) -> Any:
-    """Return the result of a function, or None if it takes longer: it may wait for a disk that does not answer."""
-    found: list[Any] = []
-
-    def call() -> None:
-        with contextlib.suppress(Exception):
-            found.append(function())
-
-    thread = Thread(target=call, name="headrace-report", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    return found[0] if found else None
-
-
-def is_alive(process: BaseProcess) -> bool:
-    """Whether a process is alive.
-
-    Python alone says that it is, after a handler of SIGCHLD in the program has waited for it; so the sentinel is asked.
-    """
-    return process.is_alive() and not connection.wait([process.sentinel], 0)
-
-
-def kill(processes: Sequence[BaseProcess], limit_s: float) -> bool:
-    """Terminate processes, then kill them; return whether all have ended within the limit.
-
-    A process that the system keeps, such as in a read from a disk that does not answer, is left to the system.
-    """
-    for process in processes:
-        if is_alive(process):
-            process.terminate()
-    _ended(processes, min(limit_s / 4, 0.2))
-    for process in processes:
-        if is_alive(process):
-            process.kill()
-    return _ended(processes, limit_s)
-
-
-def _ended(processes: Sequence[BaseProcess], limit_s: float) -> bool:
-    until = monotonic() + limit_s
-    while any(is_alive(process) for process in processes):
-        if monotonic() > until:
-            return False
-        sleep(0.005)
-    return True
-
-
-def how_ended(process: BaseProcess) -> str:
-    """Describe how a process ended, in words."""
-    code = process.exitcode
-    if code is None:
-        return "has ended"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    hint = " (as the system does when memory runs out)" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"

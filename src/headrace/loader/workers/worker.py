@@ -323,7 +323,8 @@ def _leave_server() -> None:
 def _failed(error: Exception, worker: int) -> RaisedError:
     faults: Sequence[Fault] = ()
     if isinstance(error, SampleFailure):
-        error, faults = error.error, error.faults
+        faults = error.faults
+        error = error.error
     way = f"in worker {worker}:\n{''.join(traceback.format_exception(error))}"
     text = f"{type(error).__name__}: {error}"
     try:

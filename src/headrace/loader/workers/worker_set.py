@@ -6,7 +6,6 @@ order, each with its number and its worker, so a lost message is noticed, whatev
 
 from __future__ import annotations
 
-import multiprocessing.process
 import os
 import pickle
 import signal
@@ -16,24 +15,27 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from multiprocessing import active_children, get_all_start_methods, get_context, util
-from multiprocessing.context import BaseContext
+from multiprocessing import active_children, util
 from multiprocessing.process import BaseProcess
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, Final
-
-import torch
-import torch.distributed as dist
+from typing import Any, Final
 
 from headrace.datasets.sample_watch import Tell
 from headrace.errors import ConfigError, WorkerError
+from headrace.loader.reading import DESCRIBE_S, Reading, within
+from headrace.loader.workers.processes import (
+    WATCH_THREAD,
+    context_of,
+    disown,
+    how_ended,
+    is_alive,
+    kill,
+    safe_start_method,
+)
 from headrace.loader.workers.torch_loader import TaskSampler, data_loader, names_of, pipe_of, shut_down, started_by
 from headrace.loader.workers.user_globals import Globals
-from headrace.loader.workers.watch import THREAD_NAME, Wait, Watch, how_ended, is_alive, kill, within
+from headrace.loader.workers.watch import Wait, Watch
 from headrace.loader.workers.worker import LostMessage, Sent, State, Table, TraceFile, WorkerSetup, WorkerStatus
-
-if TYPE_CHECKING:
-    from headrace.loader.reading import Reading
 
 DescribeSample = Callable[[Any, int], str]
 """Describes a sample in words, by its task and its address."""
@@ -93,56 +95,6 @@ class Reporter:
         return self._describe_sample(task, row.sample)
 
 
-_HARMLESS: Final = ("QueueFeederThread", THREAD_NAME)
-"""Threads that hold no lock which a forked process would need."""
-
-_FORKABLE_BACKENDS: Final = {"gloo", "fake"}
-
-
-def disown(processes: list[BaseProcess]) -> None:
-    """Keep this process from waiting, at its end, for processes that cannot be killed or were waited for already."""
-    for process in processes:
-        if process.is_alive():
-            multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
-
-
-def context_of(method: str) -> BaseContext:
-    """Return the multiprocessing context of a start method."""
-    context = get_context(method)
-    if method == "forkserver":
-        # The server imports torch once, and each worker is a copy of it.
-        context.set_forkserver_preload([__package__])
-    return context
-
-
-def safe_start_method() -> str:
-    """Return ``"fork"`` if this process has nothing that a fork breaks, otherwise ``"forkserver"`` or ``"spawn"``.
-
-    A forked worker has all that the program set; one that starts anew has only what importing its modules sets. But a
-    fork keeps only one of the threads, and no memory of devices:
-
-    - CUDA, once initialised, cannot be used in a fork, and the threads of its driver are gone.
-    - Another Python thread may hold a lock at that moment, which is never released in the fork. Threads that feed the
-      queues of other worker processes, or watch them, hold no lock that matters.
-    - Gloo communicates in threads of its own, below Python. They hold only locks of gloo, which a worker that does not
-      communicate never takes. NCCL, MPI and UCC are different: they register memory with devices.
-    """
-    methods = get_all_start_methods()
-    main = threading.main_thread()
-    others = [one for one in threading.enumerate() if one is not main and one.name not in _HARMLESS]
-    has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if "fork" in methods and sys.platform != "darwin" and not has_cuda and not others and _may_fork_with_groups():
-        return "fork"
-    return "forkserver" if "forkserver" in methods else "spawn"
-
-
-def _may_fork_with_groups() -> bool:
-    if not dist.is_available() or not dist.is_initialized():
-        return True
-    # The configuration looks like "cpu:gloo,cuda:nccl".
-    return {one.rpartition(":")[2] for one in dist.get_backend_config().split(",")} <= _FORKABLE_BACKENDS
-
-
 _TURN_S: Final = 1.0
 """How soon it is noticed that a worker has ended."""
 
@@ -152,7 +104,6 @@ _IDLE_S: Final = 5.0
 _FINISH_S: Final = 1.0
 _END_S: Final = 5.0
 _TRACE_S: Final = 1.0
-_DESCRIBE_S: Final = 5.0
 
 END: Final = object()
 """Returned in place of a message when all tasks are done."""
@@ -353,11 +304,11 @@ class WorkerSet:
         return "; ".join(f"worker {at} (process {self.processes[at].pid}) {self._ended(at)}" for at in dead)
 
     def _ended(self, worker: int) -> str:
-        return within(_DESCRIBE_S, lambda: self._report.ended(worker)) or how_ended(self.processes[worker])
+        return within(DESCRIBE_S, lambda: self._report.ended(worker)) or how_ended(self.processes[worker])
 
     def _silent(self, worker: int) -> str:
         process = self.processes[worker]
-        doing = within(_DESCRIBE_S, lambda: self._report.doing(worker)) or "working"
+        doing = within(DESCRIBE_S, lambda: self._report.doing(worker)) or "working"
         lines = self._lines(process)
         where = f", in\n{lines}\n" if lines else ". "
         return (
@@ -398,7 +349,7 @@ class WorkerSet:
         batches, self._batches, self._loader = self._batches, None, None
         if batches is not None and not sys.is_finalizing():
             # The shutdown of torch takes locks that a killed worker may have had, so it is waited for only some time.
-            ending = threading.Thread(target=shut_down, args=(batches,), name=THREAD_NAME, daemon=True)
+            ending = threading.Thread(target=shut_down, args=(batches,), name=WATCH_THREAD, daemon=True)
             ending.start()
             ending.join(_END_S)
         kill(self.processes, _END_S)
