@@ -5,6 +5,7 @@
     headrace.WindowDataset, SFTDataset, ...    make samples from a store; more in headrace.datasets
     headrace.Blend, Order, Run                 mix sources, order their samples, and say which make step N
     headrace.Loader                            yields the batches of this rank as torch tensors, resumable
+    headrace.inspect                           describes, checks and shows what is on disk, as the commands do
     headrace.compat                            the names of Megatron, Energon, torchtune and AstrAI
 
 Names and sub-packages are loaded when they are first used: ``import headrace`` imports neither torch nor any other
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from headrace import datasets as datasets
     from headrace import encoders as encoders
     from headrace import errors as errors
+    from headrace import inspect as inspect
     from headrace import loader as loader
     from headrace import plan as plan
     from headrace import preparing as preparing
@@ -54,8 +56,8 @@ if TYPE_CHECKING:
     from headrace.stores import open
 
 _ROOMS = (
-    *("compat", "copying", "datasets", "encoders", "errors", "loader", "plan", "preparing", "samples", "stores"),
-    "tracing",
+    *("compat", "copying", "datasets", "encoders", "errors", "inspect", "loader", "plan", "preparing", "samples"),
+    *("stores", "tracing"),
 )
 
 _HOMES = {

@@ -75,19 +75,19 @@ def test_no_command_imports_torch(command: str, prepared: Any, corpus: Any, toke
     [errors.ConfigError, errors.InputError, errors.StoreError, errors.OutputError, errors.WorkerError],
 )
 def test_each_error_has_its_exit_code(run: Any, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
-    def fail(path: str, options: object) -> None:
+    def fail(path: str, **options: object) -> None:
         raise kind("what happened")
 
-    monkeypatch.setattr("headrace.inspect.description.describe", fail)
+    monkeypatch.setattr("headrace.inspect.describe", fail)
     result = run("info", "anything")
     assert (result.exit_code, result.stdout, result.stderr) == (kind.exit_code, "", "error: what happened\n")
 
 
 def test_an_unexpected_exception_shows_itself(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: str, options: object) -> None:
+    def fail(path: str, **options: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("headrace.inspect.description.describe", fail)
+    monkeypatch.setattr("headrace.inspect.describe", fail)
     with pytest.raises(ZeroDivisionError):
         run("info", "anything")
 

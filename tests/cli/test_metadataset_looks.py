@@ -192,8 +192,10 @@ def test_a_check_looks_at_every_dataset_once(root: Path) -> None:
     only = headrace("check", mix, "--split-part", "few")
     assert only.output.replace(str(root), "R").splitlines()[-1].startswith("R/many.yaml: whole: 1 dataset in 1 split, ")
     assert headrace("check", mix, "--split-part", "gone").exit_code == 2
-    assert "--split-config: leave it out, the metadataset names" in headrace("check", mix, "--split-config", "x").output
-    assert "and the option seq_len is for tokens" in headrace("check", mix, "--pack", "8").output
+    assert (
+        "--split-config does not apply: the metadataset names" in headrace("check", mix, "--split-config", "x").output
+    )
+    assert "--pack is for stores of tokens" in headrace("check", mix, "--pack", "8").output
 
 
 def test_a_check_names_every_fault(root: Path, tmp_path: Path) -> None:

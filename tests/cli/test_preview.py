@@ -17,11 +17,10 @@ from rich.cells import cell_len
 
 import previews_made
 import recipe_runs
-from headrace.inspect import PreviewOptions, preview_store
 from headrace.inspect import documents as choosing
+from headrace.inspect import page_of, preview
 from headrace.inspect.documents import figures_of
 from headrace.inspect.lines import Style, preview_lines
-from headrace.inspect.pages import preview_page
 from headrace.plan.packing import Packing
 from headrace.preparing import prepare_recipe
 from headrace.samples.recipe import parse_recipe
@@ -129,8 +128,8 @@ def test_packs(run: Any, stores: dict[str, Path], model: Path) -> None:
 
 def test_packs_hold_the_tokens_of_their_documents(stores: dict[str, Path]) -> None:
     packing = Packing(seq_len=32, strategy="wrapped")
-    documents = preview_store(stores["sft"], PreviewOptions(ids=True))
-    packs = preview_store(stores["sft"], PreviewOptions(ids=True, packing=packing, num=10))
+    documents = preview(stores["sft"], ids=True)
+    packs = preview(stores["sft"], ids=True, packing=packing, num=10)
     pieces: dict[int, list[tuple[int, bool | None]]] = {}
     for pack in packs.samples:
         assert pack.num_tokens + pack.num_pads == 32
@@ -152,11 +151,11 @@ def test_long_documents_are_shown_from_their_begin(run: Any, stores: dict[str, P
 
 
 def test_colours(stores: dict[str, Path], model: Path) -> None:
-    found = preview_store(stores["sft"], PreviewOptions(samples=(2,), tokenizer=str(model)))
-    assert preview_lines(found, Style(True))[-1] == (
+    found = preview(stores["sft"], samples=(2,), tokenizer=str(model))
+    assert list(preview_lines(found, Style(True)))[-1] == (
         "                     \x1b[30;42mYes\x1b[0m\x1b[30;42m<|end|>\x1b[0m⏎"
     )
-    hard = preview_store(stores["sft"], PreviewOptions(samples=(0,), tokenizer=str(model)))
+    hard = preview(stores["sft"], samples=(0,), tokenizer=str(model))
     text = "".join(preview_lines(hard, Style(True)))
     for ours in ("30;42", "0", "2", "1"):
         text = text.replace(f"\x1b[{ours}m", "")
@@ -196,7 +195,7 @@ def test_json(run: Any, stores: dict[str, Path], model: Path) -> None:
 
 def test_how_much_is_trained(stores: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def trained(path: Path) -> tuple[int, int, bool] | None:
-        figures = preview_store(path, PreviewOptions(ids=True, with_figures=True)).figures
+        figures = preview(path, ids=True, with_figures=True).figures
         assert figures is not None
         found = figures.trained
         return None if found is None else (found.trained, found.tokens, found.is_all)
@@ -321,15 +320,15 @@ def test_an_empty_document(run: Any, tmp_path: Path) -> None:
 
 
 def test_records_that_are_shown_are_those_that_were_made(stores: dict[str, Path], model: Path) -> None:
-    [sample] = preview_store(stores["sft"], PreviewOptions(samples=(2,), tokenizer=str(model))).samples
+    [sample] = preview(stores["sft"], samples=(2,), tokenizer=str(model)).samples
     text = "".join(stretch.text for stretch in sample.sequences[0].stretches)
     assert text == f"<|start|>user\n{USER['content']}<|end|>\n<|start|>assistant\n{YES['content']}<|end|>\n"
 
 
 def test_text_wraps_at_the_width_with_a_hanging_indent(stores: dict[str, Path], model: Path) -> None:
-    found = preview_store(stores["sft"], PreviewOptions(samples=(0,), tokenizer=str(model)))
-    whole = preview_lines(found, Style(is_coloured=False))
-    wrapped = preview_lines(found, Style(is_coloured=False, width=48))
+    found = preview(stores["sft"], samples=(0,), tokenizer=str(model))
+    whole = list(preview_lines(found, Style(is_coloured=False)))
+    wrapped = list(preview_lines(found, Style(is_coloured=False, width=48)))
     text = [line for line in wrapped[4:] if line.strip()]
     assert max(map(cell_len, text[1:])) <= 48 < max(map(cell_len, whole[5:]))
     # Nothing is lost or added but the breaks, and what goes on stands further to the right than what begins.
@@ -345,9 +344,9 @@ def test_text_wraps_at_the_width_with_a_hanging_indent(stores: dict[str, Path], 
 
 @pytest.mark.parametrize("width", [1, 20, 27, 1000])
 def test_any_width_ends(stores: dict[str, Path], model: Path, width: int) -> None:
-    found = preview_store(stores["sft"], PreviewOptions(tokenizer=str(model)))
+    found = preview(stores["sft"], tokenizer=str(model))
     for is_coloured in (False, True):
-        assert preview_lines(found, Style(is_coloured=is_coloured, width=width))
+        assert list(preview_lines(found, Style(is_coloured=is_coloured, width=width)))
 
 
 def test_which_are_shown(run: Any, tmp_path: Path) -> None:
@@ -413,8 +412,8 @@ def test_sources_and_what_is_left_out(run: Any, tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_page_runs_its_search_and_no_other_script(stores: dict[str, Path], model: Path) -> None:
-    found = preview_store(stores["sft"], PreviewOptions(tokenizer=str(model), with_figures=True))
-    page = preview_page(found)
+    found = preview(stores["sft"], tokenizer=str(model), with_figures=True)
+    page = page_of(found)
     [script] = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in page

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import previews_made
 from counts import cases
-from headrace.inspect import PreviewOptions, Rendering, preview_page, preview_store, rendering_page
+from headrace.inspect import Rendering, page_of, preview
 from headrace.inspect.figures import size
 from headrace.inspect.pages import SEARCH_SCRIPT, block_html, escaped, page, sequence_html
 from headrace.inspect.shown import RecordPart, ShownSequence, Stretch
@@ -75,19 +75,19 @@ def checked(text: str) -> Checker:
 @pytest.mark.parametrize("kind", list(previews_made.RECORDS))
 def test_every_kind(tmp_path: Path, kind: str) -> None:
     path = previews_made.store(tmp_path / "store", kind)
-    options = PreviewOptions(tokenizer=str(previews_made.model(tmp_path / "model")), with_figures=True)
-    preview = preview_store(path, options)
-    checker = checked(preview_page(preview))
+    model = str(previews_made.model(tmp_path / "model"))
+    found = preview(path, tokenizer=model, with_figures=True)
+    checker = checked(page_of(found))
     said = "".join(checker.texts["i"])
-    for sample in preview.samples:
+    for sample in found.samples:
         for sequence in sample.sequences:
             for stretch in sequence.stretches:
                 if stretch.text.isprintable():
                     assert stretch.text in said
-    trained = sum(bool(part.is_trained) for one in preview.samples for row in one.sequences for part in row.stretches)
+    trained = sum(bool(part.is_trained) for one in found.samples for row in one.sequences for part in row.stretches)
     legend = 1
     assert checker.num_trained == trained + legend
-    figures = preview.figures
+    figures = found.figures
     assert figures is not None
     assert f"{figures.tokens} of '{figures.key}'" in checker.texts["dd"]
     drawn = checker.texts["title"][1:]
@@ -101,7 +101,7 @@ def test_every_kind(tmp_path: Path, kind: str) -> None:
 def test_packs(tmp_path: Path) -> None:
     path = previews_made.store(tmp_path / "store", "sft")
     packing = Packing(seq_len=48, over_long="truncate_right")
-    checker = checked(preview_page(preview_store(path, PreviewOptions(ids=True, packing=packing, with_figures=True))))
+    checker = checked(page_of(preview(path, ids=True, packing=packing, with_figures=True)))
     assert "2 (best_fit), fill 95.833%, 59 tokens lost" in checker.texts["dd"]
     assert "4 pads" in checker.texts["p"]
 
@@ -109,7 +109,7 @@ def test_packs(tmp_path: Path) -> None:
 def test_what_a_user_writes_is_text(tmp_path: Path) -> None:
     path = previews_made.store(tmp_path / "<b>", "sft")
     model = previews_made.model(tmp_path / "model")
-    text = preview_page(preview_store(path, PreviewOptions(tokenizer=str(model), max_tokens=200)))
+    text = page_of(preview(path, tokenizer=str(model), max_tokens=200))
     checker = checked(text)
     assert "<script>alert(1)</script>" in "".join(checker.texts["i"])
     assert "\\x1b[31mred\\u202eabc" in "".join(checker.texts["i"])
@@ -135,8 +135,8 @@ def test_any_text(text: str) -> None:
         sequences=(),
         **dict.fromkeys(words, text),
     )
-    checked(rendering_page(rendering))
-    checker = checked(page(text, [escaped(text), block_html(text), sequence_html(sequence, text)]))
+    checked(page_of(rendering))
+    checker = checked(page(text, text, text, [escaped(text), block_html(text), sequence_html(sequence, text)]))
     if text.isprintable() and text:
         assert checker.texts["i"] == checker.texts["h3"] == checker.texts["b"] == [text]
         assert checker.texts["pre"] == ["\n" + text]

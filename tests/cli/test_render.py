@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import previews_made
-from headrace.inspect import Rendering, render_record
+from headrace.inspect import Rendering, render
 from recipes_made import NO, TEMPLATE, USER, YES, make
 
 TURN = "<|start|>user\nHi<|end|>\n<|start|>assistant\nYes<|end|>\n"
@@ -66,7 +66,7 @@ def test_for_people(run: Any, tmp_path: Path) -> None:
 def test_what_is_shown_is_what_is_stored(tmp_path: Path, kind: str) -> None:
     recipe = previews_made.recipe(tmp_path, kind)
     for number, record in enumerate(previews_made.RECORDS[kind]):
-        rendering = render_record(recipe, number)
+        rendering = render(recipe, number)
         made = make(f"type: {kind}\ninputs: a", [record])
         assert rendering.outcome == "kept"
         assert rendering.stored == {key: len(values) for key, (values, _) in made.arrays.items()}
@@ -120,7 +120,7 @@ def test_what_a_limit_cuts(tmp_path: Path) -> None:
     first, second = TURN, TURN.replace("Yes", "No")
 
     def rendered(length: str) -> Rendering:
-        return render_record(previews_made.recipe(tmp_path, "sft", f"length: {{{length}}}\n", talk), 0)
+        return render(previews_made.recipe(tmp_path, "sft", f"length: {{{length}}}\n", talk), 0)
 
     assert shown(rendered("max_tokens: 29")) == first + second
     assert shown(rendered("max_tokens: 20, truncate: keep_last_turns")) == f"{{{first}}}{second}"
@@ -144,12 +144,12 @@ def test_what_a_limit_cuts(tmp_path: Path) -> None:
 def test_a_system_message_is_kept_from_a_cut(tmp_path: Path) -> None:
     talk = [{"messages": [{"role": "system", "content": "S"}, USER, YES, USER, NO]}]
     recipe = previews_made.recipe(tmp_path, "sft", "length: {max_tokens: 22, truncate: keep_last_turns}\n", talk)
-    assert shown(render_record(recipe, 0)).startswith("<|start|>system\nS<|end|>\n{" + TURN + "}<|start|>user")
+    assert shown(render(recipe, 0)).startswith("<|start|>system\nS<|end|>\n{" + TURN + "}<|start|>user")
 
 
 def test_added_ends_and_sections(run: Any, tmp_path: Path) -> None:
     recipe = previews_made.recipe(tmp_path, "sft", "", [{"prompt": "a", "completion": "b"}])
-    [sequence] = render_record(recipe, 0).sequences
+    [sequence] = render(recipe, 0).sequences
     assert (sequence.added_before, sequence.added_after, sequence.num_stored) == ((), ("<eos>",), 3)
     sections = "sections: [{field: q, action: mask}, {field: a, action: train}]\n"
     recipe = previews_made.recipe(tmp_path, "sft", sections, [{"q": "Was? é", "a": "Ja"}])
@@ -161,7 +161,7 @@ def test_added_ends_and_sections(run: Any, tmp_path: Path) -> None:
 def test_a_token_across_a_border(tmp_path: Path) -> None:
     # "us" is one token of the vocabulary, half of it prompt and half of it answer.
     recipe = previews_made.recipe(tmp_path, "sft", "", [{"prompt": "u", "completion": "s!"}])
-    rendering = render_record(recipe, 0)
+    rendering = render(recipe, 0)
     assert [(row.text, row.is_trained, row.why) for row in rendering.sequences[0].evidence] == [
         ("us", False, "the token has trained and untrained bytes"),
         ("!", True, "by the role of its message"),
@@ -195,7 +195,7 @@ def test_flags_tools_and_fields_of_messages(run: Any, tmp_path: Path) -> None:
 
 def test_a_record_that_is_refused_is_shown_as_far_as_it_comes(run: Any, tmp_path: Path) -> None:
     nothing = previews_made.recipe(tmp_path, "sft", "mask: {roles: [tool]}\n")
-    rendering = render_record(nothing, 2)
+    rendering = render(nothing, 2)
     assert rendering.outcome == "bad"
     assert "none of its 15 tokens is trained" in rendering.message
     assert shown(rendering) == TURN
@@ -217,10 +217,10 @@ def test_a_record_that_is_refused_is_shown_as_far_as_it_comes(run: Any, tmp_path
         assert "      No<|end|>⏎" in found
     wrong = previews_made.recipe(tmp_path, "sft", "", [{"messages": [USER, YES]}, {"messages": "Hi"}, [1]])
     wrong.write_text(wrong.read_text().replace("inputs: ", "inputs:\n  - layout: messages\n    paths: "))
-    assert render_record(wrong, 0).outcome == "kept"
+    assert render(wrong, 0).outcome == "kept"
     for number, said in ((1, "allowed is a list"), (2, "it must be an object")):
-        assert render_record(wrong, number).outcome == "bad"
-        assert said in render_record(wrong, number).message
+        assert render(wrong, number).outcome == "bad"
+        assert said in render(wrong, number).message
 
 
 def test_json(run: Any, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_numbers_count_over_inputs_and_bad_lines(run: Any, tmp_path: Path) -> No
         file.write("\n{broken\n\n" + json.dumps({"messages": [USER, NO]}) + "\n")
     both = f"inputs: ['{tmp_path}/*.jsonl', '{tmp_path}/*.gz']"
     recipe.write_text(recipe.read_text().replace(f"inputs: {tmp_path}/input.jsonl", both))
-    found = render_record(recipe, 4)
+    found = render(recipe, 4)
     assert (found.input, found.place) == (f"{tmp_path}/more.jsonl.gz", "line 4")
     assert shown(found) == TURN.replace("Yes", "No")
     bad = run("render", recipe, "--record", 3)
@@ -278,7 +278,7 @@ def test_recipes_that_cannot_be_used(run: Any, tmp_path: Path) -> None:
     (tmp_path / "model" / "tokenizer_config.json").unlink()
     assert "there is no chat template" in run("render", recipe, "--record", 0).stderr
     recipe.write_text(recipe.read_text() + "template: chatml\n")
-    ours = render_record(recipe, 2)
+    ours = render(recipe, 2)
     assert (ours.template, ours.outcome) == ("suite:chatml", "kept")
     assert run("render", tmp_path / "none.yaml", "--record", 0).exit_code == 2
     assert run("render", recipe).exit_code == 2
@@ -287,7 +287,7 @@ def test_recipes_that_cannot_be_used(run: Any, tmp_path: Path) -> None:
 def test_special_tokens_are_those_of_the_folder(run: Any, tmp_path: Path) -> None:
     more = "template: mistral-v7\nmask: {on_untrained_end: allow}\n"
     mistral = previews_made.recipe(tmp_path, "sft", more, [{"messages": [USER, YES]}])
-    assert render_record(mistral, 0).sequences[0].text.startswith("<bos>")
+    assert render(mistral, 0).sequences[0].text.startswith("<bos>")
 
 
 def test_a_tokeniser_that_the_recipe_does_not_name(run: Any, tmp_path: Path) -> None:
@@ -302,22 +302,27 @@ def test_tokenisers_that_are_not_byte_level(tmp_path: Path) -> None:
         tmp_path, "sft", "ends: {append_eos: false}\n", [{"prompt": "a é", "completion": " b😀"}]
     )
     (tmp_path / "model" / "tokenizer.json").write_text(previews_made.fallback().to_str())
-    [sequence] = render_record(recipe, 0).sequences
+    [sequence] = render(recipe, 0).sequences
     assert "".join(part.text for part in sequence.shown.stretches) == sequence.text == "a é b😀"
     assert [(row.text, row.is_trained) for row in sequence.evidence] == [("a é", False), (" b😀", True)]
     texts = [text for part in sequence.shown.stretches for text in part.texts]
     assert texts == ["a", "", " ", "é", "", " b", "😀", "", "", ""]
 
 
-def test_a_record_is_the_same_however_far_it_is_in(tmp_path: Path) -> None:
+def test_a_record_is_the_same_however_far_it_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [{"messages": [USER, {"role": "assistant", "content": str(number)}]} for number in range(150)]
     recipe = previews_made.recipe(tmp_path, "sft", "", records)
+    monkeypatch.setattr("headrace.inspect.rendering.TELL_EVERY", 1)
+
+    def noting(read: list[int]) -> Any:
+        return lambda phase, *, text, speeds: read.append(speeds["records"])
+
     read: list[int] = []
-    far = render_record(recipe, 140, on_records=read.append)
+    far = render(recipe, 140, on_progress=noting(read))
     assert far.sequences[0].text.count("140") == 1
     assert far.layout_why == "all of the first 100 records have messages"
     assert read == list(range(1, 142))
     near: list[int] = []
-    render_record(recipe, 0, on_records=near.append)
+    render(recipe, 0, on_progress=noting(near))
     assert near[-1] == 100
     assert np.array_equal(np.unique(np.diff(near)), [1])

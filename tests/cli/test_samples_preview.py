@@ -20,7 +20,7 @@ import energon_made
 import media_made
 import media_stores_made as stores
 from counts import cases
-from headrace.inspect import sample_lines as pages
+from headrace.inspect import pages
 from headrace.inspect.samples import PartViewer, look_at
 from headrace.samples.media import parse_field_map
 from headrace.stores.sample_store import RawSample
@@ -238,7 +238,7 @@ def test_no_data_is_markup(text: str, name: str, words: list[str]) -> None:
     sample = look_at(
         raw, 0, parse_field_map({"image": "jpg", "words_boxes": "json[words_boxes]"}), PartViewer(max_chars=500)
     )
-    html, used = pages._sample_html(sample, 1 << 20)
+    html, used = pages._parts_html(sample, 1 << 20)
     page = checked(html)
     assert used == 0
     assert len(page.sources["img"]) == 1
@@ -271,7 +271,7 @@ def test_texts_that_do_not_fit_their_boxes() -> None:
     sample = look_at(RawSample("k", "s", 0, parts), 0, None, PartViewer(max_chars=500))
     (boxes,) = sample.shown.boxes
     assert (len(boxes.boxes), boxes.texts) == (2, ())
-    page = checked(pages._sample_html(sample, 0)[0])
+    page = checked(pages._parts_html(sample, 0)[0])
     assert [rect["width"] for rect in page.rects] == ["3", "0"]
 
 

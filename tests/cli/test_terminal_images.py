@@ -68,7 +68,7 @@ def test_what_is_chosen(environment: dict[str, str]) -> None:
 
 
 def test_what_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="--images png: allowed are terminal, blocks, none"):
+    with pytest.raises(ConfigError, match="`images=png`: allowed are terminal, blocks, none"):
         choose_images("png", Stream(True), {}, plain=False)
     with pytest.raises(ConfigError, match="standard input and output must be a terminal"):
         choose_images("terminal", Stream(True), {}, plain=False)

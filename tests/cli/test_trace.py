@@ -15,7 +15,7 @@ import headrace
 import records_made
 from headrace import Blend, Loader, MediaDataset, Order, PackedSequenceDataset, Packing, SFTDataset
 from headrace.datasets import Collation, Dataset
-from headrace.inspect.origins import find_origins
+from headrace.inspect.document_origins import find_origins
 from headrace.loader import Ranks
 from headrace.plan import Bucketing
 from headrace.tracing import save_run, trace_sample, trace_step

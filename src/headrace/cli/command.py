@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from headrace.errors import HeadraceError
+import headrace
+from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.figures import Heading, NamedValue, writable
+
+if TYPE_CHECKING:
+    from headrace.plan.packing import Packing
+
+FAULTY = 1
+"""The exit code of a check that finds faults."""
 
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
@@ -61,6 +69,23 @@ def is_given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
+def given_options(ctx: click.Context, *but: str) -> dict[str, Any]:
+    """Return the parameters that the user gave, except those of these names; the library has the defaults."""
+    return {name: value for name, value in ctx.params.items() if name not in but and is_given(ctx, name)}
+
+
+def packing_of(given: Mapping[str, Any], without_length: str) -> Packing | None:
+    """Return how to pack, by the options that are not None; None if there are none.
+
+    Raises:
+        ConfigError: with the message ``without_length``, if there are options but no length.
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if chosen and "seq_len" not in chosen:
+        raise ConfigError(without_length)
+    return headrace.Packing(**chosen) if chosen else None
+
+
 _PATHS = ("DATA", "DATASET", "DIR", "DST", "FILE", "INPUT", "PATH", "RECIPE", "SOURCE", "SRC")
 
 
@@ -70,8 +95,26 @@ def _names_paths(param: click.Parameter) -> bool:
     return shown in _PATHS
 
 
+_ARGUMENTS = {"packing": "--pack", "read_all": "--show"}
+"""Arguments of the library that commands do not have as a parameter of the same name."""
+
+
 class Command(click.Command):
     """A command that a `HeadraceError` ends with its message and exit code; other exceptions show a traceback."""
+
+    def told(self, error: HeadraceError) -> str:
+        """Return a message with options in place of the arguments in it: ``--num 5`` for ```num=5```."""
+        flags = dict(_ARGUMENTS)
+        for param in self.params:
+            flag = f"--{str(param.name).replace('_', '-')}"
+            if isinstance(param, click.Option):
+                flags[str(param.name)] = flag if flag in param.opts else param.opts[0]
+
+        def shown(match: re.Match[str]) -> str:
+            name, value = match.groups()
+            return match[0] if name not in flags else f"{flags[name]} {value}" if value else flags[name]
+
+        return re.sub(r"`(\w+)(?:=([^`]+))?`", shown, str(error))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; with ``--json`` an error of click's is printed as JSON too."""
@@ -87,9 +130,10 @@ class Command(click.Command):
             with _terminable():
                 return super().invoke(ctx)
         except HeadraceError as error:
+            message = self.told(error)
             if ctx.params.get("as_json"):
-                _print_error(type(error).__name__, str(error), error.exit_code)
-            click.echo(f"error: {error}", err=True)
+                _print_error(type(error).__name__, message, error.exit_code)
+            click.echo(f"error: {message}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
@@ -111,11 +155,23 @@ def usage_errors(args: list[str]) -> Iterator[None]:
         raise
 
 
-def print_json(value: object) -> None:
+def print_json(value: Any) -> None:
     """Print one JSON document on standard output; structs become objects."""
     import msgspec
 
-    click.echo(json.dumps(writable(msgspec.to_builtins(value)), indent=2, ensure_ascii=False))
+    plain = value.to_dict() if hasattr(value, "to_dict") else writable(msgspec.to_builtins(value))
+    click.echo(json.dumps(plain, indent=2, ensure_ascii=False))
+
+
+def write_file(name: str, data: bytes) -> None:
+    """Write a file atomically.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    from headrace.io import atomic_write
+
+    atomic_write(name, data)
 
 
 def print_report(lines: Iterable[str]) -> None:

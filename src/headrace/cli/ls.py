@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from headrace import inspect
 from headrace.cli.command import Command, json_option, part_options
 from headrace.errors import HeadraceError
-from headrace.inspect.figures import count, size
+from headrace.inspect.figures import count, safe_text, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from headrace.inspect.sample_description import Listed
 
 
 @click.command(cls=Command, name="ls", short_help="List the samples of tar shards, and of other media.")
@@ -35,34 +34,23 @@ def command(
     DATASET is a tar, a folder or a pattern of tars, an Energon dataset, a folder of files with media metadata, or a
     .jsonl. In PATTERN, * matches slashes too. Lines are printed as samples are found, and only headers are read.
     """
-    from headrace.inspect.sample_description import listed
-    from headrace.inspect.samples import SampleOptions, need_samples
-
-    options = SampleOptions(split_part=split_part, split_config=split_config, dataset_config=dataset_config)
-    with need_samples(path, options) as store:
-        found = listed(store, pattern, with_parts=is_long or as_json)
+    options = inspect.SampleOptions(split_part=split_part, split_config=split_config, dataset_config=dataset_config)
+    with inspect.need_samples(path, options) as store:
+        found = inspect.listed(store, pattern, with_parts=is_long or as_json)
         if as_json:
             _print_json(ctx, path, found)
             return
         for one in found:
-            click.echo(_harmless(long_line(one) if is_long else one.key))
+            click.echo(safe_text(long_line(one) if is_long else one.key))
 
 
-def long_line(one: Listed) -> str:
+def long_line(one: inspect.Listed) -> str:
     """Return the line of ``--long``: key, shard, number in the shard, and parts."""
     parts = ", ".join(f"{name or '(no name)'} {size(number)}" for name, number in (one.parts or {}).items())
     return f"{one.key}  {one.shard}, {count(one.index)}  {parts}"
 
 
-def _harmless(line: str) -> str:
-    if line.isprintable():  # Nearly all lines are, and the import below takes long.
-        return line
-    from headrace.inspect.figures import safe_text
-
-    return safe_text(line)
-
-
-def _print_json(ctx: click.Context, path: str, found: Iterator[Listed]) -> None:
+def _print_json(ctx: click.Context, path: str, found: Iterator[inspect.Listed]) -> None:
     """Write one JSON object while samples are found; an error that ends this is written into the object.
 
     The output is ASCII, since the names of files need not be valid Unicode.

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.command import Command, config_options, json_option, print_json, print_report
+import headrace
+from headrace import inspect
+from headrace.cli.command import (
+    Command,
+    config_options,
+    json_option,
+    print_json,
+    print_report,
+    write_file,
+)
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
-from headrace.inspect.figures import count, listing, plural, size, table
+from headrace.inspect.figures import count, plural
 
 if TYPE_CHECKING:
-    from headrace.datasets import MeasuredFacts
     from headrace.datasets.encoded.samples import Encoder
 
 
@@ -61,13 +68,14 @@ def command(
         raise ConfigError(f"--workers {workers}: the number of processes must be 1 or more")
     if path.endswith(".yaml"):
         raise ConfigError(f"{path} is a metadataset: measure each of its datasets, which headrace info {path} lists")
-    from headrace.datasets import MediaDataset, measure
     from headrace.datasets.encoded.dataset import opening_options
     from headrace.preparing.run import usable_cores
 
     task_encoder = load_encoder(encoder, _arguments(given))
     options = opening_options(task_encoder, {"trust_code": trust_code})
-    dataset = MediaDataset.open(path, split_part, split_config=split_config, dataset_config=dataset_config, **options)
+    dataset = headrace.MediaDataset.open(
+        path, split_part, split_config=split_config, dataset_config=dataset_config, **options
+    )
     before: list[int] = []
     with ProgressBar(quiet=quiet or as_json) as bar:
 
@@ -76,14 +84,18 @@ def command(
             text = f"{count(done)} of {count(num_samples)}"
             bar.update("measuring", done, num_samples, text=text, speeds={"samples": done})
 
-        found = measure(dataset, task_encoder, folder=output, workers=workers or usable_cores(), on_samples=show)
+        facts = headrace.datasets.measure(
+            dataset, task_encoder, folder=output, workers=workers or usable_cores(), on_samples=show
+        )
     if faults is not None:
-        from headrace.io import atomic_write
-
-        atomic_write(Path(faults), found.arrays["faults"].tobytes())
-    print_measured(found, as_json=as_json, were_there=not before)
+        write_file(faults, facts.arrays["faults"].tobytes())
+    found = inspect.MeasuredDescription(path=str(facts.path), were_there=not before, facts=facts.summary)
+    if as_json:
+        print_json(found)
+    else:
+        print_report(found.lines())
     if not quiet and not as_json and faults is not None:
-        click.echo(f"{faults}: {plural(found.summary.bad_samples, 'bad sample')}", err=True)
+        click.echo(f"{faults}: {plural(facts.summary.bad_samples, 'bad sample')}", err=True)
 
 
 def load_encoder(name: str, arguments: dict[str, Any]) -> Encoder:
@@ -92,7 +104,6 @@ def load_encoder(name: str, arguments: dict[str, Any]) -> Encoder:
     Raises:
         ConfigError: there is no such name; it does not accept these arguments; it returns something else.
     """
-    from headrace.encoders import TaskEncoder
     from headrace.preparing.filters import load_function
 
     make = load_function(name)
@@ -102,7 +113,7 @@ def load_encoder(name: str, arguments: dict[str, Any]) -> Encoder:
         raise ConfigError(f"--encoder {name}: cannot be made with the arguments {arguments}: {error}") from error
     except Exception as error:  # The class is the user's: it may raise anything.
         raise ConfigError(f"--encoder {name}: cannot be made: {type(error).__name__}: {error}") from error
-    if not isinstance(made, TaskEncoder):
+    if not isinstance(made, headrace.encoders.TaskEncoder):
         raise ConfigError(f"--encoder {name}: is {made!r:.80}; expected a subclass of headrace.encoders.TaskEncoder")
     return made
 
@@ -120,93 +131,3 @@ def _arguments(given: tuple[str, ...]) -> dict[str, Any]:
         except msgspec.DecodeError:
             arguments[name] = value
     return arguments
-
-
-MAX_GROUPS = 10
-
-
-def find_measured(path: str) -> MeasuredFacts | None:
-    """Open the facts in a folder; None if it holds no facts. Raises StoreError if they are damaged."""
-    place = Path(path).absolute()
-    if not (place / "kept.json").is_file():
-        return None
-    from headrace.stores import find_arrays
-
-    found = find_arrays(place.parent, place.name)
-    if found is None or b"headrace.facts" not in found[1]:
-        return None
-    from headrace.datasets import MeasuredFacts
-
-    return MeasuredFacts.open(path)
-
-
-def print_measured(facts: MeasuredFacts, *, as_json: bool, **more: Any) -> None:
-    """Print facts, as ``headrace measure`` and ``headrace info`` do."""
-    if as_json:
-        print_json({"path": str(facts.path), **more, "facts": facts.summary})
-    else:
-        print_report(report(facts))
-
-
-def check_kept(path: str, *, quiet: bool, as_json: bool) -> bool | None:
-    """Read all bytes of kept facts, or of a kept plan or index, and print every difference from what was written.
-
-    Returns:
-        Whether there is no difference; None if nothing is kept at the path.
-    """
-    place = Path(path).absolute()
-    if not (place / "kept.json").is_file():
-        return None
-    from headrace.errors import StoreError
-    from headrace.stores import check_arrays
-
-    try:
-        faults = check_arrays(place.parent, place.name)
-        if not faults:
-            find_measured(path)
-    except StoreError as error:
-        faults = [str(error)]
-    if as_json:
-        print_json({"path": path, "ok": not faults, "problems": faults})
-        return not faults
-    for fault in faults:
-        click.echo(fault)
-    if not quiet and not faults:
-        click.echo(f"{path}: whole, {size(_num_bytes(place))}")
-    return not faults
-
-
-def report(facts: MeasuredFacts) -> list[str]:
-    """Return the report of facts."""
-    summary = facts.summary
-    encoder = summary.encoder
-    version = f" version {encoder['version']}" if encoder.get("version") else ""
-    pairs = [
-        ("encoder", f"{encoder['encoder']}{version}"),
-        ("samples", count(summary.samples)),
-        ("bad", count(summary.bad_samples)),
-        ("without outputs", count(summary.skipped_samples)),
-        ("outputs", count(summary.outputs)),
-    ]
-    if summary.tokens is not None:
-        mean = summary.tokens / max(1, summary.outputs)
-        pairs.append(("tokens", f"{count(summary.tokens)}, {mean:,.1f} an output"))
-    if summary.groups:
-        pairs.append(("groups", count(len(summary.groups))))
-    pairs.append(("on disk", size(_num_bytes(facts.path))))
-    lines = [str(facts.path), *listing(pairs)]
-    if summary.faults:
-        rows = [("bad", "hook", "kind"), *((count(one.count), one.hook, one.kind) for one in summary.faults)]
-        lines += ["", *table(rows)]
-    if summary.groups:
-        largest = sorted(summary.groups, key=lambda group: -group.outputs)[:MAX_GROUPS]
-        rows = [("outputs", "batches of", "group")]
-        rows += [(count(one.outputs), "-" if one.size is None else count(one.size), one.key) for one in largest]
-        lines += ["", *table(rows)]
-        if len(summary.groups) > MAX_GROUPS:
-            lines.append(f"  and {plural(len(summary.groups) - MAX_GROUPS, 'group')} more (--json lists all)")
-    return lines
-
-
-def _num_bytes(place: Path) -> int:
-    return sum(file.stat().st_size for file in place.iterdir())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
+from headrace import inspect
 from headrace.cli.command import Command, json_option, print_json
+from headrace.cli.preview import check_page_name, write_page
 from headrace.cli.progress import ProgressBar
-from headrace.inspect.figures import count
-
-_LOOK_EVERY = 1 << 10
 
 
 @click.command(cls=Command, name="render", short_help="Show what a recipe makes of one record, and why.")
@@ -26,32 +26,20 @@ _LOOK_EVERY = 1 << 10
 )
 @click.option("--html", "html", metavar="FILE", help="Write a self-contained page.")
 @json_option
-def command(
-    recipe: str, record: int, input_path: str | None, tokenizer: str | None, now: str | None, plain: bool,
-    html: str | None, as_json: bool,
-) -> None:  # fmt: skip
+def command(recipe: str, record: int, plain: bool, html: str | None, as_json: bool, **options: Any) -> None:
     """Show one record of the inputs of RECIPE, step by step.
 
     Shows its layout, its messages, the text that the template makes of them, the tokens, which of them are trained and
     why, and what is cut off. If the record is dropped or refused, the reason is shown. Nothing is written.
     """
-    from headrace.cli.preview import check_page_name, write_page
-    from headrace.inspect import render_record, rendering_page
-
     if html is not None:
         check_page_name(html)
     with ProgressBar(quiet=as_json) as bar:
-
-        def show(records: int) -> None:
-            if records % _LOOK_EVERY == 0:
-                bar.update("reading", text=f"{count(records)} records", speeds={"records": records})
-
-        rendering = render_record(recipe, record, input_path=input_path, tokenizer=tokenizer, now=now, on_records=show)
+        rendering = inspect.render(recipe, record, **options, on_progress=bar.update)
     if html is not None:
-        write_page(html, rendering_page(rendering), quiet=as_json)
+        write_page(html, inspect.page_of(rendering), quiet=as_json)
     if as_json:
         print_json(rendering)
     elif html is None:
-        from headrace.inspect.lines import Style, rendering_lines
-
-        click.echo("\n".join(rendering_lines(rendering, Style.of(sys.stdout, plain=plain))), color=True)
+        lines = inspect.rendering_lines(rendering, inspect.Style.of(sys.stdout, plain=plain))
+        click.echo("\n".join(lines), color=True)

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
+from headrace import inspect
 from headrace.cli.command import Command, json_option, print_json
-from headrace.inspect.figures import count, listing, plural
-
-if TYPE_CHECKING:
-    from headrace.inspect.origins import DocumentOrigin
-
-EXCERPT_CHARS = 80
 
 
 @click.command(cls=Command, name="where", short_help="Say where documents come from.")
@@ -28,26 +21,13 @@ def command(path: str, documents: tuple[str, ...], show: bool, as_json: bool) ->
     merge, convert or split wrote, the origin is traced through the stores that they were copied from. For tar shards
     DOC is a sample: its key, or its number over all shards.
     """
-    from headrace.inspect.origins import find_sample_origins, find_shards, sample_report
-
-    if (shards := find_shards(path)) is not None:
-        samples = find_sample_origins(path, shards, documents)
-        if as_json:
-            print_json({"path": path, "samples": samples})
-            return
-        click.echo("\n\n".join("\n".join(sample_report(sample, path)) for sample in samples))
-        return
-    from headrace.inspect.origins import find_origins
-
-    origins = find_origins(path, [_number(given) for given in documents], read_all=show)
+    has_keys = inspect.find_shards(path) is not None
+    asked = documents if has_keys else [_number(given) for given in documents]
+    found = inspect.where(path, asked, read_all=show)
     if as_json:
-        print_json({"path": path, "documents": origins})
-        return
-    for number, origin in enumerate(origins):
-        if number:
-            click.echo()
-        for line in report(origin, path, show=show):
-            click.echo(line)
+        print_json(found)
+    else:
+        click.echo("\n".join(found.lines(whole_texts=show)))
 
 
 def _number(given: str) -> int:
@@ -55,27 +35,3 @@ def _number(given: str) -> int:
         return int(given)
     except ValueError:
         raise click.UsageError(f"{given!r} is not the number of a document, which is counted from 0") from None
-
-
-def report(origin: DocumentOrigin, path: str, *, show: bool) -> list[str]:
-    """Return the lines that describe an origin."""
-    from headrace.inspect.origins import place_in_input
-
-    pairs = [("copied from", f"{step.path}, document {count(step.document)}") for step in origin.copied_from]
-    pairs.append(("input", f"{origin.input}, {place_in_input(origin)}"))
-    if origin.id is not None:
-        pairs.append(("id", origin.id))
-    for part in origin.shards:
-        name = "shard" if len(origin.shards) == 1 else f"shard of {part.key}"
-        pairs.append((name, f"{part.prefix}, document {count(part.document)}, {plural(part.tokens, 'token')}"))
-    whole: list[str] = []
-    if origin.texts is None:
-        pairs.append(("text", origin.note))
-    for field, text in (origin.texts or {}).items():
-        name = "text" if len(origin.texts or {}) == 1 else f"text of {field}"
-        if show:
-            whole += ["", f"{name}:", text]
-        else:
-            shown = text[:EXCERPT_CHARS]
-            pairs.append((name, repr(shown) + (f" ... {plural(len(text), 'character')}" if shown != text else "")))
-    return [f"{path}: document {count(origin.document)}", *listing(pairs), *whole]

@@ -1,18 +1,22 @@
 """What commands and pages show, as plain frozen structs. The code that prints or draws them reads no store.
 
-    description          the numbers of a store, and what each packing strategy makes of it   headrace info
-    store_checks         whether a store and its packs are intact                             headrace check
-    shown                what previews hold: samples, sequences, stretches of tokens
-      token_texts          ids -> the text of each token, and the role of its turn
-      documents            the keys of a store that belong together, and which documents are shown
-      preview              a store -> `Preview`                                               headrace preview
-      rendering            a recipe and a record -> `Rendering`, step by step                 headrace render
-    origins              which line of which input a document comes from                      headrace where
-    samples              samples with keys and named parts: tar shards and other media        headrace cat
-      sample_description, sample_checks, sample_preview                               headrace info, check, preview
-    metadataset          the numbers of a mix, and its checks
-    lines, sample_lines  the same as lines of a terminal; `figures` formats numbers, `terminal_images` draws pictures
-    pages                the same as one HTML file that needs nothing else
+    describe(path)            what is there               Description, SampleDescription, ...       headrace info
+    check(path)               whether it is whole         Verdict, SampleVerdict, MixVerdict, ...   headrace check
+    preview(path)             documents or samples        Preview, SamplePreview, MixPreview        headrace preview
+    where(path, number)       the line of the input       DocumentOrigins, SampleOrigins            headrace where
+    render(recipe, record)    one record, step by step    Rendering                                 headrace render
+
+Each answer is an `Answer`: ``to_dict()`` is what the command prints with ``--json``, and of descriptions, verdicts and
+origins, ``lines()`` is what it prints without. Files by topic:
+
+    questions            describe, check and preview: what is at the path, and which options are for it
+    description, store_checks, token_preview                    of stores of tokens
+    sample_description, sample_checks, sample_preview           of samples with named parts; `sample_decoding` decodes
+    metadataset, kept    of mixes; of what ``headrace measure`` and plans of packs keep
+    shown                what previews hold; `documents` and `samples` read it, `token_texts` turns ids into texts
+    origins, rendering   where documents come from (`document_origins`, `input_texts`); what a recipe makes of a record
+    lines                previews and renderings as lines of a terminal; `figures` formats numbers
+    pages                previews and renderings as one HTML file
 
 Nothing that a ``dataset.yaml`` names is imported, and pickles are not read. Pictures need Pillow, video and sound need
 PyAV; without them, a line says so.
@@ -25,18 +29,40 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazily
 
 if TYPE_CHECKING:
-    from headrace.inspect.description import Description, PackFigures, describe, pack_figures
-    from headrace.inspect.metadataset import MetadatasetNumbers, MixVerdict, check_mix, metadataset_numbers
-    from headrace.inspect.origins import DocumentOrigin, SampleOrigin, find_origins, find_sample_origins
-    from headrace.inspect.pages import preview_page, rendering_page
-    from headrace.inspect.preview import PreviewOptions, preview_store
-    from headrace.inspect.rendering import render_record
-    from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples
-    from headrace.inspect.sample_description import SampleDescription, describe_samples
-    from headrace.inspect.sample_preview import SamplePreview, SamplePreviewOptions, open_preview
+    from headrace.inspect.answers import Answer, OnProgress, PathKind, check_fit, kind_of
+    from headrace.inspect.description import Description, PackFigures, describe_store, pack_figures
+    from headrace.inspect.document_origins import DocumentOrigin, DocumentOrigins
+    from headrace.inspect.kept import KeptVerdict, MeasuredDescription, check_kept, describe_facts
+    from headrace.inspect.lines import Style, parts_heading, parts_lines, preview_lines, rendering_lines
+    from headrace.inspect.metadataset import MetadatasetDescription, MixVerdict, check_mix, describe_metadataset
+    from headrace.inspect.origins import SampleOrigin, SampleOrigins, find_shards, where, with_inputs
+    from headrace.inspect.pages import page_of
+    from headrace.inspect.questions import (
+        CHECK_FITS,
+        PREVIEW_FITS,
+        CheckOptions,
+        check,
+        describe,
+        open_preview,
+        preview,
+    )
+    from headrace.inspect.rendering import render
+    from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples, leave_out_bad
+    from headrace.inspect.sample_description import Listed, SampleDescription, describe_samples, listed
+    from headrace.inspect.sample_preview import (
+        MixPreview,
+        OpenPreview,
+        SamplePreview,
+        look_at_sample,
+        open_mix,
+        open_samples,
+    )
+    from headrace.inspect.samples import SampleOptions, find_part, need_samples, read_part
     from headrace.inspect.shown import (
+        MAX_SAMPLES,
         EvidenceRow,
         Preview,
+        PreviewOptions,
         Rendering,
         ShownSample,
         ShownSequence,
@@ -44,83 +70,157 @@ if TYPE_CHECKING:
         Stretch,
     )
     from headrace.inspect.store_checks import PackVerdict, Verdict, check_packs, check_store
+    from headrace.inspect.terminal_images import choose_images, drawer
+    from headrace.inspect.token_preview import preview_tokens
 
 _HOMES = {
+    "Answer": "headrace.inspect.answers",
+    "CHECK_FITS": "headrace.inspect.questions",
+    "CheckOptions": "headrace.inspect.questions",
     "Description": "headrace.inspect.description",
+    "DocumentOrigin": "headrace.inspect.document_origins",
+    "DocumentOrigins": "headrace.inspect.document_origins",
     "EvidenceRow": "headrace.inspect.shown",
-    "StoreFigures": "headrace.inspect.shown",
-    "MetadatasetNumbers": "headrace.inspect.metadataset",
+    "KeptVerdict": "headrace.inspect.kept",
+    "Listed": "headrace.inspect.sample_description",
+    "MAX_SAMPLES": "headrace.inspect.shown",
+    "MeasuredDescription": "headrace.inspect.kept",
+    "MetadatasetDescription": "headrace.inspect.metadataset",
+    "MixPreview": "headrace.inspect.sample_preview",
     "MixVerdict": "headrace.inspect.metadataset",
-    "DocumentOrigin": "headrace.inspect.origins",
+    "OnProgress": "headrace.inspect.answers",
+    "OpenPreview": "headrace.inspect.sample_preview",
+    "PREVIEW_FITS": "headrace.inspect.questions",
     "PackFigures": "headrace.inspect.description",
     "PackVerdict": "headrace.inspect.store_checks",
+    "PathKind": "headrace.inspect.answers",
     "Preview": "headrace.inspect.shown",
-    "PreviewOptions": "headrace.inspect.preview",
+    "PreviewOptions": "headrace.inspect.shown",
     "Rendering": "headrace.inspect.shown",
     "SampleCheck": "headrace.inspect.sample_checks",
     "SampleDescription": "headrace.inspect.sample_description",
+    "SampleOptions": "headrace.inspect.samples",
     "SampleOrigin": "headrace.inspect.origins",
+    "SampleOrigins": "headrace.inspect.origins",
     "SamplePreview": "headrace.inspect.sample_preview",
-    "SamplePreviewOptions": "headrace.inspect.sample_preview",
     "SampleVerdict": "headrace.inspect.sample_checks",
     "ShownSample": "headrace.inspect.shown",
     "ShownSequence": "headrace.inspect.shown",
+    "StoreFigures": "headrace.inspect.shown",
     "Stretch": "headrace.inspect.shown",
+    "Style": "headrace.inspect.lines",
     "Verdict": "headrace.inspect.store_checks",
+    "check": "headrace.inspect.questions",
+    "check_fit": "headrace.inspect.answers",
+    "check_kept": "headrace.inspect.kept",
     "check_mix": "headrace.inspect.metadataset",
     "check_packs": "headrace.inspect.store_checks",
     "check_samples": "headrace.inspect.sample_checks",
     "check_store": "headrace.inspect.store_checks",
-    "describe": "headrace.inspect.description",
+    "choose_images": "headrace.inspect.terminal_images",
+    "describe": "headrace.inspect.questions",
+    "describe_facts": "headrace.inspect.kept",
+    "describe_metadataset": "headrace.inspect.metadataset",
     "describe_samples": "headrace.inspect.sample_description",
-    "find_origins": "headrace.inspect.origins",
-    "find_sample_origins": "headrace.inspect.origins",
-    "metadataset_numbers": "headrace.inspect.metadataset",
-    "open_preview": "headrace.inspect.sample_preview",
+    "describe_store": "headrace.inspect.description",
+    "drawer": "headrace.inspect.terminal_images",
+    "find_part": "headrace.inspect.samples",
+    "find_shards": "headrace.inspect.origins",
+    "kind_of": "headrace.inspect.answers",
+    "leave_out_bad": "headrace.inspect.sample_checks",
+    "listed": "headrace.inspect.sample_description",
+    "look_at_sample": "headrace.inspect.sample_preview",
+    "need_samples": "headrace.inspect.samples",
+    "open_mix": "headrace.inspect.sample_preview",
+    "open_preview": "headrace.inspect.questions",
+    "open_samples": "headrace.inspect.sample_preview",
     "pack_figures": "headrace.inspect.description",
-    "preview_page": "headrace.inspect.pages",
-    "preview_store": "headrace.inspect.preview",
-    "render_record": "headrace.inspect.rendering",
-    "rendering_page": "headrace.inspect.pages",
+    "page_of": "headrace.inspect.pages",
+    "parts_heading": "headrace.inspect.lines",
+    "parts_lines": "headrace.inspect.lines",
+    "preview": "headrace.inspect.questions",
+    "preview_lines": "headrace.inspect.lines",
+    "preview_tokens": "headrace.inspect.token_preview",
+    "read_part": "headrace.inspect.samples",
+    "render": "headrace.inspect.rendering",
+    "rendering_lines": "headrace.inspect.lines",
+    "where": "headrace.inspect.origins",
+    "with_inputs": "headrace.inspect.origins",
 }
 
 __all__ = [
+    "CHECK_FITS",
+    "MAX_SAMPLES",
+    "PREVIEW_FITS",
+    "Answer",
+    "CheckOptions",
     "Description",
     "DocumentOrigin",
+    "DocumentOrigins",
     "EvidenceRow",
-    "MetadatasetNumbers",
+    "KeptVerdict",
+    "Listed",
+    "MeasuredDescription",
+    "MetadatasetDescription",
+    "MixPreview",
     "MixVerdict",
+    "OnProgress",
+    "OpenPreview",
     "PackFigures",
     "PackVerdict",
+    "PathKind",
     "Preview",
     "PreviewOptions",
     "Rendering",
     "SampleCheck",
     "SampleDescription",
+    "SampleOptions",
     "SampleOrigin",
+    "SampleOrigins",
     "SamplePreview",
-    "SamplePreviewOptions",
     "SampleVerdict",
     "ShownSample",
     "ShownSequence",
     "StoreFigures",
     "Stretch",
+    "Style",
     "Verdict",
+    "check",
+    "check_fit",
+    "check_kept",
     "check_mix",
     "check_packs",
     "check_samples",
     "check_store",
+    "choose_images",
     "describe",
+    "describe_facts",
+    "describe_metadataset",
     "describe_samples",
-    "find_origins",
-    "find_sample_origins",
-    "metadataset_numbers",
+    "describe_store",
+    "drawer",
+    "find_part",
+    "find_shards",
+    "kind_of",
+    "leave_out_bad",
+    "listed",
+    "look_at_sample",
+    "need_samples",
+    "open_mix",
     "open_preview",
+    "open_samples",
     "pack_figures",
-    "preview_page",
-    "preview_store",
-    "render_record",
-    "rendering_page",
+    "page_of",
+    "parts_heading",
+    "parts_lines",
+    "preview",
+    "preview_lines",
+    "preview_tokens",
+    "read_part",
+    "render",
+    "rendering_lines",
+    "where",
+    "with_inputs",
 ]
 
 if not TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from headrace.datasets.loss_masks import mask_name, supervised_share
 from headrace.datasets.sft_records import TOKEN_KEYS
 from headrace.errors import ConfigError
-from headrace.inspect.figures import count, plural, table
+from headrace.inspect.answers import Answer, OnProgress
+from headrace.inspect.figures import count, listing, plural, size, table
 from headrace.plan import IntArray
 from headrace.plan.packing import CHUNK, Packing
 from headrace.plan.packing.forecast import Forecast, forecast
@@ -78,7 +79,7 @@ class KeyDescription(msgspec.Struct, frozen=True, kw_only=True):
     """How much of it is trained; None without a loss mask."""
 
 
-class Description(msgspec.Struct, frozen=True, kw_only=True):
+class Description(Answer, frozen=True, kw_only=True):
     """All that ``headrace info`` says of a token store.
 
     The fields from ``tokenizer`` on come from the manifest, and are None without one.
@@ -103,8 +104,12 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     errors: int | None
     """The number of bad records that were skipped."""
 
+    def lines(self) -> list[str]:
+        """Return the lines that ``headrace info`` prints."""
+        return _store_lines(self)
 
-def describe(path: str, options: IndexedOptions = AS_FOUND) -> Description:
+
+def describe_store(path: str, options: IndexedOptions = AS_FOUND) -> Description:
     """Open a store and gather its numbers. This reads the index and not the tokens; it holds the lengths of one shard.
 
     Raises:
@@ -222,10 +227,8 @@ def _summarise(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> LengthF
 FIRST_FIT_DOCUMENTS = 1_000_000
 """The number of documents for which first-fit is tried: it takes 1 to 3 us each, ten times the others together."""
 
-OnDocuments = Callable[[int, int, int], None]
 
-
-class PackFigures(msgspec.Struct, frozen=True, kw_only=True):
+class PackFigures(Answer, frozen=True, kw_only=True):
     """What packing would make of one key of a store, for each length of packs that was asked for."""
 
     path: str
@@ -234,23 +237,22 @@ class PackFigures(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     packs: tuple[Forecast, ...]
 
+    def lines(self) -> list[str]:
+        """Return the lines that ``headrace info --pack`` prints."""
+        return _pack_lines(self)
+
 
 def pack_figures(
-    path: str,
-    seq_lens: tuple[int, ...],
-    *,
-    key: str | None,
-    on_documents: OnDocuments,
-    options: IndexedOptions = AS_FOUND,
+    path: str, seq_lens: Sequence[int], options: IndexedOptions, *, key: str | None, on_progress: OnProgress
 ) -> PackFigures:
     """Forecast packing from the lengths of documents, which are read once for each length of packs, in bounded memory.
 
     Args:
         path: the same as for `headrace.open`.
         seq_lens: the lengths of packs, in tokens.
-        key: the key to pack, if the store has several; by default the main one, which is the first.
         options: how to read pairs of .bin and .idx.
-        on_documents: called now and then with the length of packs, the number of documents read so far, and of all.
+        key: the key to pack, if the store has several; by default the main one, which is the first.
+        on_progress: called now and then with the documents that are read.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -261,7 +263,7 @@ def pack_figures(
     name, store = open_key(path, key, options)
     with store:
         forecasts = [
-            forecast(_read(store, seq_len, on_documents), seq_len, first_fit_documents=FIRST_FIT_DOCUMENTS)
+            forecast(_read(store, seq_len, on_progress), seq_len, first_fit_documents=FIRST_FIT_DOCUMENTS)
             for seq_len in seq_lens
         ]
         return PackFigures(
@@ -269,13 +271,14 @@ def pack_figures(
         )
 
 
-def _read(store: Store, seq_len: int, on_documents: OnDocuments) -> Iterator[IntArray]:
+def _read(store: Store, seq_len: int, on_progress: OnProgress) -> Iterator[IntArray]:
     """Yield the lengths in chunks, and report the progress."""
-    done = 0
+    done, total = 0, store.num_documents
     for chunk in store.length_chunks(CHUNK):
         yield chunk
         done += len(chunk)
-        on_documents(seq_len, done, store.num_documents)
+        text = f"{count(done)} of {count(total)} documents"
+        on_progress(f"packs of {count(seq_len)}", done, total, text=text)
 
 
 def open_key(path: str, key: str | None, options: IndexedOptions) -> tuple[str, Store]:
@@ -295,11 +298,102 @@ def open_key(path: str, key: str | None, options: IndexedOptions) -> tuple[str, 
     return name, stores[name]
 
 
-def pack_report(figures: PackFigures) -> list[str]:
+MAX_INPUTS = 10
+
+
+def _store_lines(description: Description) -> list[str]:
+    """Return the report of a store."""
+    keys = description.keys
+    has_one = len(keys) == 1
+    kind = keys[0].dtype if has_one else f"{len(keys)} keys"
+    empty = _empty(keys[0].empty_documents) if has_one else ""
+    pairs = [
+        ("format", f"{description.format}, {kind}, {plural(description.shards, 'shard')}"),
+        ("documents", count(description.documents) + empty),
+        ("tokens", count(description.tokens)),
+        ("on disk", size(description.bytes)),
+    ]
+    if has_one:
+        pairs += _per_document(keys[0])
+    lines = [description.path, *listing(pairs + _made_by(description))]
+    for key in keys:
+        if not has_one:
+            pairs = [
+                ("documents", count(key.documents) + _empty(key.empty_documents)),
+                ("tokens", count(key.tokens)),
+                *_per_document(key),
+                *_supervised(key),
+            ]
+            lines += ["", f"key {key.name!r} ({key.dtype})", *listing(pairs)]
+        lines += _lengths(key)
+    if description.inputs is not None:
+        lines += ["", f"inputs ({len(description.inputs):,})"]
+        lines += [f"  {size(file.size):>8}  {file.path}" for file in description.inputs[:MAX_INPUTS]]
+        if len(description.inputs) > MAX_INPUTS:
+            lines.append(f"  and {len(description.inputs) - MAX_INPUTS:,} more (--json lists all)")
+    return lines
+
+
+def _per_document(key: KeyDescription) -> list[tuple[str, str]]:
+    lengths = key.tokens_per_document
+    if lengths is None:
+        return []
+    middle = f"median {lengths.median:,.0f}, mean {lengths.mean:,.1f}"
+    return [("per document", f"min {count(lengths.min)}, {middle}, max {count(lengths.max)} tokens")]
+
+
+def _supervised(key: KeyDescription) -> list[tuple[str, str]]:
+    found = key.supervised
+    if found is None or not found.tokens:
+        return []
+    looked_at = "" if found.is_all else f", from a sample of {count(found.tokens)}"
+    about = "" if found.is_all else "about "
+    return [("supervised", f"{about}{found.trained / found.tokens:.1%} of the tokens, by {found.mask!r}{looked_at}")]
+
+
+def _made_by(description: Description) -> list[tuple[str, str]]:
+    """What the manifest records about how the store was made."""
+    pairs = []
+    tokenizer, backend, order = description.tokenizer, description.backend, description.order
+    if tokenizer is not None:
+        eod = "none appended" if tokenizer.eod is None else str(tokenizer.eod)
+        bos = "" if tokenizer.bos is None else f", begin of document {tokenizer.bos}"
+        vocabulary = f"vocabulary {count(tokenizer.vocab_size)}, end of document {eod}{bos}"
+        pairs.append(("tokeniser", f"{tokenizer.source}, {vocabulary}, xxh3 {tokenizer.xxh3_128}"))
+    if backend is not None:
+        proved = ", ".join(f"{count(number)} {what.replace('_', ' ')}" for what, number in backend.proved.items())
+        until = f", then tokenizers: {backend.from_task_by}" if backend.from_task_by else ""
+        proof = f", proved on {proved}" if proved else ""
+        pairs.append(("encoded by", f"{backend.name} {backend.version}{proof}{until}"))
+    if order is not None:
+        seed = getattr(order, "seed", None)
+        pairs.append(("order", "that of the inputs" if seed is None else f"shuffled with seed {seed}"))
+    if description.errors:
+        pairs.append(("skipped", f"{plural(description.errors, 'record')} (headrace.json lists them)"))
+    return pairs
+
+
+def _lengths(key: KeyDescription) -> list[str]:
+    if not key.histogram:
+        return []
+    rows = [("tokens", "documents", "share", "of tokens")]
+    for bar in key.histogram:
+        span = count(bar.first) if bar.first == bar.last else f"{count(bar.first)} to {count(bar.last)}"
+        document_share = bar.documents / key.documents
+        token_share = bar.tokens / max(key.tokens, 1)
+        rows.append((span, count(bar.documents), f"{document_share:.1%}", f"{token_share:.1%}"))
+    return ["", "lengths", *table(rows)]
+
+
+def _empty(number: int) -> str:
+    return f", {count(number)} of them empty" if number else ""
+
+
+def _pack_lines(figures: PackFigures) -> list[str]:
     """Return the figures as lines to print."""
     lines = [f"{figures.path}: {plural(figures.documents, 'document')}, {plural(figures.tokens, 'token')}"]
     for found in figures.packs:
-        lines += ["", f"packs of {plural(found.seq_len, 'token')}", f"  {_over_long(found)}", *_table(found)]
+        lines += ["", f"packs of {plural(found.seq_len, 'token')}", f"  {_over_long(found)}", *_pack_table(found)]
         looked_at = found.strategies[0].documents
         lines += [
             f"  ({figures.strategy}: only of the first {plural(figures.documents, 'document')})"
@@ -320,7 +414,7 @@ def _over_long(found: Forecast) -> str:
     )
 
 
-def _table(found: Forecast) -> list[str]:
+def _pack_table(found: Forecast) -> list[str]:
     rows = [("strategy", "packs", "fill", "documents a pack", "documents cut", "tokens lost")]
     for figures in found.strategies:
         rows.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,7 +16,16 @@ from headrace.datasets.sft_records import TOKEN_KEYS
 from headrace.errors import ConfigError, StoreError
 from headrace.inspect.description import describe_key
 from headrace.inspect.figures import count
-from headrace.inspect.shown import Kind, PackFill, Shares, ShownSample, ShownSequence, StoreFigures
+from headrace.inspect.shown import (
+    MAX_SAMPLES,
+    Kind,
+    PackFill,
+    PreviewOptions,
+    Shares,
+    ShownSample,
+    ShownSequence,
+    StoreFigures,
+)
 from headrace.inspect.token_texts import TokenTexts, stretches
 from headrace.plan.packing import PackPlan
 from headrace.stores import Dialect, Store
@@ -69,6 +78,11 @@ class ShownKeys(msgspec.Struct, frozen=True, kw_only=True):
         mask = mask_name(main, names, is_main=main in (*TOKEN_KEYS, store.keys[0]))
         beside = _there(names, "position_ids", "label") if key is None else ()
         return cls(kind="seq" if mask is None else "sft", masks={main: mask}, beside=beside)
+
+
+def main_store(store: Store, keys: ShownKeys, dialect: Dialect | None) -> Store:
+    """Return the store with the main key of those that are shown as its own main key."""
+    return store if keys.main == store.keys[0] else open_store(store.path, key=keys.main, dialect=dialect)
 
 
 def _there(names: set[str], *wanted: str) -> tuple[str, ...]:
@@ -187,10 +201,6 @@ class RecordKeys:
             ) from error
 
 
-By = Literal["longest", "least_trained"]
-
-MAX_SAMPLES = 1000
-"""The most samples that are shown at once; a page with more would be slow."""
 MOST_LENGTHS = 1 << 24
 """The most documents whose lengths are compared; reading these takes about a second."""
 MOST_MASKS = 1 << 14
@@ -232,58 +242,62 @@ def trained_shares(
     return documents[has_tokens], trained[has_tokens] / lengths[has_tokens], words
 
 
+def _check_choice(options: PreviewOptions) -> None:
+    """Check that at most one option says which documents or packs are shown, and that they are not too many.
+
+    Raises:
+        ConfigError: there are several such options, or too many samples.
+    """
+    noun = "documents" if options.get("packing") is None else "packs"
+    named = options.get("samples")
+    asked = [f"`{name}`" for name in ("random", "longest", "least_trained") if options.get(name) not in (None, False)]
+    asked += ["`samples`"] if named is not None else []
+    if len(asked) > 1:
+        raise ConfigError(f"{' and '.join(asked)} both say which {noun} are shown: choose one")
+    if noun == "packs" and asked and asked[0] in ("`longest`", "`least_trained`"):
+        raise ConfigError(f"{asked[0]} chooses documents: leave out `packing`, or use `random=SEED`")
+    shown = options.get("num", 3) if named is None else len(named)
+    if shown > MAX_SAMPLES:
+        raise ConfigError(f"{shown:,} {noun} were asked for; at most {MAX_SAMPLES:,} are shown at once")
+
+
 def choose(
-    store: Store,
-    keys: ShownKeys,
-    plan: PackPlan | None,
-    *,
-    named: tuple[int, ...] | None,
-    num: int,
-    seed: int | None,
-    by: By | None,
-    dialect: Dialect | None,
+    store: Store, keys: ShownKeys, plan: PackPlan | None, num: int, options: PreviewOptions
 ) -> tuple[Sequence[int], str]:
     """Choose the numbers of the samples to show, in order, and say how they were chosen.
 
     The text is empty for samples that were named, and for the first ones.
 
     Raises:
-        ConfigError: there is no such sample, or two options contradict each other.
+        ConfigError: there is no such sample, options contradict each other, or the store has no loss mask.
     """
-    noun = "documents" if plan is None else "packs"
+    _check_choice(options)
     num_samples = store.num_documents if plan is None else len(plan)
-    asked = [name for name, value in (("random", seed), (by, by), ("documents", named)) if value is not None]
-    if len(asked) > 1:
-        names = " and ".join(f"--{str(name).replace('_', '-')}" for name in asked)
-        raise ConfigError(f"{names} both say which {noun} are shown: choose one")
+    named, seed = options.get("samples"), options.get("random")
     if named is not None:
         for number in named:
             if not 0 <= number < num_samples:
-                raise ConfigError(f"{store.path} has no {noun[:-1]} {number}; it has {num_samples:,}, counted from 0")
-    if (num if named is None else len(named)) > MAX_SAMPLES:
-        shown = num if named is None else len(named)
-        raise ConfigError(f"{shown:,} {noun} were asked for; at most {MAX_SAMPLES:,} are shown at once")
-    if named is not None:
+                noun = "document" if plan is None else "pack"
+                raise ConfigError(f"{store.path} has no {noun} {number}; it has {num_samples:,}, counted from 0")
         return named, ""
     if seed is not None:
         chosen = random.Random(seed).sample(range(num_samples), min(num, num_samples))
         return chosen, f"{count(len(chosen))} at random, seed {seed}"
-    if by is None:
-        return range(min(num, num_samples)), ""
-    if plan is not None:
-        raise ConfigError(f"--{by.replace('_', '-')} chooses documents: leave out --pack, or use --random SEED")
-    return _extreme(store, keys, num, by, dialect)
+    if options.get("longest") or options.get("least_trained"):
+        return _extreme(store, keys, num, options)
+    return range(min(num, num_samples)), ""
 
 
-def _extreme(store: Store, keys: ShownKeys, num: int, by: By, dialect: Dialect | None) -> tuple[Sequence[int], str]:
-    if by == "longest":
+def _extreme(store: Store, keys: ShownKeys, num: int, options: PreviewOptions) -> tuple[Sequence[int], str]:
+    dialect = options.get("dialect")
+    if options.get("longest"):
         blocks, words = spread(store.num_documents, MOST_LENGTHS)
         documents = _numbers(blocks)
         values = -_lengths(store, keys, documents, dialect)
         return documents[np.argsort(values, kind="stable")[:num]].tolist(), f"the longest{words}"
     found = trained_shares(store, keys, dialect)
     if found is None:
-        raise ConfigError(f"{store.path} has no loss mask, which --least-trained needs")
+        raise ConfigError(f"{store.path} has no loss mask, which `least_trained` needs")
     documents, shares, words = found
     return documents[np.argsort(shares, kind="stable")[:num]].tolist(), f"the least trained{words}"
 
@@ -293,8 +307,7 @@ def _numbers(blocks: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
 
 
 def _lengths(store: Store, keys: ShownKeys, documents: NDArray[np.int64], dialect: Dialect | None) -> NDArray[np.int64]:
-    main = store if keys.main == store.keys[0] else open_store(store.path, key=keys.main, dialect=dialect)
-    return StoreLengths(main).spans(documents)[1]
+    return StoreLengths(main_store(store, keys, dialect)).spans(documents)[1]
 
 
 MOST_MARKS = 1 << 28
@@ -305,8 +318,7 @@ _CHUNK = 1 << 22
 
 def figures_of(store: Store, keys: ShownKeys, plan: PackPlan | None, *, dialect: Dialect | None) -> StoreFigures:
     """Return the figures of the whole store. O(documents), and one pass over the masks if no counts are stored."""
-    main = store if keys.main == store.keys[0] else open_store(store.path, key=keys.main, dialect=dialect)
-    described = describe_key(keys.main, main)
+    described = describe_key(keys.main, main_store(store, keys, dialect))
     packs = None
     if plan is not None:
         ledger = plan.ledger

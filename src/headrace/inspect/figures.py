@@ -6,8 +6,9 @@ that move other text, are written as escapes.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -89,6 +90,11 @@ def listing(pairs: Sequence[tuple[str, str]], *, indent: int = 2) -> list[str]:
     return lines
 
 
+def separated(blocks: Iterable[list[str]]) -> list[str]:
+    """Return the lines of all blocks, with an empty line between two."""
+    return [line for number, block in enumerate(blocks) for line in ([""] if number else []) + block]
+
+
 def problem_lines(problems: Sequence[Problem]) -> list[str]:
     """Format problems as lines, in their order. Of problems that differ only in names and numbers, three are shown.
 
@@ -101,10 +107,18 @@ def problem_lines(problems: Sequence[Problem]) -> list[str]:
         kinds.setdefault(words, []).append(problem)
     lines: list[str] = []
     for alike in kinds.values():
-        lines += map(str, alike[:_SHOWN_OF_A_KIND])
+        lines += (safe_text(str(problem)) for problem in alike[:_SHOWN_OF_A_KIND])
         if len(alike) > _SHOWN_OF_A_KIND:
             lines.append(f"  and {len(alike) - _SHOWN_OF_A_KIND:,} more like it (--json lists all)")
     return lines
+
+
+def as_json(value: object, *, indent: int | None = None, default: Callable[[Any], str] = str) -> str:
+    """Return a value as JSON, in one line without ``indent``; ``default`` writes values that JSON lacks."""
+    try:
+        return json.dumps(value, indent=indent, ensure_ascii=False, default=default)
+    except (TypeError, ValueError, RecursionError):  # keys that are not strings, or too deep nesting
+        return repr(value)
 
 
 LINE_END = "⏎"

@@ -1,17 +1,19 @@
-"""Previews and renderings as lines for a terminal: trained text is in colour, or between marks if there are none."""
+"""Previews and renderings as lines for a terminal: trained text is in colour, or between marks if there are none.
+
+Samples with named parts are shown part by part, with their pictures if the terminal can draw them.
+"""
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TextIO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from rich.cells import cell_len
 
-from headrace.inspect.figures import count, listing, plural, safe_lines, safe_text
+from headrace.inspect.figures import as_json, count, duration, listing, plural, safe_lines, safe_text, size
 from headrace.inspect.shown import (
     EvidenceRow,
     Preview,
@@ -22,6 +24,10 @@ from headrace.inspect.shown import (
     ShownSequence,
     Stretch,
 )
+
+if TYPE_CHECKING:
+    from headrace.inspect.sample_preview import OpenPreview
+    from headrace.inspect.samples import Boxes, LookedAtSample, ShownPart, ShownParts
 
 _TRAINED, _SPECIAL, _CUT, _BOLD, _END = "\x1b[30;42m", "\x1b[2m", "\x1b[9;31m", "\x1b[1m", "\x1b[0m"
 _NUMBER_WIDTH, _MOST_ROLE_CHARS = 6, 12
@@ -70,8 +76,30 @@ class Style(NamedTuple):
         return "[[trained]] not trained"
 
 
-def preview_lines(preview: Preview, style: Style) -> list[str]:
-    """Return all lines that `headrace preview` prints."""
+Draw = Callable[[Any], str]
+"""Turns a picture into the text with which a terminal shows it."""
+
+
+def preview_lines(found: Preview | OpenPreview, style: Style, draw: Draw | None = None) -> Iterator[str]:
+    """Yield all lines that ``headrace preview`` prints, and read samples with named parts while doing so.
+
+    Args:
+        found: what `open_preview` opened.
+        style: how trained tokens are marked.
+        draw: draws pictures; without it, they are left out.
+    """
+    if isinstance(found, Preview):
+        yield from _token_lines(found, style)
+        return
+    yield safe_text(f"{found.facts.path}: {found.facts.words}")
+    yield found.how_many
+    for sample in found:
+        yield ""
+        yield parts_heading(sample.shown)
+        yield from parts_lines(sample, draw)
+
+
+def _token_lines(preview: Preview, style: Style) -> list[str]:
     unit = "document" if preview.seq_len is None else f"pack of {count(preview.seq_len)} tokens"
     lines = [
         f"{safe_text(preview.path)}: {preview.kind}, {preview.format}, keys {', '.join(map(safe_text, preview.keys))}",
@@ -142,11 +170,6 @@ def sample_lines(preview: Preview, sample: ShownSample, style: Style) -> list[st
     for name, value in (sample.columns or {}).items():
         lines.append(f"  {safe_text(name)}: {safe_text(as_json(value))}")
     return lines
-
-
-def as_json(value: object) -> str:
-    """Return a value of a record as JSON in one line."""
-    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def sequence_lines(sequence: ShownSequence, style: Style) -> list[str]:
@@ -220,6 +243,72 @@ def _fitting(text: str, room: int) -> int:
         if room < 0:
             return place
     return len(text)
+
+
+def parts_heading(shown: ShownParts) -> str:
+    """Return the number, key and place of a sample; in a mix also its position, source and epoch."""
+    if shown.place is not None:
+        shard = f", {shown.shard}, {count(shown.index)}" if shown.shard else ""
+        at = f"position {count(shown.place.position)}: {shown.place.source or '.'}, epoch {count(shown.place.epoch)}"
+        return safe_text(f"{at}, sample {count(shown.number)}: {shown.key}  ({shown.place.path}{shard})")
+    return safe_text(f"sample {count(shown.number)}: {shown.key}  ({shown.shard}, {count(shown.index)})")
+
+
+def parts_lines(sample: LookedAtSample, draw: Draw | None) -> Iterator[str]:
+    """Yield the lines of a sample: its parts, pictures, boxes and fields."""
+    for part in sample.shown.parts:
+        yield from part_lines(part)
+        if draw is not None and part.name in sample.pictures:
+            yield draw(sample.drawn(part.name))
+    for boxes in sample.shown.boxes:
+        yield f"  {boxes_line(boxes)}"
+    for field, value in sample.shown.fields.items():
+        yield f"  {safe_text(field)} = {safe_text(value)}"
+
+
+def part_lines(part: ShownPart) -> Iterator[str]:
+    """Yield the lines of a part: one about it, then its text."""
+    yield f"  {part_line(part)}"
+    if part.text and part.kind != "bytes":
+        for line in safe_lines(part.text) if part.kind == "text" else map(safe_text, part.text.split("\n")):
+            yield f"      {line}"
+    if part.left_out:
+        yield f"      ... {plural(part.left_out, 'character')} more"
+
+
+def part_line(part: ShownPart) -> str:
+    """Return name, kind, facts and size of a part, or its error, in one line."""
+    words = f": {part.text} ..." if part.kind == "bytes" and part.text else ""
+    error = f": cannot be shown: {part.error}" if part.error else ""
+    facts = "".join(f", {fact}" for fact in facts_of(part))
+    return safe_text(f"{part.name or '(no name)'}: {part.kind}{facts}, {size(part.size)}{words}{error}")
+
+
+def facts_of(part: ShownPart) -> list[str]:
+    """Return the facts of a part in words: ``640 x 480``, ``2.0 s``, ``25 frames/s``."""
+    facts = part.facts
+    words = []
+    for begin in ("", "video_"):
+        if f"{begin}width" in facts:
+            words.append(f"{facts[f'{begin}width']} x {facts[f'{begin}height']}")
+    seconds = facts.get("video_duration", facts.get("audio_duration"))
+    if isinstance(seconds, int | float):
+        words.append(duration(seconds))
+    if "video_fps" in facts:
+        words.append(f"{facts['video_fps']:.4g} frames/s")
+    if "audio_sample_rate" in facts:
+        channels = facts.get("audio_channels", 1)
+        words.append(f"sound {facts['audio_sample_rate']} Hz, {channels} channel{'' if channels == 1 else 's'}")
+    if "dtype" in facts:
+        words.append(f"{facts['dtype']} {facts['shape']}")
+    return words
+
+
+def boxes_line(boxes: Boxes) -> str:
+    """Say how many boxes there are, with their first texts."""
+    texts = f": {' | '.join(boxes.texts[:8])}{' ...' if len(boxes.texts) > 8 else ''}" if boxes.texts else ""
+    number = len(boxes.boxes) + boxes.left_out
+    return safe_text(f"{count(number)} {'box' if number == 1 else 'boxes'} of {boxes.kind} on {boxes.picture}{texts}")
 
 
 _MOST_CHARS = 48

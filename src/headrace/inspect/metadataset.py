@@ -6,7 +6,7 @@ A check covers the file itself, its joins, and every dataset that it names, each
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,8 @@ from headrace.datasets.metadataset import (
 from headrace.datasets.metadataset.metadataset import build
 from headrace.datasets.mix import joined, named_datasets, node_of
 from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.inspect.answers import Answer, OnProgress, took
+from headrace.inspect.figures import count, plural, problem_lines, safe_text, short, size
 from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples
 from headrace.inspect.samples import SampleOptions, closed, options_of, plain_dataset
 from headrace.inspect.store_checks import Verdict, check_store
@@ -75,7 +77,7 @@ class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
     children: tuple[NodeNumbers, ...] = ()
 
 
-class MetadatasetNumbers(msgspec.Struct, frozen=True, kw_only=True):
+class MetadatasetDescription(Answer, frozen=True, kw_only=True):
     """All that ``headrace info`` says of a metadataset.
 
     Attributes:
@@ -90,23 +92,27 @@ class MetadatasetNumbers(msgspec.Struct, frozen=True, kw_only=True):
     steps: int | None
     global_batch_size: int | None
 
+    def lines(self) -> list[str]:
+        """Return the lines that ``headrace info`` prints."""
+        return _mix_lines(self)
 
-def metadataset_numbers(path: str, *, steps: int | None, global_batch_size: int | None) -> MetadatasetNumbers:
+
+def describe_metadataset(path: str, *, steps: int | None, global_batch_size: int | None) -> MetadatasetDescription:
     """Open all datasets of a metadataset, and count. No sample is read, and nothing that a file names is imported.
 
     Raises:
         HeadraceError: a file is missing, or says something impossible; the message names the place.
     """
     if steps is not None and (steps < 0 or global_batch_size is None):
-        raise ConfigError(f"--steps {steps}: must be 0 or more, and needs --global-batch-size")
+        raise ConfigError(f"`steps={steps}`: must be 0 or more, and needs `global_batch_size`")
     if global_batch_size is not None and global_batch_size < 1:
-        raise ConfigError(f"--global-batch-size must be at least 1, found {global_batch_size}")
+        raise ConfigError(f"`global_batch_size` must be at least 1, found {global_batch_size}")
     metadataset = load_dataset(path)
     splits = {
         name: _split_numbers(metadataset, name, steps=steps, global_batch_size=global_batch_size)
         for name in metadataset.splits
     }
-    return MetadatasetNumbers(path=path, splits=splits, steps=steps, global_batch_size=global_batch_size)
+    return MetadatasetDescription(path=path, splits=splits, steps=steps, global_batch_size=global_batch_size)
 
 
 def _split_numbers(
@@ -234,7 +240,7 @@ def _mismatch(path: str) -> HeadraceError:
     )
 
 
-class MixVerdict(msgspec.Struct, frozen=True, kw_only=True):
+class MixVerdict(Answer, frozen=True, kw_only=True):
     """What a check of a metadataset found.
 
     Attributes:
@@ -244,6 +250,7 @@ class MixVerdict(msgspec.Struct, frozen=True, kw_only=True):
         splits: the splits that were checked.
         joins: the number of join indices that were read.
         datasets: the verdicts of all datasets that it reaches, each once.
+        seconds: how long the check took.
     """
 
     path: str
@@ -252,22 +259,24 @@ class MixVerdict(msgspec.Struct, frozen=True, kw_only=True):
     splits: tuple[str, ...]
     joins: int
     datasets: tuple[SampleVerdict | Verdict, ...]
+    seconds: float | msgspec.UnsetType = msgspec.UNSET
+
+    def lines(self) -> list[str]:
+        """Return the lines that sum the check up, as ``headrace check`` prints them."""
+        return list(map(safe_text, _verdict_lines(self)))
+
+    def fault_lines(self) -> list[str]:
+        """Return a line for each fault; of many that are alike, three are shown."""
+        return problem_lines(_all_problems(self))
 
 
-def check_mix(
-    path: str,
-    check: SampleCheck,
-    *,
-    on_read: Callable[[str, int], None],
-    on_decoded: Callable[[int, int], None],
-) -> MixVerdict:
+def check_mix(path: str, check: SampleCheck, *, on_progress: OnProgress) -> MixVerdict:
     """Check a metadataset with all its datasets, and collect what is wrong.
 
     Args:
         path: the path of the ``.yaml``.
         check: what to check of samples. Its split part is a split of the metadataset, or None for all splits.
-        on_read: the same as for `check_samples`.
-        on_decoded: the same as for `check_samples`.
+        on_progress: the same as for `check_samples`.
 
     Raises:
         StoreError: there is no such file, or it is not YAML.
@@ -282,10 +291,12 @@ def check_mix(
     mix = _Mix(metadataset)
     for split in splits:
         mix.look(split)
-    verdicts = []
+    verdicts: list[SampleVerdict | Verdict] = []
     for place, options in mix.places:
         try:
-            verdicts.append(_checked(place, msgspec.structs.replace(check, dataset=options), on_read, on_decoded))
+            own = msgspec.structs.replace(check, dataset=options)
+            samples = check_samples(place, own, on_progress=on_progress)
+            verdicts.append(samples or check_store(place, tokenizer=None, on_progress=on_progress))
         except (ConfigError, StoreError) as error:
             # Without a verdict; opening the dataset for the mix has mostly reported the same problem.
             if place not in mix.unopened:
@@ -381,18 +392,124 @@ def _places(source: NamedSource | JoinedSource) -> Iterator[tuple[str, SampleOpt
             yield aux, SampleOptions()
 
 
-def _checked(
-    path: str,
-    check: SampleCheck,
-    on_read: Callable[[str, int], None],
-    on_decoded: Callable[[int, int], None],
-) -> SampleVerdict | Verdict:
-    def on_shard(number: int, num_shards: int, shard: str, num_bytes: int) -> None:
-        on_read(shard, num_bytes)
-
-    found = check_samples(path, check, on_read=on_read, on_decoded=on_decoded)
-    return check_store(path, tokenizer=None, on_shard=on_shard) if found is None else found
-
-
 def _without(message: str, path: str) -> str:
     return message.removeprefix(f"{path}: ")
+
+
+Row = tuple[str, ...]
+
+
+def _mix_lines(numbers: MetadatasetDescription) -> list[str]:
+    """Return the report of a metadataset."""
+    lines = [numbers.path]
+    if numbers.steps is not None:
+        samples = numbers.steps * (numbers.global_batch_size or 0)
+        lines.append(
+            f"after {count(numbers.steps)} steps of {count(numbers.global_batch_size or 0)}: {count(samples)} samples"
+        )
+    for root in numbers.splits.values():
+        length = "endless" if root.samples is None else f"{count(root.samples)} samples a pass"
+        lines += ["", f"split {root.name}: {root.kind}, {length}"]
+        rows = [_mix_heading(numbers), *_mix_rows(root, numbers, "", "", is_root=True)]
+        used = [at for at in range(len(rows[0])) if at == 0 or any(row[at] for row in rows[1:])]
+        lines += _aligned([tuple(row[at] for at in used) for row in rows])
+        lines += _schedules(root, "")
+    return lines
+
+
+def _mix_heading(numbers: MetadatasetDescription) -> Row:
+    seen = ("seen", "epochs") if numbers.steps is not None else ()
+    return ("", "weight", "times", "share", "samples", "tokens", *seen, "of")
+
+
+def _mix_rows(
+    node: NodeNumbers, numbers: MetadatasetDescription, first: str, rest: str, *, is_root: bool
+) -> Iterator[Row]:
+    yield _row(node, numbers, first, is_root=is_root)
+    for at, child in enumerate(node.children):
+        last = at + 1 == len(node.children)
+        in_epochs = node.kind == "blend_epochized"
+        yield from (
+            _times(row) if in_epochs and depth == 0 else row
+            for depth, row in enumerate(
+                _mix_rows(
+                    child, numbers, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "), is_root=False
+                )
+            )
+        )
+
+
+def _row(node: NodeNumbers, numbers: MetadatasetDescription, first: str, *, is_root: bool) -> Row:
+    mixes = bool(node.children)
+    samples = "endless" if node.samples is None else count(node.samples)
+    if node.limit is not None:
+        samples = f"first {samples}"
+    seen: Row = ()
+    if numbers.steps is not None:
+        seen = (_if_known(node.seen), "" if node.epochs is None else f"{node.epochs:,.2f}")
+    of = node.kind if mixes and not is_root else "" if mixes else _of(node)
+    weight = "" if node.number is None else f"{node.number:g}"
+    tokens = "" if node.tokens is None else short(node.tokens).strip()
+    return (f"{first}{node.name}", weight, "", f"{node.share:.3%}", samples, tokens, *seen, of)
+
+
+def _times(row: Row) -> Row:
+    """Move the weight of a child of a ``blend_epochized`` to the column of repetitions, which it is."""
+    return (row[0], "", row[1], *row[3:])
+
+
+def _of(node: NodeNumbers) -> str:
+    part = "" if node.split_part is None else f" {node.split_part}"
+    subset = "" if node.subset is None else f", samples {count(node.subset[0])} to {count(node.subset[1] - 1)}"
+    return f"{node.path}{part}{subset}"
+
+
+def _schedules(node: NodeNumbers, path: str) -> Iterator[str]:
+    place = f"{path}/{node.name}" if path else node.name
+    for until, weights, ramp in node.schedule:
+        shown = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
+        yield f"  {place}: {'on' if until is None else f'until {until}'}{', moving to' if ramp else ''}: {shown}"
+    for child in node.children:
+        yield from _schedules(child, place)
+
+
+def _if_known(number: int | None) -> str:
+    return "" if number is None else count(number)
+
+
+def _aligned(rows: list[Row]) -> list[str]:
+    """Align the first and the last column to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[0], cells[-1] = row[0].ljust(widths[0]), row[-1]
+        lines.append(f"  {'  '.join(cells)}".rstrip())
+    return lines
+
+
+def _all_problems(verdict: MixVerdict) -> list[Problem]:
+    """Return the problems of the metadataset, and then those of each dataset."""
+    return [*verdict.problems, *(problem for dataset in verdict.datasets for problem in dataset.problems)]
+
+
+def _verdict_lines(verdict: MixVerdict) -> list[str]:
+    lines = []
+    for dataset in verdict.datasets:
+        lines += [f"note: {dataset.path}: {note}" for note in getattr(dataset, "notes", ())]
+        state = plural(len(dataset.problems), "fault") if dataset.problems else f"whole: {_numbers(dataset)}"
+        lines.append(f"{dataset.path}: {state}")
+    if problems := _all_problems(verdict):
+        return [*lines, f"{verdict.path}: {plural(len(problems), 'fault')}"]
+    reached = f"{plural(len(verdict.datasets), 'dataset')} in {plural(len(verdict.splits), 'split')}"
+    joins = f", {plural(verdict.joins, 'join')} read" if verdict.joins else ""
+    return [*lines, f"{verdict.path}: whole: {reached}{joins}{took(verdict.seconds)}"]
+
+
+def _numbers(dataset: SampleVerdict | Verdict) -> str:
+    hashed = ", hashed" if dataset.hashed else ""
+    if isinstance(dataset, Verdict):
+        return f"{plural(dataset.documents, 'document')}, {size(dataset.bytes)} read{hashed}"
+    decoded = ", every part decoded" if dataset.decoded is not None else ""
+    samples = f"{plural(dataset.samples, 'sample')} in {plural(dataset.shards, 'shard')}"
+    return f"{samples}, {size(dataset.bytes)}{decoded}{hashed}"

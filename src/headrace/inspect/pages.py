@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import html
-from base64 import b64encode
+import io
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from typing import Final
 
 from headrace.inspect.description import Bar
-from headrace.inspect.figures import count, plural, safe_lines, safe_text
+from headrace.inspect.figures import as_json, count, plural, safe_lines, safe_text, size
 from headrace.inspect.lines import (
     EVIDENCE_HEADS,
-    as_json,
+    boxes_line,
     evidence_cells,
     extras,
+    facts_of,
     message_fields,
     message_heading,
     part_heading,
+    part_line,
+    parts_heading,
     remarks,
     rendered_heading,
     rendering_summary,
@@ -24,6 +29,8 @@ from headrace.inspect.lines import (
     sequence_heading,
     turns,
 )
+from headrace.inspect.sample_preview import OpenPreview, SamplePreview
+from headrace.inspect.samples import BOX_COLOURS, Boxes, LookedAtSample, Picture, ShownPart
 from headrace.inspect.shown import (
     EvidenceRow,
     Preview,
@@ -117,7 +124,7 @@ box.addEventListener("input", () => {
 });
 """
 SEARCH_SCRIPT = f"<script>{_SEARCH_CODE}</script>"
-SEARCH_POLICY = f"script-src 'sha256-{b64encode(sha256(_SEARCH_CODE.encode()).digest()).decode()}'"
+SEARCH_POLICY = f"script-src 'sha256-{base64.b64encode(sha256(_SEARCH_CODE.encode()).digest()).decode()}'"
 """Allows the script that hides the samples without the searched text, and no other script, whatever the data holds."""
 
 _BAR_WIDTH, _HEIGHT, _ABOVE, _BELOW = 58, 120, 16, 20
@@ -128,13 +135,35 @@ def escaped(text: str) -> str:
     return html.escape(safe_text(text))
 
 
-def page(title: str, parts: Iterable[str], *, style: str = "", policy: str = "") -> str:
-    """Return the whole file. ``title`` is data and is escaped; ``parts`` are HTML.
+def page_of(found: Preview | OpenPreview | Rendering) -> str:
+    """Return a preview or a rendering as one HTML file that needs no other file. Data never become markup.
 
-    ``policy`` adds to the content security policy, which otherwise allows only styles.
+    Of samples that are open, this reads and decodes each one. Pictures are encoded anew, so that their bytes do not
+    reach the browser.
+
+    Example:
+        >>> from headrace import inspect
+        >>> page = inspect.page_of(inspect.preview("stores/web", num=1))
+        >>> page.count("<section>")
+        1
     """
-    policy = f"; {policy}" if policy else ""
-    return _FRAME.format(title=escaped(title), style=_STYLE + style, body="\n".join(parts), policy=policy)
+    if isinstance(found, Preview):
+        return _preview_page(found)
+    return _rendering_page(found) if isinstance(found, Rendering) else _samples_page(found)
+
+
+def page(title: str, command: str, about: str, parts: Iterable[str], *, style: str = "", policy: str = "") -> str:
+    """Return the whole file of a command: a heading, a line about it, and parts.
+
+    ``title`` and ``about`` are data, and are escaped; ``parts`` are HTML. ``policy`` adds to the content security
+    policy, which otherwise allows only styles.
+    """
+    return _FRAME.format(
+        title=escaped(f"{title} - headrace {command}"),
+        style=_STYLE + style,
+        body="\n".join([f"<h1>{escaped(title)}</h1>", f'<p class="soft">{escaped(about)}</p>', *parts]),
+        policy=f"; {policy}" if policy else "",
+    )
 
 
 def pairs_html(pairs: Sequence[tuple[str, str]]) -> str:
@@ -228,14 +257,9 @@ def _bars_svg(bars: Sequence[tuple[str, int, str]], label: str) -> str:
     )
 
 
-def preview_page(preview: Preview) -> str:
-    """Return a preview as one HTML file: figures of the store, if the preview has them, and its samples."""
-    parts = [
-        f"<h1>{escaped(preview.path)}</h1>",
-        f'<p class="soft">{_shown(preview)}</p>',
-    ]
-    if preview.note:
-        parts.append(f"<p>{escaped(preview.note)}</p>")
+def _preview_page(preview: Preview) -> str:
+    """Return figures of the store, if the preview has them, and its samples."""
+    parts = [f"<p>{escaped(preview.note)}</p>"] if preview.note else []
     parts.append(pairs_html(_pairs(preview)))
     if preview.figures is not None and preview.figures.histogram:
         drawn = histogram_svg(preview.figures.histogram)
@@ -248,7 +272,7 @@ def preview_page(preview: Preview) -> str:
         parts += ["<h2>Left out</h2>", *(f"<p>{escaped(line)}</p>" for line in preview.left_out)]
     parts += ["<h2>Samples</h2>", SEARCH, LEGEND]
     parts += [_sample_html(preview, sample) for sample in preview.samples]
-    return page(f"{preview.path} - headrace preview", [*parts, SEARCH_SCRIPT], policy=SEARCH_POLICY)
+    return page(preview.path, "preview", _shown(preview), [*parts, SEARCH_SCRIPT], policy=SEARCH_POLICY)
 
 
 def _shares_words(shares: Shares) -> str:
@@ -258,7 +282,7 @@ def _shares_words(shares: Shares) -> str:
 def _shown(preview: Preview) -> str:
     unit = "documents" if preview.seq_len is None else f"packs of {count(preview.seq_len)} tokens"
     shown = f"{count(len(preview.samples))} of {count(preview.num_samples)} {unit}"
-    by = f", {escaped(preview.chosen_by)}" if preview.chosen_by else ""
+    by = f", {preview.chosen_by}" if preview.chosen_by else ""
     return f"{preview.kind}, {plural(preview.num_documents, 'document')}, shown: {shown}{by}"
 
 
@@ -303,11 +327,8 @@ def _sample_html(preview: Preview, sample: ShownSample) -> str:
     return f"<section><h3>{escaped(sample_heading(preview, sample))}</h3>{body}</section>"
 
 
-def rendering_page(rendering: Rendering) -> str:
-    """Return a rendering as one HTML file."""
-    title = f"{rendering.input}, {rendering.place}"
-    parts = [f"<h1>{escaped(title)}</h1>", f'<p class="soft">record {count(rendering.record)}</p>']
-    parts += [pairs_html(rendering_summary(rendering)), "<h2>Record</h2>"]
+def _rendering_page(rendering: Rendering) -> str:
+    parts = [pairs_html(rendering_summary(rendering)), "<h2>Record</h2>"]
     parts.append(f"<section>{block_html(as_json(rendering.source))}</section>")
     parts += [_part_html(part) for part in rendering.parts]
     if rendering.columns:
@@ -316,7 +337,7 @@ def rendering_page(rendering: Rendering) -> str:
     if rendering.sequences:
         parts += ["<h2>Tokens</h2>", LEGEND]
     parts += [_sequence_html(sequence) for sequence in rendering.sequences]
-    return page(f"{title} - headrace render", parts)
+    return page(f"{rendering.input}, {rendering.place}", "render", f"record {count(rendering.record)}", parts)
 
 
 def _part_html(part: RecordPart) -> str:
@@ -350,3 +371,130 @@ def _row_html(row: EvidenceRow) -> str:
     cells = "".join(f"<td>{escaped(cell)}</td>" for cell in evidence_cells(row))
     mark = ' class="on"' if row.is_trained else ""
     return f'<tr>{cells}<td><span class="text"><span{mark}>{escaped(row.text)}</span></span></td></tr>'
+
+
+MEDIA_BYTES: Final = 16 << 20
+"""The largest video or sound that is put into a page."""
+
+PAGE_BYTES: Final = 128 << 20
+"""The most bytes of video and sound in a page."""
+
+_EXACT_PIXELS: Final = 1 << 16
+"""Pictures up to this size are exact (PNG); larger ones are JPEG."""
+
+_TYPES: Final = {
+    "mp4": "video/mp4",
+    "m4v": "video/mp4",
+    "mov": "video/mp4",
+    "webm": "video/webm",
+    "mkv": "video/x-matroska",
+    "flac": "audio/flac",
+    "mp3": "audio/mpeg",
+    "wav": "audio/wav",
+}
+"""The types that browsers play, by the last component of the part's name. The data cannot set the type."""
+
+_SAMPLE_STYLE: Final = (
+    """
+.picture{position:relative;display:inline-block;max-width:100%;line-height:0}
+.picture img{max-width:100%;height:auto;image-orientation:none;border:1px solid var(--line)}
+.picture svg{position:absolute;inset:0;width:100%;height:100%}
+.picture svg rect{fill-opacity:.12;stroke-width:2;vector-effect:non-scaling-stroke}
+.picture svg rect:hover{fill-opacity:.5}
+"""
+    + "".join(f".picture svg .b-{kind}{{fill:rgb{colour};stroke:rgb{colour}}}" for kind, colour in BOX_COLOURS.items())
+    + """
+.part{margin:.8rem 0 0;border-top:1px solid var(--line);padding-top:.5rem}
+.part h4{font-size:.8rem;font-weight:400;color:var(--soft);margin:0 0 .3rem;overflow-wrap:anywhere}
+.part h4 b{color:var(--ink)}
+video,audio{max-width:100%}
+video{min-width:min(20rem,100%)}
+.part h4.bad{color:var(--cut)}
+"""
+)
+_SAMPLE_POLICY: Final = "img-src data:; media-src data:"
+
+
+def _samples_page(found: OpenPreview) -> str:
+    facts = found.facts
+    parts = []
+    if isinstance(facts, SamplePreview) and facts.field_map:
+        parts += ["<h2>Fields</h2>", pairs_html(list(facts.field_map.items()))]
+    parts.append("<h2>Samples</h2>")
+    room = PAGE_BYTES
+    for sample in found:
+        text, used = _parts_html(sample, room)
+        room -= used
+        parts.append(text)
+    about = f"{facts.words}, {found.how_many}"
+    return page(facts.path, "preview", about, parts, style=_SAMPLE_STYLE, policy=_SAMPLE_POLICY)
+
+
+def _parts_html(sample: LookedAtSample, room: int) -> tuple[str, int]:
+    """Return a sample as HTML, and the bytes of video and sound in it."""
+    shown = sample.shown
+    bodies, used = [], 0
+    for part in shown.parts:
+        body = ""
+        data = sample.raw.parts[part.name]
+        if part.kind in ("video", "audio") and not part.error:
+            body = _player(part, data) if len(data) <= min(MEDIA_BYTES, room - used) else _too_large(part)
+            used += len(data) if body.startswith(("<video", "<audio")) else 0
+        elif part.name in sample.pictures:
+            boxes = [found for found in shown.boxes if found.picture == part.name]
+            body = _picture(part, sample.pictures[part.name], boxes)
+        elif part.text and part.kind != "bytes":
+            body = block_html(part.text)
+            body += f'<p class="soft">… {plural(part.left_out, "character")} more</p>' if part.left_out else ""
+        bodies.append(f'<div class="part">{_part_heading(part)}{body}</div>')
+    if shown.fields:
+        bodies.append(f'<div class="part"><h4>fields</h4>{pairs_html(list(shown.fields.items()))}</div>')
+    return f"<section><h3>{escaped(parts_heading(shown))}</h3>{''.join(bodies)}</section>", used
+
+
+def _part_heading(part: ShownPart) -> str:
+    if part.error:
+        return f'<h4 class="bad">{escaped(part_line(part))}</h4>'
+    facts = ", ".join([part.kind, *facts_of(part), size(part.size)])
+    words = f": {part.text} ..." if part.kind == "bytes" else ""
+    return f"<h4><b>{escaped(part.name or '(no name)')}</b> {escaped(facts + words)}</h4>"
+
+
+def _picture(part: ShownPart, picture: Picture, boxes: list[Boxes]) -> str:
+    image = f'<img src="{picture_uri(picture)}" width="{picture.width}" height="{picture.height}" alt="">'
+    if not boxes:
+        return f'<div class="picture">{image}</div>'
+    drawn = "".join(map(_boxes_svg, boxes))
+    view = f'viewBox="0 0 {part.facts["width"]} {part.facts["height"]}" preserveAspectRatio="none"'
+    lines = "".join(f'<p class="soft">{escaped(boxes_line(found))}</p>' for found in boxes)
+    return f'<div class="picture">{image}<svg {view}>{drawn}</svg></div>{lines}'
+
+
+def _boxes_svg(found: Boxes) -> str:
+    shapes = []
+    for at, (x, y, width, height) in enumerate(found.boxes):
+        text = f"{found.kind} {at}" + (f": {found.texts[at]}" if found.texts else "")
+        place = f'x="{x:g}" y="{y:g}" width="{max(width, 0):g}" height="{max(height, 0):g}"'
+        shapes.append(f'<rect class="b-{found.kind}" {place}><title>{escaped(text)}</title></rect>')
+    return "".join(shapes)
+
+
+def picture_uri(picture: Picture) -> str:
+    """Return a picture as a data URI, in PNG or JPEG."""
+    buffer = io.BytesIO()
+    is_exact = picture.width * picture.height <= _EXACT_PIXELS
+    picture.save(buffer, "PNG" if is_exact else "JPEG", **({} if is_exact else {"quality": 90}))
+    return f"data:image/{'png' if is_exact else 'jpeg'};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _player(part: ShownPart, data: bytes) -> str:
+    extension = part.name.rpartition(".")[2].lower()
+    kind = _TYPES.get(extension)
+    if kind is None:
+        return '<p class="soft">browsers do not play this format</p>'
+    source = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+    return f'<{part.kind} controls preload="metadata" src="{source}"></{part.kind}>'
+
+
+def _too_large(part: ShownPart) -> str:
+    return f'<p class="soft">too large for a page: headrace cat writes its {size(part.size)} to a file</p>'

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from headrace.errors import ConfigError, HeadraceError, InputError
+from headrace.inspect.answers import OnProgress, unseen
+from headrace.inspect.figures import count
 from headrace.inspect.shown import EvidenceRow, Outcome, RecordPart, RenderedSequence, Rendering, ShownSequence, Stretch
 from headrace.inspect.token_texts import TokenGroup, runs, texts_of
 from headrace.preparing.messages import RecipeSetup
@@ -111,7 +113,7 @@ def open_maker(recipe: Recipe, source: int, tokenizer: str | None = None) -> Ope
     )
 
 
-OnRecords = Callable[[int], None]
+TELL_EVERY = 1 << 10
 
 
 class FoundRecord(NamedTuple):
@@ -126,7 +128,7 @@ class FoundRecord(NamedTuple):
     first: list[Any]
 
 
-def find_record(recipe: Recipe, number: int, on_records: OnRecords | None = None) -> FoundRecord:
+def find_record(recipe: Recipe, number: int, on_progress: OnProgress = unseen) -> FoundRecord:
     """Find record ``number``, counted from 0 over all inputs in order. Bad records count, blank lines do not.
 
     This reads the inputs up to the record.
@@ -136,7 +138,7 @@ def find_record(recipe: Recipe, number: int, on_records: OnRecords | None = None
         InputError: the record cannot be read.
     """
     if number < 0:
-        raise ConfigError(f"--record {number}: records are counted from 0")
+        raise ConfigError(f"`record={number}`: records are counted from 0")
     reached = 0
     for source, spec in enumerate(recipe.inputs):
         first: list[Any] = []
@@ -150,13 +152,13 @@ def find_record(recipe: Recipe, number: int, on_records: OnRecords | None = None
             if not isinstance(record, _Bad) and len(first) < NUM_RECORDS:
                 first.append(record)
             reached += 1
-            if on_records is not None:
-                on_records(reached)
+            if reached % TELL_EVERY == 0:
+                on_progress("reading", text=f"{count(reached)} records", speeds={"records": reached})
             if found is not None and len(first) >= NUM_RECORDS:
                 break
         if found is not None:
             return FoundRecord(found[0], source, found[1], found[2], first)
-    raise ConfigError(f"--record {number}: the inputs have only {reached:,} records, counted from 0")
+    raise ConfigError(f"`record={number}`: the inputs have only {reached:,} records, counted from 0")
 
 
 class _Bad(NamedTuple):
@@ -411,60 +413,70 @@ def _groups(data: bytes, tokens: Sequence[TokenEvidence]) -> list[TokenGroup]:
     return found
 
 
-def render_record(
-    recipe_path: str | os.PathLike[str],
-    number: int,
+def render(
+    recipe: str | os.PathLike[str],
+    record: int,
     *,
     input_path: str | None = None,
     tokenizer: str | None = None,
     now: str | None = None,
-    on_records: OnRecords | None = None,
+    on_progress: OnProgress = unseen,
 ) -> Rendering:
-    """Show record ``number`` of a recipe: its layout, messages, text, tokens and mask, with the evidence for them.
+    """Return one record of a recipe on its way to the store: layout, messages, text, tokens and mask, and the evidence.
 
     A record that the recipe drops or refuses is shown as far as it gets, with the reason.
 
     Args:
-        recipe_path: the path of the recipe, in YAML or JSON.
-        number: the number of the record, counted from 0 over all inputs.
+        recipe: the path of the recipe, in YAML or JSON.
+        record: the number of the record, counted from 0 over all inputs.
         input_path: a file to read in place of the recipe's only input.
         tokenizer: the tokeniser, if the recipe names none.
         now: the time that the template gets, in ISO 8601; by default the current time.
-        on_records: called with the number of records read so far.
+        on_progress: called now and then with the records that are read.
 
     Raises:
         ConfigError: the recipe is wrong, or there is no such record.
         InputError: the record is not JSON.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from headrace import inspect
+        >>> text = "{type: sft, inputs: chats.jsonl, template: chatml, tokenizer: chat-tokenizer}"
+        >>> _ = Path("chats.yaml").write_text(text)
+        >>> rendering = inspect.render("chats.yaml", 3)
+        >>> rendering.place, rendering.outcome, rendering.stored
+        ('line 4', 'kept', {'tokens': 10, 'loss_mask': 10, 'num_supervised': 1})
     """
-    recipe = load_recipe(recipe_path)
+    path = os.fspath(recipe)
+    loaded = load_recipe(recipe)
     if now is not None:
-        recipe = with_now(recipe, now, os.fspath(recipe_path))
-    recipe = with_inputs(recipe, [] if input_path is None else [input_path])
-    found = find_record(recipe, number, on_records)
+        loaded = with_now(loaded, now, path)
+    loaded = with_inputs(loaded, [] if input_path is None else [input_path])
+    found = find_record(loaded, record, on_progress)
     layout, why = "", "the recipe has sections, which are read field by field"
-    if not recipe.by_sections:
-        recipe, recognised = resolve_layout(recipe, found.first, source=found.source)
-        layout = recipe.inputs[found.source].layout
+    if not loaded.by_sections:
+        loaded, recognised = resolve_layout(loaded, found.first, source=found.source)
+        layout = loaded.inputs[found.source].layout
         why = "the recipe says so" if recognised is None else recognised.why
         if recognised is not None and recognised.alternatives:
             why += f"; {', '.join(recognised.alternatives)} would fit too"
-    maker, encoder, template = open_maker(recipe, found.source, tokenizer)
+    maker, encoder, template = open_maker(loaded, found.source, tokenizer)
     sample, explained = _explained(maker, found.record)
     made = maker.make([found.record])
     parts = () if sample is None else parts_of(sample)
     if not explained and template is not None:
-        parts = tuple(_with_text(part, template, recipe) for part in parts)
+        parts = tuple(_with_text(part, template, loaded) for part in parts)
     outcome, reason, message = _outcome(made)
     rows = stored_rows(maker, made)
     if reason == SUPERVISION_CUT:
         # Nothing is stored since the cut leaves no trained token, so the reader has to see what it would leave.
-        unlimited = open_maker(msgspec.structs.replace(recipe, length=LengthSpec()), found.source, tokenizer).maker
-        rows = first_or_last(stored_rows(unlimited, unlimited.make([found.record])), recipe.length)
+        unlimited = open_maker(msgspec.structs.replace(loaded, length=LengthSpec()), found.source, tokenizer).maker
+        rows = first_or_last(stored_rows(unlimited, unlimited.make([found.record])), loaded.length)
     return Rendering(
-        recipe=os.fspath(recipe_path),
-        type=recipe.type,
+        recipe=path,
+        type=loaded.type,
         input=found.input,
-        record=number,
+        record=record,
         place=found.place,
         layout=layout,
         layout_why=why,
@@ -475,7 +487,7 @@ def render_record(
         outcome=outcome,
         reason=reason,
         message=message,
-        sequences=rendered_sequences(explained, rows, encoder, recipe.length),
+        sequences=rendered_sequences(explained, rows, encoder, loaded.length),
         notes=made.counts.notes,
         stored={key: len(ragged.values) for key, ragged in made.arrays.items() if len(made)},
         num_documents=len(made),

@@ -1,264 +1,41 @@
-"""The checks of a store of samples. With ``--decode``, worker processes decode every part of every sample."""
+"""The checks of a store of samples: headers, indices, split files, hashes, and whether each part can be decoded."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import multiprocessing
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Self
 
 import msgspec
-import numpy as np
 
-from headrace.errors import HeadraceError, InputError, MissingExtraError, SampleError, StoreError, WorkerError
-from headrace.inspect.sample_preview import field_map_of
-from headrace.inspect.samples import SampleOptions, open_sample_store, total_bytes
+from headrace.errors import (
+    ConfigError,
+    HeadraceError,
+    InputError,
+    StoreError,
+)
+from headrace.inspect.answers import Answer, OnProgress, problem_of, took
+from headrace.inspect.figures import count, plural, problem_lines, safe_text, size
+from headrace.inspect.sample_decoding import Decoded, decode_all
+from headrace.inspect.samples import SampleOptions, need_samples, open_sample_store, total_bytes
 from headrace.io import PreadReader
 from headrace.io.readers import ByteArray, IntArray
 from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
 from headrace.preparing.energon.work import WORK_NAME
-from headrace.samples.media import AVDecoder, SampleDecoder
-from headrace.samples.media.decoding.av_streams import audio_stream, open_container, video_stream
-from headrace.samples.media.decoding.failing import MAX_PIXELS, reraise
-from headrace.samples.media.field_map import META_PARTS, FieldMap, first_that_works, parts_of
+from headrace.preparing.run import usable_cores
 from headrace.stores import MANIFEST_NAME, Manifest, Problem, check_file, load_manifest
 from headrace.stores.energon import EnergonStore, Splits
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.splits import find_splits
-from headrace.stores.quarantine import BadSample
+from headrace.stores.quarantine import add_bad_samples
 from headrace.stores.sample_layouts import sample_layout
-from headrace.stores.sample_store import RawSample, SampleStore
+from headrace.stores.sample_store import SampleStore
 from headrace.stores.tar.index import index_path
 
-TASK_SAMPLES: Final = 64
-MAX_NAMED: Final = 1000
-"""The most faults that are named one by one; any others are counted."""
-
-
-class Decoded(msgspec.Struct, frozen=True, kw_only=True):
-    """How many samples and parts were decoded, and which samples have faults."""
-
-    samples: int
-    faulty_samples: int
-    parts: dict[str, int]
-    """Name of the part -> how many were decoded."""
-
-    faulty_parts: dict[str, int]
-    bad: tuple[BadSample, ...]
-    """The samples that have a faulty part or field."""
-
-
-class _Result(msgspec.Struct, frozen=True):
-    """The result of one task."""
-
-    samples: int
-    faulty_samples: int
-    parts: dict[str, int]
-    faulty_parts: dict[str, int]
-    problems: list[Problem]
-    bad: list[BadSample]
-
-
-class _Task:
-    """Decodes ranges of samples. It can be pickled."""
-
-    def __init__(self, store: SampleStore, exclude: frozenset[str]) -> None:
-        self.store = store
-        self._exclude = exclude
-        self._fields = field_map_of(store)
-        self._parts = None if self._fields is None else parts_of(self._fields)
-        self._decoder = SampleDecoder(image_decode="rgb8")
-
-    def run(self, first: int, end: int) -> _Result:
-        result = _Result(0, 0, {}, {}, [], [])
-        samples = faulty = 0
-        for number in range(first, end):
-            problems = self._sample(number, result)
-            samples += problems is not None
-            faulty += bool(problems)
-            result.problems.extend(problems or ())
-        return msgspec.structs.replace(result, samples=samples, faulty_samples=faulty)
-
-    def _sample(self, number: int, result: _Result) -> list[Problem] | None:
-        """Return what is wrong with a sample; None if it is excluded."""
-        try:
-            raw = self.store.read(np.array([number]), self._parts)[0]
-        except HeadraceError as error:
-            return [Problem(path=self.store.path, place=f"sample {number}", message=str(error))]
-        if raw.shard in self._exclude or f"{raw.shard}/{raw.key}" in self._exclude:
-            return None
-        values: dict[str, Any] = {}
-        problems = []
-        for name, data in raw.parts.items():
-            try:
-                values[name] = self._decode(name, data)
-                result.parts[name] = result.parts.get(name, 0) + 1
-            except MissingExtraError:
-                raise
-            except HeadraceError as error:
-                result.faulty_parts[name] = result.faulty_parts.get(name, 0) + 1
-                problems.append(self._problem(raw, number, name, error))
-        if self._fields is not None and not problems:
-            try:
-                _make_fields(self._fields, raw, values)
-            except InputError as error:
-                problems.append(self._problem(raw, number, getattr(error, "part", None), error))
-        if problems:
-            result.bad.append(BadSample(shard=raw.shard, index=raw.index, key=raw.key, reason=problems[0].message))
-        return problems
-
-    def _decode(self, name: str, data: bytes) -> Any:
-        value = self._decoder.decode(name, data)
-        if isinstance(value, AVDecoder):
-            try:
-                decode_media(value.data)
-            except Exception as error:
-                reraise(name, error)
-        return value
-
-    def _problem(self, raw: RawSample, number: int, part: str | None, error: HeadraceError) -> Problem:
-        place = self.store.places(number).get(part or "")
-        path = self.store.path if place is None else place.file
-        byte = "" if place is None else f", byte {place.offset}"
-        where = "" if part is None else f", part {part!r}{byte}"
-        message = error.reason if isinstance(error, SampleError) else str(error)
-        return Problem(path=path, place=f"sample {raw.index}, key {raw.key!r}{where}", message=message)
-
-
-def decode_all(
-    store: SampleStore,
-    *,
-    exclude: frozenset[str] = frozenset(),
-    workers: int,
-    on_samples: Callable[[int], None],
-    on_problem: Callable[[Problem], None],
-) -> Decoded:
-    """Decode the parts of all samples: those that the field map of the ``dataset.yaml`` names, or else all parts.
-
-    Args:
-        store: the store, which must pickle.
-        exclude: ``"<shard>"`` or ``"<shard>/<key>"`` of samples to skip.
-        workers: the number of processes; with 1, this process decodes.
-        on_samples: called now and then with the number of samples that are done.
-        on_problem: called for each fault, in the order of the store.
-
-    Raises:
-        WorkerError: a process has ended, as a codec written in C can cause; the message says among which samples.
-        MissingExtraError: the package that decodes a part is not installed.
-    """
-    samples = faulty = unnamed = named = 0
-    bad: list[BadSample] = []
-    parts: collections.Counter[str] = collections.Counter()
-    faulty_parts: collections.Counter[str] = collections.Counter()
-    for result in _results(_Task(store, exclude), workers):
-        samples += result.samples
-        faulty += result.faulty_samples
-        bad += result.bad
-        parts.update(result.parts)
-        faulty_parts.update(result.faulty_parts)
-        for problem in result.problems:
-            if named < MAX_NAMED:
-                on_problem(problem)
-                named += 1
-            else:
-                unnamed += 1
-        on_samples(samples)
-    if unnamed:
-        on_problem(Problem(path=store.path, place="", message=f"{unnamed:,} more faulty parts"))
-    return Decoded(
-        samples=samples,
-        faulty_samples=faulty,
-        parts=dict(sorted(parts.items())),
-        faulty_parts=dict(sorted(faulty_parts.items())),
-        bad=tuple(bad),
-    )
-
-
-def _results(task: _Task, workers: int) -> Iterator[_Result]:
-    """Yield the results of all tasks, in the order of the store; twice as many run ahead as there are workers."""
-    store = task.store
-    tasks = [(first, min(first + TASK_SAMPLES, len(store))) for first in range(0, len(store), TASK_SAMPLES)]
-    if workers == 1 or len(tasks) < 2:
-        for first, end in tasks:
-            yield task.run(first, end)
-        return
-    # Spawned, since a fork is not safe if the caller has threads.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(tasks)), context, _begin, (task,)) as pool:
-        waiting: collections.deque[tuple[tuple[int, int], Future[_Result]]] = collections.deque()
-        span = (0, 0)
-        try:
-            for task_span in tasks:
-                waiting.append((task_span, pool.submit(_run, *task_span)))
-                if len(waiting) >= 2 * workers:
-                    span, future = waiting.popleft()
-                    yield future.result()
-            while waiting:
-                span, future = waiting.popleft()
-                yield future.result()
-        except BrokenProcessPool as error:
-            raise WorkerError(
-                f"{store.path}: a process ended while samples from {span[0]:,} on were decoded: a codec crashed, or"
-                " memory ran out; --workers 1 shows which sample it is"
-            ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-_TASK: _Task | None = None
-"""The task of this worker process."""
-
-
-def _begin(task: _Task) -> None:
-    global _TASK
-    _TASK = task
-
-
-def _run(first: int, end: int) -> _Result:
-    if _TASK is None:
-        raise WorkerError("a worker got samples before their store. This is a defect of Headrace: please report it.")
-    return _TASK.run(first, end)
-
-
-def decode_media(data: bytes) -> int:
-    """Decode all of a video or a sound, one frame after another, and return the number of frames.
-
-    Raises:
-        DecodeError: the data cannot be opened, or are too large.
-        ValueError: there are no frames.
-        Exception: whatever the codec raises.
-    """
-    frames = 0
-    container = open_container(data, MAX_PIXELS)
-    try:
-        for stream in (video_stream(container), audio_stream(container)):
-            if stream is not None:
-                container.seek(0)
-                frames += sum(1 for _ in container.decode(stream))
-    finally:
-        container.close()
-    if not frames:
-        raise ValueError("it holds neither a picture nor a sound")
-    return frames
-
-
-def _make_fields(fields: FieldMap, raw: RawSample, values: dict[str, Any]) -> None:
-    meta = dict.fromkeys(META_PARTS) | {"__key__": raw.key, "__shard__": raw.shard}
-
-    def part(name: str) -> Any:
-        if name in meta:
-            return meta[name]
-        if name not in values:
-            raise KeyError(name, tuple(values))
-        return values[name]
-
-    for field, options in fields.items():
-        first_that_works(options, field, part)
+if TYPE_CHECKING:
+    from headrace.inspect.questions import CheckOptions
 
 
 class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,22 +46,31 @@ class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
         decode: whether every part of every sample is decoded.
         workers: the number of processes that decode.
 
-    Example:
-        >>> from headrace.inspect import SampleCheck, check_samples
-        >>> def ignore(*progress):
-        ...     pass
-        >>> check = SampleCheck(decode=True)
-        >>> verdict = check_samples("shards", check, on_read=ignore, on_decoded=ignore)
-        >>> verdict.ok, verdict.samples, verdict.decoded.parts
-        (True, 20, {'jpg': 20, 'txt': 20})
     """
 
     dataset: SampleOptions = SampleOptions()
     decode: bool = False
     workers: int = 1
 
+    @classmethod
+    def of(cls, options: CheckOptions) -> Self:
+        """Return what these options of `check` say about samples.
 
-class SampleVerdict(msgspec.Struct, frozen=True, kw_only=True):
+        Raises:
+            ConfigError: ``workers`` is out of range, or given without ``decode``.
+        """
+        workers, decode = options.get("workers"), options.get("decode", False)
+        if workers is not None and (workers < 1 or not decode):
+            raise ConfigError(f"`workers={workers}`: give a number of processes, 1 or more, together with `decode`")
+        dataset = SampleOptions(
+            split_part=options.get("split_part"),
+            split_config=options.get("split_config"),
+            dataset_config=options.get("dataset_config"),
+        )
+        return cls(dataset=dataset, decode=decode, workers=workers or usable_cores())
+
+
+class SampleVerdict(Answer, frozen=True, kw_only=True):
     """What a check found, and how much it read. Counts are zero if the store cannot be opened."""
 
     path: str
@@ -305,36 +91,44 @@ class SampleVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     decoded: Decoded | None
 
+    seconds: float | msgspec.UnsetType = msgspec.UNSET
+    """How long the check took; unset for a dataset of a metadataset."""
+
+    def lines(self) -> list[str]:
+        """Return the lines that sum the check up, as ``headrace check`` prints them."""
+        return list(map(safe_text, _lines(self)))
+
+    def fault_lines(self) -> list[str]:
+        """Return a line for each fault; of many that are alike, three are shown."""
+        return problem_lines(self.problems)
+
 
 class Watched(PreadReader):
     """A reader that reports which file it reads, and how many bytes it has read so far."""
 
-    def __init__(self, on_read: Callable[[str, int], None]) -> None:
+    def __init__(self, on_progress: OnProgress) -> None:
         super().__init__()
-        self._on_read = on_read
+        self._on_progress = on_progress
         self._num_bytes = 0
 
     def read_ranges(self, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray | None = None) -> ByteArray:
         """See `Reader.read_ranges`."""
         self._num_bytes += int(lengths.sum())
-        self._on_read(path, self._num_bytes)
+        _tell_read(self._on_progress, path, self._num_bytes)
         return super().read_ranges(path, offsets, lengths, out)
 
 
-def check_samples(
-    path: str,
-    check: SampleCheck,
-    *,
-    on_read: Callable[[str, int], None],
-    on_decoded: Callable[[int, int], None],
-) -> SampleVerdict | None:
+def _tell_read(on_progress: OnProgress, file: str, num_bytes: int) -> None:
+    on_progress("checking", text=f"{file} ({size(num_bytes)} read)", speeds={"B": num_bytes})
+
+
+def check_samples(path: str, check: SampleCheck, *, on_progress: OnProgress) -> SampleVerdict | None:
     """Check everything at a path, and collect what is wrong. Returns None if the path holds no samples.
 
     Args:
         path: the same as for `headrace.open`.
         check: what to check in addition.
-        on_read: called before each read with the file, and the number of bytes read so far.
-        on_decoded: called now and then with the number of samples that were decoded, and of all samples.
+        on_progress: called before each read, and now and then with the samples that are decoded.
 
     Raises:
         StoreError: the path does not exist.
@@ -344,7 +138,7 @@ def check_samples(
     if sample_layout(path) is None:
         return None
     try:
-        store = open_sample_store(path, check.dataset, using=Watched(on_read), faulty=True)
+        store = open_sample_store(path, check.dataset, using=Watched(on_progress), faulty=True)
         manifest = _manifest(path)
     except (StoreError, InputError) as error:
         if not Path(path).exists():
@@ -353,7 +147,7 @@ def check_samples(
     if store is None:
         return None
     with store:
-        problems = list(_problems(store, path, manifest, check, on_read))
+        problems = list(_problems(store, path, manifest, check, on_progress))
         decoded = None
         if check.decode:
             # Opened again without the watching reader, since the store is pickled for the workers.
@@ -362,7 +156,7 @@ def check_samples(
                     again,
                     exclude=_excluded(store, check.dataset),
                     workers=check.workers,
-                    on_samples=lambda done: on_decoded(done, len(again)),
+                    on_progress=on_progress,
                     on_problem=problems.append,
                 )
         unvouched = _unvouched(store, path, manifest)
@@ -381,6 +175,15 @@ def check_samples(
         )
 
 
+def leave_out_bad(path: str, verdict: SampleVerdict, options: CheckOptions) -> str:
+    """Put the samples that could not be decoded on the list of bad samples, and return a line that says so."""
+    bad = () if verdict.decoded is None else verdict.decoded.bad
+    if not bad:
+        return f"{path}: no sample has to be left out"
+    with need_samples(path, SampleCheck.of(options).dataset) as store:
+        return f"{path}: {plural(add_bad_samples(store, bad), 'sample')} left out from now on"
+
+
 def _reopened(path: str, check: SampleCheck) -> SampleStore:
     store = open_sample_store(path, check.dataset, faulty=True)
     if store is None:
@@ -393,7 +196,7 @@ def _problems(
     path: str,
     manifest: Manifest | None,
     check: SampleCheck,
-    on_read: Callable[[str, int], None],
+    on_progress: OnProgress,
 ) -> Iterator[Problem]:
     try:
         yield from store.check()
@@ -408,7 +211,7 @@ def _problems(
             for file in shard.files
         ]
         for place, file in listed:
-            on_read(str(place), file.size)
+            _tell_read(on_progress, str(place), file.size)
             yield from check_file(place, file)
         if _state_file(store) is not None:  # it was written later, and has the hashes of .nv-meta
             manifest = msgspec.structs.replace(manifest, beside=msgspec.UNSET)
@@ -532,13 +335,10 @@ def _manifest(path: str) -> Manifest | None:
 
 
 def _faulty(path: str, error: HeadraceError) -> SampleVerdict:
-    file, _, message = str(error).partition(": ")
-    is_place = bool(message) and Path(file).exists()
-    problem = Problem(path=file if is_place else path, place="", message=message if is_place else str(error))
     return SampleVerdict(
         path=path,
         ok=False,
-        problems=(problem,),
+        problems=(problem_of(error, path),),
         notes=(),
         unvouched=(),
         samples=0,
@@ -548,3 +348,18 @@ def _faulty(path: str, error: HeadraceError) -> SampleVerdict:
         hashed=False,
         decoded=None,
     )
+
+
+def _lines(verdict: SampleVerdict) -> list[str]:
+    lines = [f"note: {note}" for note in verdict.notes]
+    if verdict.decoded is not None:
+        found = verdict.decoded
+        parts = ", ".join(f"{name} {count(number)}" for name, number in found.parts.items()) or "none"
+        faulty = ", ".join(f"{name} {count(number)}" for name, number in found.faulty_parts.items())
+        lines.append(f"{verdict.path}: decoded: {parts}" + (f"; at fault: {faulty}" if faulty else ""))
+    if verdict.problems:
+        return [*lines, f"{verdict.path}: {plural(len(verdict.problems), 'fault')}"]
+    what = "" if verdict.decoded is None else ", every part decoded"
+    what += ", hashed" if verdict.hashed else " (no headrace.json has hashes of the bytes)"
+    numbers = f"{plural(verdict.samples, 'sample')} in {plural(verdict.shards, 'shard')}, {size(verdict.bytes)}"
+    return [*lines, f"{verdict.path}: whole: {numbers}, every header read{what}{took(verdict.seconds)}"]

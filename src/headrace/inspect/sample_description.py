@@ -14,7 +14,9 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.inspect.samples import SampleOptions, open_sample_store, total_bytes
+from headrace.inspect.answers import Answer
+from headrace.inspect.figures import as_json, count, listing, plural, safe_text, size, table
+from headrace.inspect.samples import SampleOptions, open_sample_store, part_sizes, total_bytes
 from headrace.stores.energon import EnergonStore, FilesystemStore, Splits, read_splits
 from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
 from headrace.stores.energon.splits import find_splits
@@ -72,7 +74,7 @@ class TypeInfo(msgspec.Struct, frozen=True, kw_only=True):
     subflavors: dict[str, Any]
 
 
-class SampleDescription(msgspec.Struct, frozen=True, kw_only=True):
+class SampleDescription(Answer, frozen=True, kw_only=True):
     """All that ``headrace info`` says of a store of samples."""
 
     path: str
@@ -97,6 +99,10 @@ class SampleDescription(msgspec.Struct, frozen=True, kw_only=True):
     index: dict[str, tuple[str, ...]] | None
     """Table of ``index.sqlite`` -> its columns."""
 
+    def lines(self) -> list[str]:
+        """Return the lines that ``headrace info`` prints."""
+        return _sample_lines(self)
+
 
 def describe_samples(path: str, options: SampleOptions) -> SampleDescription | None:
     """Open a store and gather its numbers; None if it holds no samples. This reads the headers of a thousand samples.
@@ -107,7 +113,7 @@ def describe_samples(path: str, options: SampleOptions) -> SampleDescription | N
     split_config = options.split_config
     opened = open_sample_store(path, msgspec.structs.replace(options, split_config=None))
     if split_config is not None and not isinstance(opened, EnergonStore):
-        raise ConfigError(f"{path}: --split-config is only for Energon datasets, and this has no .nv-meta")
+        raise ConfigError(f"{path}: `split_config` is only for Energon datasets, and this has no .nv-meta")
     if opened is None:
         return None
     with opened as store:
@@ -136,21 +142,13 @@ def _parts(store: SampleStore) -> tuple[int, tuple[PartKind, ...]]:
     looked_at = min(len(store), LOOKED_AT)
     sizes: dict[str, list[int]] = {}
     for number in np.linspace(0, len(store) - 1, looked_at).astype(np.int64).tolist():
-        for name, size in part_sizes(store, number).items():
-            sizes.setdefault(name, []).append(size)
+        for name, num_bytes in part_sizes(store, number).items():
+            sizes.setdefault(name, []).append(num_bytes)
     kinds = (
         PartKind(name=name, samples=len(found), bytes=sum(found), min=min(found), max=max(found))
         for name, found in sizes.items()
     )
     return looked_at, tuple(sorted(kinds, key=lambda kind: (-kind.samples, kind.name)))
-
-
-def part_sizes(store: SampleStore, number: int) -> dict[str, int]:
-    """Return the bytes of each part of a sample, in the order of the file. Parts without a place in a file are read."""
-    places = store.places(number)
-    if places:
-        return {name: place.size for name, place in places.items()}
-    return {name: len(data) for name, data in store.read(np.array([number]))[0].parts.items()}
 
 
 def _uuid(root: Path) -> str | None:
@@ -254,3 +252,67 @@ def _batch(
         if wanted is None or wanted.match(sample.key):
             parts = part_sizes(store, number) if with_parts else None
             yield Listed(key=sample.key, number=number, shard=sample.shard, index=sample.index, parts=parts)
+
+
+def _sample_lines(found: SampleDescription) -> list[str]:
+    """Return all lines that ``headrace info`` prints for a store of samples."""
+    pairs = [
+        ("format", f"{found.format}, {plural(found.shards, 'shard')}"),
+        ("samples", count(found.samples) + (f", {count(found.left_out)} bad ones left out" if found.left_out else "")),
+        ("on disk", size(found.bytes)),
+    ]
+    if found.energon_version is not None:
+        pairs.append(("prepared by", f"energon {found.energon_version}"))
+    if found.uuid is not None:
+        pairs.append(("uuid", found.uuid))
+    if found.type is not None:
+        pairs += _type_pairs(found.type)
+    elif found.format == "energon":
+        pairs.append(("sample type", "unknown: there is no dataset.yaml"))
+    if found.media is not None:
+        kinds = ", ".join(f"{count(number)} {kind}" for kind, number in found.media.entries.items()) or "none"
+        by = "; ".join(f"{strategy.lower()}: {patterns}" for strategy, patterns in found.media.filters)
+        pairs.append(("media facts", kinds + (f" (by {by})" if by else "")))
+    if found.index is not None:
+        pairs.append(("index.sqlite", ", ".join(found.index) or "no tables"))
+    lines = [safe_text(found.path), *listing([(name, safe_text(value)) for name, value in pairs])]
+    if found.type is not None and found.type.field_map is not None:
+        fields = [(safe_text(field), safe_text(part)) for field, part in found.type.field_map.items()]
+        lines += ["", "fields", *listing(fields)]
+    return lines + _split_lines(found) + _part_lines(found)
+
+
+def _type_pairs(found: TypeInfo) -> list[tuple[str, str]]:
+    words = f"crude, {found.class_name}" if found.kind == "crude" else found.sample_type or found.class_name
+    pairs = [("sample type", f"{words} ({found.file})")]
+    if found.sample_loader is not None:
+        pairs.append(("loader", f"{found.sample_loader}, which is code and was not run"))
+    if found.part_filter is not None:
+        pairs.append(("part filter", found.part_filter))
+    if found.subflavors:
+        pairs.append(("subflavors", as_json(found.subflavors)))
+    return pairs
+
+
+def _split_lines(found: SampleDescription) -> list[str]:
+    if found.splits is None:
+        return []
+    total = sum(part.samples for part in found.splits)
+    rows = [("split", "samples", "share", "shards", "samples excluded", "shards excluded")]
+    for part in found.splits:
+        share = f"{part.samples / max(total, 1):.1%}"
+        excluded = count(part.excluded), count(part.excluded_shards)
+        rows.append((safe_text(part.name), count(part.samples), share, count(part.shards), *excluded))
+    return ["", "splits", *table(rows)]
+
+
+def _part_lines(found: SampleDescription) -> list[str]:
+    if not found.parts:
+        return []
+    of = "all samples" if found.looked_at == found.samples else f"{count(found.looked_at)} samples, evenly spread"
+    rows = [("part", "samples", "share", "mean", "min", "max")]
+    for part in found.parts:
+        sizes = size(part.bytes / part.samples), size(part.min), size(part.max)
+        share = f"{part.samples / found.looked_at:.1%}"
+        rows.append((safe_text(part.name) or "(no name)", count(part.samples), share, *sizes))
+    return ["", f"parts of {of}", *table(rows)]

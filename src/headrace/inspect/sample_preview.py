@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Literal, Self
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -15,9 +16,9 @@ from headrace.datasets.metadataset import SourceOptions, load_dataset
 from headrace.datasets.mix import named_datasets
 from headrace.datasets.origins import Origin
 from headrace.errors import ConfigError
+from headrace.inspect.answers import Answer
 from headrace.inspect.description import find_manifest
-from headrace.inspect.documents import MAX_SAMPLES
-from headrace.inspect.figures import count
+from headrace.inspect.figures import count, plural
 from headrace.inspect.samples import (
     LookedAtSample,
     MixPlace,
@@ -27,10 +28,12 @@ from headrace.inspect.samples import (
     ShownParts,
     closed,
     dataset_of,
+    find_sample,
     look_at,
-    open_sample_store,
+    need_samples,
     plain_dataset,
 )
+from headrace.inspect.shown import MAX_SAMPLES, OrderKind, PreviewOptions
 from headrace.inspect.token_texts import TokenTexts, find_texts
 from headrace.plan import Order
 from headrace.samples.media import parse_field_map
@@ -38,39 +41,9 @@ from headrace.samples.media.field_map import FieldMap
 from headrace.stores import RawSample
 from headrace.stores.sample_store import SampleStore
 
-OrderKind = Literal["full", "blocks", "shards", "none"]
 
-
-class SamplePreviewOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to show of a store of samples. Pass it to `open_preview`.
-
-    Attributes:
-        numbers: the numbers of samples; None shows the first ``num``.
-        num: how many samples are shown if they are not named.
-        key: show only the sample of this key.
-        max_chars: the most characters that are kept of each text.
-        pictures: whether pictures of images and videos are made.
-        dataset: which part of an Energon dataset is shown, and by which of its files.
-
-    Example:
-        >>> from headrace.inspect import SamplePreviewOptions, open_preview
-        >>> with open_preview("shards", SamplePreviewOptions(num=2)) as preview:
-        ...     for sample in preview:
-        ...         print(sample.shown.number, [part.name for part in sample.shown.parts])
-        0 ['jpg', 'txt']
-        1 ['jpg', 'txt']
-    """
-
-    numbers: tuple[int, ...] | None = None
-    num: int = 3
-    key: str | None = None
-    max_chars: int = 2000
-    pictures: bool = True
-    dataset: SampleOptions = SampleOptions()
-
-
-class SamplePreview(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a store whose samples are shown."""
+class SamplePreview(Answer, frozen=True, kw_only=True):
+    """Some samples of a store, and facts about the store."""
 
     path: str
     format: str
@@ -79,10 +52,18 @@ class SamplePreview(msgspec.Struct, frozen=True, kw_only=True):
     num_shards: int
     sample_type: str | None
     field_map: dict[str, str] | None
+    samples: tuple[ShownParts, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """What the store is, in words."""
+        part = "" if self.split_part is None else f", part {self.split_part}"
+        kind = "" if self.sample_type is None else f", {self.sample_type}"
+        return f"{self.format}{part}, {plural(self.num_shards, 'shard')}{kind}"
 
 
-class MixFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a metadataset whose samples are shown."""
+class MixPreview(Answer, frozen=True, kw_only=True):
+    """Some samples of a metadataset in the order of its mix, and facts about the mix."""
 
     path: str
     format: str
@@ -93,64 +74,120 @@ class MixFacts(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[str, ...]
     order: OrderKind
     seed: int
+    samples: tuple[ShownParts, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """What the mix is, in words."""
+        order = f"order {self.order}, seed {self.seed}"
+        return f"{self.format}, split {self.split_part}, {plural(len(self.sources), 'source')}, {order}"
 
 
-class StorePreview:
-    """An open store, and the samples of it that a user wants to see. Iterating reads and decodes them one by one.
+class OpenPreview:
+    """An open store or metadataset, and the samples of it that a user wants to see. Iterating decodes them one by one.
 
     Attributes:
-        facts: facts about the store.
-        numbers: the numbers of the samples.
+        facts: the preview, still without samples.
+        numbers: the numbers of the samples; in a metadataset, positions of the mix.
+
+    Args:
+        facts: see above.
+        numbers: see above.
+        look: yields the samples; called anew for each iteration.
+        closing: closes the files.
     """
 
-    def __init__(self, store: SampleStore, options: SamplePreviewOptions) -> None:
-        dataset = dataset_of(store)
-        self._store = store
-        self._viewer = PartViewer(max_chars=options.max_chars, pictures=options.pictures)
-        self._fields = field_map_of(store)
-        self.numbers = _numbers(store, options)
-        self.facts = SamplePreview(
-            path=store.path,
-            format=store.format,
-            split_part=options.dataset.split_part,
-            num_samples=len(store),
-            num_shards=len(store.shards),
-            sample_type=None if dataset is None else "crude" if dataset.kind == "crude" else type_name(store),
-            field_map=None if dataset is None else dataset.field_map,
-        )
+    def __init__(
+        self,
+        facts: SamplePreview | MixPreview,
+        numbers: list[int],
+        look: Callable[[], Iterator[LookedAtSample]],
+        closing: contextlib.ExitStack,
+    ) -> None:
+        self.facts = facts
+        self.numbers = numbers
+        self._look = look
+        self._closing = closing
 
     def __iter__(self) -> Iterator[LookedAtSample]:
         """Yield the samples. A part that cannot be decoded says so itself.
 
         Raises:
             InputError: a sample is malformed.
-            StoreError: a file is missing, or has changed.
+            StoreError: a file, or the tokeniser of a store, is missing or has changed.
         """
-        for number in self.numbers:
-            yield look_at(self._store.read(np.array([number]))[0], number, self._fields, self._viewer)
+        return self._look()
+
+    @property
+    def how_many(self) -> str:
+        """How many samples are shown, and of how many, in words."""
+        if self.facts.num_samples is None:
+            return f"{plural(len(self.numbers), 'sample')} of an endless mix"
+        of_passes = " a pass" if isinstance(self.facts, MixPreview) else ""
+        return f"{count(len(self.numbers))} of {plural(self.facts.num_samples, 'sample')}{of_passes}"
+
+    def read(self) -> SamplePreview | MixPreview:
+        """Return the preview with its samples, without their bytes and pictures."""
+        return msgspec.structs.replace(self.facts, samples=tuple(sample.shown for sample in self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Read the samples; see `Answer.to_dict`."""
+        return self.read().to_dict()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._store.close()
+        self._closing.close()
 
 
-def open_preview(path: str, options: SamplePreviewOptions) -> StorePreview | None:
-    """Open a store to show its samples; None if the path holds no samples.
+def open_samples(path: str, options: PreviewOptions) -> OpenPreview:
+    """Open a store to show its samples.
 
     Raises:
         HeadraceError: the store cannot be opened.
         ConfigError: there is no such sample.
     """
-    store = open_sample_store(path, options.dataset)
-    if store is None:
-        return None
-    try:
-        return StorePreview(store, options)
-    except BaseException:
-        store.close()
-        raise
+    split_part = options.get("split_part")
+    dataset_options = SampleOptions(
+        split_part=split_part, split_config=options.get("split_config"), dataset_config=options.get("dataset_config")
+    )
+    viewer = _viewer(options)
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(need_samples(path, dataset_options))
+        dataset, fields = dataset_of(store), field_map_of(store)
+        numbers = _numbers(store, options)
+
+        def look() -> Iterator[LookedAtSample]:
+            for number in numbers:
+                yield look_at(store.read(np.array([number]))[0], number, fields, viewer)
+
+        facts = SamplePreview(
+            path=store.path,
+            format=store.format,
+            split_part=split_part,
+            num_samples=len(store),
+            num_shards=len(store.shards),
+            sample_type=None if dataset is None else "crude" if dataset.kind == "crude" else type_name(store),
+            field_map=None if dataset is None else dataset.field_map,
+        )
+        return OpenPreview(facts, numbers, look, stack.pop_all())
+
+
+def look_at_sample(store: SampleStore, number: int, part: str | None, *, max_chars: int) -> LookedAtSample:
+    """Return what a preview shows of one sample of a store, or of one part of it, without pictures."""
+    raw = store.read(np.array([number]), None if part is None else (part,))[0]
+    fields = field_map_of(store) if part is None else None
+    return look_at(raw, number, fields, PartViewer(max_chars=max_chars, pictures=False))
+
+
+def _viewer(options: PreviewOptions) -> PartViewer:
+    max_chars = options.get("max_chars", 2000)
+    if options.get("key") is not None and (options.get("samples") is not None or "num" in options):
+        raise ConfigError("`key` names the one sample to show: leave out `samples` and `num`")
+    if max_chars < 1:
+        raise ConfigError(f"`max_chars={max_chars}`: must be at least 1")
+    return PartViewer(max_chars=max_chars, pictures=options.get("pictures", False))
 
 
 def field_map_of(store: SampleStore) -> FieldMap | None:
@@ -171,29 +208,23 @@ def type_name(store: SampleStore) -> str | None:
     return dataset.class_ref.name if dataset.sample_type is None else dataset.sample_type.name
 
 
-def find_sample(store: SampleStore, key: str) -> int:
-    """Return the number of the sample with a key.
-
-    Raises:
-        ConfigError: no sample has the key.
-    """
-    try:
-        return store.find(key)
-    except KeyError:
-        raise ConfigError(f"{store.path}: has no sample {key!r}; headrace ls lists the keys") from None
-
-
-def _numbers(store: SampleStore, options: SamplePreviewOptions) -> list[int]:
-    if options.key is not None:
-        return [find_sample(store, options.key)]
-    if options.numbers is None:
-        if not 1 <= options.num <= MAX_SAMPLES:
-            raise ConfigError(f"--num {options.num}: from 1 to {MAX_SAMPLES:,} samples are shown at once")
-        return list(range(min(options.num, len(store))))
-    for number in options.numbers:
+def _numbers(store: SampleStore, options: PreviewOptions) -> list[int]:
+    key = options.get("key")
+    numbers = _chosen(options, len(store)) if key is None else [find_sample(store, key)]
+    for number in numbers:
         if number >= len(store):
             raise ConfigError(f"{store.path}: has no sample {number:,}; its {len(store):,} samples are counted from 0")
-    return list(options.numbers)
+    return numbers
+
+
+def _chosen(options: PreviewOptions, length: int | None) -> list[int]:
+    """Return the numbers that the user gave, or the first ones of so many; None is an endless mix."""
+    samples, num = options.get("samples"), options.get("num", 3)
+    if samples is not None:
+        return list(samples)
+    if not 1 <= num <= MAX_SAMPLES:
+        raise ConfigError(f"`num={num}`: from 1 to {MAX_SAMPLES:,} samples are shown at once")
+    return list(range(num if length is None else min(num, length)))
 
 
 _FIELD = "input_ids"
@@ -266,78 +297,57 @@ def _documents(origins: tuple[Origin, ...]) -> str:
     return ", ".join(found)
 
 
-class MixOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Which mix of a metadataset is shown, and in which order."""
+def open_mix(path: str, options: PreviewOptions) -> OpenPreview:
+    """Open a metadataset to show samples of its mix.
 
-    split_part: str | None = None
-    """The split; None means ``train``, or the only one."""
-
-    order: OrderKind = "full"
-    seed: int = 0
-    global_batch_size: int | None = None
-    """Needed for schedules that count in steps."""
-
-
-class MixPreview:
-    """An open metadataset, and the samples of its mix that a user wants to see.
-
-    Attributes:
-        facts: facts about the mix.
-        numbers: the positions of the samples.
+    Raises:
+        HeadraceError: a dataset cannot be opened, or the metadataset is wrong.
+        ConfigError: there is no such split, or options contradict each other.
     """
-
-    def __init__(self, path: str, options: SamplePreviewOptions, mix: MixOptions) -> None:
-        metadataset = load_dataset(path)
-        split = _split(path, metadataset.splits, mix.split_part)
-        data = metadataset.train(
-            split, options=SourceOptions(open=plain_dataset), global_batch_size=mix.global_batch_size
-        )
-        self._closing = contextlib.ExitStack()
+    viewer = _viewer(options)
+    metadataset = load_dataset(path)
+    split = _split(path, metadataset.splits, options.get("split_part"))
+    data = metadataset.train(
+        split, options=SourceOptions(open=plain_dataset), global_batch_size=options.get("global_batch_size")
+    )
+    with contextlib.ExitStack() as stack:
         for dataset in named_datasets(data).values():
-            self._closing.callback(closed, dataset)
-        try:
-            self._run = Run(data, global_batch_size=1, order=Order(kind=mix.order, seed=mix.seed))
-            length = self._run.plan.root.num_samples
-            self.numbers = _positions(path, options, length)
-        except BaseException:
-            self._closing.close()
-            raise
-        self._tokens = TokenViewer(self._run, max_chars=options.max_chars)
-        self._viewer = PartViewer(max_chars=options.max_chars, pictures=options.pictures)
-        self.facts = MixFacts(
+            stack.callback(closed, dataset)
+        order = Order(kind=options.get("order", "full"), seed=options.get("seed", 0))
+        run = Run(data, global_batch_size=1, order=order)
+        if (key := options.get("key")) is not None:
+            raise ConfigError(
+                f"{path}: `key={key}` names a sample of one dataset, and this is a mix of several: preview the dataset"
+                " itself"
+            )
+        length = run.plan.root.num_samples
+        positions = _chosen(options, length)
+        facts = MixPreview(
             path=path,
             format="metadataset",
             split_part=split,
             num_samples=length,
-            sources=self._run.paths,
-            order=mix.order,
-            seed=mix.seed,
+            sources=run.paths,
+            order=order.kind,
+            seed=order.seed,
         )
+        tokens = TokenViewer(run, max_chars=options.get("max_chars", 2000))
+        look = functools.partial(_look_at_mix, run, positions, tokens, viewer)
+        return OpenPreview(facts, positions, look, stack.pop_all())
 
-    def __iter__(self) -> Iterator[LookedAtSample]:
-        """Yield the samples. A part that cannot be decoded says so itself.
 
-        Raises:
-            InputError: a sample is malformed.
-            StoreError: a file, or the tokeniser of a store, is missing or has changed.
-        """
-        found = self._run.lookup(np.array(self.numbers, dtype=np.int64))
-        rows = zip(self.numbers, found.sources.tolist(), found.epochs.tolist(), found.indices.tolist(), strict=True)
-        for position, source, epoch, number in rows:
-            dataset = self._run.datasets[source]
-            path = dataset.store.path  # windows, packs and samples have one
-            place = MixPlace(position=position, source=self._run.paths[source], epoch=epoch, path=path)
-            if isinstance(dataset, SampleDataset):
-                raw = dataset.store.read(np.array([number]))[0]
-                yield look_at(raw, number, field_map_of(dataset.store), self._viewer, place)
-            else:
-                yield self._tokens.look(position, number, place)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._closing.close()
+def _look_at_mix(run: Run, positions: list[int], tokens: TokenViewer, viewer: PartViewer) -> Iterator[LookedAtSample]:
+    found = run.lookup(np.array(positions, dtype=np.int64))
+    rows = zip(positions, found.sources.tolist(), found.epochs.tolist(), found.indices.tolist(), strict=True)
+    for position, source, epoch, number in rows:
+        dataset = run.datasets[source]
+        path = dataset.store.path  # windows, packs and samples have one
+        place = MixPlace(position=position, source=run.paths[source], epoch=epoch, path=path)
+        if isinstance(dataset, SampleDataset):
+            raw = dataset.store.read(np.array([number]))[0]
+            yield look_at(raw, number, field_map_of(dataset.store), viewer, place)
+        else:
+            yield tokens.look(position, number, place)
 
 
 def _split(path: str, splits: tuple[str, ...], wanted: str | None) -> str:
@@ -345,17 +355,4 @@ def _split(path: str, splits: tuple[str, ...], wanted: str | None) -> str:
         return wanted
     if "train" in splits or len(splits) == 1:
         return "train" if "train" in splits else splits[0]
-    raise ConfigError(f"{path}: choose a split with --split-part; the splits are {', '.join(splits)}")
-
-
-def _positions(path: str, options: SamplePreviewOptions, length: int | None) -> list[int]:
-    if options.key is not None:
-        raise ConfigError(
-            f"{path}: --key {options.key} names a sample of one dataset, and this is a mix of several: preview the"
-            " dataset itself"
-        )
-    if options.numbers is None:
-        if not 1 <= options.num <= MAX_SAMPLES:
-            raise ConfigError(f"--num {options.num}: from 1 to {MAX_SAMPLES:,} samples are shown at once")
-        return list(range(options.num if length is None else min(options.num, length)))
-    return list(options.numbers)
+    raise ConfigError(f"{path}: choose a split with `split_part`; the splits are {', '.join(splits)}")

@@ -7,7 +7,6 @@ Stores and metadatasets are opened as they are on disk. Looking at them changes 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -20,6 +19,7 @@ from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceColumn
 from headrace.datasets.metadataset.opening import join_store
 from headrace.errors import ConfigError, HeadraceError
+from headrace.inspect.figures import as_json
 from headrace.io import Reader
 from headrace.samples.media import AVDecoder, SampleDecoder
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS
@@ -31,6 +31,7 @@ from headrace.stores.energon import DatasetConfig, EnergonStore
 from headrace.stores.quarantine import quarantined
 from headrace.stores.sample_layouts import SAMPLE_LAYOUTS, open_samples, sample_layout
 from headrace.stores.sample_store import RawSample, SampleStore
+from headrace.stores.tar.names import sample_part
 from headrace.stores.tar.store import TarStore
 
 
@@ -42,8 +43,8 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
     dataset_config: str | None = None
 
     def named(self) -> list[str]:
-        """Return the options that were given, as on the command line."""
-        return [f"--{name.replace('_', '-')}" for name in self.__struct_fields__ if getattr(self, name) is not None]
+        """Return the names of the options that were given."""
+        return [f"`{name}`" for name in self.__struct_fields__ if getattr(self, name) is not None]
 
 
 WHOLE = SampleOptions()
@@ -100,6 +101,52 @@ def need_samples(path: str, options: SampleOptions = WHOLE) -> SampleStore:
             f"{path}: holds {len(tokens):,} documents of tokens, which have numbers and no keys; headrace preview shows"
             " them as text. Samples are in tar shards, Energon datasets, .jsonl, and folders of files"
         )
+
+
+def find_sample(store: SampleStore, key: str) -> int:
+    """Return the number of the sample with a key.
+
+    Raises:
+        ConfigError: no sample has the key.
+    """
+    try:
+        return store.find(key)
+    except KeyError:
+        raise ConfigError(f"{store.path}: has no sample {key!r}; headrace ls lists the keys") from None
+
+
+def find_part(store: SampleStore, name: str) -> tuple[int, str | None]:
+    """Find the sample and the part that ``KEY.PART`` names, or the sample that ``KEY`` names.
+
+    Raises:
+        ConfigError: there is no such sample, or it has no such part; the message names the parts that it has.
+    """
+    split = sample_part(name)
+    # Keys may contain dots, so the whole name is looked up first.
+    try:
+        return store.find(name), None
+    except KeyError:
+        if split is None:
+            return find_sample(store, name), None
+    key, part = split
+    number = find_sample(store, key)
+    parts = list(part_sizes(store, number))
+    if part not in parts:
+        raise ConfigError(f"{store.path}: sample {key!r} has no part {part!r}; it has {', '.join(parts)}")
+    return number, part
+
+
+def read_part(store: SampleStore, number: int, part: str) -> bytes:
+    """Return the bytes of one part of a sample."""
+    return store.read(np.array([number]), (part,))[0].parts[part]
+
+
+def part_sizes(store: SampleStore, number: int) -> dict[str, int]:
+    """Return the bytes of each part of a sample, in the order of the file. Parts without a place in a file are read."""
+    places = store.places(number)
+    if places:
+        return {name: place.size for name, place in places.items()}
+    return {name: len(data) for name, data in store.read(np.array([number]))[0].parts.items()}
 
 
 def dataset_of(store: SampleStore) -> DatasetConfig | None:
@@ -277,19 +324,11 @@ def _described(value: Any) -> tuple[Kind, str, dict[str, int | float | str]]:
         return "array", np.array2string(value, threshold=40, edgeitems=3), facts
     if isinstance(value, int | float) and not isinstance(value, bool):
         return "number", str(value), {}
-    text = as_json(value)
+    text = as_json(value, default=_in_words)
     if len(text) > _LINE_CHARS:
-        long = as_json(value, indent=2)
+        long = as_json(value, indent=2, default=_in_words)
         text = _LIST_OF_NUMBERS.sub(lambda found: "[" + " ".join(found[1].split()) + "]", long)
     return "json", text, {}
-
-
-def as_json(value: Any, *, indent: int | None = None) -> str:
-    """Return a decoded value as JSON, with words for values that JSON lacks, such as arrays, dates and bytes."""
-    try:
-        return json.dumps(value, indent=indent, ensure_ascii=False, default=_in_words)
-    except (TypeError, ValueError, RecursionError):  # keys that are not strings, or too deep nesting
-        return repr(value)
 
 
 def _in_words(value: Any) -> str:
@@ -381,6 +420,20 @@ class LookedAtSample(msgspec.Struct, frozen=True):
     pictures: dict[str, Picture]
     """Name of the part -> its picture, scaled down."""
 
+    def drawn(self, part: str) -> Picture:
+        """Return a copy of the picture of a part, with its boxes drawn on it."""
+        picture = self.pictures[part].copy()
+        found = [boxes for boxes in self.shown.boxes if boxes.picture == part]
+        if found:
+            import PIL.ImageDraw
+
+            whole = next(shown.facts for shown in self.shown.parts if shown.name == part)
+            scale = picture.width / float(whole["width"])
+            draw = PIL.ImageDraw.Draw(picture)
+            for boxes in found:
+                _outline(draw, boxes, scale, max(1, max(picture.size) // 160))
+        return picture
+
 
 def look_at(
     raw: RawSample, number: int, fields: FieldMap | None, viewer: PartViewer, place: MixPlace | None = None
@@ -439,7 +492,7 @@ def _in_a_line(field: str, value: Any, fields: FieldMap, looked: dict[str, Looke
     part = next((option.part for option in fields[field] if option.part in looked and not option.steps), None)
     if part is not None and looked[part].shown.kind in ("image", "video", "audio"):
         return f"the {looked[part].shown.kind} in {part}"
-    text = value if isinstance(value, str) else as_json(value)
+    text = value if isinstance(value, str) else as_json(value, default=_in_words)
     return text if len(text) <= _FIELD_CHARS else text[:_FIELD_CHARS] + " ..."
 
 
@@ -492,21 +545,6 @@ def _texts(value: Any, count: int) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) != count:
         return ()
     return tuple(text if isinstance(text, str) else str(text) for text in value)
-
-
-def with_boxes(sample: LookedAtSample, part: str) -> Picture:
-    """Return a copy of the picture of a part, with its boxes drawn on it."""
-    picture = sample.pictures[part].copy()
-    found = [boxes for boxes in sample.shown.boxes if boxes.picture == part]
-    if found:
-        import PIL.ImageDraw
-
-        whole = next(shown.facts for shown in sample.shown.parts if shown.name == part)
-        scale = picture.width / float(whole["width"])
-        draw = PIL.ImageDraw.Draw(picture)
-        for boxes in found:
-            _outline(draw, boxes, scale, max(1, max(picture.size) // 160))
-    return picture
 
 
 def _outline(draw: Any, boxes: Boxes, scale: float, line: int) -> None:

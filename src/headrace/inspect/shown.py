@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
 from headrace.datasets.loss_masks import SupervisedShare
+from headrace.inspect.answers import Answer
 from headrace.inspect.description import Bar, LengthFigures
+from headrace.plan.packing import Packing
+from headrace.stores import Dialect
 
 Kind = Literal["seq", "sft", "dpo", "grpo", "prompt"]
 
@@ -128,7 +132,7 @@ class StoreFigures(msgspec.Struct, frozen=True, kw_only=True):
     packs: PackFill | None
 
 
-class Preview(msgspec.Struct, frozen=True, kw_only=True):
+class Preview(Answer, frozen=True, kw_only=True):
     """Some samples of a store, and facts about the store."""
 
     path: str
@@ -156,6 +160,64 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 
     samples: tuple[ShownSample, ...]
     figures: StoreFigures | None = None
+
+
+OrderKind = Literal["full", "blocks", "shards", "none"]
+MAX_SAMPLES = 1000
+"""The most samples that are shown at once; a page with more would be slow."""
+
+
+class PreviewOptions(TypedDict, total=False):
+    """What `preview` shows, and how. Options for another kind of path are refused; all are optional.
+
+    At most one of ``samples``, ``random``, ``longest`` and ``least_trained`` may be given; without any of them, the
+    first ``num`` samples are shown.
+
+    Attributes:
+        samples: the numbers of documents, packs or samples; in a metadataset, positions of the mix.
+        num: how many are shown if they are not named (default: 3).
+        key: of tokens, show only this key, with its loss mask; of samples, show only the sample with this key.
+        random: of tokens, show ``num`` random ones, the same for the same seed and store.
+        longest: of tokens, show the ``num`` longest documents.
+        least_trained: of tokens, show the ``num`` documents of which the smallest share is trained.
+        packing: of tokens, show packs in place of documents.
+        max_tokens: the most tokens that are shown of each sequence, or of a whole pack (default: 2048).
+        tokenizer: a ``tokenizer.json`` or its folder; by default the one that the manifest names.
+        any_tokenizer: allow a tokeniser other than the one that the store was made with.
+        ids: show ids in place of texts.
+        dialect: how to read pairs of .bin and .idx.
+        with_figures: count lengths and trained tokens of the whole store, which reads its index and its masks.
+        max_chars: of samples, the most characters that are kept of each text (default: 2000).
+        pictures: of samples, make pictures of images and videos, for pages and terminals.
+        split_part: the part of an Energon dataset, or the split of a metadataset.
+        split_config: the split file of an Energon dataset.
+        dataset_config: the dataset file of an Energon dataset.
+        order: the order of a metadataset (default: ``"full"``).
+        seed: the seed of this order (default: 0).
+        global_batch_size: samples per step, for a metadataset whose schedule counts in steps.
+    """
+
+    samples: Sequence[int] | None
+    num: int
+    key: str | None
+    random: int | None
+    longest: bool
+    least_trained: bool
+    packing: Packing | None
+    max_tokens: int
+    tokenizer: str | None
+    any_tokenizer: bool
+    ids: bool
+    dialect: Dialect | None
+    with_figures: bool
+    max_chars: int
+    pictures: bool
+    split_part: str | None
+    split_config: str | None
+    dataset_config: str | None
+    order: OrderKind
+    seed: int
+    global_batch_size: int | None
 
 
 Outcome = Literal["kept", "dropped", "bad"]
@@ -221,7 +283,7 @@ class RenderedSequence(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-class Rendering(msgspec.Struct, frozen=True, kw_only=True):
+class Rendering(Answer, frozen=True, kw_only=True):
     """One record on its way to the store, step by step."""
 
     recipe: str
@@ -251,10 +313,10 @@ class Rendering(msgspec.Struct, frozen=True, kw_only=True):
     """Why the record is not kept."""
 
     sequences: tuple[RenderedSequence, ...]
-    notes: dict[str, int] = {}
+    notes: dict[str, int] = msgspec.field(default_factory=dict)
     """Counts by name."""
 
-    stored: dict[str, int] = {}
+    stored: dict[str, int] = msgspec.field(default_factory=dict)
     """The number of values of each key in the store, over all documents of the record."""
 
     num_documents: int = 0

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from headrace.datasets import PackedSequenceDataset, Sample
 from headrace.datasets.pack_plans import StoreLengths, plan_name
 from headrace.errors import StoreError
+from headrace.inspect.answers import Answer, OnProgress, problem_of, took
 from headrace.inspect.description import find_manifest, open_key, opened_keys, shards_of
+from headrace.inspect.figures import count, plural, problem_lines, safe_text, size
 from headrace.io import FileSum, cache_folder
 from headrace.plan import IntArray, KeyArray, derive_array
 from headrace.plan.packed_check import check_packed
@@ -30,7 +32,21 @@ from headrace.stores.kept_arrays import KEPT_NAME
 from headrace.stores.written import META_NAME
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class PackVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check of packs covered."""
+
+    key: str
+    packing: Packing
+    kept_plan: str | None
+    """Where a kept plan was found, which is checked too; None if there was none."""
+
+    packs: int
+    """The number of packs; zero if the kept plan is damaged, since then nothing else is checked."""
+
+    ledger: PackingLedger | None
+
+
+class Verdict(Answer, frozen=True, kw_only=True):
     """What a check found, and how much it read. Counts are zero if the store cannot be opened."""
 
     path: str
@@ -48,21 +64,31 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int | None
     """Ids were checked to be below this number; None if they were not checked."""
 
+    packs: PackVerdict | msgspec.UnsetType | None = msgspec.UNSET
+    """What the check of packs covered; None if the store has faults, and unset if no packs were asked for."""
+
+    seconds: float | msgspec.UnsetType = msgspec.UNSET
+    """How long the check took; unset for a dataset of a metadataset."""
+
+    def lines(self) -> list[str]:
+        """Return the lines that sum the check up, as ``headrace check`` prints them."""
+        return list(map(safe_text, _lines(self)))
+
+    def fault_lines(self) -> list[str]:
+        """Return a line for each fault; of many that are alike, three are shown."""
+        return problem_lines(self.problems)
+
 
 def check_store(
-    path: str,
-    *,
-    tokenizer: str | None,
-    on_shard: Callable[[int, int, str, int], None],
-    options: IndexedOptions = AS_FOUND,
+    path: str, options: IndexedOptions = AS_FOUND, *, tokenizer: str | None, on_progress: OnProgress
 ) -> Verdict:
     """Read everything at a path, and collect what is wrong.
 
     Args:
         path: the same as for `headrace.open`.
-        tokenizer: the tokeniser whose vocabulary ids are compared with; by default the manifest's.
         options: how to read pairs of .bin and .idx.
-        on_shard: called before each shard with its number, the number of shards, its path, and its bytes.
+        tokenizer: the tokeniser whose vocabulary ids are compared with; by default the manifest's.
+        on_progress: called before each shard.
 
     Raises:
         StoreError: the path holds no store.
@@ -75,7 +101,7 @@ def check_store(
     except StoreError as error:
         if not _is_there(path):
             raise
-        return _faulty(path, _as_problem(error, path), vocab_size)
+        return _faulty(path, problem_of(error, path), vocab_size)
     if vocab_size is None and manifest is not None and manifest.tokenizer is not None:
         vocab_size = manifest.tokenizer.vocab_size
     with contextlib.ExitStack() as stack:
@@ -89,7 +115,8 @@ def check_store(
         for number, shard in enumerate(shards.values()):
             shard_bytes = sum(file.stat().st_size for file in shard.files)
             num_bytes += shard_bytes
-            on_shard(number, len(shards), shard.path, shard_bytes)
+            text = f"shard {number + 1:,} of {len(shards):,}: {shard.path} ({size(shard_bytes)})"
+            on_progress("checking", number, len(shards), text=text)
             problems.extend(_check_shard(shard, vocab_size))
         beside: tuple[FileSum, ...] = ()
         if manifest is not None and (Path(path) / MANIFEST_NAME).exists():
@@ -114,11 +141,11 @@ def _check_shard(shard: Store, vocab_size: int | None) -> Iterator[Problem]:
     try:
         yield from shard.check(vocab_size=vocab_size)
     except StoreError as error:
-        yield _as_problem(error, shard.path)
+        yield problem_of(error, shard.path)
 
 
 def _vocab_size(tokenizer: str) -> int:
-    from headrace.preparing.tokenizer import load_tokenizer
+    from headrace.preparing.tokenizer import load_tokenizer  # most checks need no tokeniser, which takes long to load
 
     return load_tokenizer(tokenizer).vocab_size
 
@@ -133,14 +160,6 @@ def _is_there(path: str) -> bool:
             file for pattern in (META_NAME, "*.h5", "*.hdf5") for file in place.rglob(pattern)
         )
     return place.is_file() or Path(path + ".bin").exists() or Path(path + ".idx").exists()
-
-
-def _as_problem(error: StoreError, path: str) -> Problem:
-    """Return an error as a finding. The messages of stores begin with the path of the file."""
-    file, _, message = str(error).partition(": ")
-    if message and Path(file).exists():
-        return Problem(path=file, place="", message=message)
-    return Problem(path=path, place="", message=str(error))
 
 
 def _faulty(path: str, problem: Problem, vocab_size: int | None) -> Verdict:
@@ -206,31 +225,15 @@ _TOKENS_AT_ONCE = 1 << 20
 _EPOCH_KEY = 1 << 40
 """The key of the epoch whose packs are checked, if each epoch packs anew."""
 
-OnPacks = Callable[[int, int], None]
-
-
-class PackVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check of packs covered."""
-
-    key: str
-    packing: Packing
-    kept_plan: str | None
-    """Where a kept plan was found, which is checked too; None if there was none."""
-
-    packs: int
-    """The number of packs; zero if the kept plan is damaged, since then nothing else is checked."""
-
-    ledger: PackingLedger | None
-
 
 def check_packs(
     path: str,
     packing: Packing,
+    options: IndexedOptions = AS_FOUND,
     *,
     key: str | None,
     plan_folder: Path | None,
-    on_packs: OnPacks,
-    options: IndexedOptions = AS_FOUND,
+    on_progress: OnProgress,
 ) -> tuple[PackVerdict, list[Problem]]:
     """Make all packs of a store, as a run would get them, and collect what is wrong with them.
 
@@ -241,10 +244,10 @@ def check_packs(
     Args:
         path: the same as for `headrace.open`.
         packing: how the documents are packed.
+        options: how to read pairs of .bin and .idx.
         key: the key that is packed, if the store has several; by default the main one, which is the first.
         plan_folder: where plans are kept; by default the cache folder.
-        options: how to read pairs of .bin and .idx.
-        on_packs: called now and then with the number of packs checked, and of all packs.
+        on_progress: called now and then with the packs that are checked.
 
     Raises:
         ConfigError: there is no such key; documents are over-long, and no policy says what to do with them; or there is
@@ -259,7 +262,7 @@ def check_packs(
             return PackVerdict(key=name, packing=packing, kept_plan=kept, packs=0, ledger=None), faults
         dataset = PackedSequenceDataset(store, packing, plan_folder=plan_folder)
         verdict = PackVerdict(key=name, packing=packing, kept_plan=kept, packs=len(dataset), ledger=dataset.ledger)
-        return verdict, list(_check_all(dataset, on_packs))
+        return verdict, list(_check_all(dataset, on_progress))
 
 
 def _check_kept(store: Store, packing: Packing, place: Path) -> Iterator[Problem]:
@@ -281,7 +284,7 @@ def _check_kept(store: Store, packing: Packing, place: Path) -> Iterator[Problem
         yield Problem(path=path, place="", message=message + advice)
 
 
-def _check_all(dataset: PackedSequenceDataset, on_packs: OnPacks) -> Iterator[Problem]:
+def _check_all(dataset: PackedSequenceDataset, on_progress: OnProgress) -> Iterator[Problem]:
     path = dataset.store.path
     faults = Faults(path, "packs")
     tiling = Tiling(dataset.store.num_documents)
@@ -293,7 +296,9 @@ def _check_all(dataset: PackedSequenceDataset, on_packs: OnPacks) -> Iterator[Pr
         found = list(_check_packs(dataset, packs, items))
         for row in faults.to_name(np.array([bool(messages) for messages in found])):
             yield from (Problem(path=path, place=f"pack {first + row}", message=message) for message in found[row])
-        on_packs(first + len(packs), len(dataset))
+        done, total = first + len(packs), len(dataset)
+        text = f"{count(done)} of {count(total)}"
+        on_progress("checking packs", done, total, text=text, speeds={"packs": done})
     yield from faults.rest()
     yield from _check_documents(dataset, tiling)
     yield from _check_ledger(dataset, tiling.num_tokens)
@@ -433,3 +438,27 @@ def _check_ledger(dataset: PackedSequenceDataset, num_tokens: int) -> Iterator[P
         if getattr(ledger, name) != value:
             message = f"{name} of the ledger is {getattr(ledger, name):,}, but {value:,} were counted"
             yield Problem(path=dataset.store.path, place="", message=message)
+
+
+def _lines(verdict: Verdict) -> list[str]:
+    path, packs = verdict.path, verdict.packs
+    if verdict.problems:
+        unchecked = [f"{path}: its packs were not checked, because the store has faults"] if packs is None else []
+        return [f"{path}: {plural(len(verdict.problems), 'fault')}", *unchecked]
+    what = (
+        "read and hashed"
+        if verdict.hashed
+        else "read (no headrace.json has hashes of the bytes: only the structure was checked)"
+    )
+    ids = f", ids below {count(verdict.vocab_size)}" if verdict.vocab_size is not None else ""
+    numbers = f"{plural(verdict.documents, 'document')}, {plural(verdict.tokens, 'token')}{ids}{took(verdict.seconds)}"
+    lines = [f"{path}: whole: {plural(verdict.files, 'file')}, {size(verdict.bytes)} {what}, {numbers}"]
+    if packs and packs.ledger is not None:
+        ledger, packing = packs.ledger, packs.packing
+        where = "" if packs.kept_plan is None else f", by the plan in {packs.kept_plan}"
+        lines.append(
+            f"{path}: {plural(packs.packs, 'pack')} of {plural(packing.seq_len, 'token')} right "
+            f"({packing.strategy}): fill {ledger.fill:.3%}, {count(ledger.split_documents)} split, "
+            f"{ledger.lost_share:.2%} of the tokens lost{where}"
+        )
+    return lines

@@ -12,7 +12,7 @@ from typing import Final, Literal, TextIO
 import numpy as np
 
 from headrace.errors import ConfigError, MissingExtraError
-from headrace.inspect.sample_lines import Draw
+from headrace.inspect.lines import Draw
 from headrace.inspect.samples import Picture
 
 Images = Literal["terminal", "blocks", "none"]
@@ -32,14 +32,14 @@ def choose_images(wanted: str | None, stream: TextIO, environment: Mapping[str, 
         MissingExtraError: ``terminal`` was chosen, and the extra ``view`` is not installed.
     """
     if wanted not in (None, "terminal", "blocks", "none"):
-        raise ConfigError(f"--images {wanted}: allowed are terminal, blocks, none")
+        raise ConfigError(f"`images={wanted}`: allowed are terminal, blocks, none")
     if wanted == "terminal" and not _has_extra():
         raise MissingExtraError(
-            "--images terminal needs textual-image: pip install 'headrace[view]'; --images blocks works without it"
+            "`images=terminal` needs textual-image: pip install 'headrace[view]'; `images=blocks` works without it"
         )
     if wanted == "terminal" and not _is_talking(stream):
         raise ConfigError(
-            "--images terminal asks the terminal what it can show, so standard input and output must be a terminal"
+            "`images=terminal` asks the terminal what it can show, so standard input and output must be a terminal"
         )
     if wanted is not None:
         return wanted  # type: ignore[return-value]

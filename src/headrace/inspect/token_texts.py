@@ -218,7 +218,7 @@ def find_texts(made_by: TokenizerInfo | None, *, given: str | None, is_any: bool
         if given is not None:
             raise
         raise StoreError(
-            f"{path}: its tokeniser cannot be read: {error}. Give --tokenizer PATH, or --ids to see ids"
+            f"{path}: its tokeniser cannot be read: {error}. Give `tokenizer=PATH`, or `ids` to see ids"
         ) from None
     if made_by is None or tokenizer.fingerprint == made_by.xxh3_128:
         return FoundTokenizer(open_texts(tokenizer.instance()), name)
@@ -228,8 +228,8 @@ def find_texts(made_by: TokenizerInfo | None, *, given: str | None, is_any: bool
     )
     if not is_any:
         if given is None:
-            raise StoreError(f"{message}: it has changed since. Give the old one with --tokenizer PATH")
-        raise ConfigError(f"{message}. Give the first one, or --any-tokenizer to read the store with this one anyway")
+            raise StoreError(f"{message}: it has changed since. Give the old one with `tokenizer=PATH`")
+        raise ConfigError(f"{message}. Give the first one, or `any_tokenizer` to read the store with this one anyway")
     return FoundTokenizer(
         open_texts(tokenizer.instance()), name, f"read with a tokeniser that the store was not made with: {name}"
     )

@@ -1,0 +1,116 @@
+"""What the answers of this room share: `Answer`, the kinds of paths, which options fit which kind, and progress.
+
+Messages of errors write the names of arguments in backticks, with a value if there is one: ```num=5```. The command
+line shows the options in their place: ``--num 5``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+
+from headrace.errors import ConfigError, HeadraceError
+from headrace.inspect.figures import duration, writable
+from headrace.stores import Problem
+from headrace.stores.kept_arrays import KEPT_NAME
+from headrace.stores.sample_layouts import sample_layout
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What `describe`, `check`, `preview`, `where` and `render` return: plain facts, which print nothing."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as dicts, lists, texts and numbers. This is what ``--json`` prints."""
+        found: dict[str, Any] = writable(msgspec.to_builtins(self))
+        return found
+
+
+def took(seconds: float | msgspec.UnsetType) -> str:
+    """Return the words for a duration at the end of a line, if it is set."""
+    return "" if seconds is msgspec.UNSET else f", {duration(seconds)}"
+
+
+class OnProgress(Protocol):
+    """Called now and then by long calls: the phase, how much of the total is done, a text, and amounts by unit."""
+
+    def __call__(
+        self,
+        phase: str,
+        done: float = 0,
+        total: float | None = None,
+        *,
+        text: str = "",
+        speeds: Mapping[str, float] = ...,
+    ) -> None:
+        """Tell how far a phase is."""
+
+
+def unseen(
+    phase: str,
+    done: float = 0,
+    total: float | None = None,
+    *,
+    text: str = "",
+    speeds: Mapping[str, float] | None = None,
+) -> None:
+    """Show no progress."""
+
+
+PathKind = Literal["tokens", "samples", "metadataset", "kept"]
+
+
+def kind_of(path: str) -> PathKind:
+    """Return what is at a path, as far as its name and its files tell; ``tokens`` if it is none of the other kinds.
+
+    A metadataset is a ``.yaml``; ``kept`` are the folders that ``headrace measure`` and plans of packs leave behind.
+
+    Example:
+        >>> from headrace.inspect import kind_of
+        >>> kind_of("stores/web"), kind_of("shards"), kind_of("mix.yaml")
+        ('tokens', 'samples', 'metadataset')
+    """
+    if path.endswith(".yaml"):
+        return "metadataset"
+    if (Path(path).absolute() / KEPT_NAME).is_file():
+        return "kept"
+    return "tokens" if sample_layout(path) is None else "samples"
+
+
+FOR_TOKENS: Final = ("tokens", "kept")
+FOR_SAMPLES: Final = ("samples", "metadataset")
+FOR_DATASETS: Final = ("samples",)
+FOR_MIXES: Final = ("metadataset",)
+
+Fits = Mapping[str, tuple[str, ...]]
+"""Name of an option -> the kinds of paths that it is for. Options that are not listed are for all kinds."""
+
+
+def check_fit(path: str, kind: PathKind, given: Container[str], fits: Fits) -> None:
+    """Check that options which the user gave are for the kind of the path.
+
+    Raises:
+        ConfigError: an option is for paths of another kind.
+    """
+    for name, kinds in fits.items():
+        if name not in given or kind in kinds:
+            continue
+        if kinds == FOR_MIXES:
+            why = "is for metadatasets, which end in .yaml"
+        elif kind == "metadataset" and kinds == FOR_DATASETS:
+            why = "does not apply: the metadataset names these files for each dataset"
+        elif kinds == FOR_TOKENS:
+            why = "is for stores of tokens; this one holds samples"
+        else:
+            why = "is for samples with named parts; this is a store of tokens"
+        raise ConfigError(f"{path}: `{name}` {why}")
+
+
+def problem_of(error: HeadraceError, path: str) -> Problem:
+    """Return an error as a finding. Messages of stores begin with the path of the file; ``path`` is for the others."""
+    file, _, message = str(error).partition(": ")
+    if message and Path(file).exists():
+        return Problem(path=file, place="", message=message)
+    return Problem(path=path, place="", message=str(error))

@@ -1,0 +1,284 @@
+"""What can be asked of any path: `describe`, `check` and `preview`. They find out what is there, and answer for it.
+
+This is the only place that tells tokens from samples, metadatasets and kept arrays, and that refuses options which are
+for a path of another kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+
+import msgspec
+
+from headrace import inspect
+from headrace.errors import ConfigError
+from headrace.inspect.answers import (
+    FOR_DATASETS,
+    FOR_MIXES,
+    FOR_SAMPLES,
+    FOR_TOKENS,
+    Fits,
+    OnProgress,
+    check_fit,
+    kind_of,
+    unseen,
+)
+from headrace.plan.packing import Packing
+from headrace.stores import Dialect, Documents, IndexedOptions
+
+if TYPE_CHECKING:
+    from headrace.inspect import (
+        Description,
+        KeptVerdict,
+        MeasuredDescription,
+        MetadatasetDescription,
+        MixPreview,
+        MixVerdict,
+        OpenPreview,
+        PackFigures,
+        Preview,
+        PreviewOptions,
+        SampleDescription,
+        SamplePreview,
+        SampleVerdict,
+        Verdict,
+    )
+
+    AnyDescription = Description | SampleDescription | MetadatasetDescription | MeasuredDescription | PackFigures
+    AnyVerdict = Verdict | SampleVerdict | MixVerdict | KeptVerdict
+    AnyPreview = Preview | SamplePreview | MixPreview
+
+
+def describe(
+    path: str | os.PathLike[str],
+    *,
+    packs: Sequence[int] = (),
+    key: str | None = None,
+    dialect: Dialect | None = None,
+    documents: Documents = "indices",
+    split_config: str | None = None,
+    dataset_config: str | None = None,
+    steps: int | None = None,
+    global_batch_size: int | None = None,
+    on_progress: OnProgress = unseen,
+) -> AnyDescription:
+    """Return what the store, the dataset of samples or the metadataset at a path holds.
+
+    Of a store of tokens this reads the index and not the tokens; of samples, the headers of a thousand of them.
+
+    Args:
+        path: a folder, a prefix with or without .bin or .idx, a meta.json, tar shards, or a metadataset (.yaml).
+        packs: lengths of packs, in tokens; the answer is then what each packing strategy makes of the documents.
+        key: with ``packs``, the key to pack, if the store has several; by default the first.
+        dialect: the program that wrote .bin and .idx, if the bytes do not show it.
+        documents: what a document of .bin and .idx is.
+        split_config: the split file of an Energon dataset.
+        dataset_config: the dataset file of an Energon dataset.
+        steps: of a metadataset, count how often each source was seen after so many steps.
+        global_batch_size: the number of samples per step.
+        on_progress: called now and then while packs are made.
+
+    Raises:
+        StoreError: there is no store, or it cannot be opened.
+        ConfigError: an option is not for this path, or out of range.
+
+    Example:
+        >>> from headrace import inspect
+        >>> found = inspect.describe("stores/web")
+        >>> found.documents, found.tokens, found.keys[0].dtype
+        (400, 102095, 'uint16')
+        >>> [part.name for part in inspect.describe("shards").parts]
+        ['jpg', 'txt']
+        >>> [figures.packs for figures in inspect.describe("stores/web", packs=[512]).packs[0].strategies][:2]
+        [266, 205]
+    """
+    path = os.fspath(path)
+    kind = kind_of(path)
+    if kind == "metadataset" and not packs:
+        return inspect.describe_metadataset(path, steps=steps, global_batch_size=global_batch_size)
+    if kind == "kept" and (facts := inspect.describe_facts(path)) is not None:
+        return facts
+    if steps is not None or global_batch_size is not None:
+        raise ConfigError(
+            f"`steps` and `global_batch_size` are for metadatasets, whose names end in .yaml; found {path}"
+        )
+    options = IndexedOptions(dialect=dialect, documents=documents)
+    if packs:
+        return inspect.pack_figures(path, packs, options, key=key, on_progress=on_progress)
+    if key is not None:
+        raise ConfigError(f"`key={key}` needs `packs=N`: add it, or leave `key` out")
+    of_samples = inspect.SampleOptions(split_config=split_config, dataset_config=dataset_config)
+    return inspect.describe_samples(path, of_samples) or inspect.describe_store(path, options)
+
+
+class CheckOptions(TypedDict, total=False):
+    """What `check` checks, in addition to what it always does. Options for another kind of path are refused.
+
+    Attributes:
+        tokenizer: of tokens, the tokeniser whose vocabulary ids are compared with; by default that of the manifest.
+        packing: of tokens, also make packs of a store without faults, as a run would do it, and check them.
+        key: with ``packing``, the key to pack, if the store has several; by default the first.
+        plan_folder: with ``packing``, the folder of kept plans; by default the cache folder.
+        dialect: the program that wrote .bin and .idx, if the bytes do not show it.
+        documents: what a document of .bin and .idx is (default: ``"indices"``).
+        decode: of samples, decode every picture, video, sound and text.
+        workers: with ``decode``, the number of processes; by default one for each usable core.
+        split_part: the part of an Energon dataset, or the split of a metadataset; by default all.
+        split_config: the split file of an Energon dataset.
+        dataset_config: the dataset file of an Energon dataset.
+    """
+
+    tokenizer: str | None
+    packing: Packing | None
+    key: str | None
+    plan_folder: str | Path | None
+    dialect: Dialect | None
+    documents: Documents
+    decode: bool
+    workers: int | None
+    split_part: str | None
+    split_config: str | None
+    dataset_config: str | None
+
+
+_OF_PACKS: Final = ("packing", *Packing.__struct_fields__)
+CHECK_FITS: Final[Fits] = {
+    **dict.fromkeys(("split_config", "dataset_config"), FOR_DATASETS),
+    **dict.fromkeys(("decode", "quarantine", "workers", "split_part"), FOR_SAMPLES),
+    **dict.fromkeys(("tokenizer", *_OF_PACKS, "key", "plan_folder", "dialect", "documents"), FOR_TOKENS),
+}
+"""The kinds of paths that options of `check` and ``headrace check`` are for; the latter has the fields of packing."""
+
+
+def check(
+    path: str | os.PathLike[str], *, on_progress: OnProgress = unseen, **options: Unpack[CheckOptions]
+) -> AnyVerdict:
+    """Read everything at a path, and return what is wrong with it.
+
+    Of a store of tokens all bytes are read; of samples, all headers, and with ``decode`` all parts; of a metadataset,
+    each of its datasets once.
+
+    Args:
+        path: the same as for `describe`.
+        on_progress: called now and then with what is read.
+        options: see `CheckOptions`.
+
+    Raises:
+        StoreError: there is no store.
+        ConfigError: an option is not for this path, or out of range; the tokeniser cannot be read; or there is no such
+            split part.
+        WorkerError: a process that decodes has ended.
+
+    Example:
+        >>> import headrace
+        >>> from headrace import inspect
+        >>> inspect.check("stores/web").ok
+        True
+        >>> inspect.check("stores/web", packing=headrace.Packing(seq_len=512)).packs.packs
+        205
+        >>> inspect.check("shards", decode=True, workers=1).decoded.parts
+        {'jpg': 20, 'txt': 20}
+    """
+    path = os.fspath(path)
+    kind = kind_of(path)
+    if kind == "kept":
+        return inspect.check_kept(path)
+    check_fit(path, kind, _given(options), CHECK_FITS)
+    begin_s = time.monotonic()
+    verdict: Verdict | SampleVerdict | MixVerdict
+    if kind == "tokens":
+        verdict = _check_tokens(path, options, on_progress)
+    elif kind == "samples":
+        verdict = inspect.check_samples(path, inspect.SampleCheck.of(options), on_progress=on_progress)
+    else:
+        verdict = inspect.check_mix(path, inspect.SampleCheck.of(options), on_progress=on_progress)
+    return msgspec.structs.replace(verdict, seconds=round(time.monotonic() - begin_s, 3))
+
+
+def _given(options: Mapping[str, Any]) -> list[str]:
+    """Return the names of the options that ask for something."""
+    return [name for name, value in options.items() if value is not None and value is not False]
+
+
+def _check_tokens(path: str, options: CheckOptions, on_progress: OnProgress) -> Verdict:
+    packing, key, folder = options.get("packing"), options.get("key"), options.get("plan_folder")
+    if packing is None and (key is not None or folder is not None):
+        raise ConfigError("the options of packs need the length of a pack: add `packing=N`")
+    indexed = IndexedOptions(dialect=options.get("dialect"), documents=options.get("documents", "indices"))
+    verdict = inspect.check_store(path, indexed, tokenizer=options.get("tokenizer"), on_progress=on_progress)
+    if packing is None:
+        return verdict
+    if not verdict.ok:
+        return msgspec.structs.replace(verdict, packs=None)
+    place = None if folder is None else Path(folder)
+    packs, faults = inspect.check_packs(path, packing, indexed, key=key, plan_folder=place, on_progress=on_progress)
+    return msgspec.structs.replace(verdict, ok=not faults, problems=tuple(faults), packs=packs)
+
+
+PREVIEW_FITS: Final[Fits] = {
+    **dict.fromkeys(("split_config", "dataset_config"), FOR_DATASETS),
+    **dict.fromkeys(("split_part", "max_chars", "images"), FOR_SAMPLES),
+    **dict.fromkeys(("order", "seed", "global_batch_size"), FOR_MIXES),
+    **dict.fromkeys(("random", "longest", "least_trained", *_OF_PACKS, "max_tokens"), FOR_TOKENS),
+    **dict.fromkeys(("tokenizer", "any_tokenizer", "ids", "dialect"), FOR_TOKENS),
+}
+"""The same for `preview`."""
+
+
+def preview(path: str | os.PathLike[str], **options: Unpack[PreviewOptions]) -> AnyPreview:
+    """Return some documents, packs or samples at a path, in readable form.
+
+    Of tokens, the answer has the text, role and loss mask of each token; of samples, the texts and facts of each part.
+
+    Args:
+        path: the same as for `describe`.
+        options: see `PreviewOptions`.
+
+    Raises:
+        StoreError: there is no store, or its tokeniser is missing or has changed.
+        ConfigError: there is no such sample or key, an option is not for this path, or options contradict each other.
+        InputError: a sample is malformed.
+
+    Example:
+        >>> from headrace import inspect
+        >>> found = inspect.preview("stores/web", samples=[0, 7], max_tokens=5)
+        >>> [sample.number for sample in found.samples], found.samples[0].sequences[0].num_shown
+        ([0, 7], 5)
+        >>> (sample,) = inspect.preview("shards", key="003").samples
+        >>> sample.parts[1].text, sample.fields["image"]
+        ('a picture of word3', 'the image in jpg')
+    """
+    with open_preview(path, **options) as found:
+        return found if isinstance(found, inspect.Preview) else found.read()
+
+
+@contextlib.contextmanager
+def open_preview(path: str | os.PathLike[str], **options: Unpack[PreviewOptions]) -> Iterator[Preview | OpenPreview]:
+    """Open what `preview` shows. Of samples it is read one by one, with bytes and pictures, while it is iterated over.
+
+    Raises:
+        HeadraceError: the same as for `preview`.
+
+    Example:
+        >>> from headrace import inspect
+        >>> with inspect.open_preview("shards", num=2, pictures=True) as found:
+        ...     for sample in found:
+        ...         print(sample.shown.key, sample.pictures["jpg"].size)
+        000 (32, 24)
+        001 (32, 25)
+    """
+    path = os.fspath(path)
+    kind = kind_of(path)
+    check_fit(path, kind, _given(options), PREVIEW_FITS)
+    if kind in ("tokens", "kept"):
+        if options.get("any_tokenizer") and options.get("tokenizer") is None:
+            raise ConfigError("`any_tokenizer` needs `tokenizer=PATH`: name the other tokeniser")
+        yield inspect.preview_tokens(path, options)
+        return
+    with inspect.open_mix(path, options) if kind == "metadataset" else inspect.open_samples(path, options) as found:
+        yield found
