@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headrace.preparing.forking import Child
+from headrace.preparing.processes.forking import Child
 
 _SUBREAPER = 36
 _STEP_S = 0.001
@@ -140,7 +140,7 @@ def workers(process: Warm) -> Iterator[None]:
         Popen=process.popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.preparing.executor.subprocess", stand_in)
+        patch.setattr("headrace.preparing.processes.executor.subprocess", stand_in)
         yield
 
 

@@ -33,9 +33,9 @@ from headrace.preparing import (
     prepare_text,
     run,
 )
-from headrace.preparing.forking import ONE_THREAD
 from headrace.preparing.output_folder import WORK_NAME
 from headrace.preparing.piece import read_piece
+from headrace.preparing.processes.forking import ONE_THREAD
 
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 PLAIN = TextOptions(tokens=TOKENS, workers=2, task_bytes=50_000)
@@ -145,7 +145,7 @@ def test_a_task_that_kills_each_worker(
 def test_workers_that_cannot_start(
     kit: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("headrace.preparing.executor._COMMAND", "print('a word'); import nonsense_module")
+    monkeypatch.setattr("headrace.preparing.processes.executor._COMMAND", "print('a word'); import nonsense_module")
     with pytest.raises(WorkerError, match="ended with exit status 1; its last output is above"):
         prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
     captured = capfd.readouterr()

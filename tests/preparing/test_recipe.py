@@ -25,8 +25,8 @@ from headrace.preparing import RecipeOptions, estimate_recipe, prepare_recipe, r
 from headrace.preparing import documents as prepare_documents
 from headrace.preparing.backends import EncodedTexts, RefusedTextError, proof
 from headrace.preparing.documents import SampleCounts
-from headrace.preparing.executor import WorkerProcesses
 from headrace.preparing.piece import PieceBuilder
+from headrace.preparing.processes.executor import WorkerProcesses
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest
 

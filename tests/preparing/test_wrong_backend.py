@@ -28,7 +28,7 @@ from headrace.preparing import (
 )
 from headrace.preparing import api as text
 from headrace.preparing.backends import proof
-from headrace.preparing.executor import WorkerProcesses
+from headrace.preparing.processes.executor import WorkerProcesses
 from headrace.preparing.sources import RecordSpec, find_inputs, plan_tasks
 from wrong_tokeniser import FOR_WORKERS, MISTAKE, NAME, Wrong
 

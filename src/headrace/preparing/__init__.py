@@ -3,7 +3,7 @@
     sources        files, folders, globs -> files -> spans -> blocks of records, for every format
     backends       texts -> ids: tokenizers, and faster libraries that are proved equal to it
     run_plan       files and options -> tasks, setup of the workers                         pure
-    executor       tasks -> worker processes -> results in order
+    processes      tasks -> worker processes -> results in order
       worker       spans -> blocks -> documents -> pieces on disk                            \\
       buckets      a bucket of a shuffled run -> a sorted piece                               | in the workers
     committer      pieces -> shards or buckets, ledger, table of origins, checkpoints

@@ -36,9 +36,9 @@ from headrace.preparing.backends.first_documents import (
     prove_texts,
 )
 from headrace.preparing.columns import DOMAIN, Column, Kind
-from headrace.preparing.forking import may_fork
 from headrace.preparing.messages import RecipeSetup
 from headrace.preparing.options import TextOptions
+from headrace.preparing.processes.forking import may_fork
 from headrace.preparing.record_encoder import make_maker
 from headrace.preparing.run_plan import RecipePart, RunPlan, TextProgress, show_compared
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, choose_task_bytes, find_inputs, open_span

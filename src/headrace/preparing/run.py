@@ -19,7 +19,6 @@ from headrace.preparing import worker
 from headrace.preparing.backends import ProvedEncoder
 from headrace.preparing.buckets import bucket_path, choose_num_buckets
 from headrace.preparing.committer import BUCKETS_NAME, Committer
-from headrace.preparing.executor import RUN_AHEAD, WorkerProcesses, run_tasks
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.finishing import build_manifest, described_options, name_outputs
 from headrace.preparing.ledger import LedgerState
@@ -34,6 +33,7 @@ from headrace.preparing.output_folder import (
     save_state,
 )
 from headrace.preparing.piece import piece_path, read_piece
+from headrace.preparing.processes.executor import RUN_AHEAD, WorkerProcesses, run_tasks
 from headrace.preparing.run_plan import RunPlan, TextProgress
 from headrace.preparing.sources import SourceFile
 from headrace.stores import ErrorEntry, Manifest, load_manifest

@@ -30,7 +30,7 @@ from headrace.preparing.backends.layout import TokenizerParts, UnsuitableError, 
 from headrace.preparing.backends.libraries import FastokensBackend, GigatokenBackend, TiktokenBackend
 from headrace.preparing.backends.reference import TokenizersBackend
 from headrace.preparing.backends.special import RoutedBackend, SpecialFinder
-from headrace.preparing.forking import apart
+from headrace.preparing.processes.forking import apart
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

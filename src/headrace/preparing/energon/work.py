@@ -35,8 +35,8 @@ from headrace.preparing.energon.scanning import (
     scan_tar,
     write_tar_index,
 )
-from headrace.preparing.executor import RUN_AHEAD, WorkerProcesses, run_tasks
 from headrace.preparing.messages import HashDone, PieceDone, Progress, Reply, TaskFailed
+from headrace.preparing.processes.executor import RUN_AHEAD, WorkerProcesses, run_tasks
 from headrace.preparing.shards.messages import load, save
 from headrace.stores.energon.config_file import META_FOLDER
 

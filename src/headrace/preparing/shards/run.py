@@ -20,9 +20,9 @@ import msgspec
 
 from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError, StoreError, WorkerError
 from headrace.io import check_local, file_sum, output_errors
-from headrace.preparing.executor import RUN_AHEAD, AnyTask, WorkerProcesses, run_tasks
 from headrace.preparing.messages import HashDone, PieceDone, Progress, Reply, TaskFailed
 from headrace.preparing.output_folder import OutputFolder
+from headrace.preparing.processes.executor import RUN_AHEAD, AnyTask, WorkerProcesses, run_tasks
 from headrace.preparing.run import REPORT_S, usable_cores
 from headrace.preparing.shards.filling import Filler, done_path
 from headrace.preparing.shards.finishing import (

@@ -23,8 +23,8 @@ from typing import Protocol
 import msgspec
 
 from headrace.errors import HeadraceError, WorkerError
-from headrace.preparing.forking import ONE_THREAD, Child, forked, interrupts_blocked, may_fork
 from headrace.preparing.messages import HashDone, PieceDone, Progress, Reply, TaskFailed
+from headrace.preparing.processes.forking import ONE_THREAD, Child, forked, interrupts_blocked, may_fork
 
 RUN_AHEAD = 2
 """Finished or running tasks for each worker, ahead of the task whose pieces are committed. This bounds the number of
