@@ -204,7 +204,7 @@ def test_the_time_is_said_on_the_command_line(folder: Path) -> None:
     for command, message in (
         ([*args, "--now", "tomorrow"], "--now tomorrow: write a time such as 2026-03-01 or 2026-03-01T23:59"),
         (["render", "said.yaml", "--record", "0", "--now", "2025-12-24"], "said.yaml sets template.now to 2020-01-01"),
-        (["prepare", "data", "-o", "o", "--tokenizer", "model", "--now", "2025-12-24"], "use it with --recipe"),
+        (["prepare", "data", "-o", "o", "--tokenizer", "model", "--now", "2025-12-24"], "--now is for a recipe"),
     ):
         result = CliRunner().invoke(main, command)
         assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
