@@ -6,33 +6,35 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from headrace.errors import HeadraceError
-from headrace.preparing.ledger import LeftOut, RunLedger
-from headrace.preparing.piece import PieceInfo, SpanResult, TokenCounts
+from headrace.preparing.ledger import RunLedger
+from headrace.preparing.piece import PieceInfo, SpanResult
 from headrace.preparing.sources import SourceFile
+from headrace.preparing.tally import DUPLICATE, Tally, left_out
+from headrace.stores import DocumentLedger, TokenLedger
 
 FILE = SourceFile(name="in.jsonl", path="/in.jsonl", format="jsonl", size_bytes=100, mtime_ns=0, extent=100)
 SPAN = SpanResult(
-    file=0, begin=0, end=100, lines=10, blank_lines=2, bad=1, documents=7, kept=5, skipped=5, text_bytes=60,
-    input_bytes=100, xxh3_128="ff",
+    file=0, begin=0, end=100, lines=10, blank_lines=2, bad=1, documents=7, kept=5, skipped=5, xxh3_128="ff"
 )  # fmt: skip
+DOCUMENTS = DocumentLedger(read=8, kept=5, dropped={"min_tokens": 2, "bad": 1}, empty=1, blank_lines=2, text_bytes=60)
+TOKENS = TokenLedger(made=45, kept=42, eod=5, dropped={"min_tokens": 3})
+TALLY = Tally(documents=DOCUMENTS, tokens=TOKENS, lines=10, input_bytes=100)
 INFO = PieceInfo(
     task_index=0,
     piece=0,
     is_last=True,
     spans=(SPAN,),
-    tokens=TokenCounts(text=40, eod=5, bos=0, dropped={"min_tokens": 3}),
-    num_documents=5,
-    num_empty=1,
-    dropped={"min_tokens": 2},
+    tally=TALLY,
     errors=((0, 4, "malformed"),),
 )
 
 
-def ledger_of(info: PieceInfo, left_out: LeftOut | None = None) -> RunLedger:
+def ledger_of(info: PieceInfo, left: Tally | None = None) -> RunLedger:
     ledger = RunLedger([FILE])
-    ledger.add(info, [left_out] if left_out else [])
+    ledger.add(info, [left] if left else [])
     return ledger
 
 
@@ -47,7 +49,7 @@ def test_books_that_balance() -> None:
 
 
 def test_duplicates_are_taken_off() -> None:
-    ledger = ledger_of(INFO, LeftOut(documents=2, empty=1, tokens=12))
+    ledger = ledger_of(INFO, left_out(DUPLICATE, documents=2, empty=1, keys={"text": 12}, supervised=None))
     balance = ledger.balance(num_documents=3, num_tokens=30, num_origins=3)
     assert list(balance.faults()) == []
     assert balance.documents.dropped == {"bad": 1, "duplicate": 2, "min_tokens": 2}
@@ -68,16 +70,24 @@ def test_one_number_of_a_span_is_wrong(field: str, change: int) -> None:
         ledger_of(msgspec.structs.replace(INFO, spans=(span,))).balance(num_documents=5, num_tokens=42, num_origins=5)
 
 
+def change(**changes: Any) -> Tally:
+    return replace(TALLY, **changes)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_documents": 4},
-        {"num_documents": 6},
-        {"dropped": {"min_tokens": 1}},
-        {"dropped": {}},
+        {"tally": change(documents=replace(DOCUMENTS, kept=4))},
+        {"tally": change(documents=replace(DOCUMENTS, kept=6))},
+        {"tally": change(documents=replace(DOCUMENTS, read=7))},
+        {"tally": change(documents=replace(DOCUMENTS, dropped={"min_tokens": 1, "bad": 1}))},
+        {"tally": change(documents=replace(DOCUMENTS, dropped={"min_tokens": 1, "bad": 2}))},
+        {"tally": change(documents=replace(DOCUMENTS, dropped={}))},
+        {"tally": change(lines=11)},
         {"errors": ()},
-        {"tokens": TokenCounts(text=39, eod=5, dropped={"min_tokens": 3})},
-        {"tokens": TokenCounts(text=40, eod=5, dropped={"min_tokens": 4})},
+        {"tally": change(tokens=replace(TOKENS, made=44))},
+        {"tally": change(tokens=replace(TOKENS, kept=43))},
+        {"tally": change(tokens=replace(TOKENS, kept=41, dropped={"min_tokens": 4}))},
         {"spans": (SPAN, SPAN)},
     ],
 )

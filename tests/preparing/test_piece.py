@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import OutputError
-from headrace.preparing.piece import PieceInfo, SpanResult, TokenCounts, piece_path, read_piece, write_piece
+from headrace.preparing.piece import PieceInfo, SpanResult, piece_path, read_piece, write_piece
+from headrace.preparing.tally import Tally
+from headrace.stores import DocumentLedger, SampleLedger, TokenLedger
 
 DTYPES = st.sampled_from(["<u2", "<i4", "<u8", "<i8", "|u1"])
 SPAN = SpanResult(
-    file=3, begin=5, end=9, lines=4, blank_lines=1, bad=1, documents=2, kept=1, skipped=3, text_bytes=77,
-    input_bytes=80, xxh3_128="abc",
+    file=3, begin=5, end=9, lines=4, blank_lines=1, bad=1, documents=2, kept=1, skipped=3, xxh3_128="abc"
 )  # fmt: skip
 INFO = PieceInfo(
     task_index=7,
@@ -25,9 +26,12 @@ INFO = PieceInfo(
     next_span=1,
     next_lines=12,
     spans=(SPAN, SPAN),
-    tokens=TokenCounts(text=9, eod=2, dropped={"min_tokens": 1}),
-    num_documents=2,
-    dropped={"min_tokens": 1},
+    tally=Tally(
+        documents=DocumentLedger(read=4, kept=2, dropped={"min_tokens": 1}),
+        tokens=TokenLedger(made=11, kept=10, eod=2, dropped={"min_tokens": 1}),
+        samples=SampleLedger(records=3, keys={"ids": TokenLedger(made=11, kept=10)}, notes={"split_records": 1}),
+        proved=7,
+    ),
     errors=((1, 3, "malformed"),),
     reasons=("", "bad"),
 )

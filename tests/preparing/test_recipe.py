@@ -24,9 +24,9 @@ from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
 from headrace.preparing import RecipeOptions, estimate_recipe, prepare_recipe, resolving, run
 from headrace.preparing import documents as prepare_documents
 from headrace.preparing.backends import EncodedTexts, RefusedTextError, proof
-from headrace.preparing.documents import SampleCounts
 from headrace.preparing.piece import PieceBuilder
 from headrace.preparing.processes.executor import WorkerProcesses
+from headrace.preparing.tally import Tally
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest
 
@@ -270,20 +270,24 @@ def test_the_ledger_by_key(folder: Path) -> None:
 @pytest.mark.parametrize("field", ["made", "kept", "truncated", "dropped", "records", "supervised"])
 def test_a_wrong_count_does_not_go_unseen(folder: Path, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written where one number of one piece is wrong."""
-    add = SampleCounts.add
+    add = Tally.__add__
 
-    def wrong(self: SampleCounts, more: SampleCounts) -> None:
-        more = msgspec.convert(msgspec.to_builtins(more), SampleCounts)
-        if field == "dropped":
-            more.keys["chosen"].dropped["made_up"] = 1
+    def wrong(self: Tally, more: Tally) -> Tally:
+        samples = more.samples
+        assert samples is not None
+        chosen = samples.keys["chosen"]
+        if field in ("dropped", "truncated"):
+            chosen = msgspec.structs.replace(chosen, **{field: {**getattr(chosen, field), "made_up": 1}})
+        elif field in ("made", "kept"):
+            chosen = msgspec.structs.replace(chosen, **{field: getattr(chosen, field) + 1})
         else:
-            counts: Any = more if field in ("records", "supervised") else more.keys["chosen"]
-            setattr(counts, field, getattr(counts, field) + 1)
-        add(self, more)
+            samples = msgspec.structs.replace(samples, **{field: getattr(samples, field) + 1})
+        samples = msgspec.structs.replace(samples, keys={**samples.keys, "chosen": chosen})
+        return add(self, msgspec.structs.replace(more, samples=samples))
 
     runs.write_lines(folder / "data" / "a.jsonl", runs.pairs(8))
     runs.prepare(runs.DPO, folder, folder / "right")
-    monkeypatch.setattr(SampleCounts, "add", wrong)
+    monkeypatch.setattr(Tally, "__add__", wrong)
     with pytest.raises(HeadraceError, match="the ledger does not balance: "):
         runs.prepare(runs.DPO, folder, folder / "out")
     assert not (folder / "out").exists()
@@ -427,7 +431,11 @@ def test_a_bad_record_stops_the_run_or_is_listed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "args", "message"),
     [
-        (runs.SFT, ["--append-eod"], "--append-eod is for texts, and r.yaml is a recipe: `ends: {append_eos: true}`"),
+        (
+            runs.SFT,
+            ["--append-eod"],
+            "not for a recipe (headrace prepare recipe): `ends: {append_eos: true}`",
+        ),
         (runs.SFT, ["--field", "text"], "--field is for texts"),
         (runs.SFT, ["--min-tokens", "3"], "`filters: {min_tokens: N}`"),
         (runs.SFT, ["--tokenizer", "other"], "r.yaml says tokenizer: model, but --tokenizer says other: name only one"),

@@ -26,6 +26,8 @@ from headrace.io.atomic import output_errors
 from headrace.preparing.columns import IntArray, take_rows
 from headrace.preparing.messages import PieceDone, SortTask
 from headrace.preparing.piece import PieceInfo, write_piece
+from headrace.preparing.tally import Tally
+from headrace.stores import DocumentLedger
 
 MIN_BUCKET_BYTES = 256 << 10
 MAX_BUCKET_BYTES = 32 << 20
@@ -120,7 +122,8 @@ class BucketSorter:
         for key, (tokens, lengths) in enumerate(rows):
             arrays[f"tokens.{key}"] = [take_rows(tokens, lengths, sorting)]
             arrays[f"lengths.{key}"] = [lengths[sorting]]
-        info = PieceInfo(task_index=order.bucket, piece=0, is_last=True, num_documents=len(hashes))
+        tally = Tally(documents=DocumentLedger(read=0, kept=len(hashes)))
+        info = PieceInfo(task_index=order.bucket, piece=0, is_last=True, tally=tally)
         write_piece(self._folder, info, arrays)
         return PieceDone(order.bucket, 0, True)
 

@@ -19,12 +19,13 @@ from headrace.io import output_errors
 from headrace.preparing.buckets import BucketWriter
 from headrace.preparing.columns import Column, IntArray, Rows, keep_rows, num_ids
 from headrace.preparing.filters import HASH_BYTES, SeenHashes
-from headrace.preparing.ledger import DUPLICATE, MAX_RECORDS, LeftOut, RunLedger
+from headrace.preparing.ledger import RunLedger
 from headrace.preparing.messages import PiecePosition
 from headrace.preparing.output_folder import RunState, save_state
 from headrace.preparing.piece import Piece, SpanResult
 from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.store_output import StoreOutput
+from headrace.preparing.tally import DUPLICATE, MAX_RECORDS, Tally, left_out
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, ProvenanceWriter
 
 BoolArray = NDArray[np.bool_]
@@ -51,8 +52,8 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
         """Why a document is left out."""
         return next(reason for reason, which in self.reasons.items() if which[document])
 
-    def left_out(self, piece: Piece, columns: Sequence[Column], rows: Rows) -> list[LeftOut]:
-        """The counts of what is left out, for each reason. ``rows`` are in the order of the piece."""
+    def left_out(self, piece: Piece, columns: Sequence[Column], rows: Rows) -> list[Tally]:
+        """The counts that take off what is left out, for each reason. ``rows`` are in the order of the piece."""
         found = []
         for reason, which in self.reasons.items():
             if not which.any():
@@ -67,13 +68,12 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
                 elif column.kind == "mask":
                     supervised += int(np.count_nonzero(keep_rows(values, lengths, which)))
             found.append(
-                LeftOut(
-                    reason=reason,
+                left_out(
+                    reason,
                     documents=int(np.count_nonzero(which)),
                     empty=int(np.count_nonzero(num_ids(columns, rows)[which] == 0)),
-                    tokens=sum(keys.values()),
                     keys=keys,
-                    supervised=supervised,
+                    supervised=None if piece.info.tally.samples is None else supervised,
                 )
             )
         return found
@@ -246,7 +246,7 @@ class Committer:
         limit = self._plan.max_records
         chosen = choose(piece, is_new, None if limit is None else limit - self.state.kept_records)
         self.state.kept_records += chosen.num_records
-        first = self.ledger.state.kept
+        first = self.ledger.tally.documents.kept
         add_origins(self.origins, piece, chosen, first, self.ledger.state.lines)
         self.ledger.add(info, chosen.left_out(piece, self._plan.columns, rows))
         if self._buckets is not None:

@@ -1,15 +1,11 @@
-"""Makes documents of blocks of records: filters and tokenises them, and keeps the reason for each record left out.
-
-`SampleCounts` are the sums that runs of a recipe keep in addition: tokens of each key, trained tokens, and notes.
-"""
+"""Makes documents of blocks of records: filters and tokenises them, and keeps the reason for each record left out."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,83 +16,13 @@ from headrace.preparing.columns import IntArray, add_ends, keep_rows, total_leng
 from headrace.preparing.filters import Filters, hash_texts
 from headrace.preparing.messages import Setup
 from headrace.preparing.sources import BadRecord, Block
-from headrace.stores import SampleLedger, TokenLedger
-
-
-class KeySums(msgspec.Struct, kw_only=True):
-    """Tokens of one key of ids: ``made == kept + truncated + sum(dropped.values())``."""
-
-    made: int = 0
-    kept: int = 0
-    truncated: int = 0
-    dropped: dict[str, int] = {}
-
-
-class SampleCounts(msgspec.Struct, kw_only=True):
-    """Sums over all records except bad ones."""
-
-    records: int = 0
-    """Records that were read whole: those kept, and those dropped for a reason."""
-
-    keys: dict[str, KeySums] = {}
-    """Sums for each key of ids, by its name in the store."""
-
-    supervised: int = 0
-    """Trained tokens in the documents that were kept."""
-
-    notes: dict[str, int] = {}
-    """``straddling_tokens``, ``split_records``, ``truncated_records`` and the like."""
-
-    def add(self, more: SampleCounts) -> None:
-        """Add the sums of other records."""
-        self.records += more.records
-        self.supervised += more.supervised
-        for note, number in more.notes.items():
-            self.notes[note] = self.notes.get(note, 0) + number
-        for key, theirs in more.keys.items():
-            ours = self.keys.setdefault(key, KeySums())
-            ours.made += theirs.made
-            ours.kept += theirs.kept
-            ours.truncated += theirs.truncated
-            for reason, number in theirs.dropped.items():
-                ours.dropped[reason] = ours.dropped.get(reason, 0) + number
-
-    def drop(self, reason: str, tokens: Mapping[str, int], supervised: int) -> None:
-        """Count documents as dropped that were counted as kept.
-
-        ``tokens`` is the number of their tokens in each key, ``supervised`` the number of trained ones.
-        """
-        self.supervised -= supervised
-        for key, number in tokens.items():
-            sums = self.keys[key]
-            sums.kept -= number
-            sums.dropped[reason] = sums.dropped.get(reason, 0) + number
-
-    def ledger(self) -> SampleLedger:
-        """The counts as the manifest lists them."""
-        return SampleLedger(
-            records=self.records,
-            keys={
-                key: TokenLedger(
-                    made=sums.made,
-                    kept=sums.kept,
-                    dropped={reason: number for reason, number in sorted(sums.dropped.items()) if number},
-                    truncated={LENGTH: sums.truncated} if sums.truncated else {},
-                )
-                for key, sums in self.keys.items()
-            },
-            supervised=self.supervised,
-            notes={note: number for note, number in sorted(self.notes.items()) if number},
-        )
-
-
-LENGTH = "length"
-"""The reason under which tokens that were cut off documents are counted."""
+from headrace.preparing.tally import BAD, Tally
+from headrace.stores import DocumentLedger, TokenLedger
 
 SAMPLE_ONE_IN = 2000
 """The reference tokeniser also encodes one document in this many, chosen by a hash of its place."""
 
-BLANK, BAD = "blank", "bad"
+BLANK = "blank"
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -118,23 +44,9 @@ class Documents:
     """Line and reason of every line of the block that is not a document, ascending."""
     bad: list[BadRecord]
     """The records among them that cannot be used."""
-    num_read: int
-    """Records kept or dropped by a filter; a record that was split counts once for each of its documents."""
-    text_bytes: int
-    num_special: int
-    num_proved: int
-    num_routed: int
-    text_tokens: int
-    """Tokens of all texts that were encoded, also of those dropped afterwards."""
-    eod_tokens: int
-    bos_tokens: int
-    dropped_documents: dict[str, int]
-    dropped_tokens: dict[str, int]
-    truncated_tokens: dict[str, int] = dataclasses.field(default_factory=dict)
-    num_split: int = 0
-    """Documents beyond the first of each record."""
+    tally: Tally
+    """The counts of these documents, and of the records that were dropped or are bad."""
     domains: list[str] = dataclasses.field(default_factory=list)
-    samples: SampleCounts | None = None
 
 
 class Encoder(Protocol):
@@ -212,7 +124,7 @@ class BlockEncoder:
         num_special: int,
     ) -> Documents:
         encoding = self._encoding
-        text_tokens = sum(len(ids) for ids, _ in rows)
+        num_text = sum(len(ids) for ids, _ in rows)
         dropped_tokens: dict[str, int] = {}
         alive = np.flatnonzero(state.alive)
         num_tokens = total_lengths(rows)
@@ -238,6 +150,7 @@ class BlockEncoder:
             made, longer = add_ends(ids, lengths, bos=encoding.bos, eod=encoding.eod, dtype=self._dtype)
             tokens.append(made)
             lengths_of.append(longer)
+        num_eod, num_bos = (num_full if end is not None else 0 for end in (encoding.eod, encoding.bos))
         is_whole = len(alive) == len(block.lines)
         return Documents(
             tokens=tokens,
@@ -248,16 +161,28 @@ class BlockEncoder:
             text_hashes=self._text_hashes(columns, alive) if self._setup.with_text_hashes else None,
             skipped=state.skipped(),
             bad=sorted(state.bad, key=lambda record: record.line),
-            num_read=len(block.lines) - state.num_refused,
-            text_bytes=sum(_utf8_bytes(texts, state.refused) for texts in columns),
-            num_special=num_special,
-            num_proved=state.num_proved,
-            num_routed=state.num_routed,
-            text_tokens=text_tokens,
-            eod_tokens=num_full if encoding.eod is not None else 0,
-            bos_tokens=num_full if encoding.bos is not None else 0,
-            dropped_documents=state.dropped_counts(),
-            dropped_tokens=dropped_tokens,
+            tally=Tally(
+                documents=DocumentLedger(
+                    read=len(block.lines) + len(block.bad),
+                    kept=len(alive),
+                    dropped=state.dropped_counts(),
+                    empty=int(np.count_nonzero(sum(lengths_of) == 0)) if len(alive) else 0,
+                    blank_lines=block.num_blank,
+                    text_bytes=sum(_utf8_bytes(texts, state.refused) for texts in columns),
+                    with_special_tokens=num_special,
+                ),
+                tokens=TokenLedger(
+                    made=num_text + num_eod + num_bos,
+                    kept=sum(map(len, tokens)),
+                    eod=num_eod,
+                    bos=num_bos,
+                    dropped=dropped_tokens,
+                ),
+                lines=block.num_lines,
+                input_bytes=block.input_bytes,
+                proved=state.num_proved,
+                routed=state.num_routed,
+            ),
         )
 
     def _text_hashes(self, columns: list[list[str]], alive: IntArray) -> NDArray[np.uint64]:
@@ -276,11 +201,6 @@ class BlockState:
         self.refused: list[int] = []
         self.num_proved = self.num_routed = 0
         self._reasons: dict[int, str] = {}
-
-    @property
-    def num_refused(self) -> int:
-        """Records that were read but turned out bad afterwards."""
-        return len(self.refused)
 
     def drop(self, index: int, reason: str) -> None:
         """Drop this record for a reason; only the first reason counts."""
@@ -303,12 +223,8 @@ class BlockState:
         return sorted(found)
 
     def dropped_counts(self) -> dict[str, int]:
-        """The number of records that filters dropped, for each reason."""
-        counts: dict[str, int] = {}
-        for reason in self._reasons.values():
-            if reason != BAD:
-                counts[reason] = counts.get(reason, 0) + 1
-        return counts
+        """The number of records that filters dropped, for each reason, and of those that are bad."""
+        return dict(Counter((*self._reasons.values(), *(BAD for _ in self._block.bad))))
 
 
 def _utf8_bytes(texts: list[str], without: list[int]) -> int:

@@ -29,6 +29,7 @@ from headrace.preparing.options import TextOptions, check_options
 from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.sources import Block, SourceFile, Span, choose_task_bytes, find_inputs, open_span
 from headrace.preparing.sources.reader import LineSpanReader
+from headrace.preparing.tally import BAD
 from headrace.preparing.tokenizer import load_tokenizer
 from headrace.preparing.worker import load_encoder
 
@@ -138,7 +139,7 @@ def estimate_plan(plan: RunPlan) -> Estimate:
         output_bytes=_output_bytes(plan, documents, value_bytes),
         backend=backend,
         fallback=fallback,
-        dropped=dict(sorted(sample.dropped.items())),
+        dropped={name: number for name, number in sorted(sample.dropped.items()) if name != BAD},
     )
 
 
@@ -269,7 +270,7 @@ class _Sample:
         self.num_bad += len(made.bad)
         if made.bad and not self.first_error:
             self.first_error = f"{self._plan.files[file].name}: {made.bad[0].message}"
-        self.dropped.update(made.dropped_documents)
+        self.dropped.update(made.tally.documents.dropped)
         columns = list(zip(self._plan.columns, made.tokens, strict=True))
         tokens = sum(len(values) for column, values in columns if column.kind == "ids")
         value_bytes = sum(values.nbytes for column, values in columns if column.kind != "domain")

@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.preparing.documents import SampleCounts
-from headrace.preparing.piece import PieceInfo, SpanResult, add_counts
+from headrace.preparing.piece import PieceInfo, SpanResult
 from headrace.preparing.sources import SampleBy, SourceFile, counted_from, record_noun
-from headrace.stores import DocumentLedger, ErrorEntry, Ledger, TokenLedger
-
-DUPLICATE, MAX_RECORDS = "duplicate", "max_records"
+from headrace.preparing.tally import BAD, Tally
+from headrace.stores import ErrorEntry, Ledger, SampleLedger, TokenLedger
 
 
 class LedgerState(msgspec.Struct, kw_only=True):
-    """All sums so far, as a checkpoint holds them."""
+    """All counts so far, as a checkpoint holds them."""
 
     reached: list[int]
     """For each file the end of what was read, in the unit of its extent."""
@@ -24,38 +22,8 @@ class LedgerState(msgspec.Struct, kw_only=True):
     """For each file the number of lines that were read."""
     hashes: list[str]
     """For each file its xxh3_128, or empty while it is not known."""
-    input_bytes: int = 0
-    all_lines: int = 0
-    blank_lines: int = 0
-    bad: int = 0
-    documents: int = 0
-    empty: int = 0
-    special: int = 0
-    proved: int = 0
-    routed: int = 0
-    text_bytes: int = 0
-    kept: int = 0
-    dropped: dict[str, int] = {}
-    text_tokens: int = 0
-    eod_tokens: int = 0
-    bos_tokens: int = 0
-    dropped_tokens: dict[str, int] = {}
-    truncated_tokens: dict[str, int] = {}
-    samples: SampleCounts | None = None
-    """The counts of samples, if a recipe makes the documents."""
+    tally: Tally = Tally()
     errors: list[ErrorEntry] = []
-
-
-class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Documents of a piece that the parent left out for one reason: duplicates, or those above a limit."""
-
-    reason: str = DUPLICATE
-    documents: int = 0
-    empty: int = 0
-    tokens: int = 0
-    keys: dict[str, int] = {}
-    """Tokens of each key."""
-    supervised: int = 0
 
 
 class RunLedger:
@@ -74,17 +42,16 @@ class RunLedger:
         self.state = state or LedgerState(reached=[0] * count, lines=[0] * count, hashes=[""] * count)
 
     @property
-    def tokens(self) -> int:
-        """Tokens kept so far, including end-of-document tokens and the like."""
-        state = self.state
-        return self._made - sum(state.dropped_tokens.values()) - sum(state.truncated_tokens.values())
+    def tally(self) -> Tally:
+        """The counts of all pieces so far."""
+        return self.state.tally
 
-    @property
-    def _made(self) -> int:
-        return self.state.text_tokens + self.state.eod_tokens + self.state.bos_tokens
-
-    def add(self, info: PieceInfo, left_out: Sequence[LeftOut] = ()) -> None:
+    def add(self, info: PieceInfo, left_out: Sequence[Tally] = ()) -> None:
         """Add the counts of the next piece, in the order of the input.
+
+        Args:
+            info: the piece.
+            left_out: what the parent left out of its documents, as duplicates or above a limit.
 
         Raises:
             HeadraceError: bytes of a file were left out or read twice, or the lines are not the sum of documents and
@@ -97,58 +64,36 @@ class RunLedger:
                 if entry == number:
                     state.errors.append(self._entry(span.file, first_line + line, message))
             self._add_span(span)
-        documents = sum(span.documents for span in info.spans)
-        kept = sum(span.kept for span in info.spans)
-        dropped = sum(info.dropped.values())
-        self._equal("records of a piece, and documents kept plus dropped", documents, info.num_documents + dropped)
-        self._equal("documents of a piece, and those of its spans", info.num_documents, kept)
-        self._equal("bad records of a piece, and those listed", sum(span.bad for span in info.spans), len(info.errors))
-        state.empty += info.num_empty
-        state.special += info.num_special
-        state.proved += info.num_proved
-        state.routed += info.num_routed
-        state.kept += info.num_documents
-        add_counts(state.dropped, info.dropped)
-        state.text_tokens += info.tokens.text
-        state.eod_tokens += info.tokens.eod
-        state.bos_tokens += info.tokens.bos
-        add_counts(state.dropped_tokens, info.tokens.dropped)
-        add_counts(state.truncated_tokens, info.tokens.truncated)
-        if info.samples is not None:
-            self._add_samples(info, info.samples)
-        for left in left_out:
-            self._take_off(left)
+        documents, num_bad = info.tally.documents, info.tally.documents.dropped.get(BAD, 0)
+        read = sum(span.documents + span.bad for span in info.spans)
+        made = documents.kept + sum(documents.dropped.values())
+        self._equal("records of a piece, and documents kept plus dropped", read, made)
+        self._equal("records of a piece, and those of its spans", documents.read, read)
+        self._equal("documents of a piece, and those of its spans", documents.kept, sum(s.kept for s in info.spans))
+        self._equal("lines of a piece, and those of its spans", info.tally.lines, sum(s.lines for s in info.spans))
+        self._equal("bad records of a piece, and those of its spans", num_bad, sum(span.bad for span in info.spans))
+        self._equal("bad records of a piece, and those listed", num_bad, len(info.errors))
+        self._check_tokens("tokens of a piece", info.tally.tokens)
+        if info.tally.samples is not None:
+            self._check_samples(info, info.tally.samples)
+        state.tally = sum(left_out, state.tally + info.tally)
 
-    def _take_off(self, left: LeftOut) -> None:
-        state = self.state
-        if not left.documents:
-            return
-        state.kept -= left.documents
-        state.empty -= left.empty
-        add_counts(state.dropped, {left.reason: left.documents})
-        add_counts(state.dropped_tokens, {left.reason: left.tokens})
-        if state.samples is not None:
-            state.samples.drop(left.reason, left.keys, left.supervised)
+    def _check_tokens(self, what: str, tokens: TokenLedger) -> None:
+        accounted = tokens.kept + sum(tokens.truncated.values()) + sum(tokens.dropped.values())
+        self._equal(f"{what} made, and those kept, cut off and dropped", tokens.made, accounted)
 
-    def _add_samples(self, info: PieceInfo, samples: SampleCounts) -> None:
-        """Add the sums of each key, after checking that together they are the sums of all tokens."""
-        sums, tokens = samples.keys.values(), info.tokens
-        self._equal(
-            "tokens of a piece, and those of its keys", tokens.text + tokens.eod + tokens.bos, sum(s.made for s in sums)
-        )
-        truncated, dropped = sum(tokens.truncated.values()), sum(tokens.dropped.values())
-        self._equal("tokens cut off in a piece, and those of its keys", truncated, sum(s.truncated for s in sums))
-        by_key = sum(sum(s.dropped.values()) for s in sums)
-        self._equal("tokens dropped in a piece, and those of its keys", dropped, by_key)
-        for key, counts in samples.keys.items():
-            accounted = counts.kept + counts.truncated + sum(counts.dropped.values())
-            self._equal(f"tokens of {key!r} made, and those kept, cut off and dropped", counts.made, accounted)
-        split = sum(span.split for span in info.spans)
-        records = sum(span.documents for span in info.spans) - split
+    def _check_samples(self, info: PieceInfo, samples: SampleLedger) -> None:
+        """Check that the sums of all keys are the sums of all tokens."""
+        tokens, keys = info.tally.tokens, samples.keys.values()
+        self._equal("tokens of a piece, and those of its keys", tokens.made, sum(key.made for key in keys))
+        for what in ("truncated", "dropped"):
+            whole = sum(getattr(tokens, what).values())
+            by_key = sum(sum(getattr(key, what).values()) for key in keys)
+            self._equal(f"tokens {what} in a piece, and those of its keys", whole, by_key)
+        for name, key in samples.keys.items():
+            self._check_tokens(f"tokens of {name!r}", key)
+        records = sum(span.documents - span.split for span in info.spans)
         self._equal("records of a piece, and those that were made into samples", records, samples.records)
-        if self.state.samples is None:
-            self.state.samples = SampleCounts()
-        self.state.samples.add(samples)
 
     def _entry(self, file: int, line: int, message: str) -> ErrorEntry:
         unit = record_noun(self._files[file].format, self._sample_by)
@@ -167,12 +112,6 @@ class RunLedger:
         state.lines[span.file] += span.lines
         if span.xxh3_128:
             state.hashes[span.file] = span.xxh3_128
-        state.input_bytes += span.input_bytes
-        state.all_lines += span.lines
-        state.blank_lines += span.blank_lines
-        state.bad += span.bad
-        state.documents += span.documents
-        state.text_bytes += span.text_bytes
 
     def balance(
         self,
@@ -198,42 +137,21 @@ class RunLedger:
         Raises:
             HeadraceError: the ledger does not balance.
         """
-        state = self.state
-        for file, reached in zip(self._files, state.reached, strict=True):
+        tally = self.tally
+        documents, samples = tally.documents, tally.samples
+        for file, reached in zip(self._files, self.state.reached, strict=True):
             self._equal(f"{file.name}: its extent, and what was read", file.extent, reached)
-        self._equal("documents kept, and documents in the store", state.kept, num_documents)
+        self._equal("documents kept, and documents in the store", documents.kept, num_documents)
         self._equal("documents in the store, and in the table of origins", num_documents, num_origins)
-        self._equal("tokens kept, and tokens in the store", self.tokens, num_tokens)
-        self._equal(
-            "records read, and documents kept plus dropped", state.documents, state.kept + sum(state.dropped.values())
-        )
-        if state.samples is not None:
-            for key, sums in state.samples.keys.items():
-                self._equal(f"tokens of {key!r} kept, and in the store", sums.kept, (keys or {}).get(key, 0))
-            self._equal("trained tokens kept, and ones in the masks", state.samples.supervised, supervised)
-        dropped = dict(state.dropped)
-        if state.bad:
-            dropped["bad"] = state.bad
-        return Ledger(
-            documents=DocumentLedger(
-                read=state.documents + state.bad,
-                kept=state.kept,
-                dropped=dict(sorted(dropped.items())),
-                empty=state.empty,
-                blank_lines=state.blank_lines,
-                text_bytes=state.text_bytes,
-                with_special_tokens=state.special,
-            ),
-            tokens=TokenLedger(
-                made=self._made,
-                kept=num_tokens,
-                eod=state.eod_tokens,
-                bos=state.bos_tokens,
-                dropped={name: number for name, number in sorted(state.dropped_tokens.items()) if number},
-                truncated={name: number for name, number in sorted(state.truncated_tokens.items()) if number},
-            ),
-            samples=None if state.samples is None else state.samples.ledger(),
-        )
+        self._equal("tokens kept, and tokens in the store", tally.tokens.kept, num_tokens)
+        made = documents.kept + sum(documents.dropped.values())
+        self._equal("records read, and documents kept plus dropped", documents.read, made)
+        self._check_tokens("tokens", tally.tokens)
+        if samples is not None:
+            for key, tokens in samples.keys.items():
+                self._equal(f"tokens of {key!r} kept, and in the store", tokens.kept, (keys or {}).get(key, 0))
+            self._equal("trained tokens kept, and ones in the masks", samples.supervised, supervised)
+        return tally.ledger()
 
     @staticmethod
     def _equal(what: str, left: int, right: int) -> None:

@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 
 from headrace.errors import OutputError
 from headrace.plan.keys import derive, derive_array
-from headrace.preparing.columns import num_ids, take_rows
-from headrace.preparing.documents import BAD, BLANK, Documents, SampleCounts
+from headrace.preparing.columns import take_rows
+from headrace.preparing.documents import BLANK, Documents
 from headrace.preparing.messages import PieceDone, Setup
 from headrace.preparing.sources import Block
+from headrace.preparing.tally import BAD, Tally
 
 _ALIGN = 8
 _NUMBER = struct.Struct("<Q")
@@ -52,24 +53,10 @@ class SpanResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Records that were read whole: those kept, and those dropped by a filter."""
     kept: int
     skipped: int
-    text_bytes: int
-    """UTF-8 bytes of the texts of ``documents``."""
-    input_bytes: int
-    """Bytes of the file that were read, for the progress."""
     xxh3_128: str
     """Hash of the file if the span is the whole file, else empty."""
     split: int = 0
     """Documents beyond the first of each record, for records that became several; ``documents`` counts them, too."""
-
-
-class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the documents of a piece. All tokens that were made are either kept, dropped or truncated."""
-
-    text: int = 0
-    eod: int = 0
-    bos: int = 0
-    dropped: dict[str, int] = {}
-    truncated: dict[str, int] = {}
 
 
 class PieceInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,25 +69,19 @@ class PieceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Where the next piece of the task begins, see `messages.PiecePosition`."""
     next_lines: int = 0
     spans: tuple[SpanResult, ...] = ()
-    tokens: TokenCounts = TokenCounts()
-    num_documents: int = 0
-    num_empty: int = 0
-    num_special: int = 0
-    """Documents that were read whose text holds an added token."""
-    num_proved: int = 0
-    """Documents that the reference tokeniser encoded as well."""
-    num_routed: int = 0
-    """Texts that only the reference tokeniser encoded."""
-    dropped: dict[str, int] = {}
-    """Documents that a filter dropped, for each reason."""
+    tally: Tally = Tally()
+    """The counts of all documents of the piece, and of the lines that are none."""
     errors: tuple[tuple[int, int, str], ...] = ()
     """Bad records that were skipped: number of the span in ``spans``, line, message."""
     reasons: tuple[str, ...] = ()
     """The reasons that the codes in the array ``skipped_reasons`` refer to."""
     domains: tuple[str, ...] = ()
     """The domains that the numbers in the domain column refer to."""
-    samples: SampleCounts | None = None
-    """The counts of samples, if a recipe makes the documents; together they equal ``tokens``."""
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of the piece."""
+        return self.tally.documents.kept
 
 
 class _Array(msgspec.Struct, frozen=True, array_like=True):
@@ -120,12 +101,6 @@ class Piece(msgspec.Struct, frozen=True):
     info: PieceInfo
     arrays: dict[str, NDArray[Any]]
     size_bytes: int
-
-
-def add_counts(sums: dict[str, int], more: Mapping[str, int]) -> None:
-    """Add the count of each reason to ``sums``, in place."""
-    for name, number in more.items():
-        sums[name] = sums.get(name, 0) + number
 
 
 def piece_path(folder: str | Path, task_index: int, piece: int) -> Path:
@@ -202,8 +177,7 @@ def read_piece(path: Path) -> Piece:
 
 
 _OPEN_SPAN = SpanResult(
-    file=0, begin=0, end=0, lines=0, blank_lines=0, bad=0, documents=0, kept=0, skipped=0, text_bytes=0, input_bytes=0,
-    xxh3_128="",
+    file=0, begin=0, end=0, lines=0, blank_lines=0, bad=0, documents=0, kept=0, skipped=0, xxh3_128=""
 )  # fmt: skip
 
 
@@ -232,19 +206,18 @@ class PieceBuilder:
         self._arrays: dict[str, list[NDArray[Any]]] = {}
         self._spans: list[SpanResult] = []
         self._span = _OPEN_SPAN
-        self._counts = {"text": 0, "eod": 0, "bos": 0}
-        self._dropped_tokens: dict[str, int] = {}
-        self._dropped: dict[str, int] = {}
+        self._tally = Tally()
         self.errors: list[tuple[int, int, str]] = []
         self._reasons: dict[str, int] = {BLANK: 0, BAD: 1}
-        self._truncated: dict[str, int] = {}
         self._domains: dict[str, int] = {}
-        self._samples = SampleCounts() if setup.making is not None else None
-        self._num_documents = self._num_empty = self._num_special = self._num_proved = self._num_routed = 0
         self.first_line = 0
         """The first line of the piece in the open span, counted from 0 in the span."""
         self.num_bytes = 0
-        self.num_lines = 0
+
+    @property
+    def num_lines(self) -> int:
+        """Lines of the inputs in the piece."""
+        return self._tally.lines
 
     def begin_span(self, file: int, first_line: int) -> None:
         """Begin a span of this file; its lines are counted from ``first_line`` of the span."""
@@ -263,18 +236,17 @@ class PieceBuilder:
 
     def add(self, block: Block, documents: Documents) -> None:
         """Add the documents of a block, and the counts of its other lines."""
-        span, kept = self._span, len(documents.lines)
+        span, tally, num_bad = self._span, documents.tally, len(documents.bad)
+        self._tally += tally
         self._span = msgspec.structs.replace(
             span,
             lines=span.lines + block.num_lines,
             blank_lines=span.blank_lines + block.num_blank,
-            bad=span.bad + len(documents.bad),
-            documents=span.documents + documents.num_read,
-            kept=span.kept + kept,
+            bad=span.bad + num_bad,
+            documents=span.documents + tally.documents.read - num_bad,
+            kept=span.kept + len(documents.lines),
             skipped=span.skipped + len(documents.skipped),
-            text_bytes=span.text_bytes + documents.text_bytes,
-            split=span.split + documents.num_split,
-            input_bytes=span.input_bytes + block.input_bytes,
+            split=span.split + tally.split,
         )
         rows = list(zip(documents.tokens, documents.lengths, strict=True))
         for number, (tokens, lengths) in enumerate(rows):
@@ -287,7 +259,7 @@ class PieceBuilder:
             self._put("order", derive_array(derive(self._setup.order_key, span.file), documents.places))
         if documents.text_hashes is not None:
             self._put("text_hashes", documents.text_hashes)
-        if documents.text_hashes is not None or documents.samples is not None:
+        if documents.text_hashes is not None or self._setup.making is not None:
             self._put("lines", documents.lines - self.first_line)
         if documents.ids is not None:
             encoded = [name.encode() for name in documents.ids]
@@ -300,20 +272,6 @@ class PieceBuilder:
             self._put("skipped_reasons", np.array(codes, np.int64))
         span_number = len(self._spans)
         self.errors += [(span_number, record.line - self.first_line, record.message) for record in documents.bad]
-        self._counts["text"] += documents.text_tokens
-        self._counts["eod"] += documents.eod_tokens
-        self._counts["bos"] += documents.bos_tokens
-        add_counts(self._dropped_tokens, documents.dropped_tokens)
-        add_counts(self._dropped, documents.dropped_documents)
-        add_counts(self._truncated, documents.truncated_tokens)
-        if self._samples is not None and documents.samples is not None:
-            self._samples.add(documents.samples)
-        self._num_documents += kept
-        self._num_empty += int(np.count_nonzero(num_ids(self._setup.columns, rows) == 0)) if kept else 0
-        self._num_special += documents.num_special
-        self._num_proved += documents.num_proved
-        self._num_routed += documents.num_routed
-        self.num_lines += block.num_lines
 
     def write(self, *, is_last: bool) -> PieceDone:
         """Write the piece.
@@ -321,7 +279,7 @@ class PieceBuilder:
         Raises:
             OutputError: the system refuses a write.
         """
-        if self._setup.order_key is not None and self._num_documents:
+        if self._setup.order_key is not None and self._tally.documents.kept:
             self._sort()
         info = PieceInfo(
             task_index=self._task_index,
@@ -330,17 +288,10 @@ class PieceBuilder:
             next_span=self._next[0],
             next_lines=self._next[1],
             spans=tuple(self._spans),
-            tokens=TokenCounts(**self._counts, dropped=self._dropped_tokens, truncated=self._truncated),
-            num_documents=self._num_documents,
-            num_empty=self._num_empty,
-            num_special=self._num_special,
-            num_proved=self._num_proved,
-            num_routed=self._num_routed,
-            dropped=self._dropped,
+            tally=self._tally,
             errors=tuple(self.errors),
             reasons=tuple(self._reasons),
             domains=tuple(self._domains),
-            samples=self._samples,
         )
         write_piece(self._setup.parts, info, self._arrays)
         return PieceDone(self._task_index, self._number, is_last)

@@ -18,14 +18,16 @@ from numpy.typing import NDArray
 from headrace.errors import HeadraceError, InputError, RenderLimitError
 from headrace.preparing import documents
 from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder, RefusedTextError
-from headrace.preparing.columns import Column, Rows
-from headrace.preparing.documents import LENGTH, BlockState, Documents, KeySums, SampleCounts
+from headrace.preparing.columns import Column, Rows, num_ids
+from headrace.preparing.documents import BlockState, Documents
 from headrace.preparing.filters import Filters, HashArray
 from headrace.preparing.messages import RecipeSetup, Setup
 from headrace.preparing.sources import Block
+from headrace.preparing.tally import LENGTH, NO_TOKENS, Tally, added
 from headrace.samples.maker import MadeDocuments, SampleMaker
 from headrace.samples.recipe import Recipe
 from headrace.samples.templates import ChatTemplate, TemplateSetup
+from headrace.stores import DocumentLedger, SampleLedger, TokenLedger
 
 
 class WatchedEncoder:
@@ -86,7 +88,7 @@ class RecordEncoder:
             state.drop(index, reason)
         for index, message in self._filters.failures:
             state.refuse(index, message)
-        num_filtered = int(np.count_nonzero(~state.alive)) - state.num_refused
+        num_filtered = int(np.count_nonzero(~state.alive)) - len(state.refused)
         alive = np.flatnonzero(state.alive)
         source = self._sources[file]
         sampled, routed = self._proved.num_sampled, self._proved.num_routed
@@ -103,7 +105,7 @@ class RecordEncoder:
         owners = alive[made.records]
         rows, domains = self._rows(made)
         num_split = len(made) - len(np.unique(made.records))
-        counts = made.counts
+        counts, samples = made.counts, self._samples(made, num_filtered)
         return Documents(
             tokens=[tokens for tokens, _ in rows],
             lengths=[lengths for _, lengths in rows],
@@ -113,20 +115,25 @@ class RecordEncoder:
             text_hashes=hash_documents(self._columns, rows) if self._with_hashes else None,
             skipped=state.skipped(),
             bad=sorted(state.bad, key=lambda record: record.line),
-            num_read=len(records) - state.num_refused + num_split,
-            text_bytes=0,
-            num_special=0,
-            num_proved=self._proved.num_sampled - sampled,
-            num_routed=self._proved.num_routed - routed,
-            text_tokens=sum(sums.made for sums in counts.tokens.values()) - counts.eos - counts.bos,
-            eod_tokens=counts.eos,
-            bos_tokens=counts.bos,
-            dropped_documents=state.dropped_counts(),
-            dropped_tokens=_summed(sums.dropped for sums in counts.tokens.values()),
-            truncated_tokens=_summed({LENGTH: sums.truncated} for sums in counts.tokens.values() if sums.truncated),
-            num_split=num_split,
             domains=domains,
-            samples=self._counts(made, num_filtered),
+            tally=Tally(
+                documents=DocumentLedger(
+                    read=len(records) + len(block.bad) + num_split,
+                    kept=len(owners),
+                    dropped=state.dropped_counts(),
+                    empty=int(np.count_nonzero(num_ids(self._columns, rows) == 0)) if len(owners) else 0,
+                    blank_lines=block.num_blank,
+                ),
+                tokens=msgspec.structs.replace(
+                    functools.reduce(added, samples.keys.values(), NO_TOKENS), eod=counts.eos, bos=counts.bos
+                ),
+                samples=samples,
+                lines=block.num_lines,
+                input_bytes=block.input_bytes,
+                split=num_split,
+                proved=self._proved.num_sampled - sampled,
+                routed=self._proved.num_routed - routed,
+            ),
         )
 
     def _maker(self, source: int, *, is_watched: bool = True) -> SampleMaker:
@@ -164,14 +171,17 @@ class RecordEncoder:
                 rows.append((made.arrays[column.key].values, made.arrays[column.key].lengths))
         return rows, list(names)
 
-    def _counts(self, made: MadeDocuments, num_filtered: int) -> SampleCounts:
+    def _samples(self, made: MadeDocuments, num_filtered: int) -> SampleLedger:
         counts = made.counts
         stored = {key.name: key.stored for key in self._maker_keys}
-        return SampleCounts(
+        return SampleLedger(
             records=counts.kept + sum(counts.dropped.values()) + num_filtered,
             keys={
-                stored[name]: KeySums(
-                    made=sums.made, kept=sums.kept, truncated=sums.truncated, dropped=dict(sums.dropped)
+                stored[name]: TokenLedger(
+                    made=sums.made,
+                    kept=sums.kept,
+                    dropped=dict(sums.dropped),
+                    truncated={LENGTH: sums.truncated} if sums.truncated else {},
                 )
                 for name, sums in counts.tokens.items()
             },
@@ -215,11 +225,3 @@ def hash_documents(columns: Sequence[Column], rows: Rows) -> HashArray:
         whole.append([xxhash.xxh3_128_digest(view[begin:end]) for begin, end in zip(begins, ends, strict=True)])
     digests = [xxhash.xxh3_128_digest(b"".join(parts)) for parts in zip(*whole, strict=True)]
     return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64).reshape(-1, 2)
-
-
-def _summed(sums: Any) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for counts in sums:
-        for reason, number in counts.items():
-            total[reason] = total.get(reason, 0) + number
-    return total

@@ -36,6 +36,7 @@ from headrace.preparing.piece import piece_path, read_piece
 from headrace.preparing.processes.executor import RUN_AHEAD, WorkerProcesses, run_tasks
 from headrace.preparing.run_plan import RunPlan, TextProgress
 from headrace.preparing.sources import SourceFile
+from headrace.preparing.tally import Tally
 from headrace.stores import ErrorEntry, Manifest, load_manifest
 
 REPORT_S = 0.2
@@ -104,7 +105,7 @@ class TextRun:
             self._check_inputs()
             # A run that is killed after this point continues from this point.
             self._on_progress(
-                TextProgress(phase="finish", documents=self._ledger.state.kept, tokens=self._ledger.tokens)
+                TextProgress(phase="finish", documents=self._tally.documents.kept, tokens=self._tally.tokens.kept)
             )
             self._committer.checkpoint()
             shards = self._committer.output.finish()
@@ -127,6 +128,10 @@ class TextRun:
         self._state = state
         self._committer = Committer(self._plan, self._work, state)
         self._ledger = self._committer.ledger
+
+    @property
+    def _tally(self) -> Tally:
+        return self._ledger.tally
 
     def _is_worth_keeping(self, error: BaseException) -> bool:
         """Whether the same command could continue: not after a defect, nor if the inputs have changed or are empty."""
@@ -293,23 +298,21 @@ class TextRun:
 
     def _check_inputs(self) -> None:
         self._check_unchanged()
-        state = self._ledger.state
-        allowed, lines = self._plan.options.errors.max_errors, state.all_lines - state.blank_lines
-        if isinstance(allowed, float) and len(state.errors) > allowed * lines:
-            share = f"{len(state.errors):,} bad records of {lines:,} ({len(state.errors) / lines:.2%})"
-            raise _too_many(state.errors[-1], share, f"{allowed:.2%}")
-        if state.kept == 0:
-            raise _NoOutputError(_no_documents(self._plan, state))
-        if self._ledger.tokens == 0 and any(column.kind == "ids" for column in self._plan.columns):
+        errors, tally, kept = self._ledger.state.errors, self._tally, self._tally.documents.kept
+        allowed, lines = self._plan.options.errors.max_errors, tally.lines - tally.documents.blank_lines
+        if isinstance(allowed, float) and len(errors) > allowed * lines:
+            share = f"{len(errors):,} bad records of {lines:,} ({len(errors) / lines:.2%})"
+            raise _too_many(errors[-1], share, f"{allowed:.2%}")
+        if kept == 0:
+            raise _NoOutputError(_no_documents(self._plan, tally))
+        if tally.tokens.kept == 0 and any(column.kind == "ids" for column in self._plan.columns):
             if self._plan.recipe is not None:
-                raise _NoOutputError(f"no tokens: all {state.kept:,} documents are empty. Nothing was written.")
+                raise _NoOutputError(f"no tokens: all {kept:,} documents are empty. Nothing was written.")
             fields = ", ".join(map(repr, self._plan.options.records.fields))
-            raise _NoOutputError(
-                f"no tokens: all {state.kept:,} documents are empty (field {fields}). Nothing was written."
-            )
+            raise _NoOutputError(f"no tokens: all {kept:,} documents are empty (field {fields}). Nothing was written.")
 
     def _report(self, progress: Progress | None) -> None:
-        state = self._ledger.state
+        tally = self._tally
         if self._state.phase == "sort":
             sizes = self._state.bucket_sizes
             self._on_progress(
@@ -317,8 +320,8 @@ class TextRun:
                     phase="sort",
                     input_bytes=sum(sizes[: self._state.task_index]),
                     total_bytes=sum(sizes),
-                    documents=state.kept,
-                    tokens=self._ledger.tokens,
+                    documents=tally.documents.kept,
+                    tokens=tally.tokens.kept,
                 )
             )
             return
@@ -327,10 +330,10 @@ class TextRun:
         underway = [task for task_index, task in self._underway.items() if task_index >= self._state.task_index]
         self._on_progress(
             TextProgress(
-                input_bytes=min(state.input_bytes + sum(task.input_bytes for task in underway), self._total_bytes),
+                input_bytes=min(tally.input_bytes + sum(task.input_bytes for task in underway), self._total_bytes),
                 total_bytes=self._total_bytes,
-                documents=state.kept + sum(task.documents for task in underway),
-                tokens=self._ledger.tokens + sum(task.tokens for task in underway),
+                documents=tally.documents.kept + sum(task.documents for task in underway),
+                tokens=tally.tokens.kept + sum(task.tokens for task in underway),
             )
         )
 
@@ -345,7 +348,9 @@ def usable_cores() -> int:
 
 
 def _continued(state: RunState) -> str:
-    where = f"{state.ledger.kept:,} documents are done" if state.phase == "encode" else "sorting had begun"
+    where = (
+        f"{state.ledger.tally.documents.kept:,} documents are done" if state.phase == "encode" else "sorting had begun"
+    )
     return f"continuing the unfinished run in this folder: {where}"
 
 
@@ -356,17 +361,18 @@ def _too_many(entry: ErrorEntry, found: str, allowed: str) -> InputError:
     )
 
 
-def _no_documents(plan: RunPlan, state: LedgerState) -> str:
-    if state.documents or state.bad:
-        reasons = ", ".join(f"{name} {count:,}" for name, count in state.dropped.items())
-        return f"no documents are left of {state.documents + state.bad:,} records: {reasons}. Nothing was written."
+def _no_documents(plan: RunPlan, tally: Tally) -> str:
+    documents = tally.documents
+    if documents.read:
+        reasons = ", ".join(f"{name} {count:,}" for name, count in documents.dropped.items())
+        return f"no documents are left of {documents.read:,} records: {reasons}. Nothing was written."
     return (
-        f"no documents: {len(plan.files):,} files with {state.blank_lines:,} lines, all of them blank. "
+        f"no documents: {len(plan.files):,} files with {documents.blank_lines:,} lines, all of them blank. "
         "Nothing was written."
     )
 
 
-RUN_FORMAT = 3
+RUN_FORMAT = 4
 """Increase this if a change makes the same run write other bytes, or changes the layout of the work folder."""
 
 

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from counts import cases
 from headrace.errors import HeadraceError, InputError
+from headrace.preparing.tally import added
 from headrace.samples.maker import MadeDocuments, MakerCounts
 from headrace.samples.maker.block import SampleBlock
 from headrace.samples.maker.sequences import Sequencer
@@ -110,9 +111,7 @@ def test_everything_is_accounted_for_however_it_is_cut(kind: str, data: st.DataO
         parts = [block.arrays[key] for block in (first, second)]
         assert np.array_equal(np.concatenate([part.values for part in parts]), values)
         assert np.array_equal(np.concatenate([part.lengths for part in parts]), lengths)
-    both = MakerCounts()
-    both.add(first.counts)
-    both.add(second.counts)
+    both = added(first.counts, second.counts)
     both.balance()
     for counts in (both, made.counts):
         counts.dropped, counts.notes = dict(sorted(counts.dropped.items())), dict(sorted(counts.notes.items()))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import HeadraceError, InputError
-from headrace.samples.maker.sequences import MadeSequence, Tally
+from headrace.samples.maker.sequences import MadeSequence, RecordCounts
 from headrace.samples.maker.shapes import Document
 from headrace.samples.masking.results import Dropped, DroppedError, Refused, Rejects
 from headrace.samples.recipe.keys import StoreKey
@@ -63,19 +63,6 @@ class MakerCounts(msgspec.Struct, kw_only=True):
     """Counts that change nothing: ``straddling_tokens``, ``split_records``, ``truncated_records``, what a policy
     allowed.
     """
-
-    def add(self, more: MakerCounts) -> None:
-        """Add the counts of another block."""
-        for name in ("records", "kept", "bad", "documents", "supervised", "eos", "bos"):
-            setattr(self, name, getattr(self, name) + getattr(more, name))
-        _add(self.dropped, more.dropped)
-        _add(self.notes, more.notes)
-        for key, theirs in more.tokens.items():
-            ours = self.tokens.setdefault(key, TokenSums())
-            ours.made += theirs.made
-            ours.kept += theirs.kept
-            ours.truncated += theirs.truncated
-            _add(ours.dropped, theirs.dropped)
 
     def balance(self) -> None:
         """Compare counts that were made in different ways.
@@ -132,11 +119,6 @@ def counted(counts: Counter[str]) -> dict[str, int]:
     return {name: number for name, number in sorted(counts.items()) if number}
 
 
-def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
-    for name, number in more.items():
-        counts[name] = counts.get(name, 0) + number
-
-
 def _equal(what: str, left: int, right: int) -> None:
     if left != right:
         raise HeadraceError(
@@ -174,7 +156,7 @@ class SampleBlock:
         made: Sequence[MadeSequence],
         kept: Sequence[MadeSequence],
         documents: list[Document],
-        tally: Tally,
+        tally: RecordCounts,
         domain: str,
     ) -> None:
         """Keep the documents of a record, after those of the records before it.

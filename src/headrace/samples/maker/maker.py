@@ -19,7 +19,7 @@ from headrace.samples.maker.block import MadeDocuments, SampleBlock
 from headrace.samples.maker.ends import EndTokens
 from headrace.samples.maker.noticing import notices
 from headrace.samples.maker.sections import SectionsShape
-from headrace.samples.maker.sequences import Asked, MadeSequence, Sequencer, Tally, whole
+from headrace.samples.maker.sequences import Asked, MadeSequence, RecordCounts, Sequencer, whole
 from headrace.samples.maker.shapes import GroupShape, PairShape, PromptShape, Shape, SingleShape, Tools, as_chat
 from headrace.samples.masking.encoding import EncodedText
 from headrace.samples.masking.marking import Marker
@@ -61,7 +61,7 @@ class _Waiting(msgspec.Struct, frozen=True, gc=False):
     number: int
     sample: Any
     asked: list[Asked]
-    tally: Tally
+    tally: RecordCounts
     domain: str
 
 
@@ -192,7 +192,7 @@ class SampleMaker:
             InputError: If the record is bad.
             DroppedError: If a policy drops the record.
         """
-        asked = self._shape.ask(self.sample(record), Tally(with_all=True))
+        asked = self._shape.ask(self.sample(record), RecordCounts(with_all=True))
         return [Explained(one.key, one.marked.text, self._sequencer.explain(one)) for one in asked]
 
     def notices(self, records: Sequence[Any]) -> list[str]:
@@ -221,7 +221,7 @@ class SampleMaker:
 
     def _ask(self, number: int, record: Any, sample: Any) -> _Waiting:
         domain = self._domain(record)
-        tally = Tally()
+        tally = RecordCounts()
         asked = self._shape.ask(sample, tally)
         for one in asked:
             check_text(one.marked.text, "the text")
@@ -257,10 +257,12 @@ class SampleMaker:
         else:
             block.take(record.number, made, kept, documents, record.tally, record.domain)
 
-    def _finished(self, asked: Sequence[Asked], encoded: Sequence[EncodedText], tally: Tally) -> list[MadeSequence]:
+    def _finished(
+        self, asked: Sequence[Asked], encoded: Sequence[EncodedText], tally: RecordCounts
+    ) -> list[MadeSequence]:
         return [self._sequencer.finish(one, row, tally) for one, row in zip(asked, encoded, strict=True)]
 
-    def _cut(self, sample: Any, sequences: list[MadeSequence], tally: Tally) -> list[MadeSequence]:
+    def _cut(self, sample: Any, sequences: list[MadeSequence], tally: RecordCounts) -> list[MadeSequence]:
         limit = self.recipe.length.max_tokens
         if limit is not None and self._sequencer.by_turns and any(len(one.ids) > limit for one in sequences):
             return self._shortened(sample, sequences, limit, tally)
@@ -269,15 +271,17 @@ class SampleMaker:
             tally.notes["truncated_records"] += 1
         return kept
 
-    def _shortened(self, sample: Any, sequences: list[MadeSequence], limit: int, tally: Tally) -> list[MadeSequence]:
+    def _shortened(
+        self, sample: Any, sequences: list[MadeSequence], limit: int, tally: RecordCounts
+    ) -> list[MadeSequence]:
         """Keep the most exchanges that fit and render them again."""
-        fitting: tuple[list[MadeSequence], Tally] | None = None
+        fitting: tuple[list[MadeSequence], RecordCounts] | None = None
         dialogue = self._shape.dialogue(sample)
         if dialogue is not None:
             conversation, replaced = dialogue
 
-            def made(shorter: Conversation) -> tuple[list[MadeSequence], Tally] | None:
-                trial = Tally()
+            def made(shorter: Conversation) -> tuple[list[MadeSequence], RecordCounts] | None:
+                trial = RecordCounts()
                 asked = self._shape.ask(replaced(shorter), trial)
                 found = self._finished(asked, self._sequencer.encode(asked), trial)
                 return (found, trial) if all(len(one.ids) <= limit for one in found) else None

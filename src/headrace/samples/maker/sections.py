@@ -14,7 +14,7 @@ from headrace.samples.conversation import Conversation
 from headrace.samples.layouts.fields import Fields, check_text
 from headrace.samples.layouts.turns import LayoutOptions, MessageReader
 from headrace.samples.maker.ends import Ends
-from headrace.samples.maker.sequences import Asked, MadeSequence, Tally, joined, plain
+from headrace.samples.maker.sequences import Asked, MadeSequence, RecordCounts, joined, plain
 from headrace.samples.maker.shapes import Document, Shape, Tools, single_document
 from headrace.samples.masking.marking import Marked
 from headrace.samples.masking.results import DroppedError
@@ -37,7 +37,7 @@ class SectionsShape(Shape[Record]):
         self._reader = MessageReader(options)
         self._sources = tools.recipe.sources or {"tokens": Source(sections=tools.recipe.sections)}
 
-    def ask(self, sample: Record, tally: Tally) -> list[Asked]:
+    def ask(self, sample: Record, tally: RecordCounts) -> list[Asked]:
         """Return the sequences of a record; see `Shape.ask`."""
         asked: list[Asked] = []
         for key, source in self._sources.items():
@@ -66,7 +66,7 @@ class SectionsShape(Shape[Record]):
                     document[lengths_key(key)] = np.array([len(one.ids) for one in own], np.int32)
         return [document]
 
-    def _sequence(self, record: Record, key: str, sections: Sequence[Section], tally: Tally) -> list[Asked]:
+    def _sequence(self, record: Record, key: str, sections: Sequence[Section], tally: RecordCounts) -> list[Asked]:
         parts: list[tuple[Section, list[Marked]]] = []
         for section in sections:
             texts = self._texts(record, section, tally)
@@ -93,7 +93,7 @@ class SectionsShape(Shape[Record]):
             )
         return [Asked(key, joined([texts[0] for _, texts in parts]), ends, is_checked)]
 
-    def _texts(self, record: Record, section: Section, tally: Tally) -> list[Marked]:
+    def _texts(self, record: Record, section: Section, tally: RecordCounts) -> list[Marked]:
         """Return the texts of one section: none if the field is empty, several if a conversation is split."""
         value = self._fields.get(record, section.field)
         if value is None:
@@ -108,7 +108,7 @@ class SectionsShape(Shape[Record]):
             return []
         return [plain((check_text(value, self._fields.name(section.field)), section.action == "train"))]
 
-    def _rendered(self, value: Any, section: Section, place: str, tally: Tally) -> list[Marked]:
+    def _rendered(self, value: Any, section: Section, place: str, tally: RecordCounts) -> list[Marked]:
         conversation = self._reader.read(value, place)
         if not conversation.messages:
             return []
@@ -128,7 +128,7 @@ class SectionsShape(Shape[Record]):
             flags.append(flag)
         return msgspec.structs.replace(conversation, train=tuple(flags))
 
-    def _listed(self, record: Record, key: str, section: Section, tally: Tally) -> list[Asked]:
+    def _listed(self, record: Record, key: str, section: Section, tally: RecordCounts) -> list[Asked]:
         value = self._fields.get(record, section.field)
         if value is None or value == []:
             raise DroppedError(f"no_{key}", f"field {self._fields.name(section.field)!r} holds no list")

@@ -71,7 +71,7 @@ _counts = functools.partial(defaultdict[str, int], int)
 """A `Counter` at a quarter of the cost, which matters because every record has two."""
 
 
-class Tally(msgspec.Struct):
+class RecordCounts(msgspec.Struct):
     """The counts of one record, which are dropped if the record is bad."""
 
     with_all: bool = False
@@ -132,7 +132,7 @@ class Sequencer:
         [row] = encode([asked.marked], self.spans, straddling=straddling, bos=self._bos, roles=[roles])
         return Masked(record=0, ids=row.ids, loss_mask=row.loss_mask, evidence=row.evidence)
 
-    def finish(self, asked: Asked, encoded: EncodedText, tally: Tally) -> MadeSequence:
+    def finish(self, asked: Asked, encoded: EncodedText, tally: RecordCounts) -> MadeSequence:
         """Return one sequence with its end tokens, before any cut.
 
         Raises:
@@ -183,7 +183,7 @@ class Sequencer:
             num_truncated=found.num_truncated + len(found.ids) - len(ids),
         )
 
-    def _within(self, asked: Asked, encoded: EncodedText, tally: Tally) -> EncodedText:
+    def _within(self, asked: Asked, encoded: EncodedText, tally: RecordCounts) -> EncodedText:
         """Return the tokens between two characters of the text.
 
         If a token crosses the first border, the text after the border is encoded by itself, and counted.
@@ -213,7 +213,7 @@ def whole(key: str, encoded: EncodedText) -> MadeSequence:
     return MadeSequence(key, encoded.ids, encoded.loss_mask, encoded.num_supervised, len(encoded.ids))
 
 
-def _ended(encoded: EncodedText, ends: Ends, tally: Tally) -> EncodedText:
+def _ended(encoded: EncodedText, ends: Ends, tally: RecordCounts) -> EncodedText:
     ids, mask, num_bos, num_eos = add_ends(encoded.ids, encoded.loss_mask, ends)
     if not num_bos and not num_eos:
         return encoded

@@ -20,7 +20,7 @@ from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
 from headrace.samples.layouts import Sample, assistant, join, user
 from headrace.samples.maker.ends import Ends, EndTokens
-from headrace.samples.maker.sequences import Asked, MadeSequence, Tally, plain
+from headrace.samples.maker.sequences import Asked, MadeSequence, RecordCounts, plain
 from headrace.samples.masking.marking import Marked, Marker, decide
 from headrace.samples.masking.options import RendersAhead, Template
 from headrace.samples.masking.pieces import Region, Why
@@ -42,7 +42,7 @@ class Tools:
     template: Template | None
     marker: Marker | None
 
-    def mark(self, conversation: Conversation, tally: Tally) -> list[Marked]:
+    def mark(self, conversation: Conversation, tally: RecordCounts) -> list[Marked]:
         """Return the marked texts of a conversation; see `Marker.mark`.
 
         Raises:
@@ -58,7 +58,7 @@ class Tools:
                 tally.notes[note] += number
         return [_with_header(marked) for marked in texts] if is_header else texts
 
-    def whole_text(self, conversation: Conversation, tally: Tally) -> str:
+    def whole_text(self, conversation: Conversation, tally: RecordCounts) -> str:
         """Return the text of a conversation, after a check that it holds every message.
 
         Raises:
@@ -68,7 +68,7 @@ class Tools:
         self._check_written(conversation, tally)
         return self._rendered(conversation, add_generation_prompt=False)
 
-    def prompt_text(self, conversation: Conversation, tally: Tally) -> str:
+    def prompt_text(self, conversation: Conversation, tally: RecordCounts) -> str:
         """Return the text of a conversation and of the generation prompt, after a check that it holds every message.
 
         Raises:
@@ -85,7 +85,7 @@ class Tools:
             return conversation
         return msgspec.structs.replace(conversation, template_kwargs={**kwargs, **conversation.template_kwargs})
 
-    def _check_written(self, conversation: Conversation, tally: Tally) -> None:
+    def _check_written(self, conversation: Conversation, tally: RecordCounts) -> None:
         if self.marker is not None:
             self.marker.check_written(self.with_kwargs(conversation))
             for note, number in self.marker.counts.items():
@@ -133,7 +133,7 @@ class Shape(ABC, Generic[S]):
         self.tools = tools
 
     @abstractmethod
-    def ask(self, sample: S, tally: Tally) -> list[Asked]:
+    def ask(self, sample: S, tally: RecordCounts) -> list[Asked]:
         """Return the sequences of a sample.
 
         Raises:
@@ -262,7 +262,7 @@ def single_document(recipe: Recipe, found: MadeSequence) -> Document:
 class SingleShape(Shape[Single]):
     """Stores ``tokens``; for sft also ``loss_mask`` and ``num_supervised``, for KTO ``label``."""
 
-    def ask(self, sample: Single, tally: Tally) -> list[Asked]:
+    def ask(self, sample: Single, tally: RecordCounts) -> list[Asked]:
         """Return the sequence of the sample, or several if an unstable template splits the conversation."""
         is_checked = self.tools.recipe.type == "sft"
         if isinstance(sample, Text):
@@ -322,7 +322,7 @@ class PairShape(Shape[Preference]):
     The answers are trained, the prompt is not.
     """
 
-    def ask(self, sample: Preference, tally: Tally) -> list[Asked]:
+    def ask(self, sample: Preference, tally: RecordCounts) -> list[Asked]:
         """Return two sequences: the prompt with the chosen answer, and with the rejected one."""
         asked = []
         for key, answer in (("chosen", sample.chosen), ("rejected", sample.rejected)):
@@ -367,7 +367,7 @@ class PairShape(Shape[Preference]):
 class PromptShape(Shape[Prompt]):
     """Stores ``prompts``, up to where the answer begins, and ``columns``, the other fields as the bytes of JSON."""
 
-    def ask(self, sample: Prompt, tally: Tally) -> list[Asked]:
+    def ask(self, sample: Prompt, tally: RecordCounts) -> list[Asked]:
         """Return the prompt as one sequence."""
         return [prompt_asked(self.tools, sample.prompt, tally)]
 
@@ -382,9 +382,11 @@ class GroupShape(Shape[Group]):
     Prompt and response are encoded as one text and separated where the response begins.
     """
 
-    def ask(self, sample: Group, tally: Tally) -> list[Asked]:
+    def ask(self, sample: Group, tally: RecordCounts) -> list[Asked]:
         """Return the prompt and then each response as a sequence."""
-        prompt = prompt_asked(self.tools, sample.prompt, Tally())  # each response counts the prompt's notes again
+        prompt = prompt_asked(
+            self.tools, sample.prompt, RecordCounts()
+        )  # each response counts the prompt's notes again
         return [prompt, *(self._response(sample.prompt, prompt.marked.text, one, tally) for one in sample.responses)]
 
     def conversations(self, sample: Group) -> list[Conversation]:
@@ -407,7 +409,9 @@ class GroupShape(Shape[Group]):
             }
         ]
 
-    def _response(self, prompt: Conversation | str, before: str, response: Conversation | str, tally: Tally) -> Asked:
+    def _response(
+        self, prompt: Conversation | str, before: str, response: Conversation | str, tally: RecordCounts
+    ) -> Asked:
         if isinstance(prompt, str) and isinstance(response, str):
             ends = self.tools.answer_ends._replace(before=np.zeros(0, np.uint32))
             text = plain((prompt, False), (response, True))
@@ -437,7 +441,7 @@ class GroupShape(Shape[Group]):
         return Asked("responses", marked, is_checked=True, begin=len(before), end=end, roles=roles)
 
 
-def prompt_asked(tools: Tools, prompt: Conversation | str, tally: Tally) -> Asked:
+def prompt_asked(tools: Tools, prompt: Conversation | str, tally: RecordCounts) -> Asked:
     """Return the sequence of a prompt; for a conversation it ends where the assistant's answer begins."""
     if isinstance(prompt, str):
         text, ends = prompt, tools.text_ends(is_trained=False)
