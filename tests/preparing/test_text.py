@@ -375,7 +375,7 @@ def test_progress_reaches_the_whole(kit: Any, corpus: Path, tmp_path: Path, shuf
         (TextOptions(records=RecordOptions(fields=("..", "c"))), "'..' cannot name an output file"),
         (TextOptions(output=OutputOptions(shard_tokens=0)), "shard_tokens is 0"),
         (TextOptions(output=OutputOptions(shuffle=-1)), "seed of --shuffle is -1"),
-        (TextOptions(errors=ErrorOptions(max_errors=1.5)), "a share is below 1"),
+        (TextOptions(errors=ErrorOptions(max_errors=1.5)), "or a share below 1"),
         (TextOptions(errors=ErrorOptions(max_errors=-1)), "max_errors is -1"),
         (TextOptions(filters=FilterSpec(min_chars=-1)), "min_chars is -1"),
         (TextOptions(filters=FilterSpec(function="nowhere")), "nowhere"),

@@ -20,13 +20,14 @@ from headrace.preparing.estimate import Estimate, estimate_plan
 from headrace.preparing.filters import FilterSpec
 from headrace.preparing.options import (
     BackendName,
+    DocumentRunOptions,
     ErrorOptions,
     OutputOptions,
     RecordOptions,
     TextOptions,
     TokenOptions,
+    check_documents,
     check_options,
-    check_run,
 )
 from headrace.preparing.output_folder import STDIN_NAME, OutputFolder
 from headrace.preparing.resolving import deciding, reads_stdin, resolve, with_inputs
@@ -120,7 +121,7 @@ def _deciding(options: TextOptions) -> dict[str, Any]:
     return {name: msgspec.to_builtins(getattr(options, name)) for name in names}
 
 
-class RecipeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RecipeOptions(DocumentRunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of `prepare_recipe`: what the recipe leaves open because it does not define the samples.
 
     This is the only place that owns these defaults.
@@ -144,20 +145,11 @@ class RecipeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     function: str | None = None
     """``module:function`` that decides which records are kept, see `FilterSpec`."""
 
-    deduplicate: bool = False
-    """Keep only the first of several documents whose stored values are equal in all keys."""
-
     shuffle: int | None = None
     """Seed of a uniform shuffle of all documents, within their domains; None keeps the order of the input."""
 
     backend: BackendName = "auto"
     """See `TokenOptions`."""
-
-    workers: int | None = None
-    task_bytes: int | None = None
-    overwrite: bool = False
-    restart: bool = False
-    """See `TextOptions`. These four change no byte."""
 
 
 def prepare_recipe(
@@ -279,5 +271,5 @@ def _resolved(
         overwrite=options.overwrite,
         restart=options.restart,
     )
-    check_run(run_options)
+    check_documents(run_options)
     return recipe, run_options

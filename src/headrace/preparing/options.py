@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
+from headrace.config import nearest
 from headrace.errors import ConfigError, StoreError
 from headrace.io import safe_relative
 from headrace.preparing.backends.backend import SpecialPolicy
@@ -109,11 +112,35 @@ class ErrorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     float below 1.0."""
 
 
-class TextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a run works, whatever it prepares. These options change no byte of the output; no manifest keeps them."""
+
+    workers: int | None = None
+    """Number of worker processes; None uses the number of cores that this process may run on."""
+
+    overwrite: bool = False
+    """Replace what an earlier run wrote to the same folder, once the new output is complete."""
+
+    restart: bool = False
+    """Discard what an unfinished run left in the folder, and start over."""
+
+
+class DocumentRunOptions(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of runs over text and of recipes, both of which make documents."""
+
+    deduplicate: bool = False
+    """Keep only the first of several documents with the same text, or in a recipe with the same stored values of all
+    keys. This needs 16 to 23 bytes of memory for each document, see `SeenHashes`."""
+
+    task_bytes: int | None = None
+    """Bytes of input in a task; None chooses 0.5 to 16 MiB, depending on the size of the whole input."""
+
+
+class TextOptions(DocumentRunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of `prepare_text`; the only place that owns their defaults.
 
-    The groups (``records`` to ``errors``) decide the bytes of the output, and the manifest keeps them. The options
-    after them change no byte, so the manifest does not keep them.
+    The groups (``records`` to ``errors``) and ``deduplicate`` decide the bytes of the output, and the manifest keeps
+    them. The other options change no byte, so the manifest does not keep them.
 
     Example:
         >>> output = headrace.preparing.OutputOptions(shuffle=7)
@@ -126,24 +153,8 @@ class TextOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     records: RecordOptions = RecordOptions()
     tokens: TokenOptions = TokenOptions()
     filters: FilterSpec = FilterSpec()
-    deduplicate: bool = False
-    """Keep only the first of several documents with the same text. This needs 16 to 23 bytes of memory for each
-    document, see `SeenHashes`."""
-
     output: OutputOptions = OutputOptions()
     errors: ErrorOptions = ErrorOptions()
-
-    workers: int | None = None
-    """Number of worker processes; None uses the number of cores that this process may run on."""
-
-    task_bytes: int | None = None
-    """Bytes of input in a task; None chooses 0.5 to 16 MiB, depending on the size of the whole input."""
-
-    overwrite: bool = False
-    """Replace what an earlier run wrote to the same folder, once the new output is complete."""
-
-    restart: bool = False
-    """Discard what an unfinished run left in the folder, and start over."""
 
 
 def check_options(options: TextOptions) -> None:
@@ -161,38 +172,77 @@ def check_options(options: TextOptions) -> None:
         raise ConfigError(f"eod is {tokens.eod!r}, but nothing is appended: give --append-eod as well, or drop --eod")
     if tokens.bos is not None and not tokens.prepend_bos:
         raise ConfigError(f"bos is {tokens.bos!r}, but nothing is prepended: give --prepend-bos as well, or drop --bos")
-    check_run(options)
+    check_documents(options)
 
 
-def check_run(options: TextOptions) -> None:
+def check_documents(options: TextOptions) -> None:
     """Check the options that runs over text and runs of recipes share, as `check_options` does.
 
     Raises:
         ConfigError: an option is not valid; the message says what was found and what is allowed.
     """
     check_filters(options.filters)
-    output, errors = options.output, options.errors
-    if options.records.max_record_bytes < BLOCK_BYTES:
-        raise ConfigError(
-            f"max_record_bytes is {options.records.max_record_bytes:,}: it must be at least {BLOCK_BYTES:,}; use "
-            "max_chars to drop shorter documents"
-        )
+    check_run(options, options.errors)
+    at_least_one(task_bytes=options.task_bytes)
+    check_record_bytes(options.records.max_record_bytes)
+    output = options.output
     if output.shard_tokens is not None and output.shard_tokens < 1:
         raise ConfigError(f"shard_tokens is {output.shard_tokens}: at least 1 is needed, or --single for one shard")
-    if output.shuffle is not None and not 0 <= output.shuffle < 1 << 63:
-        raise ConfigError(f"the seed of --shuffle is {output.shuffle}: allowed are 0 to 2^63 - 1")
-    if not 0 <= errors.max_errors < math.inf:  # refuses NaN, too
+    check_seed(output.shuffle)
+
+
+def check_run(options: RunOptions, errors: ErrorOptions, *, what: str = "records") -> None:
+    """Raise ConfigError unless the options that all runs have are in range; ``what`` names what may be bad."""
+    at_least_one(workers=options.workers)
+    if not 0 <= errors.max_errors < (1 if isinstance(errors.max_errors, float) else math.inf):  # refuses NaN, too
         raise ConfigError(
-            f"max_errors is {errors.max_errors}: it must be a number of records, or a share such as 0.001"
+            f"max_errors is {errors.max_errors}: allowed are a number of {what}, or a share below 1 such as 0.001"
         )
-    if isinstance(errors.max_errors, float) and errors.max_errors >= 1:
-        raise ConfigError(
-            f"max_errors is {errors.max_errors}: a share is below 1; write a number of records as an integer"
-        )
-    for name in ("workers", "task_bytes"):
-        value = getattr(options, name)
+
+
+def at_least_one(**values: int | None) -> None:
+    """Raise ConfigError if an option that is given is below 1."""
+    for name, value in values.items():
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}: at least 1 is needed")
+
+
+def check_record_bytes(max_record_bytes: int) -> None:
+    """Raise ConfigError if the longest record would be shorter than a block."""
+    if max_record_bytes < BLOCK_BYTES:
+        raise ConfigError(f"max_record_bytes is {max_record_bytes:,}: it must be at least {BLOCK_BYTES:,}")
+
+
+def check_seed(shuffle: int | None) -> None:
+    """Raise ConfigError if the seed of a shuffle is out of range."""
+    if shuffle is not None and not 0 <= shuffle < 1 << 63:
+        raise ConfigError(f"the seed of --shuffle is {shuffle}: allowed are 0 to 2^63 - 1")
+
+
+SPLIT_NAMES = ("train", "val", "test")
+
+
+def check_shares(ratio: Sequence[float]) -> None:
+    """Raise ConfigError unless these are shares of train, val and test; no shares are right, too."""
+    if ratio and (len(ratio) > len(SPLIT_NAMES) or not all(0 <= share < 1e15 for share in ratio) or not sum(ratio)):
+        raise ConfigError(f"the split ratio is {ratio}: give the shares of train, val and test, as 8,1,1")
+
+
+def check_sample_type(name: str, field_map: Mapping[str, str]) -> None:
+    """Raise ConfigError unless the sample type exists and the field map has its required fields and no unknown ones."""
+    from headrace.samples.media.registry import SAMPLE_TYPES
+
+    if name not in SAMPLE_TYPES:
+        known_types = ", ".join(SAMPLE_TYPES)
+        raise ConfigError(f"no sample type {name!r}; known types are {known_types}{nearest(name, SAMPLE_TYPES)}")
+    fields = [field for field in dataclasses.fields(SAMPLE_TYPES[name]) if not field.name.startswith("__")]
+    for field in field_map:
+        if field not in [known.name for known in fields]:
+            raise ConfigError(f"{name} has no field {field!r}; it has {', '.join(known.name for known in fields)}")
+    for known in fields:
+        is_needed = known.default is dataclasses.MISSING and known.default_factory is dataclasses.MISSING
+        if is_needed and known.name not in field_map:
+            raise ConfigError(f"the field map has no {known.name!r}, which {name} needs")
 
 
 def _check_records(options: TextOptions) -> None:

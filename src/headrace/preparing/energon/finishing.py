@@ -20,8 +20,8 @@ from headrace.preparing.energon.report import EnergonReport, Misfit, find_misfit
 from headrace.preparing.energon.scanning import MAX_PARTS
 from headrace.preparing.energon.state import STATE_NAME, DatasetState, IndexState, encode_state, read_state
 from headrace.preparing.energon.work import WorkFolder
+from headrace.preparing.options import SPLIT_NAMES
 from headrace.preparing.shards.finishing import ENERGON_VERSION
-from headrace.preparing.shards.options import SPLIT_NAMES
 from headrace.stores.energon.config_file import INDEX_NAME, INFO_NAME, META_FOLDER, OLD_INFO_NAME, SPLIT_NAME, UUID_NAME
 from headrace.stores.energon.dataset_yaml import CRUDE
 from headrace.stores.energon.splits import DEFAULT_PART, Splits, write_info, write_splits

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Literal
 
 import msgspec
 
 from headrace.errors import ConfigError, StoreError
-from headrace.preparing.options import ErrorOptions
-from headrace.preparing.shards.options import SPLIT_NAMES, check_sample_type
+from headrace.preparing.options import ErrorOptions, RunOptions, check_run, check_sample_type, check_shares
 from headrace.stores.energon.config_file import DATASET_NAME
 from headrace.stores.energon.dataset_yaml import CRUDE
 from headrace.stores.energon.splits import expand
@@ -63,8 +61,8 @@ class DatasetChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Parts of crude samples that are read; if it is empty, all parts."""
 
 
-class EnergonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `prepare_energon`.
+class EnergonOptions(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `prepare_energon`. ``overwrite`` reads all shards again, and replaces split file and ``dataset.yaml``.
 
     Example:
         >>> from headrace.preparing.energon import EnergonOptions, SplitChoice
@@ -95,15 +93,6 @@ class EnergonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """What happens to a sample whose key an earlier sample has: it is an error; or it is excluded in the split file; or
     it is kept, and ``index.sqlite`` finds the first one."""
 
-    workers: int | None = None
-    """Number of worker processes; None means the number of usable cores."""
-
-    overwrite: bool = False
-    """Read all shards again, and replace the split file and ``dataset.yaml``."""
-
-    restart: bool = False
-    """Discard the work of an unfinished run, and start from the beginning."""
-
 
 def check_options(options: EnergonOptions) -> None:
     """Refuse options that are invalid or contradict each other.
@@ -118,9 +107,7 @@ def check_options(options: EnergonOptions) -> None:
         )
     if split.shuffle and not split.ratio:
         raise ConfigError("shuffling the tars needs a split ratio: it changes which shards the ratio assigns to a part")
-    ratio = split.ratio
-    if ratio and (len(ratio) > len(SPLIT_NAMES) or not all(0 <= share < 1e15 for share in ratio) or not sum(ratio)):
-        raise ConfigError(f"the split ratio is {ratio}: give the shares of train, val and test, as 8,1,1")
+    check_shares(split.ratio)
     for name, pattern in split.parts:
         if not name:
             raise ConfigError(f"split part {pattern!r} has no name; write NAME:REGEX, as train:shards/0.*")
@@ -134,12 +121,7 @@ def check_options(options: EnergonOptions) -> None:
         raise ConfigError("media_only needs a choice of files: by extension, by header or by glob")
     if options.media is not None and (options.media.strategy == "GLOB") != bool(options.media.patterns):
         raise ConfigError("patterns of media belong to the strategy GLOB, which needs at least one, as *.jpg")
-    if not 0 <= options.errors.max_errors < (1 if isinstance(options.errors.max_errors, float) else math.inf):
-        raise ConfigError(
-            f"max_errors is {options.errors.max_errors}: allowed are a number of shards, or a share below 1"
-        )
-    if options.workers is not None and options.workers < 1:
-        raise ConfigError(f"workers is {options.workers}: at least 1 is needed")
+    check_run(options, options.errors, what="shards")
 
 
 def _check_dataset(dataset: DatasetChoice) -> None:

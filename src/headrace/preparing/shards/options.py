@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import msgspec
 
-from headrace.config import nearest
 from headrace.errors import ConfigError
-from headrace.preparing.options import ErrorOptions
+from headrace.preparing.options import (
+    ErrorOptions,
+    RunOptions,
+    at_least_one,
+    check_record_bytes,
+    check_run,
+    check_sample_type,
+    check_seed,
+    check_shares,
+)
 from headrace.stores.tar.names import sample_part
 
 PartKind = Literal["path", "column", "bytes", "row"]
@@ -111,7 +118,7 @@ class ShardOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Fields of the sample type, and the part that each comes from."""
 
 
-class ShardOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ShardOptions(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of `prepare_shards`.
 
     ``source`` and ``output`` decide the bytes of the output. The other options change no byte of a run that
@@ -128,18 +135,6 @@ class ShardOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     output: ShardOutput = ShardOutput()
     errors: ErrorOptions = ErrorOptions()
 
-    workers: int | None = None
-    """Number of worker processes; None means the number of usable cores."""
-
-    overwrite: bool = False
-    """Replace the output of an earlier run in the same folder once the new one is complete."""
-
-    restart: bool = False
-    """Discard the work of an unfinished run in the folder, and start from the beginning."""
-
-
-SPLIT_NAMES = ("train", "val", "test")
-
 
 def check_options(options: ShardOptions) -> None:
     """Refuse options that are invalid or contradict each other.
@@ -147,31 +142,19 @@ def check_options(options: ShardOptions) -> None:
     Raises:
         ConfigError: an option is refused; the message says what was found and what is allowed.
     """
-    output, errors = options.output, options.errors
+    output = options.output
     _check_parts(options.source)
-    for name in ("samples_per_shard", "shard_bytes"):
-        value = getattr(output, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}: at least 1 is needed")
-    if output.shuffle is not None and not 0 <= output.shuffle < 1 << 63:
-        raise ConfigError(f"the seed of --shuffle is {output.shuffle}: allowed are 0 to 2^63 - 1")
-    ratio = output.split_ratio
-    if ratio and (len(ratio) > len(SPLIT_NAMES) or not all(0 <= share < 1e15 for share in ratio) or not sum(ratio)):
-        raise ConfigError(f"split_ratio is {ratio}: give the shares of train, val and test, as 8,1,1")
+    check_run(options, options.errors)
+    at_least_one(samples_per_shard=output.samples_per_shard, shard_bytes=output.shard_bytes)
+    check_record_bytes(options.source.max_record_bytes)
+    check_seed(output.shuffle)
+    check_shares(output.split_ratio)
     if (output.sample_type is None) != (not output.field_map):
         raise ConfigError(
             "a sample type needs a field map, which says which part each field comes from: give both or neither"
         )
     if output.sample_type is not None:
         check_sample_type(output.sample_type, output.field_map)
-    if not 0 <= errors.max_errors < (1 if isinstance(errors.max_errors, float) else math.inf):
-        raise ConfigError(
-            f"max_errors is {errors.max_errors}: allowed are a number of records, or a share below 1 such as 0.001"
-        )
-    if options.workers is not None and options.workers < 1:
-        raise ConfigError(f"workers is {options.workers}: at least 1 is needed")
-    if options.source.max_record_bytes < 1 << 20:
-        raise ConfigError(f"max_record_bytes is {options.source.max_record_bytes:,}: at least {1 << 20:,} are needed")
 
 
 def _check_parts(source: ShardSource) -> None:
@@ -183,22 +166,3 @@ def _check_parts(source: ShardSource) -> None:
             )
         if names.count(spec.part) > 1:
             raise ConfigError(f"--part: the part {spec.part!r} is named twice")
-
-
-def check_sample_type(name: str, field_map: dict[str, str]) -> None:
-    """Raise ConfigError unless the sample type exists and the field map has its required fields and no unknown ones."""
-    import dataclasses
-
-    from headrace.samples.media.registry import SAMPLE_TYPES
-
-    if name not in SAMPLE_TYPES:
-        known_types = ", ".join(SAMPLE_TYPES)
-        raise ConfigError(f"no sample type {name!r}; known types are {known_types}{nearest(name, SAMPLE_TYPES)}")
-    fields = [field for field in dataclasses.fields(SAMPLE_TYPES[name]) if not field.name.startswith("__")]
-    for field in field_map:
-        if field not in [known.name for known in fields]:
-            raise ConfigError(f"{name} has no field {field!r}; it has {', '.join(known.name for known in fields)}")
-    for known in fields:
-        is_needed = known.default is dataclasses.MISSING and known.default_factory is dataclasses.MISSING
-        if is_needed and known.name not in field_map:
-            raise ConfigError(f"the field map has no {known.name!r}, which {name} needs")

@@ -26,11 +26,12 @@ from headrace.errors import HeadraceError, InputError
 from headrace.io import FileSum, output_errors
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
+from headrace.preparing.options import SPLIT_NAMES
 from headrace.preparing.shards.filling import list_path, pack_listed
 from headrace.preparing.shards.inputs import MediaInput
 from headrace.preparing.shards.listing import numbered
 from headrace.preparing.shards.messages import FoundSample, FoundSpan, ListedSample, ShardSurvey, load, survey_path
-from headrace.preparing.shards.options import SPLIT_NAMES, ShardOptions, ShardOutput
+from headrace.preparing.shards.options import ShardOptions, ShardOutput
 from headrace.preparing.sources import counted_from, record_noun
 from headrace.stores import ContentLedger, DocumentLedger, ErrorEntry, ProvenanceWriter
 from headrace.stores.arguments import IntArray
