@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace.errors import InputError, StoreError
-from headrace.preparing import filters
-from headrace.preparing.filters import HashArray, SeenHashes, hash_texts
+from headrace.preparing import duplicates
+from headrace.preparing.duplicates import HashArray, SeenHashes, hash_texts
 
 MAX = (1 << 64) - 1
 EXTREMES = st.sampled_from([0, 1, 2, MAX, MAX - 1, 1 << 63, (1 << 63) - 1, 0x7FF0000000000001])
@@ -61,7 +61,7 @@ def test_as_a_set(batches: list[list[tuple[int, int]]]) -> None:
 def test_merges_in_any_pieces(seed: int, sizes: list[int], high: int, low: int, chunk: int) -> None:
     rng = np.random.default_rng(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filters, "_CHUNK", chunk)
+        patch.setattr(duplicates, "_CHUNK", chunk)
         draw = [
             np.stack([rng.integers(0, top, size, np.uint64, endpoint=True) for top in (high, low)], axis=1)
             for size in sizes
@@ -132,7 +132,7 @@ def test_no_texts() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 10, 25])
 def test_load(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filters, "_LOAD", 10)
+    monkeypatch.setattr(duplicates, "_LOAD", 10)
     hashes = np.random.default_rng(1).integers(0, MAX, (size + 3, 2), np.uint64, endpoint=True)
     path = tmp_path / "hashes"
     path.write_bytes(hashes.tobytes() + b"torn")

@@ -7,6 +7,7 @@
       worker       spans -> blocks -> documents -> pieces on disk                            \\
       buckets      a bucket of a shuffled run -> a sorted piece                               | in the workers
     committer      pieces -> shards or buckets, ledger, table of origins, checkpoints
+    duplicates     hashes of texts, and the set of those that were seen
     tally          the counts of a block, a piece and a run, up to the ledger of the manifest
     output_folder  moves all files into the output folder, at once or not at all
     api            the whole way: prepare_text

@@ -18,7 +18,7 @@ from headrace.errors import InputError
 from headrace.io import output_errors, write_all
 from headrace.preparing.buckets import BucketWriter
 from headrace.preparing.columns import Column, IntArray, Rows, keep_rows, num_ids
-from headrace.preparing.filters import HASH_BYTES, SeenHashes
+from headrace.preparing.duplicates import HASH_BYTES, SeenHashes
 from headrace.preparing.ledger import RunLedger
 from headrace.preparing.messages import PiecePosition
 from headrace.preparing.output_folder import RunState, save_state

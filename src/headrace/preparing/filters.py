@@ -2,17 +2,6 @@
 
 A document that breaks several rules is counted under the first of ``min_chars``, ``max_chars``, ``filter`` (or
 ``filter:<reason>``, if the function returns a reason), ``min_tokens``, ``max_tokens``.
-
-Exact duplicates are found by the 128-bit hashes of their texts (`SeenHashes`). The hashes are kept in sorted runs, each
-at least `_RATIO` times as long as the next. A new batch becomes the last run, and the last run is merged into the one
-before it, in place, for as long as the ratio is too small. The lengths of the runs for batches of 10 new hashes and
-ratio 8:
-
-    10  20  30 ... 80  80+10  100 ... 160  160+10  160+20  190 ... 640  640+10 ... 640+80  640+80+10  740
-
-A look-up is a short bisection in each run, and there are at most log8(n / batch) + 2 runs. Two texts count as equal if
-their hashes are equal: among 10^9 different texts the chance of one wrong pair is about 10^-21, unless somebody
-constructs it.
 """
 
 from __future__ import annotations
@@ -28,12 +17,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import xxhash
-from numpy.typing import NDArray
 
 from headrace.config import nearest
-from headrace.errors import ConfigError, HeadraceError, InputError, StoreError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.io import hash_bytes
+from headrace.preparing.columns import IntArray
 from headrace.preparing.sources.block import Block
 
 
@@ -115,8 +103,6 @@ __all__ = ["FilterSpec", "Filters", "check_filters", "function_fingerprint", "lo
 
 MAX_REASON_CHARS = 100
 _MAX_MESSAGE_CHARS = 200
-
-IntArray = NDArray[np.int64]
 
 
 class FilterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -259,222 +245,3 @@ def _describe(error: BaseException) -> str:
     last = frames[-1]
     # The folder is left out: the message goes into the manifest, whose bytes must not depend on where files lie.
     return f"{text} ({Path(last.filename).name}, line {last.lineno}: {last.line})"
-
-
-HashArray = NDArray[np.uint64]
-"""(n, 2) uint64: the high and low half of each 128-bit hash."""
-
-HASH_BYTES = 16
-IndexArray = NDArray[np.int64]
-_RATIO = 8
-_CHUNK = 1 << 16
-"""Hashes of a run that a merge moves at a time; the working memory of a merge is a few times as much."""
-
-_PAIR = np.dtype("V16")
-"""Both halves as one item, which NumPy moves several times as fast as rows of two."""
-
-_LOAD = 1 << 20
-"""Hashes read at a time."""
-
-
-def hash_texts(columns: Sequence[Sequence[str]]) -> HashArray:
-    """The hash of each record: xxh3_128 of its text in UTF-8, or, for several fields, of the 16-byte hashes in a row.
-
-    Since the fields are hashed separately, ``("ab", "c")`` and ``("a", "bc")`` differ.
-
-    Args:
-        columns: for each field the texts of the n records.
-
-    Returns:
-        (n, 2) uint64, high and low half.
-    """
-    digests = [[xxhash.xxh3_128_digest(text.encode()) for text in texts] for texts in columns]
-    if len(digests) > 1:
-        digests = [[xxhash.xxh3_128_digest(b"".join(row)) for row in zip(*digests, strict=True)]]
-    data = b"".join(digests[0]) if digests else b""
-    return np.frombuffer(data, ">u8").astype(np.uint64).reshape(-1, 2)
-
-
-class SeenHashes:
-    """A set of hashes that tells for each added hash whether it is new.
-
-    Measured memory: 16.2 bytes for each hash; at the peak of a merge 23 with 10^6 hashes, and below 19 from 10^7 on.
-    It adds one to two million hashes per CPU second in batches of some thousands; small batches cost more.
-    """
-
-    def __init__(self) -> None:
-        self._runs: list[_Run] = []
-
-    def __len__(self) -> int:
-        return sum(map(len, self._runs))
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of memory that the hashes take."""
-        return sum(run.num_bytes for run in self._runs)
-
-    def add(self, hashes: HashArray) -> NDArray[np.bool_]:
-        """Add hashes, and tell which are new.
-
-        Args:
-            hashes: (n, 2) uint64, as `hash_texts` returns them.
-
-        Returns:
-            (n,) bool, True where a hash is seen for the first time; among equal hashes of the batch, the first one.
-        """
-        is_first = np.zeros(len(hashes), np.bool_)
-        if not len(hashes):
-            return is_first
-        order = _first_of_each(hashes)
-        batch = hashes[order]
-        is_new = np.ones(len(batch), np.bool_)
-        for run in self._runs:
-            is_new &= ~run.contains(batch)
-        is_first[order[is_new]] = True
-        if is_new.any():
-            self._runs.append(_Run(batch[is_new]))
-            self._settle()
-        return is_first
-
-    @classmethod
-    def load(cls, path: str | Path, num_hashes: int | None = None) -> SeenHashes:
-        """Load hashes from a file that holds each as 16 bytes, two little-endian uint64.
-
-        Args:
-            path: the file; it may hold more hashes than are loaded.
-            num_hashes: how many hashes to load, from the beginning of the file; None loads all.
-
-        Raises:
-            InputError: the file cannot be read.
-            StoreError: the file is shorter, ends within a hash, or holds one twice.
-        """
-        seen = cls()
-        try:
-            with Path(path).open("rb") as file:
-                if num_hashes is None:
-                    num_hashes = -(-os.fstat(file.fileno()).st_size // HASH_BYTES)
-                while len(seen) < num_hashes:
-                    wanted = min(_LOAD, num_hashes - len(seen))
-                    values = np.fromfile(file, "<u8", 2 * wanted)
-                    if len(values) < 2 * wanted:
-                        found = len(seen) + len(values) // 2
-                        raise StoreError(
-                            f"{path}: {num_hashes:,} hashes of {HASH_BYTES} bytes should be there, found {found:,}; "
-                            "the file was cut short: start the run over with --restart"
-                        )
-                    if not seen.add(values.astype(np.uint64).reshape(-1, 2)).all():
-                        raise StoreError(
-                            f"{path}: a hash is there twice, but each is stored only once; the file was changed: "
-                            "start the run over with --restart"
-                        )
-        except OSError as error:
-            raise InputError(f"{path}: the hashes cannot be read: {error.strerror or error}") from error
-        return seen
-
-    def _settle(self) -> None:
-        """Merge from the end until each run is at least `_RATIO` times as long as the next."""
-        runs = self._runs
-        while len(runs) > 1 and len(runs[-1]) * _RATIO > len(runs[-2]):
-            small = runs.pop()
-            runs[-1].merge(small.hashes)
-
-
-def _first_of_each(hashes: HashArray) -> IndexArray:
-    """The index of the first occurrence of each different hash, in the order of the hashes."""
-    high, low = hashes[:, 0], hashes[:, 1]
-    order = np.argsort(high, kind="stable")
-    sorted_high, sorted_low = high[order], low[order]
-    same_high = sorted_high[1:] == sorted_high[:-1]
-    if not same_high.any():
-        return order
-    same = same_high & (sorted_low[1:] == sorted_low[:-1])
-    if not np.array_equal(same, same_high):
-        order = np.lexsort((low, high))
-        same = (high[order][1:] == high[order][:-1]) & (low[order][1:] == low[order][:-1])
-    return order[np.concatenate(([True], ~same))]
-
-
-class _Run:
-    """Different hashes in ascending order, with a directory that tells for each value of their first bits where the
-    hashes with these bits begin.
-
-    The directory has an entry for every 32 to 64 hashes, so that a look-up touches two or three places in memory, not
-    twenty.
-    """
-
-    def __init__(self, hashes: HashArray) -> None:
-        self.hashes = np.ascontiguousarray(hashes, np.uint64)
-        self._index()
-
-    def __len__(self) -> int:
-        return len(self.hashes)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of memory that the hashes and the directory take."""
-        return self.hashes.nbytes + self._begins.nbytes
-
-    def contains(self, hashes: HashArray) -> NDArray[np.bool_]:
-        """(n,) bool: whether each hash is in the run."""
-        buckets = (hashes[:, 0] >> self._shift).astype(np.int64)
-        at = _lower_bounds(self.hashes, hashes, self._begins[buckets], self._begins[buckets + 1])
-        flat = self.hashes.reshape(-1)
-        place = 2 * np.minimum(at, len(self) - 1)
-        same: NDArray[np.bool_] = flat.take(place) == hashes[:, 0]
-        if same.any():
-            same &= flat.take(place + 1) == hashes[:, 1]
-        return same
-
-    def merge(self, added: HashArray) -> None:
-        """Merge sorted hashes into this run, none of which may be in it already.
-
-        The run grows in place (the system moves pages, not bytes) and is filled from the end, one chunk at a time, so
-        that the peak of memory is the result and a few chunks.
-        """
-        end, rest = len(self), len(added)
-        self.hashes.resize((end + rest, 2), refcheck=False)
-        while rest:
-            begin = max(end - _CHUNK, 0)
-            chunk = self.hashes[begin:end].copy()
-            # Hashes that belong before the chunk are left for the next chunk.
-            first = int(_positions(added[:rest], chunk[:1])[0]) if begin else 0
-            places = _positions(chunk, added[first:rest]) + np.arange(rest - first)
-            is_old = np.ones(len(chunk) + rest - first, np.bool_)
-            is_old[places] = False
-            merged = self.hashes[begin + first : end + rest].view(_PAIR)[:, 0]
-            merged[is_old] = chunk.view(_PAIR)[:, 0]
-            merged[places] = added[first:rest].view(_PAIR)[:, 0]
-            end, rest = begin, first
-        self._index()
-
-    def _index(self) -> None:
-        bits = max(len(self).bit_length() - 6, 1)
-        self._shift = np.uint64(64 - bits)
-        firsts = np.arange(1 << bits, dtype=np.uint64) << self._shift
-        self._begins = np.append(np.searchsorted(self.hashes[:, 0], firsts), len(self))
-
-
-def _positions(run: HashArray, hashes: HashArray) -> IndexArray:
-    """(n,) the number of hashes in the sorted run that are smaller than each hash."""
-    high = np.ascontiguousarray(run[:, 0])
-    begins = np.searchsorted(high, hashes[:, 0])
-    ends = np.searchsorted(high, hashes[:, 0], side="right")
-    return _lower_bounds(run, hashes, begins, ends)
-
-
-def _lower_bounds(run: HashArray, hashes: HashArray, begins: IndexArray, ends: IndexArray) -> IndexArray:
-    """(n,) each hash's first index in ``[begin, end)`` of the sorted run that is not smaller, or ``end``."""
-    flat = run.reshape(-1)
-    high, low = np.ascontiguousarray(hashes[:, 0]), np.ascontiguousarray(hashes[:, 1])
-    # Bisection for all hashes at once: steps of 2^k, 2^(k-1), ..., 1, each taken if it stays among smaller hashes.
-    step = 1 << int((ends - begins).max(initial=0)).bit_length()
-    while step := step >> 1:
-        tried = begins + step
-        last = 2 * tried - 2
-        found = flat.take(last, mode="clip")
-        less = found < high
-        same = found == high
-        if same.any():
-            less |= same & (flat.take(last + 1, mode="clip") < low)
-        begins = np.where(less & (tried <= ends), tried, begins)
-    return begins

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from headrace.errors import HeadraceError, InputError, RenderLimitError
 from headrace.preparing import documents
 from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder, RefusedTextError
-from headrace.preparing.columns import Column, Rows, num_ids
+from headrace.preparing.columns import Rows, num_ids
 from headrace.preparing.documents import BlockState, Documents
-from headrace.preparing.filters import Filters, HashArray
+from headrace.preparing.duplicates import hash_documents
+from headrace.preparing.filters import Filters
 from headrace.preparing.messages import RecipeSetup, Setup
 from headrace.preparing.sources import Block
 from headrace.preparing.tally import LENGTH, NO_TOKENS, Tally, added
@@ -211,17 +212,3 @@ def make_maker(making: RecipeSetup, tokenizer_json: bytes, *, source: int, encod
         special_tokens=making.special_tokens,
         source=source,
     )
-
-
-def hash_documents(columns: Sequence[Column], rows: Rows) -> HashArray:
-    """(n, 2) the hash of each document: xxh3_128 of the hashes of its values in each key of the store."""
-    whole = []
-    for column, (tokens, lengths) in zip(columns, rows, strict=True):
-        if column.kind == "domain":
-            continue
-        view = np.ascontiguousarray(tokens).view(np.uint8).data
-        ends = (np.cumsum(lengths) * tokens.itemsize).tolist()
-        begins = [0, *ends[:-1]]
-        whole.append([xxhash.xxh3_128_digest(view[begin:end]) for begin, end in zip(begins, ends, strict=True)])
-    digests = [xxhash.xxh3_128_digest(b"".join(parts)) for parts in zip(*whole, strict=True)]
-    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64).reshape(-1, 2)

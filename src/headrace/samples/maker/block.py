@@ -119,11 +119,6 @@ def counted(counts: Counter[str]) -> dict[str, int]:
     return {name: number for name, number in sorted(counts.items()) if number}
 
 
-def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
-    for name, number in more.items():
-        counts[name] = counts.get(name, 0) + number
-
-
 def _equal(what: str, left: int, right: int) -> None:
     if left != right:
         raise HeadraceError(
