@@ -272,5 +272,5 @@ class MeasuredDataset(EncoderDataset):
         return f"{what}: {summary.outputs:,} outputs of {summary.samples:,} samples, {left:,} left out{form}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options: dict[str, Any] = {"form": self.form, "exclude": self.units.exclude, "seed": self.seed}
-        return partial(MeasuredDataset, **options), (self.dataset, self.encoder, self.facts)
+        again = partial(MeasuredDataset, form=self.form, exclude=self.units.exclude, seed=self.seed)
+        return again, (self.dataset, self.encoder, self.facts)
