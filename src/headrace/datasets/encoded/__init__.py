@@ -6,7 +6,9 @@
                   --> FramedRun        adds order, lanes and batches
                   --> UnitReader       makes units in one process
 
-`SampleEncoder` makes the outputs of a sample for all three, and applies the error policy.
+samples    `SampleEncoder` makes the outputs of a sample for all three, and applies the error policy; packs and batches
+forms      what outputs are made into, and which hooks that needs
+keys       the restore keys of outputs and packs
 """
 
 from __future__ import annotations

@@ -262,7 +262,8 @@ class FramedRun:
 
     def reader(self, states: Sequence[LaneState] | None = None, tell: Tell | None = None) -> UnitReader:
         """Return a reader that makes units, from the states of its lanes; None is the beginning of all lanes."""
-        return UnitReader(self, beginning(self.lanes) if states is None else states, tell)
+        states = beginning(self.lanes) if states is None else states
+        return UnitReader(self.data, self.framing, self.new_sources(), self.locate, states, tell=tell)
 
     def units(self, step: int) -> list[Any]:
         """Return the samples of a step, made from the beginning of the run: O(step). For inspection and tests."""

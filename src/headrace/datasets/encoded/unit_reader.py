@@ -10,11 +10,11 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from headrace.datasets.encoded.framed import MadeOutput, MadeSample
+from headrace.datasets.encoded.framed import Framed, FramedSources, MadeOutput, MadeSample
 from headrace.datasets.encoded.keys import RestoreKey, keyed, of_framed, restore_key_of
 from headrace.datasets.encoded.samples import of_one_group, one_batch, raise_failure
 from headrace.datasets.located import Located
@@ -22,11 +22,8 @@ from headrace.datasets.sample_watch import SampleWatch, Tell
 from headrace.encoders import CallKey, Fault, FaultLog, HookFailure
 from headrace.errors import ConfigError, SkipSample, StateError
 from headrace.plan import IntArray
-from headrace.plan.framed import FrameTotals, HookPacks, Items, LaneState, Selected, Unit, Walk
+from headrace.plan.framed import FrameTotals, Framing, HookPacks, Items, LaneState, Selected, Unit, Walk
 from headrace.samples.media.sample import BASE_FIELDS
-
-if TYPE_CHECKING:
-    from headrace.datasets.encoded.framed_run import FramedRun
 
 T = TypeVar("T")
 
@@ -171,7 +168,10 @@ class UnitReader:
     A unit is a function of the recipe and its number: any reader that begins at a state before it makes the same unit.
 
     Args:
-        run: the run.
+        data: what the units are made of.
+        framing: what decides the units of the run.
+        sources: the datasets of the run under the hooks.
+        locate: returns where the samples at positions of the run are.
         states: states of the lanes that will be asked for, each at or before the first unit that is wanted.
         tell: called before each sample, see `SampleWatch`.
 
@@ -180,18 +180,28 @@ class UnitReader:
         watch: goes with the samples; see `SampleWatch`.
     """
 
-    def __init__(self, run: FramedRun, states: Sequence[LaneState], tell: Tell | None = None) -> None:
-        self.run = run
+    def __init__(
+        self,
+        data: Framed,
+        framing: Framing,
+        sources: FramedSources,
+        locate: Callable[[IntArray], Located],
+        states: Sequence[LaneState],
+        *,
+        tell: Tell | None = None,
+    ) -> None:
         self.faults = FaultLog()
         self.watch = SampleWatch(tell=tell)
-        self.sources = run.new_sources()
-        self._pipeline = self.sources.pipeline
-        self._kind = type(run.data.encoder).__name__
-        form = Selected(self._select) if isinstance(run.framing.form, HookPacks) else run.framing.form
-        is_counted = run.data.is_packs and self._pipeline.hooks["pack_selected_samples"].is_generator
-        framing = replace(run.framing, form=form, count=self._count if is_counted else None)
-        self._walk = Walk(framing, self._find, states)
-        limit = None if run.unrestorable is not None else run.data.buffer_bytes
+        self.sources = sources
+        self._data = data
+        self._lanes = framing.lanes
+        self._locate = locate
+        self._pipeline = sources.pipeline
+        self._kind = type(data.encoder).__name__
+        form = Selected(self._select) if isinstance(framing.form, HookPacks) else framing.form
+        is_counted = data.is_packs and self._pipeline.hooks["pack_selected_samples"].is_generator
+        self._walk = Walk(replace(framing, form=form, count=self._count if is_counted else None), self._find, states)
+        limit = None if data.unrestorable is not None else data.buffer_bytes
         self._held: BoundedCache[Any] = BoundedCache(limit)
         self._faults: dict[Pair, list[Fault]] = {}
         self._carried: dict[int, set[int]] = {}
@@ -236,7 +246,7 @@ class UnitReader:
 
     def skip(self, number: int) -> None:
         """Pass over a unit: the next one of its lane is the next to be asked for."""
-        lanes = self.run.lanes
+        lanes = self._lanes
         self._pass(number % lanes.num_lanes, number // lanes.num_lanes + 1)
         self._held.trim()
 
@@ -250,7 +260,7 @@ class UnitReader:
             ConfigError: see `one_batch`; several groups.
         """
         present = [sample for sample in samples if sample is not None]
-        members = of_one_group(present) if self.run.is_group_batches else present
+        members = of_one_group(present) if self._data.is_group_batches else present
         if not members:
             return {name: [] for name in BASE_FIELDS}
         key = restore_key_of(members[0])
@@ -286,10 +296,10 @@ class UnitReader:
         self._walk.forget(number)
 
     def _lane_of(self, position: int) -> int:
-        return int(self.run.lanes.lanes_of(np.array([position], dtype=np.int64))[0])
+        return int(self._lanes.lanes_of(np.array([position], dtype=np.int64))[0])
 
     def _unit(self, number: int) -> Unit | None:
-        num_lanes = self.run.lanes.num_lanes
+        num_lanes = self._lanes.num_lanes
         lane, unit = number % num_lanes, number // num_lanes
         self._pass(lane, unit)
         self._next[lane] = max(self._next.get(lane, 0), unit + 1)
@@ -297,7 +307,7 @@ class UnitReader:
 
     def _pass(self, lane: int, until: int) -> None:
         """Release the units of a lane before ``until``: others make them, or they were delivered before a resume."""
-        num_lanes = self.run.lanes.num_lanes
+        num_lanes = self._lanes.num_lanes
         for unit in range(self._next.get(lane, until), until):
             passed = self._walk.units(np.array([unit * num_lanes + lane], dtype=np.int64))[0]
             if passed is None:
@@ -312,9 +322,9 @@ class UnitReader:
         """Return the outputs at positions and what decides their units; keeps the outputs for these units."""
         self._held.trim()
         made = self._encoded(positions)
-        groups: list[Any] | None = [] if self.run.is_group_batches else None
+        groups: list[Any] | None = [] if self._data.is_group_batches else None
         lengths: list[int] | None = (
-            [] if self.run.data.is_packs and self._pipeline.hooks["sample_length"].is_overridden else None
+            [] if self._data.is_packs and self._pipeline.hooks["sample_length"].is_overridden else None
         )
         pairs: list[Pair] = []
         for position, (outputs, faults) in zip(positions.tolist(), made, strict=True):
@@ -365,7 +375,7 @@ class UnitReader:
 
     def _located(self, positions: IntArray) -> Located:
         """Return where the samples at positions of a lane are, and look up the next positions for later frames."""
-        lanes = self.run.lanes
+        lanes = self._lanes
         lane = int(lanes.lanes_of(positions[:1])[0])
         found = self._ahead.get(lane)
         rows = np.zeros(0, dtype=np.int64) if found is None else np.searchsorted(found.positions, positions)
@@ -374,7 +384,7 @@ class UnitReader:
             length = lanes.lane_positions(lane)
             end = first + max(0, _AHEAD - len(positions) - 1)
             more = np.arange(first, end if length is None else min(end, length), dtype=np.int64)
-            found = self._ahead[lane] = self.run.locate(np.concatenate([positions, lanes.at(lane, more)]))
+            found = self._ahead[lane] = self._locate(np.concatenate([positions, lanes.at(lane, more)]))
             rows = np.arange(len(positions), dtype=np.int64)
         return Located(positions, found.sources[rows], found.addresses[rows])
 
@@ -385,9 +395,9 @@ class UnitReader:
         }
         missing = [pair for pair, one in found.items() if one is None]
         if missing:
-            if self.run.unrestorable is not None:
+            if self._data.unrestorable is not None:
                 raise ConfigError(
-                    f"a unit was asked for twice, and {self.run.unrestorable} is not marked @stateless, so that its"
+                    f"a unit was asked for twice, and {self._data.unrestorable} is not marked @stateless, so that its"
                     " samples cannot be made again; mark it, or ask once"
                 )
             positions = np.unique(np.array([position for position, _ in missing], dtype=np.int64))
@@ -409,10 +419,10 @@ class UnitReader:
     def _made(self, unit: Unit) -> Any:
         pairs = _pairs(unit.items)
         self._report_items(pairs)
-        if self.run.data.is_packs:
+        if self._data.is_packs:
             return self._pack(pairs, unit.part)
         items = [self.sources.marked(one) for one in self._items(pairs, keep=False)]
-        return items if self.run.is_group_batches else items[0]
+        return items if self._data.is_group_batches else items[0]
 
     def _pack(self, pairs: Sequence[Pair], part: int) -> Any:
         kept = self._held.take(("pack", pairs[0], part))
