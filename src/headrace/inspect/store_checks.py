@@ -52,13 +52,13 @@ class Verdict(Answer, frozen=True, kw_only=True):
     path: str
     ok: bool
     problems: tuple[Problem, ...]
-    files: int
-    bytes: int
-    documents: int
-    tokens: int
+    files: int = 0
+    bytes: int = 0
+    documents: int = 0
+    tokens: int = 0
     """The number of tokens of all keys together."""
 
-    hashed: bool
+    hashed: bool = False
     """Whether a manifest has hashes of all bytes; without one, only the structure can be checked."""
 
     vocab_size: int | None
@@ -101,7 +101,7 @@ def check_store(
     except StoreError as error:
         if not _is_there(path):
             raise
-        return _faulty(path, problem_of(error, path), vocab_size)
+        return Verdict(path=path, ok=False, problems=(problem_of(error, path),), vocab_size=vocab_size)
     if vocab_size is None and manifest is not None and manifest.tokenizer is not None:
         vocab_size = manifest.tokenizer.vocab_size
     with contextlib.ExitStack() as stack:
@@ -160,20 +160,6 @@ def _is_there(path: str) -> bool:
             file for pattern in (META_NAME, "*.h5", "*.hdf5") for file in place.rglob(pattern)
         )
     return place.is_file() or Path(path + ".bin").exists() or Path(path + ".idx").exists()
-
-
-def _faulty(path: str, problem: Problem, vocab_size: int | None) -> Verdict:
-    return Verdict(
-        path=path,
-        ok=False,
-        problems=(problem,),
-        files=0,
-        bytes=0,
-        documents=0,
-        tokens=0,
-        hashed=False,
-        vocab_size=vocab_size,
-    )
 
 
 class Tiling:
