@@ -252,6 +252,7 @@ def check_packs(
 
 
 def _check_kept(store: Store, packing: Packing, place: Path) -> Iterator[Problem]:
+    listing = str(place / KEPT_NAME)
     try:
         faults = check_arrays(place.parent, place.name)
         found = find_arrays(place.parent, place.name) if not faults else None
@@ -259,15 +260,16 @@ def _check_kept(store: Store, packing: Packing, place: Path) -> Iterator[Problem
             # The hashes hold for whatever was written; only a new plan shows whether it is the right one.
             meta = msgspec.json.decode(found[1], type=PackPlanMeta)
             if meta != plan_packs(StoreLengths(store), packing).meta:
-                faults = [f"{place / KEPT_NAME}: describes another plan than the one that these documents make"]
+                message = "describes another plan than the one that these documents make"
+                faults = [Problem(path=listing, place="", message=message)]
     except StoreError as error:
-        faults = [str(error)]
+        yield problem_of(error, str(place))
+        return
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        faults = [f"{place / KEPT_NAME}: damaged: {error}"]
+        faults = [Problem(path=listing, place="", message=f"damaged: {error}")]
     for fault in faults:
-        path, _, message = fault.partition(": ")
-        advice = "" if "made again" in message else f"; remove {place}: the plan is then made anew"
-        yield Problem(path=path, place="", message=message + advice)
+        message = f"{fault.message}; remove {place}: the plan is then made anew"
+        yield msgspec.structs.replace(fault, message=message)
 
 
 def _check_all(dataset: PackedSequenceDataset, on_progress: OnProgress) -> Iterator[Problem]:
