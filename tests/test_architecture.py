@@ -176,6 +176,17 @@ def loaded_files(code: str) -> list[str]:
     return done.stdout.split("\n")[:-1]
 
 
+HELP = "\nfrom headrace.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
+
+
+@pytest.mark.parametrize(("code", "most"), [("import headrace", 3), (HELP, 30)])
+def test_what_starts_loads_few_modules(code: str, most: int) -> None:
+    script = f"import sys\n{code}\nprint(*(name for name in sys.modules if name.split('.')[0] == 'headrace'))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    names = done.stdout.splitlines()[-1].split()
+    assert len(names) <= most, sorted(names)
+
+
 def test_public_names_are_sorted_and_those_of_their_rooms() -> None:
     assert headrace.__all__ == sorted({*headrace._HOMES, "__version__"})
     for name, home in headrace._HOMES.items():

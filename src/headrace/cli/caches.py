@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.command import Command, json_option, print_json, print_report
+import headrace
+from headrace.cli.command import FAULTY, Command, json_option, print_json, print_report
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import plural
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 PARTS = ("train", "valid", "test")
 SEED = 1234
 SPLIT = "969, 30, 1"
-"""Megatron's default of ``--split``, character for character, since the names of the caches depend on it."""
 
 
 @click.command(cls=Command, name="export-cache", short_help="Write the index caches that Megatron looks for.")
@@ -75,7 +75,13 @@ def export_cache(
     the paths. A cache that exists already with the same bytes is left as it is.
     """
     wanted = numbers(num_samples, data_of)
-    options = cache_options(named, data_of)
+    from headrace.compat.megatron.cache_export import cache_options
+
+    chosen = {name: value for name, value in named.items() if value is not None}
+    if "tokenizer" in chosen:
+        chosen["tokenizer"] = _identifiers(chosen["tokenizer"])
+    like = chosen.pop("like", None)
+    options = cache_options(chosen, like=like, data_of=data_of)
     flags = {
         # Megatron-core before 0.7 blends a single prefix with a weight, even in the list of one part.
         "one_part": data_of is not None and options["era"] == "core",
@@ -83,13 +89,11 @@ def export_cache(
         "drop_last_partial_validation_sequence": not keep_partial_validation,
     }
 
-    from headrace.compat.megatron import export_cache
-
     made = []
     with ProgressBar(quiet=as_json) as bar:
         for part, number in wanted.items():
             blend = _blend(data, part, number, {**options, **flags}, bar)
-            made += export_cache(
+            made += headrace.compat.megatron.export_cache(
                 blend,
                 tokenizer=options["tokenizer"],
                 path_to_cache=path_to_cache,
@@ -122,62 +126,6 @@ def numbers(text: str, data_of: str | None) -> dict[str, int | None]:
     return {part: None if word == "all" else int(word) for part, word in pairs if word != "-"}
 
 
-def cache_options(named: dict[str, Any], data_of: str | None) -> dict[str, Any]:
-    """Merge the options: those of the command line win over those of ``--like``, and these over the defaults.
-
-    Raises:
-        ConfigError: an option that decides the name of a cache is missing, or given twice.
-        StoreError: the file of ``--like`` is not a description.
-    """
-    chosen = {name: value for name, value in named.items() if value is not None}
-    like = chosen.pop("like", None)
-    if "tokenizer" in chosen:
-        chosen["tokenizer"] = _identifiers(chosen["tokenizer"])
-    found: dict[str, Any] = {"seed": SEED, "split": SPLIT, "class_name": "GPTDataset", "era": "core", "tokenizer": None}
-    found |= {} if like is None else _like(like)
-    found |= chosen
-    found.setdefault("blend_era", "core" if found["era"] == "core" else "before_2025_02")
-    if data_of is not None:
-        if "split" in chosen:
-            raise ConfigError(
-                f"--split {chosen['split']!r} and --data-of {data_of}: data for one part have no split; leave one out"
-            )
-        found["split"] = ",".join("1" if part == data_of else "0" for part in PARTS)
-    if found["split"] is None:
-        raise ConfigError(f"{like} describes data for one part only: name the part with --data-of, or give --split")
-    if "sequence_length" not in found:
-        raise ConfigError(
-            "the length of a sample is missing: give --sequence-length S, or --like FILE, a description.txt"
-        )
-    if found["tokenizer"] is None and found["era"] != "core_v0.4":
-        raise ConfigError(
-            "the names of the caches depend on the tokenizer: give its unique_identifiers as JSON with"
-            " --tokenizer-identifiers FILE, or a description.txt that Megatron wrote with it with --like FILE"
-        )
-    return found
-
-
-def _like(path: str) -> dict[str, Any]:
-    """Read the options in a description."""
-    from headrace.compat.megatron.caches import cache_at
-    from headrace.plan.megatron.caches import gpt_facts
-
-    description = cache_at(Path(path)).description
-    if description.is_blend:
-        raise ConfigError(
-            f"{path} describes a blend: use the description of one of its datasets, which has all options"
-        )
-    facts = gpt_facts(description, path)
-    return {
-        "seed": facts.random_seed,
-        "sequence_length": facts.sequence_length,
-        "split": facts.split,
-        "class_name": description.class_name,
-        "era": description.era,
-        "tokenizer": description.identifiers.get("tokenizer"),
-    }
-
-
 def _identifiers(path: str) -> dict[str, Any]:
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -193,11 +141,9 @@ def _identifiers(path: str) -> dict[str, Any]:
 def _blend(
     data: tuple[str, ...], part: Any, num_samples: int | None, options: dict[str, Any], bar: ProgressBar
 ) -> Dataset:
-    from headrace.compat.megatron import GPTBlend, GPTDataset
-
-    def build(prefix: str, wanted: int | None) -> GPTDataset:
+    def build(prefix: str, wanted: int | None) -> Dataset:
         bar.update("making caches", text=f"{part} of {prefix}")
-        return GPTDataset(
+        return headrace.compat.megatron.GPTDataset(
             prefix,
             sequence_length=options["sequence_length"],
             num_samples=wanted,
@@ -208,12 +154,9 @@ def _blend(
             drop_last_partial_validation_sequence=options["drop_last_partial_validation_sequence"],
         )
 
-    return GPTBlend.of(
+    return headrace.compat.megatron.GPTBlend.of(
         list(data), num_samples=num_samples, build=build, one_part=options["one_part"], era=options["blend_era"]
     )
-
-
-FAULTY = 1
 
 
 @click.command(cls=Command, name="check-cache", short_help="Check that Megatron's index caches match the data.")

@@ -92,7 +92,7 @@ def command(ctx: click.Context, /, path: str, quiet: bool, as_json: bool, **_: A
         verdict = inspect.check(path, **options, on_progress=bar.update)
     lines = verdict.lines()
     if quarantine and isinstance(verdict, inspect.SampleVerdict):
-        lines.append(inspect.leave_out_bad(path, verdict, options))
+        lines.append(inspect.leave_out_bad(path, verdict, inspect.SampleCheck.of(options).dataset))
     if as_json:
         print_json(verdict)
     else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+import headrace
 from headrace.cli.command import Command, dialect_options, json_option, print_json, print_report
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
@@ -85,11 +86,9 @@ def run_copy(tool: Callable[..., CopyReport], given: dict[str, Any], **more: Any
 
 
 def _copy_options(given: dict[str, Any], more: dict[str, Any]) -> CopyOptions:
-    from headrace.copying import CopyOptions
-
     if given["single"] and given["shard_tokens"] is not None:
         raise ConfigError("--single writes one shard and --shard-tokens cuts it into several: use only one of them")
-    return CopyOptions(
+    return headrace.copying.CopyOptions(
         dtype=_dtypes(given["dtype"]),
         shards="single" if given["single"] else given["shard_tokens"],
         dialect=given["dialect"],
@@ -175,13 +174,11 @@ def merge(
     part-9 before part-10. By default one shard is written; merged pairs are byte for byte what Megatron's
     merge_datasets.py writes. The result appears whole or not at all, and is read back and compared.
     """
-    from headrace.copying import merge
-
     if not sources:
         raise ConfigError("no SRC is given: name at least one store")
     if output is None:
         raise ConfigError("--output DIR is missing: name the folder for the result")
-    tool = functools.partial(merge, sources, output, sort_by=sort_by)  # type: ignore[arg-type]
+    tool = functools.partial(headrace.merge, sources, output, sort_by=sort_by)  # type: ignore[arg-type]
     run_copy(tool, given, format=format_name, allow_different_tokenizers=allow_different_tokenizers)
 
 
@@ -220,12 +217,10 @@ def split(
     documents. With --parts N they have equal numbers of tokens. All appear together or not at all, and are read back
     and compared.
     """
-    from headrace.copying import split
-
     if (shares is None) == (parts is None):
         raise ConfigError("give either --split SHARES, as 969,30,1, or --parts N")
     tool = functools.partial(
-        split,
+        headrace.split,
         source,
         destination,
         into=shares if parts is None else parts,  # type: ignore[arg-type]
@@ -247,7 +242,5 @@ def convert(source: str, destination: str, format_name: str, **given: Any) -> No
     cannot hold something, an error says what to do, or a note reports it. The result appears whole or not at all, and
     is read back and compared.
     """
-    from headrace.copying import convert
-
-    tool = functools.partial(convert, source, destination, format=format_name)  # type: ignore[arg-type]
+    tool = functools.partial(headrace.convert, source, destination, format=format_name)  # type: ignore[arg-type]
     run_copy(tool, given)

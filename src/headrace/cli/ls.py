@@ -15,6 +15,8 @@ from headrace.inspect.figures import count, safe_text, size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from headrace.inspect.sample_description import Listed
+
 
 @click.command(cls=Command, name="ls", short_help="List the samples of tar shards, and of other media.")
 @click.argument("path", metavar="DATASET")
@@ -44,13 +46,13 @@ def command(
             click.echo(safe_text(long_line(one) if is_long else one.key))
 
 
-def long_line(one: inspect.Listed) -> str:
+def long_line(one: Listed) -> str:
     """Return the line of ``--long``: key, shard, number in the shard, and parts."""
     parts = ", ".join(f"{name or '(no name)'} {size(number)}" for name, number in (one.parts or {}).items())
     return f"{one.key}  {one.shard}, {count(one.index)}  {parts}"
 
 
-def _print_json(ctx: click.Context, path: str, found: Iterator[inspect.Listed]) -> None:
+def _print_json(ctx: click.Context, path: str, found: Iterator[Listed]) -> None:
     """Write one JSON object while samples are found; an error that ends this is written into the object.
 
     The output is ASCII, since the names of files need not be valid Unicode.

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+import headrace
+from headrace import inspect
 from headrace.cli.command import Command, json_option, print_json
 from headrace.errors import ConfigError, InputError
-from headrace.inspect.figures import plural
+from headrace.inspect.figures import plural, safe_text
 
 if TYPE_CHECKING:
     from headrace.encoders import Fault
@@ -52,12 +54,11 @@ def command(
     A report is a file that a loader (fault_report) or `headrace measure --faults` wrote. The samples of DATASET that it
     names are put on the list, except those that a hook skipped.
     """
-    from headrace.inspect.samples import SampleOptions, need_samples
     from headrace.stores.quarantine import add_bad_samples, bad_samples, remove_bad_samples
 
     if remove and not (reports or keys):
         raise ConfigError("--remove puts samples back: name them with --key or --from")
-    with need_samples(path, SampleOptions(split_config=split_config)) as store:
+    with inspect.need_samples(path, inspect.SampleOptions(split_config=split_config)) as store:
         listed = bad_samples(store)
         wanted = [*_of_keys(store, keys, reason, listed if remove else None), *_of_reports(path, reports, store)]
         change = remove_bad_samples if remove else add_bad_samples
@@ -68,8 +69,6 @@ def command(
         print_json({"path": path, "changed": changed, "left_out": len(listed), "samples": samples})
         return
     if lists:
-        from headrace.inspect.figures import safe_text
-
         for one in listed:
             click.echo(safe_text(f"{one.shard}  {one.key}" + (f"  {one.reason}" if one.reason else "")))
     if wanted:
@@ -98,12 +97,11 @@ def _of_keys(
 
 def _of_reports(path: str, reports: tuple[str, ...], store: SampleStore) -> Iterator[BadSample]:
     """The samples of this dataset that the reports name, each once, except those that a hook skipped."""
-    from headrace.encoders import read_fault_report
     from headrace.stores.quarantine import BadSample
 
     if not reports:
         return
-    faults = read_fault_report(reports)
+    faults = headrace.encoders.read_fault_report(reports)
     own = [fault for fault in faults if _is_of(fault, path)]
     if faults and not own:
         sources = sorted({fault.source for fault in faults})

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+import headrace
+from headrace import inspect
 from headrace.cli.command import Command, json_option, print_json, print_report
 from headrace.errors import ConfigError, StateError
 from headrace.inspect.figures import count, plural, table
@@ -87,9 +89,7 @@ def step_command(
         print_report(units_report(run, step, units, framed[0].notes))
         return
     sources, history = _opened(run, state, read_data=not no_data)
-    from headrace.inspect.origins import with_inputs
-
-    samples = with_inputs(history.step(step, topology=_topology(ranks, micro_batch_size), rank=rank))
+    samples = inspect.with_inputs(history.step(step, topology=_topology(ranks, micro_batch_size), rank=rank))
     if as_json:
         print_json({"run": run, "step": step, "samples": samples, "notes": sources.notes})
         return
@@ -142,9 +142,7 @@ def sample_command(
             limit=limit,
             topology=_topology(ranks, micro_batch_size),
         )
-    from headrace.inspect.origins import with_inputs
-
-    shown = with_inputs(list(times.shown))
+    shown = inspect.with_inputs(list(times.shown))
     notes = [*times.notes, *sources.notes]
     if as_json:
         found = {"count": times.count, "until_step": times.until_step, "shown": shown, "notes": notes}
@@ -170,9 +168,7 @@ def _framed(
     path: str, state: str | None, journals: tuple[str, ...], *, read_data: bool, step: int | None = None
 ) -> tuple[Sources, FramedHistory] | None:
     """Return the framed run that holds a step, or the last run; None if that run is not framed."""
-    from headrace.tracing import Sources, read_run_file
-
-    file = read_run_file(path)
+    file = headrace.tracing.read_run_file(path)
     begun = [number for number, saved in enumerate(file.runs) if step is None or saved.first_step <= step]
     number = max(begun, default=0)
     if file.runs[number].lanes is None:
@@ -184,14 +180,12 @@ def _framed(
             f"{path}: this run is framed: its journals say what was in its units. Give --journal FILE, written by"
             " Loader(run, journal=FILE), for each rank and start"
         )
-    sources = Sources(file, read_data=read_data)
+    sources = headrace.tracing.Sources(file, read_data=read_data)
     return sources, sources.framed(number, journals, None if state is None else _state(state))
 
 
 def _opened(run: str, state: str | None, *, read_data: bool) -> tuple[Sources, History]:
-    from headrace.tracing import Sources, read_run_file
-
-    sources = Sources(read_run_file(run), read_data=read_data)
+    sources = headrace.tracing.Sources(headrace.tracing.read_run_file(run), read_data=read_data)
     return sources, sources.history(None if state is None else _state(state))
 
 
@@ -213,9 +207,7 @@ def _topology(ranks: int | None, micro_batch_size: int | None) -> Topology | Non
         return None
     if ranks is None or micro_batch_size is None:
         raise ConfigError("--ranks and --micro-batch-size go together: both decide which rank reads a sample")
-    from headrace.tracing import Topology
-
-    return Topology(ranks=ranks, micro_batch_size=micro_batch_size)
+    return headrace.tracing.Topology(ranks=ranks, micro_batch_size=micro_batch_size)
 
 
 MAX_PIECES = 3
@@ -236,8 +228,6 @@ def step_report(run: str, step: int, samples: Sequence[Traced], notes: Sequence[
 
 def units_report(run: str, step: int, units: Sequence[TracedUnit], notes: Sequence[str]) -> list[str]:
     """Return the report of a step of a framed run: one unit per line, and below it the samples that may be in it."""
-    from headrace.inspect.origins import with_inputs
-
     head = f"{run}: step {count(step)}: {plural(len(units), 'unit')}"
     columns = {
         "unit": [count(unit.unit) for unit in units],
@@ -253,7 +243,10 @@ def units_report(run: str, step: int, units: Sequence[TracedUnit], notes: Sequen
     lines = table([list(kept), *zip(*kept.values(), strict=True)]) if units else []
     found = [head, *lines[:1]]
     for line, unit in zip(lines[1:], units, strict=True):
-        found += [line, *(f"  {row}" for row in _rows(with_inputs(unit.samples), with_source=True, with_unit=False))]
+        found += [
+            line,
+            *(f"  {row}" for row in _rows(inspect.with_inputs(unit.samples), with_source=True, with_unit=False)),
+        ]
     return [*found, *_noted(notes)]
 
 

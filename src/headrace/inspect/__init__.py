@@ -31,11 +31,11 @@ from headrace._lazy import lazily
 if TYPE_CHECKING:
     from headrace.inspect.answers import Answer, OnProgress, PathKind, check_fit, kind_of
     from headrace.inspect.description import Description, PackFigures, describe_store, pack_figures
-    from headrace.inspect.document_origins import DocumentOrigin, DocumentOrigins
+    from headrace.inspect.document_origins import DocumentOrigins
     from headrace.inspect.kept import KeptVerdict, MeasuredDescription, check_kept, describe_facts
     from headrace.inspect.lines import Style, parts_heading, parts_lines, preview_lines, rendering_lines
     from headrace.inspect.metadataset import MetadatasetDescription, MixVerdict, check_mix, describe_metadataset
-    from headrace.inspect.origins import SampleOrigin, SampleOrigins, find_shards, where, with_inputs
+    from headrace.inspect.origins import SampleOrigins, find_shards, where, with_inputs
     from headrace.inspect.pages import page_of
     from headrace.inspect.questions import (
         CHECK_FITS,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     )
     from headrace.inspect.rendering import render
     from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples, leave_out_bad
-    from headrace.inspect.sample_description import Listed, SampleDescription, describe_samples, listed
+    from headrace.inspect.sample_description import SampleDescription, describe_samples, listed
     from headrace.inspect.sample_preview import (
         MixPreview,
         OpenPreview,
@@ -58,18 +58,8 @@ if TYPE_CHECKING:
         open_samples,
     )
     from headrace.inspect.samples import SampleOptions, find_part, need_samples, read_part
-    from headrace.inspect.shown import (
-        MAX_SAMPLES,
-        EvidenceRow,
-        Preview,
-        PreviewOptions,
-        Rendering,
-        ShownSample,
-        ShownSequence,
-        StoreFigures,
-        Stretch,
-    )
-    from headrace.inspect.store_checks import PackVerdict, Verdict, check_packs, check_store
+    from headrace.inspect.shown import MAX_SAMPLES, Preview, PreviewOptions, Rendering
+    from headrace.inspect.store_checks import Verdict, check_packs, check_store
     from headrace.inspect.terminal_images import choose_images, drawer
     from headrace.inspect.token_preview import preview_tokens
 
@@ -78,11 +68,8 @@ _HOMES = {
     "CHECK_FITS": "headrace.inspect.questions",
     "CheckOptions": "headrace.inspect.questions",
     "Description": "headrace.inspect.description",
-    "DocumentOrigin": "headrace.inspect.document_origins",
     "DocumentOrigins": "headrace.inspect.document_origins",
-    "EvidenceRow": "headrace.inspect.shown",
     "KeptVerdict": "headrace.inspect.kept",
-    "Listed": "headrace.inspect.sample_description",
     "MAX_SAMPLES": "headrace.inspect.shown",
     "MeasuredDescription": "headrace.inspect.kept",
     "MetadatasetDescription": "headrace.inspect.metadataset",
@@ -92,7 +79,6 @@ _HOMES = {
     "OpenPreview": "headrace.inspect.sample_preview",
     "PREVIEW_FITS": "headrace.inspect.questions",
     "PackFigures": "headrace.inspect.description",
-    "PackVerdict": "headrace.inspect.store_checks",
     "PathKind": "headrace.inspect.answers",
     "Preview": "headrace.inspect.shown",
     "PreviewOptions": "headrace.inspect.shown",
@@ -100,14 +86,9 @@ _HOMES = {
     "SampleCheck": "headrace.inspect.sample_checks",
     "SampleDescription": "headrace.inspect.sample_description",
     "SampleOptions": "headrace.inspect.samples",
-    "SampleOrigin": "headrace.inspect.origins",
     "SampleOrigins": "headrace.inspect.origins",
     "SamplePreview": "headrace.inspect.sample_preview",
     "SampleVerdict": "headrace.inspect.sample_checks",
-    "ShownSample": "headrace.inspect.shown",
-    "ShownSequence": "headrace.inspect.shown",
-    "StoreFigures": "headrace.inspect.shown",
-    "Stretch": "headrace.inspect.shown",
     "Style": "headrace.inspect.lines",
     "Verdict": "headrace.inspect.store_checks",
     "check": "headrace.inspect.questions",
@@ -155,11 +136,8 @@ __all__ = [
     "Answer",
     "CheckOptions",
     "Description",
-    "DocumentOrigin",
     "DocumentOrigins",
-    "EvidenceRow",
     "KeptVerdict",
-    "Listed",
     "MeasuredDescription",
     "MetadatasetDescription",
     "MixPreview",
@@ -167,7 +145,6 @@ __all__ = [
     "OnProgress",
     "OpenPreview",
     "PackFigures",
-    "PackVerdict",
     "PathKind",
     "Preview",
     "PreviewOptions",
@@ -175,14 +152,9 @@ __all__ = [
     "SampleCheck",
     "SampleDescription",
     "SampleOptions",
-    "SampleOrigin",
     "SampleOrigins",
     "SamplePreview",
     "SampleVerdict",
-    "ShownSample",
-    "ShownSequence",
-    "StoreFigures",
-    "Stretch",
     "Style",
     "Verdict",
     "check",

@@ -77,7 +77,7 @@ def check_kept(path: str) -> KeptVerdict:
     """Read all bytes of a folder of kept arrays, and collect every difference from what was written."""
     place = Path(path).absolute()
     try:
-        faults = check_arrays(place.parent, place.name)
+        faults = list(map(str, check_arrays(place.parent, place.name)))
         if not faults:
             describe_facts(path)
     except StoreError as error:

@@ -28,7 +28,7 @@ from headrace.datasets.metadataset import (
 from headrace.datasets.metadataset.metadataset import build
 from headrace.datasets.mix import joined, named_datasets, node_of
 from headrace.errors import ConfigError, HeadraceError, StoreError
-from headrace.inspect.answers import Answer, OnProgress, took
+from headrace.inspect.answers import Answer, OnProgress, kind_of, took
 from headrace.inspect.figures import count, plural, problem_lines, safe_text, short, size
 from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples
 from headrace.inspect.samples import SampleOptions, closed, options_of, plain_dataset
@@ -295,8 +295,11 @@ def check_mix(path: str, check: SampleCheck, *, on_progress: OnProgress) -> MixV
     for place, options in mix.places:
         try:
             own = msgspec.structs.replace(check, dataset=options)
-            samples = check_samples(place, own, on_progress=on_progress)
-            verdicts.append(samples or check_store(place, tokenizer=None, on_progress=on_progress))
+            verdicts.append(
+                check_samples(place, own, on_progress=on_progress)
+                if kind_of(place) == "samples"
+                else check_store(place, tokenizer=None, on_progress=on_progress)
+            )
         except (ConfigError, StoreError) as error:
             # Without a verdict; opening the dataset for the mix has mostly reported the same problem.
             if place not in mix.unopened:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 import msgspec
 
 from headrace import inspect
+from headrace.config import check_keys
 from headrace.errors import ConfigError
 from headrace.inspect.answers import (
     FOR_DATASETS,
@@ -188,6 +189,7 @@ def check(
     kind = kind_of(path)
     if kind == "kept":
         return inspect.check_kept(path)
+    check_keys(options, CheckOptions.__annotations__)
     check_fit(path, kind, _given(options), CHECK_FITS)
     begin_s = time.monotonic()
     verdict: Verdict | SampleVerdict | MixVerdict
@@ -274,6 +276,7 @@ def open_preview(path: str | os.PathLike[str], **options: Unpack[PreviewOptions]
     """
     path = os.fspath(path)
     kind = kind_of(path)
+    check_keys(options, inspect.PreviewOptions.__annotations__)
     check_fit(path, kind, _given(options), PREVIEW_FITS)
     if kind in ("tokens", "kept"):
         if options.get("any_tokenizer") and options.get("tokenizer") is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -30,12 +30,8 @@ from headrace.stores.energon import EnergonStore, Splits
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.splits import find_splits
 from headrace.stores.quarantine import add_bad_samples
-from headrace.stores.sample_layouts import sample_layout
 from headrace.stores.sample_store import SampleStore
 from headrace.stores.tar.index import index_path
-
-if TYPE_CHECKING:
-    from headrace.inspect.questions import CheckOptions
 
 
 class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +49,7 @@ class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
 
     @classmethod
-    def of(cls, options: CheckOptions) -> Self:
+    def of(cls, options: Mapping[str, Any]) -> Self:
         """Return what these options of `check` say about samples.
 
         Raises:
@@ -62,12 +58,7 @@ class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
         workers, decode = options.get("workers"), options.get("decode", False)
         if workers is not None and (workers < 1 or not decode):
             raise ConfigError(f"`workers={workers}`: give a number of processes, 1 or more, together with `decode`")
-        dataset = SampleOptions(
-            split_part=options.get("split_part"),
-            split_config=options.get("split_config"),
-            dataset_config=options.get("dataset_config"),
-        )
-        return cls(dataset=dataset, decode=decode, workers=workers or usable_cores())
+        return cls(dataset=SampleOptions.of(options), decode=decode, workers=workers or usable_cores())
 
 
 class SampleVerdict(Answer, frozen=True, kw_only=True):
@@ -76,20 +67,20 @@ class SampleVerdict(Answer, frozen=True, kw_only=True):
     path: str
     ok: bool
     problems: tuple[Problem, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     """Remarks on what may be intended or a mistake."""
 
-    unvouched: tuple[str, ...]
+    unvouched: tuple[str, ...] = ()
     """Files without a recorded hash. Of tars among them only the headers are checked, of others their contents."""
 
-    samples: int
-    shards: int
-    files: int
-    bytes: int
-    hashed: bool
+    samples: int = 0
+    shards: int = 0
+    files: int = 0
+    bytes: int = 0
+    hashed: bool = False
     """Whether a manifest has the hashes of the shards, and these were compared."""
 
-    decoded: Decoded | None
+    decoded: Decoded | None = None
 
     seconds: float | msgspec.UnsetType = msgspec.UNSET
     """How long the check took; unset for a dataset of a metadataset."""
@@ -122,8 +113,8 @@ def _tell_read(on_progress: OnProgress, file: str, num_bytes: int) -> None:
     on_progress("checking", text=f"{file} ({size(num_bytes)} read)", speeds={"B": num_bytes})
 
 
-def check_samples(path: str, check: SampleCheck, *, on_progress: OnProgress) -> SampleVerdict | None:
-    """Check everything at a path, and collect what is wrong. Returns None if the path holds no samples.
+def check_samples(path: str, check: SampleCheck, *, on_progress: OnProgress) -> SampleVerdict:
+    """Check everything at a path that holds samples, and collect what is wrong.
 
     Args:
         path: the same as for `headrace.open`.
@@ -135,23 +126,19 @@ def check_samples(path: str, check: SampleCheck, *, on_progress: OnProgress) -> 
         ConfigError: there is no such split part.
         WorkerError: a process that decodes has ended.
     """
-    if sample_layout(path) is None:
-        return None
     try:
-        store = open_sample_store(path, check.dataset, using=Watched(on_progress), faulty=True)
+        store = _opened(path, check, Watched(on_progress))
         manifest = _manifest(path)
     except (StoreError, InputError) as error:
         if not Path(path).exists():
             raise
-        return _faulty(path, error)
-    if store is None:
-        return None
+        return SampleVerdict(path=path, ok=False, problems=(problem_of(error, path),))
     with store:
         problems = list(_problems(store, path, manifest, check, on_progress))
         decoded = None
         if check.decode:
             # Opened again without the watching reader, since the store is pickled for the workers.
-            with _reopened(path, check) as again:
+            with _opened(path, check, "mmap") as again:
                 decoded = decode_all(
                     again,
                     exclude=_excluded(store, check.dataset),
@@ -175,17 +162,17 @@ def check_samples(path: str, check: SampleCheck, *, on_progress: OnProgress) -> 
         )
 
 
-def leave_out_bad(path: str, verdict: SampleVerdict, options: CheckOptions) -> str:
+def leave_out_bad(path: str, verdict: SampleVerdict, options: SampleOptions) -> str:
     """Put the samples that could not be decoded on the list of bad samples, and return a line that says so."""
     bad = () if verdict.decoded is None else verdict.decoded.bad
     if not bad:
         return f"{path}: no sample has to be left out"
-    with need_samples(path, SampleCheck.of(options).dataset) as store:
+    with need_samples(path, options) as store:
         return f"{path}: {plural(add_bad_samples(store, bad), 'sample')} left out from now on"
 
 
-def _reopened(path: str, check: SampleCheck) -> SampleStore:
-    store = open_sample_store(path, check.dataset, faulty=True)
+def _opened(path: str, check: SampleCheck, using: str | PreadReader) -> SampleStore:
+    store = open_sample_store(path, check.dataset, using=using, faulty=True)
     if store is None:
         raise StoreError(f"{path}: was removed during the check")
     return store
@@ -332,22 +319,6 @@ def _some(names: set[str]) -> str:
 
 def _manifest(path: str) -> Manifest | None:
     return load_manifest(path) if (Path(path) / MANIFEST_NAME).is_file() else None
-
-
-def _faulty(path: str, error: HeadraceError) -> SampleVerdict:
-    return SampleVerdict(
-        path=path,
-        ok=False,
-        problems=(problem_of(error, path),),
-        notes=(),
-        unvouched=(),
-        samples=0,
-        shards=0,
-        files=0,
-        bytes=0,
-        hashed=False,
-        decoded=None,
-    )
 
 
 def _lines(verdict: SampleVerdict) -> list[str]:

@@ -148,13 +148,9 @@ def open_samples(path: str, options: PreviewOptions) -> OpenPreview:
         HeadraceError: the store cannot be opened.
         ConfigError: there is no such sample.
     """
-    split_part = options.get("split_part")
-    dataset_options = SampleOptions(
-        split_part=split_part, split_config=options.get("split_config"), dataset_config=options.get("dataset_config")
-    )
     viewer = _viewer(options)
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(need_samples(path, dataset_options))
+        store = stack.enter_context(need_samples(path, SampleOptions.of(options)))
         dataset, fields = dataset_of(store), field_map_of(store)
         numbers = _numbers(store, options)
 
@@ -165,7 +161,7 @@ def open_samples(path: str, options: PreviewOptions) -> OpenPreview:
         facts = SamplePreview(
             path=store.path,
             format=store.format,
-            split_part=split_part,
+            split_part=options.get("split_part"),
             num_samples=len(store),
             num_shards=len(store.shards),
             sample_type=None if dataset is None else "crude" if dataset.kind == "crude" else type_name(store),

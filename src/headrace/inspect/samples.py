@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -41,6 +42,11 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
     split_part: str | None = None
     split_config: str | None = None
     dataset_config: str | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """Return those of the options that say which dataset is opened."""
+        return cls(**{name: options.get(name) for name in cls.__struct_fields__})
 
     def named(self) -> list[str]:
         """Return the names of the options that were given."""

@@ -52,13 +52,13 @@ class Verdict(Answer, frozen=True, kw_only=True):
     path: str
     ok: bool
     problems: tuple[Problem, ...]
-    files: int
-    bytes: int
-    documents: int
-    tokens: int
+    files: int = 0
+    bytes: int = 0
+    documents: int = 0
+    tokens: int = 0
     """The number of tokens of all keys together."""
 
-    hashed: bool
+    hashed: bool = False
     """Whether a manifest has hashes of all bytes; without one, only the structure can be checked."""
 
     vocab_size: int | None
@@ -101,7 +101,7 @@ def check_store(
     except StoreError as error:
         if not _is_there(path):
             raise
-        return _faulty(path, problem_of(error, path), vocab_size)
+        return Verdict(path=path, ok=False, problems=(problem_of(error, path),), vocab_size=vocab_size)
     if vocab_size is None and manifest is not None and manifest.tokenizer is not None:
         vocab_size = manifest.tokenizer.vocab_size
     with contextlib.ExitStack() as stack:
@@ -160,20 +160,6 @@ def _is_there(path: str) -> bool:
             file for pattern in (META_NAME, "*.h5", "*.hdf5") for file in place.rglob(pattern)
         )
     return place.is_file() or Path(path + ".bin").exists() or Path(path + ".idx").exists()
-
-
-def _faulty(path: str, problem: Problem, vocab_size: int | None) -> Verdict:
-    return Verdict(
-        path=path,
-        ok=False,
-        problems=(problem,),
-        files=0,
-        bytes=0,
-        documents=0,
-        tokens=0,
-        hashed=False,
-        vocab_size=vocab_size,
-    )
 
 
 class Tiling:
@@ -266,6 +252,7 @@ def check_packs(
 
 
 def _check_kept(store: Store, packing: Packing, place: Path) -> Iterator[Problem]:
+    listing = str(place / KEPT_NAME)
     try:
         faults = check_arrays(place.parent, place.name)
         found = find_arrays(place.parent, place.name) if not faults else None
@@ -273,15 +260,16 @@ def _check_kept(store: Store, packing: Packing, place: Path) -> Iterator[Problem
             # The hashes hold for whatever was written; only a new plan shows whether it is the right one.
             meta = msgspec.json.decode(found[1], type=PackPlanMeta)
             if meta != plan_packs(StoreLengths(store), packing).meta:
-                faults = [f"{place / KEPT_NAME}: describes another plan than the one that these documents make"]
+                message = "describes another plan than the one that these documents make"
+                faults = [Problem(path=listing, place="", message=message)]
     except StoreError as error:
-        faults = [str(error)]
+        yield problem_of(error, str(place))
+        return
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        faults = [f"{place / KEPT_NAME}: damaged: {error}"]
+        faults = [Problem(path=listing, place="", message=f"damaged: {error}")]
     for fault in faults:
-        path, _, message = fault.partition(": ")
-        advice = "" if "made again" in message else f"; remove {place}: the plan is then made anew"
-        yield Problem(path=path, place="", message=message + advice)
+        message = f"{fault.message}; remove {place}: the plan is then made anew"
+        yield msgspec.structs.replace(fault, message=message)
 
 
 def _check_all(dataset: PackedSequenceDataset, on_progress: OnProgress) -> Iterator[Problem]:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import OutputError, StoreError
 from headrace.io import file_digest, hash_bytes, map_npy, output_errors, sync_folder
+from headrace.stores.store import Problem
 
 KEPT_NAME: Final = "kept.json"
 _KIND: Final = "headrace.kept"
@@ -65,7 +66,11 @@ class KeptRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _DamageError(Exception):
-    """A kept file is damaged; the message names it and says what is wrong."""
+    """A kept file is damaged; ``problem`` names it and says what is wrong."""
+
+    def __init__(self, path: Path, message: str) -> None:
+        self.problem = Problem(path=str(path), place="", message=message)
+        super().__init__(str(self.problem))
 
 
 def keep_arrays(folder: Path, name: str, arrays: Mapping[str, NDArray[Any]], meta: bytes) -> None:
@@ -146,13 +151,13 @@ def find_cache(folder: Path, name: str) -> tuple[dict[str, NDArray[Any]], bytes]
     return found
 
 
-def check_arrays(folder: Path, name: str) -> list[str]:
-    """Read everything under a name, and return a message for each difference from what was written."""
+def check_arrays(folder: Path, name: str) -> list[Problem]:
+    """Read everything under a name, and return each difference from what was written."""
     place = folder / name
     try:
         kept = _listed(place, _list_bytes(place))
     except _DamageError as damage:
-        return [str(damage)]
+        return [damage.problem]
     except OSError as error:
         raise StoreError(f"{place / KEPT_NAME}: cannot be read: {error.strerror or error}") from error
     faults = []
@@ -160,7 +165,7 @@ def check_arrays(folder: Path, name: str) -> list[str]:
         try:
             _array(place / f"{key}.npy", file)
         except _DamageError as damage:
-            faults.append(str(damage))
+            faults.append(damage.problem)
     return faults
 
 
@@ -182,20 +187,21 @@ def _array(path: Path, file: KeptFile) -> NDArray[Any]:
     try:
         found_bytes = path.stat().st_size
         if found_bytes != file.size:
-            raise _DamageError(f"{path}: damaged: it has {found_bytes:,} bytes, but {file.size:,} were written")
+            raise _DamageError(path, f"damaged: it has {found_bytes:,} bytes, but {file.size:,} were written")
         if file_digest(path) != file.xxh3_128:
-            raise _DamageError(f"{path}: damaged: its xxh3_128 differs from that of the file that was written")
+            raise _DamageError(path, "damaged: its xxh3_128 differs from that of the file that was written")
         array = map_npy(path)
     except FileNotFoundError as error:
-        raise _DamageError(f"{path}: missing") from error
+        raise _DamageError(path, "missing") from error
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise _DamageError(f"{path}: damaged: {error}") from error
+        raise _DamageError(path, f"damaged: {error}") from error
     if (array.dtype.name, array.shape) != (file.dtype, file.shape):
         raise _DamageError(
-            f"{path}: damaged: it holds {array.dtype} of shape {array.shape}, but {file.dtype} of shape {file.shape}"
-            " was written"
+            path,
+            f"damaged: it holds {array.dtype} of shape {array.shape}, but {file.dtype} of shape {file.shape}"
+            " was written",
         )
     return array
 
@@ -211,18 +217,19 @@ def _listed(place: Path, data: bytes) -> KeptRecord:
         kept = msgspec.json.decode(data, type=KeptRecord)
         whole = _encoded(kept) if kept.version > 1 else data
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise _DamageError(f"{path}: damaged: {error}") from error
+        raise _DamageError(path, f"damaged: {error}") from error
     if kept.kind != _KIND or not 1 <= kept.version <= _VERSION:
         raise _DamageError(
-            f"{path}: is {kept.kind} of version {kept.version}; known are the versions 1 to {_VERSION} of {_KIND}"
+            path,
+            f"is {kept.kind} of version {kept.version}; known are the versions 1 to {_VERSION} of {_KIND}",
         )
     if kept.xxh3_128 != ("" if kept.version == 1 else _own_hash(kept)) or whole != data:
-        raise _DamageError(f"{path}: damaged: its content does not match its own hash")
+        raise _DamageError(path, "damaged: its content does not match its own hash")
     if hash_bytes(kept.meta.encode()) != kept.meta_xxh3_128:
-        raise _DamageError(f"{path}: damaged: meta differs from what was written")
+        raise _DamageError(path, "damaged: meta differs from what was written")
     for key in kept.arrays:
         if not key.isidentifier():
-            raise _DamageError(f"{path}: damaged: {key!r} is not a valid name of an array")
+            raise _DamageError(path, f"damaged: {key!r} is not a valid name of an array")
     return kept
 
 

@@ -12,13 +12,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.compat.megatron.blend import GPTBlend
+from headrace.compat.megatron.caches import cache_at
 from headrace.compat.megatron.gpt import ONE_PART_SPLITS, SPLIT_PARTS, GPTDataset
 from headrace.datasets.dataset import Dataset
 from headrace.errors import ConfigError, OutputError
@@ -34,6 +35,7 @@ from headrace.plan.megatron.caches import (
     GPTFacts,
     describe_blend,
     describe_gpt,
+    gpt_facts,
 )
 from headrace.stores import IndexedStore
 
@@ -254,3 +256,65 @@ def _write_npy(file: AtomicFile, array: ChunkedArray) -> None:
         raise OutputError(
             f"{file.path}: the chunks hold {file.size:,} bytes, the array needs {due:,}; nothing was written"
         )
+
+
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "seed": 1234,
+    "split": "969, 30, 1",
+    "class_name": "GPTDataset",
+    "era": "core",
+    "tokenizer": None,
+}
+"""Megatron's own. ``split`` is its text character for character, since the names of the caches depend on it."""
+
+
+def cache_options(chosen: Mapping[str, Any], *, like: str | None, data_of: str | None) -> dict[str, Any]:
+    """Return what decides the name of a cache: the chosen options win over those of a description, and over defaults.
+
+    Args:
+        chosen: some of ``seed``, ``split``, ``sequence_length``, ``class_name``, ``era``, ``blend_era``, ``tokenizer``.
+        like: the path of a ``description.txt`` that Megatron wrote.
+        data_of: the part that the data are for: ``"train"``, ``"valid"`` or ``"test"``; None if they are to be split.
+
+    Raises:
+        ConfigError: an option is missing, or given twice.
+        StoreError: the file is not a description.
+    """
+    found = {**DEFAULTS, **({} if like is None else _described(like)), **chosen}
+    found.setdefault("blend_era", "core" if found["era"] == "core" else "before_2025_02")
+    if data_of is not None:
+        if "split" in chosen:
+            raise ConfigError(
+                f"`split={chosen['split']!r}` and `data_of={data_of}`: data for one part have no split; leave one out"
+            )
+        found["split"] = ",".join("1" if part == data_of else "0" for part in SPLIT_PARTS)
+    if found["split"] is None:
+        raise ConfigError(f"{like} describes data for one part only: name the part with `data_of`, or give `split`")
+    if "sequence_length" not in found:
+        raise ConfigError(
+            "the length of a sample is missing: give `sequence_length=S`, or `like=FILE`, a description.txt"
+        )
+    if found["tokenizer"] is None and found["era"] != "core_v0.4":
+        raise ConfigError(
+            "the names of the caches depend on the tokenizer: give its unique_identifiers as JSON with"
+            " `tokenizer=FILE`, or a description.txt that Megatron wrote with it with `like=FILE`"
+        )
+    return found
+
+
+def _described(path: str) -> dict[str, Any]:
+    """Return the options in a description."""
+    description = cache_at(Path(path)).description
+    if description.is_blend:
+        raise ConfigError(
+            f"{path} describes a blend: use the description of one of its datasets, which has all options"
+        )
+    facts = gpt_facts(description, path)
+    return {
+        "seed": facts.random_seed,
+        "sequence_length": facts.sequence_length,
+        "split": facts.split,
+        "class_name": description.class_name,
+        "era": description.era,
+        "tokenizer": description.identifiers.get("tokenizer"),
+    }

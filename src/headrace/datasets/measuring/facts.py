@@ -135,7 +135,7 @@ class MeasuredFacts:
 
     def check(self) -> list[str]:
         """Read all bytes and return how they differ from what was written; empty if they do not."""
-        return check_arrays(self.path.parent, self.path.name)
+        return list(map(str, check_arrays(self.path.parent, self.path.name)))
 
     def __len__(self) -> int:
         return self.summary.samples
