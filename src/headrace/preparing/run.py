@@ -7,13 +7,12 @@ shuffled, a second pass sorts the buckets.
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import HeadraceError, InputError, OutputError, WorkerError
+from headrace.errors import HeadraceError, InputError, OutputError
 from headrace.io import atomic_write, file_sum, hash_bytes, output_errors
 from headrace.preparing import worker
 from headrace.preparing.backends import ProvedEncoder
@@ -22,7 +21,7 @@ from headrace.preparing.committer import BUCKETS_NAME, Committer
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.finishing import build_manifest, described_options, name_outputs
 from headrace.preparing.ledger import LedgerState
-from headrace.preparing.messages import HashDone, Order, PieceDone, Progress, Setup, SortTask, TaskFailed
+from headrace.preparing.messages import Order, Setup, SortTask
 from headrace.preparing.output_folder import (
     RUN_NAME,
     STATE_NAME,
@@ -33,13 +32,13 @@ from headrace.preparing.output_folder import (
     save_state,
 )
 from headrace.preparing.piece import piece_path, read_piece
-from headrace.preparing.processes.executor import RUN_AHEAD, WorkerProcesses, run_tasks
+from headrace.preparing.processes.executor import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks, usable_cores
+from headrace.preparing.processes.serving import HashDone, PieceDone, Progress, TaskFailed
 from headrace.preparing.run_plan import RunPlan, TextProgress
 from headrace.preparing.sources import SourceFile
 from headrace.preparing.tally import Tally
 from headrace.stores import ErrorEntry, Manifest, load_manifest
 
-REPORT_S = 0.2
 _REFERENCE = "tokenizers"
 _ADVICE = (
     "Nothing was written; correct or remove this record and run again with --restart, or leave such records out with "
@@ -269,12 +268,8 @@ class TextRun:
     def _error(self, failed: TaskFailed) -> Exception:
         if failed.kind == "mismatch":
             return _FallBackError(failed.message)
-        if failed.kind == "output":
-            return OutputError(failed.message)
-        if failed.kind == "crash":
-            return WorkerError(f"a worker failed unexpectedly; please report this:\n{failed.message}")
         if failed.line == 0:
-            return InputError(failed.message)
+            return failed.error()
         place = self._plan.place(failed.file, self._ledger.state.lines[failed.file] + failed.line - 1)
         advice = _ADVICE if self._plan.options.errors.on_error == "stop" else "Nothing was written."
         return InputError(f"{self._plan.files[failed.file].name}, {place}: {_sentence(failed.message)} {advice}")
@@ -340,11 +335,6 @@ class TextRun:
 
 def _sentence(message: str) -> str:
     return message if message.endswith((".", "?", "!")) else f"{message}."
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _continued(state: RunState) -> str:

@@ -23,7 +23,7 @@ from headrace.preparing.energon.report import EnergonProgress, EnergonReport
 from headrace.preparing.energon.scanning import FoundTar, ShardScan, find_shards, load_scan
 from headrace.preparing.energon.state import DatasetState, ShardState, is_indexed, read_state, tell_of_new_index
 from headrace.preparing.energon.work import ReadSetup, ScanTask, WorkFolder, read_all
-from headrace.preparing.run import usable_cores
+from headrace.preparing.processes.executor import usable_cores
 from headrace.stores.energon.config_file import INDEX_NAME, INFO_NAME, META_FOLDER, UUID_NAME, folder_kind
 from headrace.stores.energon.jsonl import index_place, write_lines
 from headrace.stores.energon.splits import Splits, find_splits, read_info

@@ -17,6 +17,7 @@ import msgspec
 
 from headrace.errors import ConfigError, InputError
 from headrace.io import check_local, expand_braces, natural_key, output_errors
+from headrace.preparing.processes.serving import save
 from headrace.preparing.shards.listing import (
     GROUPS_A_TASK,
     Listing,
@@ -26,7 +27,7 @@ from headrace.preparing.shards.listing import (
     list_folder,
     load_captions,
 )
-from headrace.preparing.shards.messages import SPEC, FolderTask, SumTask, TableTask, save
+from headrace.preparing.shards.messages import SPEC, FolderTask, SumTask, TableTask
 from headrace.preparing.shards.options import IMAGE, PartSpec, ShardOptions, ShardSource
 from headrace.preparing.sources import (
     MAX_TASK_SPANS,
