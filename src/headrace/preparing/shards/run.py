@@ -17,6 +17,7 @@ import msgspec
 
 from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError
 from headrace.io import check_local, file_sum, output_errors
+from headrace.preparing.ledger import check_tolerance
 from headrace.preparing.output_folder import OutputFolder
 from headrace.preparing.processes.executor import REPORT_S, RUN_AHEAD, AnyTask, WorkerProcesses, run_tasks, usable_cores
 from headrace.preparing.processes.serving import (
@@ -140,7 +141,7 @@ class ShardRun:
         try:
             with ExitStack() as stack:
                 planned = load(self._work / PLANNED_NAME, Planned) or self._survey(stack)
-                self._check_errors(planned.errors, planned.documents.read, is_whole=True)
+                self._check_errors(planned.errors, planned.documents.read)
                 totals = self._fill(planned, stack)
             self._check_unchanged()
             names = [shard_name(shard) for shard in range(planned.plan.num_shards)]
@@ -195,11 +196,11 @@ class ShardRun:
                 )
             len_done = result.task_index + 1
             sums.add(survey)
-            self._check_errors(sums.errors, len(sums.gathered), is_whole=False)
+            self._check_errors(sums.errors)
         sums.check_whole()
         self._check_unchanged()
         sums.hashes.update(hashes)
-        self._check_errors(sums.errors, len(sums.gathered), is_whole=True)
+        self._check_errors(sums.errors, len(sums.gathered))
         planner = Planner(self._inputs, self._options, surveys, len(self._tasks.orders))
         planned = planner.run(sums, self._work / LISTS_NAME, self._work / ORIGINS_NAME)
         save(self._work / PLANNED_NAME, planned, sync=True)
@@ -313,17 +314,8 @@ class ShardRun:
             done=str(work / DONE_NAME),
         )
 
-    def _check_errors(self, errors: Sequence[ErrorEntry], num_read: int, *, is_whole: bool) -> None:
-        options = self._options.errors
-        if errors and options.on_error == "stop":
-            first = errors[0]
-            raise InputError(f"{first.file}, {first.unit} {first.line:,}: {_sentence(first.message)} {_ADVICE}")
-        allowed = options.max_errors
-        if isinstance(allowed, int) and len(errors) > allowed:
-            raise _too_many(errors[allowed], f"{len(errors):,} bad samples", f"{allowed:,}")
-        if isinstance(allowed, float) and is_whole and len(errors) > allowed * num_read:
-            share = f"{len(errors):,} bad samples of {num_read:,} ({len(errors) / num_read:.2%})"
-            raise _too_many(errors[-1], share, f"{allowed:.2%}")
+    def _check_errors(self, errors: Sequence[ErrorEntry], num_read: int | None = None) -> None:
+        check_tolerance(errors, self._options.errors, noun="samples", advice=_ADVICE, num_read=num_read)
 
     def _check_unchanged(self) -> None:
         for file in (file for given in self._inputs for file in (given.table, given.captions) if file is not None):
@@ -357,17 +349,6 @@ def deciding(
         "source": msgspec.to_builtins(options.source),
         "output": msgspec.to_builtins(options.output),
     }
-
-
-def _too_many(entry: ErrorEntry, found: str, allowed: str) -> InputError:
-    return InputError(
-        f"{found}, but --max-errors allows {allowed}; the last one: {entry.file}, {entry.unit} {entry.line:,}: "
-        f"{_sentence(entry.message)} Nothing was written."
-    )
-
-
-def _sentence(message: str) -> str:
-    return message if message.endswith((".", "?", "!")) else f"{message}."
 
 
 def prepare_shards(
