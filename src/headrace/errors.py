@@ -17,8 +17,10 @@
 
 A message says what happened, what was found, what was allowed, where, and what to do. `sentence` and `some` are for
 messages.
-This module imports nothing.
+This module imports nothing of ours.
 """
+
+from collections.abc import Sequence
 
 
 class HeadraceError(Exception):
@@ -179,7 +181,7 @@ def sentence(message: str) -> str:
     return message if message.endswith((".", "?", "!")) else f"{message}."
 
 
-def some(names: list[str], most: int = 3) -> str:
+def some(names: Sequence[str], most: int = 3) -> str:
     """Return the first names of many for a message: ``a, b, c and 7 more``."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
