@@ -24,8 +24,9 @@ import pytest
 from headrace.errors import HeadraceError, WorkerError
 from headrace.preparing import TextOptions, documents, prepare_text, run, run_plan
 from headrace.preparing import worker as text_task
-from headrace.preparing.messages import Order, Reply, Setup
+from headrace.preparing.messages import Order, Setup
 from headrace.preparing.output_folder import WORK_NAME
+from headrace.preparing.processes.serving import Parent, Reply
 from headrace.preparing.sources import open_span
 from headrace.preparing.worker import TextWorker
 from headrace.stores import Manifest
@@ -43,7 +44,7 @@ class InlineWorkers:
 
     def __init__(self, num_workers: int, setup: Setup, *, serve: object = None) -> None:
         self._num_workers = num_workers
-        self._worker = TextWorker(self, msgspec.structs.replace(setup, parent=os.getppid()))  # type: ignore[arg-type]
+        self._worker = TextWorker(Parent(self, os.getppid()), setup)  # type: ignore[arg-type]
         self._orders: list[tuple[int, Order]] = []
         self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
         self._said: queue.SimpleQueue[tuple[Reply, bool]] = queue.SimpleQueue()

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.preparing.messages import Reply
+from headrace.preparing.processes.serving import Parent, Reply
 from headrace.preparing.shards import ShardOptions, prepare_shards
 from headrace.preparing.shards import run as shard_run
 from headrace.preparing.shards.messages import ShardOrder, ShardSetup
@@ -34,7 +34,7 @@ class InlineWorkers:
 
     def __init__(self, num_workers: int, setup: ShardSetup, command: str) -> None:
         self._num_workers = num_workers
-        self._worker = ShardWorker(self, msgspec.structs.replace(setup, parent=os.getppid()))  # type: ignore[arg-type]
+        self._worker = ShardWorker(Parent(self, os.getppid()), setup)  # type: ignore[arg-type]
         self._orders: deque[tuple[int, ShardOrder]] = deque()
 
     def __enter__(self) -> InlineWorkers:

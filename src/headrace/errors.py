@@ -15,9 +15,12 @@
     +-- MissingExtraError     8   an optional package is not installed
     +-- SkipSample            1   not a fault: the user's own code leaves a sample out
 
-A message says what happened, what was found, what was allowed, where, and what to do.
-This module imports nothing.
+A message says what happened, what was found, what was allowed, where, and what to do. `sentence` and `some` are for
+messages.
+This module imports nothing of ours.
 """
+
+from collections.abc import Sequence
 
 
 class HeadraceError(Exception):
@@ -171,3 +174,14 @@ class MissingExtraError(HeadraceError, ImportError):
 
 class SkipSample(HeadraceError):  # noqa: N818 -- the name that users of Energon know
     """Raised by a user's own code to leave a sample out. The sample is counted as skipped, not as a fault."""
+
+
+def sentence(message: str) -> str:
+    """Return a message with a full stop at its end."""
+    return message if message.endswith((".", "?", "!")) else f"{message}."
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names of many for a message: ``a, b, c and 7 more``."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -205,10 +205,10 @@ def test_more_bad_records_than_are_allowed(kit: Any, tmp_path: Path) -> None:
         prepare_text([file], tmp_path / f"out-{max_errors}", tokenizer=kit.tokenizer, options=options)
 
     with pytest.raises(
-        InputError, match=r"bad records, --max-errors allows 5; the last one: .*in\.jsonl, line 60: malf"
+        InputError, match=r"bad records, but --max-errors allows 5; the last one: .*in\.jsonl, line 60: malf"
     ):
         run(5)
-    with pytest.raises(InputError, match=r"20 bad records of 200 \(10\.00%\), --max-errors allows 9\.90%"):
+    with pytest.raises(InputError, match=r"20 bad records of 200 \(10\.00%\), but --max-errors allows 9\.90%"):
         run(0.099)
     with pytest.raises(
         InputError,

@@ -22,8 +22,9 @@ from headrace.preparing.buckets import (
     bucket_path,
     choose_num_buckets,
 )
-from headrace.preparing.messages import PieceDone, SortTask
+from headrace.preparing.messages import SortTask
 from headrace.preparing.piece import piece_path, read_piece
+from headrace.preparing.processes.serving import PieceDone
 
 Document = tuple[int, int, list[list[int]]]
 """Order hash, ordinal, and the tokens of each key."""

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError, WorkerError
-from headrace.preparing.messages import HashDone, HashTask, Order, PieceDone, Progress, Reply, SortTask, TaskFailed
+from headrace.preparing.messages import HashTask, Order, SortTask
 from headrace.preparing.processes.executor import MAX_DEATHS, run_tasks
+from headrace.preparing.processes.serving import HashDone, PieceDone, Progress, Reply, TaskFailed
 from headrace.preparing.sources import SourceFile
 
 FILES = [

@@ -12,7 +12,8 @@ import pytest
 
 from headrace.preparing import TextOptions
 from headrace.preparing.backends import Choice
-from headrace.preparing.messages import HashTask, SortTask, TaskFailed, TextTask
+from headrace.preparing.messages import HashTask, SortTask, TextTask
+from headrace.preparing.processes.serving import Parent, TaskFailed
 from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, Task, find_inputs
 from headrace.preparing.tokenizer import load_tokenizer
@@ -34,7 +35,7 @@ def make_worker(kit: Any, folder: Path, files: list[SourceFile], **changes: Any)
     setup = msgspec.structs.replace(setup, **{"parent": os.getppid(), **changes})
     ours, theirs = Pipe()
     theirs.close()
-    return TextWorker(ours, setup)
+    return TextWorker(Parent(ours, setup.parent), setup)
 
 
 @pytest.fixture

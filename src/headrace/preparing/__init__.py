@@ -10,8 +10,8 @@
     duplicates     hashes of texts, and the set of those that were seen
     tally          the counts of a block, a piece and a run, up to the ledger of the manifest
     output_folder  moves all files into the output folder, at once or not at all
-    api            the whole way: prepare_text
-    estimate       the same for a sample: estimate_text
+    api            the whole way: prepare_text, and estimate_text for a sample
+    estimate       a sample of the inputs -> what a run would write
 
 `prepare_recipe` and `estimate_recipe` run a recipe in the same way. These files belong to recipes alone:
 
@@ -35,10 +35,10 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazily
 
 if TYPE_CHECKING:
-    from headrace.preparing.api import RecipeOptions, estimate_recipe, prepare_recipe, prepare_text
+    from headrace.preparing.api import RecipeOptions, estimate_recipe, estimate_text, prepare_recipe, prepare_text
     from headrace.preparing.choosing import prepare
     from headrace.preparing.energon import prepare_energon
-    from headrace.preparing.estimate import Estimate, estimate_text
+    from headrace.preparing.estimate import Estimate
     from headrace.preparing.filters import FilterSpec
     from headrace.preparing.options import ErrorOptions, OutputOptions, RecordOptions, TextOptions, TokenOptions
     from headrace.preparing.run_plan import TextProgress
@@ -57,7 +57,7 @@ _HOMES = {
     "TokenOptions": "headrace.preparing.options",
     "estimate_recipe": "headrace.preparing.api",
     "estimate_shards": "headrace.preparing.shards",
-    "estimate_text": "headrace.preparing.estimate",
+    "estimate_text": "headrace.preparing.api",
     "prepare": "headrace.preparing.choosing",
     "prepare_energon": "headrace.preparing.energon",
     "prepare_recipe": "headrace.preparing.api",

@@ -1,6 +1,6 @@
 """The functions that write a store: `prepare_text` from texts, `prepare_recipe` from records of any layout.
 
-`estimate_recipe` tells what a run of a recipe would write. Its counterpart for text is in `estimate`.
+`estimate_text` and `estimate_recipe` tell what such a run would write, see `estimate`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from headrace.errors import ConfigError
 from headrace.io import check_local
-from headrace.preparing.backends import choose_backend
+from headrace.preparing.backends import Choice, choose_backend
 from headrace.preparing.backends.first_documents import prove_first_documents
 from headrace.preparing.estimate import Estimate, estimate_plan
 from headrace.preparing.filters import FilterSpec
@@ -33,8 +33,8 @@ from headrace.preparing.output_folder import STDIN_NAME, OutputFolder
 from headrace.preparing.resolving import deciding, reads_stdin, resolve, with_inputs
 from headrace.preparing.run import run_in
 from headrace.preparing.run_plan import RunPlan, TextProgress, show_compared
-from headrace.preparing.sources import choose_task_bytes, find_inputs, spool_stdin
-from headrace.preparing.tokenizer import load_tokenizer
+from headrace.preparing.sources import SourceFile, choose_task_bytes, find_inputs, spool_stdin
+from headrace.preparing.tokenizer import TextTokenizer, load_tokenizer
 from headrace.samples.recipe import Recipe, load_recipe
 from headrace.stores import Manifest
 
@@ -85,8 +85,7 @@ def prepare_text(
     show = on_progress or (lambda progress: None)
     show(TextProgress(phase="tokenizer"))
     loaded = load_tokenizer(tokenizer)
-    eod = loaded.find_eod(options.tokens.eod)[0] if options.tokens.append_eod else None
-    bos = loaded.find_bos(options.tokens.bos)[0] if options.tokens.prepend_bos else None
+    ends = _ends(loaded, options.tokens)
     spec = RunPlan.record_spec(options)
     notice = on_notice or (lambda message: None)
     with OutputFolder(output, overwrite=options.overwrite, restart=options.restart) as folder:
@@ -100,19 +99,65 @@ def prepare_text(
             loaded.json, wanted=options.tokens.backend, special=special, on_compared=show_compared(show, "probe")
         )
         proof = prove_first_documents(choice, files, spec, options, loaded.json, show_compared(show, "prove"))
-        plan = RunPlan(
-            files=tuple(files),
-            options=options,
-            tokenizer=loaded,
-            eod=eod,
-            bos=bos,
-            choice=proof.choice,
-            first_documents=proof.num_texts,
-            task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files)),
-        )
+        plan = _text_plan(loaded, ends, files, options, proof.choice, proof.num_texts)
         return run_in(
             folder, plan, encoder=proof.encoder, deciding=_deciding(options), on_progress=show, on_notice=notice
         )
+
+
+def estimate_text(
+    inputs: Sequence[str | os.PathLike[str]],
+    *,
+    tokenizer: str | os.PathLike[str],
+    options: TextOptions | None = None,
+) -> Estimate:
+    """Tokenise a sample that is spread over all inputs, in this process, and scale it up.
+
+    About 8 MiB of text are encoded, in 64 places. Smaller inputs are read whole, and the numbers are then exact. A
+    compressed file and a row group are read only at their beginning, so changes within them go unnoticed.
+
+    Raises:
+        ConfigError: inputs, tokeniser or options are not valid, or standard input is among the inputs.
+        InputError: a file cannot be read, or there are no records. Bad records are counted and raise nothing.
+        MissingExtraError: the input or the tokeniser needs a package that is not installed.
+    """
+    check_local(inputs)
+    options = options or TextOptions()
+    check_options(options)
+    if any(os.fspath(name) == "-" for name in inputs):
+        raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
+    loaded = load_tokenizer(tokenizer)
+    ends = _ends(loaded, options.tokens)
+    files = find_inputs(inputs, spec=RunPlan.record_spec(options), keep_faulty=options.errors.on_error == "skip")
+    special = options.tokens.special_tokens_in_text
+    choice = choose_backend(loaded.json, wanted=options.tokens.backend, special=special)
+    return estimate_plan(_text_plan(loaded, ends, files, options, choice))
+
+
+def _ends(loaded: TextTokenizer, tokens: TokenOptions) -> tuple[int | None, int | None]:
+    """The tokens that end and begin a document; None where none is added."""
+    eod = loaded.find_eod(tokens.eod)[0] if tokens.append_eod else None
+    return eod, loaded.find_bos(tokens.bos)[0] if tokens.prepend_bos else None
+
+
+def _text_plan(
+    loaded: TextTokenizer,
+    ends: tuple[int | None, int | None],
+    files: Sequence[SourceFile],
+    options: TextOptions,
+    choice: Choice,
+    num_proved: int = 0,
+) -> RunPlan:
+    return RunPlan(
+        files=tuple(files),
+        options=options,
+        tokenizer=loaded,
+        eod=ends[0],
+        bos=ends[1],
+        choice=choice,
+        first_documents=num_proved,
+        task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files)),
+    )
 
 
 def _deciding(options: TextOptions) -> dict[str, Any]:

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from headrace.errors import OutputError
 from headrace.io import output_errors, write_all
 from headrace.preparing.columns import IntArray, take_rows
-from headrace.preparing.messages import PieceDone, SortTask
+from headrace.preparing.messages import SortTask
 from headrace.preparing.piece import PieceInfo, write_piece
+from headrace.preparing.processes.serving import PieceDone
 from headrace.preparing.tally import Tally
 from headrace.stores import DocumentLedger
 

@@ -11,7 +11,6 @@ The places are encoded, and their documents and tokens per byte are multiplied b
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
@@ -21,16 +20,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import ConfigError, InputError
-from headrace.io import check_local
+from headrace.errors import InputError
 from headrace.plan.keys import derive, source_key
-from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder, choose_backend
-from headrace.preparing.options import TextOptions, check_options
+from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder
 from headrace.preparing.run_plan import RunPlan
-from headrace.preparing.sources import Block, SourceFile, Span, choose_task_bytes, find_inputs, open_span
+from headrace.preparing.sources import Block, SourceFile, Span, open_span
 from headrace.preparing.sources.reader import LineSpanReader
 from headrace.preparing.tally import BAD
-from headrace.preparing.tokenizer import load_tokenizer
 from headrace.preparing.worker import load_encoder
 
 NUM_PLACES = 64
@@ -74,42 +70,6 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Why ``tokenizers`` encodes although a faster library passed its first proof; else empty."""
     dropped: dict[str, int]
     """Documents of the sample that filters drop, for each reason. Only a run finds duplicates."""
-
-
-def estimate_text(
-    inputs: Sequence[str | os.PathLike[str]],
-    *,
-    tokenizer: str | os.PathLike[str],
-    options: TextOptions | None = None,
-) -> Estimate:
-    """Tokenise a sample that is spread over all inputs, in this process, and scale it up.
-
-    About 8 MiB of text are encoded, in 64 places. Smaller inputs are read whole, and the numbers are then exact. A
-    compressed file and a row group are read only at their beginning, so changes within them go unnoticed.
-
-    Raises:
-        ConfigError: inputs, tokeniser or options are not valid, or standard input is among the inputs.
-        InputError: a file cannot be read, or there are no records. Bad records are counted and raise nothing.
-        MissingExtraError: the input or the tokeniser needs a package that is not installed.
-    """
-    check_local(inputs)
-    options = options or TextOptions()
-    check_options(options)
-    if any(os.fspath(name) == "-" for name in inputs):
-        raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
-    loaded = load_tokenizer(tokenizer)
-    files = find_inputs(inputs, spec=RunPlan.record_spec(options), keep_faulty=options.errors.on_error == "skip")
-    special = options.tokens.special_tokens_in_text
-    plan = RunPlan(
-        files=tuple(files),
-        options=options,
-        tokenizer=loaded,
-        eod=loaded.find_eod(options.tokens.eod)[0] if options.tokens.append_eod else None,
-        bos=loaded.find_bos(options.tokens.bos)[0] if options.tokens.prepend_bos else None,
-        choice=choose_backend(loaded.json, wanted=options.tokens.backend, special=special),
-        task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files)),
-    )
-    return estimate_plan(plan)
 
 
 def estimate_plan(plan: RunPlan) -> Estimate:

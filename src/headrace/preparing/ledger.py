@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, InputError, sentence
+from headrace.preparing.options import ErrorOptions
 from headrace.preparing.piece import PieceInfo, SpanResult
 from headrace.preparing.sources import SampleBy, SourceFile, counted_from, record_noun
 from headrace.preparing.tally import BAD, Tally
@@ -24,6 +25,39 @@ class LedgerState(msgspec.Struct, kw_only=True):
     """For each file its xxh3_128, or empty while it is not known."""
     tally: Tally = Tally()
     errors: list[ErrorEntry] = []
+
+
+def check_tolerance(
+    errors: Sequence[ErrorEntry], options: ErrorOptions, *, noun: str, advice: str, num_read: int | None = None
+) -> None:
+    """Refuse a run in which more is bad than its options allow.
+
+    Args:
+        errors: what was bad so far.
+        options: what the run does about errors.
+        noun: what was bad, for the message: ``records``.
+        advice: what to do about the first error, if the run stops there.
+        num_read: how much was read in all; None while the run goes on, when a share cannot be checked.
+
+    Raises:
+        InputError: there is an error, and the run stops at errors; or there are too many.
+    """
+    allowed = options.max_errors
+    if errors and options.on_error == "stop":
+        # The run skipped it before it was interrupted, and was continued with on_error="stop".
+        raise InputError(f"{_described(errors[0])} {advice}")
+    if isinstance(allowed, int) and len(errors) > allowed:
+        found, most, last = f"{len(errors):,} bad {noun}", f"{allowed:,}", errors[allowed]
+    elif isinstance(allowed, float) and num_read is not None and len(errors) > allowed * num_read:
+        found = f"{len(errors):,} bad {noun} of {num_read:,} ({len(errors) / num_read:.2%})"
+        most, last = f"{allowed:.2%}", errors[-1]
+    else:
+        return
+    raise InputError(f"{found}, but --max-errors allows {most}; the last one: {_described(last)} Nothing was written.")
+
+
+def _described(error: ErrorEntry) -> str:
+    return f"{error.file}, {error.unit} {error.line:,}: {sentence(error.message)}"
 
 
 class RunLedger:

@@ -1,4 +1,4 @@
-"""The messages between the parent and its workers, encoded as msgpack."""
+"""The messages from the parent to its workers, encoded as msgpack; their replies are in `processes.serving`."""
 
 from __future__ import annotations
 
@@ -123,48 +123,4 @@ class HashTask(msgspec.Struct, frozen=True, tag=True):
         return -1
 
 
-class PieceDone(msgspec.Struct, frozen=True, tag=True):
-    """A piece of a task is complete on disk."""
-
-    task_index: int
-    piece: int
-    is_last: bool
-
-
-class HashDone(msgspec.Struct, frozen=True, tag=True):
-    """The hash of a file."""
-
-    number: int
-    xxh3_128: str
-
-
-class Progress(msgspec.Struct, frozen=True, tag=True):
-    """How far the running task is, including its finished pieces."""
-
-    task_index: int
-    input_bytes: int
-    documents: int
-    tokens: int
-
-
-class TaskFailed(msgspec.Struct, frozen=True, tag=True):
-    """A task failed; the worker continues.
-
-    ``kind`` is ``input``, ``output``, ``mismatch`` (the fast library differs from the reference tokeniser) or ``crash``
-    (``message`` is then a traceback). For a bad line, ``message`` says what was found, and the parent adds file and
-    line, since only the parent knows how many lines came before.
-    """
-
-    task_index: int
-    """Index of the task; -1 for a hash task."""
-
-    kind: Literal["input", "output", "mismatch", "crash"]
-    message: str
-    file: int = -1
-    """Number of the input file of a bad line, else -1."""
-    line: int = 0
-    """The bad line, counted from 1 at the beginning of its span, or of the piece if that begins later."""
-
-
 Order = TextTask | SortTask | HashTask
-Reply = PieceDone | HashDone | Progress | TaskFailed

@@ -28,7 +28,8 @@ from headrace.io import write_all
 from headrace.plan.keys import derive, derive_array
 from headrace.preparing.columns import take_rows
 from headrace.preparing.documents import BLANK, Documents
-from headrace.preparing.messages import PieceDone, Setup
+from headrace.preparing.messages import Setup
+from headrace.preparing.processes.serving import PieceDone
 from headrace.preparing.sources import Block
 from headrace.preparing.tally import BAD, Tally
 

@@ -7,13 +7,12 @@ shuffled, a second pass sorts the buckets.
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import HeadraceError, InputError, OutputError, WorkerError
+from headrace.errors import HeadraceError, InputError, OutputError, sentence
 from headrace.io import atomic_write, file_sum, hash_bytes, output_errors
 from headrace.preparing import worker
 from headrace.preparing.backends import ProvedEncoder
@@ -21,8 +20,8 @@ from headrace.preparing.buckets import bucket_path, choose_num_buckets
 from headrace.preparing.committer import BUCKETS_NAME, Committer
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.finishing import build_manifest, described_options, name_outputs
-from headrace.preparing.ledger import LedgerState
-from headrace.preparing.messages import HashDone, Order, PieceDone, Progress, Setup, SortTask, TaskFailed
+from headrace.preparing.ledger import LedgerState, check_tolerance
+from headrace.preparing.messages import Order, Setup, SortTask
 from headrace.preparing.output_folder import (
     RUN_NAME,
     STATE_NAME,
@@ -33,13 +32,13 @@ from headrace.preparing.output_folder import (
     save_state,
 )
 from headrace.preparing.piece import piece_path, read_piece
-from headrace.preparing.processes.executor import RUN_AHEAD, WorkerProcesses, run_tasks
+from headrace.preparing.processes.executor import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks, usable_cores
+from headrace.preparing.processes.serving import HashDone, PieceDone, Progress, TaskFailed
 from headrace.preparing.run_plan import RunPlan, TextProgress
 from headrace.preparing.sources import SourceFile
 from headrace.preparing.tally import Tally
-from headrace.stores import ErrorEntry, Manifest, load_manifest
+from headrace.stores import Manifest, load_manifest
 
-REPORT_S = 0.2
 _REFERENCE = "tokenizers"
 _ADVICE = (
     "Nothing was written; correct or remove this record and run again with --restart, or leave such records out with "
@@ -269,25 +268,15 @@ class TextRun:
     def _error(self, failed: TaskFailed) -> Exception:
         if failed.kind == "mismatch":
             return _FallBackError(failed.message)
-        if failed.kind == "output":
-            return OutputError(failed.message)
-        if failed.kind == "crash":
-            return WorkerError(f"a worker failed unexpectedly; please report this:\n{failed.message}")
         if failed.line == 0:
-            return InputError(failed.message)
+            return failed.error()
         place = self._plan.place(failed.file, self._ledger.state.lines[failed.file] + failed.line - 1)
         advice = _ADVICE if self._plan.options.errors.on_error == "stop" else "Nothing was written."
-        return InputError(f"{self._plan.files[failed.file].name}, {place}: {_sentence(failed.message)} {advice}")
+        return InputError(f"{self._plan.files[failed.file].name}, {place}: {sentence(failed.message)} {advice}")
 
-    def _check_errors(self) -> None:
-        errors, allowed = self._ledger.state.errors, self._plan.options.errors.max_errors
-        if errors and self._plan.options.errors.on_error == "stop":
-            # The run skipped it before it was interrupted, and was continued with on_error="stop".
-            raise InputError(
-                f"{errors[0].file}, {errors[0].unit} {errors[0].line:,}: {_sentence(errors[0].message)} {_ADVICE}"
-            )
-        if isinstance(allowed, int) and len(errors) > allowed:
-            raise _too_many(errors[allowed], f"{len(errors):,} bad records", f"{allowed:,}")
+    def _check_errors(self, num_read: int | None = None) -> None:
+        errors = self._ledger.state.errors
+        check_tolerance(errors, self._plan.options.errors, noun="records", advice=_ADVICE, num_read=num_read)
 
     def _check_unchanged(self) -> None:
         for file in self._plan.files:
@@ -298,11 +287,8 @@ class TextRun:
 
     def _check_inputs(self) -> None:
         self._check_unchanged()
-        errors, tally, kept = self._ledger.state.errors, self._tally, self._tally.documents.kept
-        allowed, lines = self._plan.options.errors.max_errors, tally.lines - tally.documents.blank_lines
-        if isinstance(allowed, float) and len(errors) > allowed * lines:
-            share = f"{len(errors):,} bad records of {lines:,} ({len(errors) / lines:.2%})"
-            raise _too_many(errors[-1], share, f"{allowed:.2%}")
+        tally, kept = self._tally, self._tally.documents.kept
+        self._check_errors(tally.lines - tally.documents.blank_lines)
         if kept == 0:
             raise _NoOutputError(_no_documents(self._plan, tally))
         if tally.tokens.kept == 0 and any(column.kind == "ids" for column in self._plan.columns):
@@ -338,27 +324,11 @@ class TextRun:
         )
 
 
-def _sentence(message: str) -> str:
-    return message if message.endswith((".", "?", "!")) else f"{message}."
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _continued(state: RunState) -> str:
     where = (
         f"{state.ledger.tally.documents.kept:,} documents are done" if state.phase == "encode" else "sorting had begun"
     )
     return f"continuing the unfinished run in this folder: {where}"
-
-
-def _too_many(entry: ErrorEntry, found: str, allowed: str) -> InputError:
-    return InputError(
-        f"{found}, --max-errors allows {allowed}; the last one: {entry.file}, {entry.unit} {entry.line:,}: "
-        f"{_sentence(entry.message)} Nothing was written."
-    )
 
 
 def _no_documents(plan: RunPlan, tally: Tally) -> str:

@@ -10,33 +10,28 @@ from __future__ import annotations
 
 import gc
 import os
-import time
-import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import xxhash
 
-from headrace.errors import HeadraceError, InputError, OutputError, RenderLimitError
+from headrace.errors import InputError, RenderLimitError
 from headrace.preparing.backends import MismatchError, ProvedEncoder, SpecialFinder
 from headrace.preparing.buckets import BucketSorter
 from headrace.preparing.documents import BlockEncoder, Documents, Encoder
-from headrace.preparing.messages import (
+from headrace.preparing.messages import HashTask, Order, Setup, SortTask, TextTask
+from headrace.preparing.piece import PieceBuilder
+from headrace.preparing.processes.serving import (
     HashDone,
-    HashTask,
-    Order,
+    Parent,
     PieceDone,
     Progress,
     Reply,
-    Setup,
-    SortTask,
     TaskFailed,
-    TextTask,
+    attempted,
+    serve,
 )
-from headrace.preparing.piece import PieceBuilder
 from headrace.preparing.sources import BadRecord, SourceFile, Span, open_span
 
 PIECE_BYTES = 32 << 20
@@ -141,7 +136,6 @@ class TextWork:
         self._report(self._progress)
 
 
-PROGRESS_S = 0.4
 HASH_BLOCK_BYTES = 1 << 20
 
 
@@ -161,16 +155,18 @@ class TextWorker:
     one itself.
     """
 
-    def __init__(self, connection: Connection, setup: Setup, proved: ProvedEncoder | None = None) -> None:
-        self._connection = connection
+    def __init__(self, parent: Parent, setup: Setup, proved: ProvedEncoder | None = None) -> None:
+        self._parent = parent
         self._setup = setup
         self._proved = proved
         self._text: TextWork | None = None
         self._sorter = BucketSorter(setup.buckets, [np.dtype(column.dtype) for column in setup.columns])
-        self._reported_s = time.monotonic()
 
     def handle(self, order: Order) -> Reply:
         """Run one order. A failure is returned as a `TaskFailed`."""
+        return attempted(order.task_index, lambda: self._run(order))
+
+    def _run(self, order: Order) -> Reply:
         try:
             if isinstance(order, HashTask):
                 return HashDone(order.number, self._hash(order.file))
@@ -183,14 +179,6 @@ class TextWorker:
             return TaskFailed(order.task_index, "input", str(error), file=error.file, line=error.line)
         except MismatchError as error:
             return TaskFailed(order.task_index, "mismatch", str(error))
-        except OutputError as error:
-            return TaskFailed(order.task_index, "output", str(error))
-        except HeadraceError as error:
-            return TaskFailed(order.task_index, "input", str(error))
-        except SystemExit:
-            raise
-        except BaseException:  # a panic in Rust is not an Exception
-            return TaskFailed(order.task_index, "crash", traceback.format_exc())
 
     def _load(self) -> TextWork:
         encoding, proved = self._setup.encoding, self._proved
@@ -200,7 +188,7 @@ class TextWorker:
         # Vocabulary and libraries stay in memory, so the collector need not visit them again for each block of records.
         gc.collect()
         gc.freeze()
-        return TextWork(self._setup, encoder, report=self._report, deliver=self._deliver)
+        return TextWork(self._setup, encoder, report=self._parent.report, deliver=self._parent.send)
 
     def _hash(self, file: SourceFile) -> str:
         hasher = xxhash.xxh3_128()
@@ -209,36 +197,13 @@ class TextWorker:
             with Path(file.path).open("rb", buffering=0) as source:
                 while count := source.readinto(view):
                     hasher.update(view[:count])
-                    self._check_parent()
+                    self._parent.check()
                 file.check_unchanged(os.fstat(source.fileno()))
         except OSError as error:
             raise InputError(f"{file.name}: the file cannot be read: {error.strerror or error}") from error
         return hasher.hexdigest()
 
-    def _deliver(self, piece: PieceDone) -> None:
-        self._connection.send_bytes(msgspec.msgpack.encode(piece))
-
-    def _report(self, progress: Progress) -> None:
-        self._check_parent()
-        now = time.monotonic()
-        if now - self._reported_s >= PROGRESS_S:
-            self._reported_s = now
-            self._connection.send_bytes(msgspec.msgpack.encode(progress))
-
-    def _check_parent(self) -> None:
-        if os.getppid() != self._setup.parent:
-            raise SystemExit(1)
-
 
 def main(descriptor: int, proved: ProvedEncoder | None = None) -> None:
     """Serve the parent at the other end of this socket; ``proved`` is the encoder that a fork inherits."""
-    connection = Connection(descriptor)
-    try:
-        message = connection.recv_bytes()
-        worker = TextWorker(connection, msgspec.msgpack.decode(message, type=Setup), proved)
-        decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
-        while True:
-            reply = worker.handle(decoder.decode(connection.recv_bytes()))
-            connection.send_bytes(msgspec.msgpack.encode(reply))
-    except (EOFError, ConnectionError):
-        return  # the parent has finished, or was killed
+    serve(descriptor, Setup, Order, lambda parent, setup: TextWorker(parent, setup, proved).handle)

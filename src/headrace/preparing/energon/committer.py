@@ -17,20 +17,31 @@ from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.energon.sqlite_writer import EarlierShard, SqliteWriter
 
 
-class Indexed:
-    """What is known of the shards once all of them are read."""
+class Indexed(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the shards once all of them are read.
 
-    def __init__(self, to_read: set[str], before: DatasetState, media: MediaFilter | None) -> None:
-        self.to_read = to_read
-        self.before = before
-        self.media = media
-        self.is_new = False
-        self.states: dict[str, ShardState] = {}
-        self.duplicates: list[DuplicateKey] = []
+    Attributes:
+        to_read: the shards that were read; the others are as they were before.
+        before: the state of the dataset before this run.
+        media: the media whose metadata are in the index.
+        states: the state of each shard, in their order.
+        duplicates: samples whose key an earlier sample has; None if nothing was read and the old index stays.
+    """
+
+    to_read: set[str]
+    before: DatasetState
+    media: MediaFilter | None
+    states: dict[str, ShardState]
+    duplicates: list[DuplicateKey] | None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the index was made anew."""
+        return self.duplicates is not None
 
     def excluded(self) -> tuple[str, ...]:
         """Return the entries of the split file that exclude duplicates."""
-        return tuple(sorted(f"{found.shard}/{found.key}" for found in self.duplicates))
+        return tuple(sorted(f"{found.shard}/{found.key}" for found in self.duplicates or ()))
 
 
 class ShardCommitter:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
 
 import yaml
 
-from headrace.errors import HeadraceError, InputError
+from headrace.errors import HeadraceError, InputError, some
 from headrace.io import atomic_write, file_sum
 from headrace.preparing.energon.committer import Indexed
 from headrace.preparing.energon.options import EnergonOptions, SplitChoice, part_patterns
@@ -21,9 +20,16 @@ from headrace.preparing.energon.scanning import MAX_PARTS
 from headrace.preparing.energon.state import STATE_NAME, DatasetState, IndexState, encode_state, read_state
 from headrace.preparing.energon.work import WorkFolder
 from headrace.preparing.options import SPLIT_NAMES
-from headrace.preparing.shards.finishing import ENERGON_VERSION
-from headrace.stores.energon.config_file import INDEX_NAME, INFO_NAME, META_FOLDER, OLD_INFO_NAME, SPLIT_NAME, UUID_NAME
-from headrace.stores.energon.dataset_yaml import CRUDE
+from headrace.stores.energon.config_file import (
+    ENERGON_VERSION,
+    INDEX_NAME,
+    INFO_NAME,
+    META_FOLDER,
+    OLD_INFO_NAME,
+    SPLIT_NAME,
+    UUID_NAME,
+)
+from headrace.stores.energon.dataset_yaml import dataset_yaml
 from headrace.stores.energon.splits import DEFAULT_PART, Splits, write_info, write_splits
 
 Parts = dict[str, list[str]]
@@ -88,10 +94,6 @@ def _by_patterns(names: Sequence[str], choice: SplitChoice) -> Parts:
     return parts
 
 
-_MODULE: Final = "megatron.energon"
-_SHOWN: Final = 3
-
-
 class Finisher:
     """Stages split file, ``dataset.yaml``, state and info, and moves all new files into place.
 
@@ -117,7 +119,7 @@ class Finisher:
             )
         empty = [name for name, state in states.items() if not state.count]
         if empty:
-            self._on_notice(f"{len(empty):,} tars hold no sample and are left out: {_some(empty)}")
+            self._on_notice(f"{len(empty):,} tars hold no sample and are left out: {some(empty)}")
         written: list[str] = []
         uuid = self._old_uuid() if not indexed.is_new else None
         if indexed.is_new and not self._options.index_only:
@@ -174,7 +176,7 @@ class Finisher:
             if new and not choice.parts:
                 target = next((part for part, shards in parts.items() if new[-1] in shards), "no part")
                 self._on_notice(
-                    f"{len(new):,} new shards go to {target}: {_some(new)}; --split-parts NAME:REGEX can change that"
+                    f"{len(new):,} new shards go to {target}: {some(new)}; --split-parts NAME:REGEX can change that"
                 )
             elif new:
                 self._notice_unassigned(new, parts)
@@ -186,7 +188,7 @@ class Finisher:
         assigned = {name for listed in parts.values() for name in listed}
         unassigned = [name for name in names if name not in assigned]
         if unassigned:
-            self._on_notice(f"{len(unassigned):,} shards are in no part of the split: {_some(unassigned)}")
+            self._on_notice(f"{len(unassigned):,} shards are in no part of the split: {some(unassigned)}")
 
     def _stage_dataset(self, work: WorkFolder) -> list[str]:
         choice = self._options.dataset
@@ -199,8 +201,8 @@ class Finisher:
             return []
         if choice.sample_type is None:
             self._on_notice(f"{choice.name}: samples are crude and need a cooker; --sample-type chooses a type instead")
-        data = yaml.safe_dump(dataset_yaml(self._options), sort_keys=False)
-        atomic_write(work.staged / META_FOLDER / choice.name, data.encode())
+        data = dataset_yaml(choice.sample_type, choice.field_map, choice.part_filter)
+        atomic_write(work.staged / META_FOLDER / choice.name, data)
         return [choice.name]
 
     def _stage_state(self, work: WorkFolder, indexed: Indexed, excluded: Sequence[str]) -> list[str]:
@@ -272,7 +274,7 @@ class Finisher:
             removed=len({name for name in indexed.before.shards if name not in states}),
             empty=tuple(name for name, state in states.items() if not state.count),
             faults={name: state.faults for name, state in states.items() if state.faults},
-            duplicates=tuple(indexed.duplicates),
+            duplicates=tuple(indexed.duplicates or ()),
             split={part: (len(listed), sum(states[name].count for name in listed)) for part, listed in parts.items()},
             media=None
             if indexed.media is None or self._options.index_only
@@ -283,27 +285,8 @@ class Finisher:
         )
 
 
-def dataset_yaml(options: EnergonOptions) -> dict[str, Any]:
-    """Return the content of ``dataset.yaml``."""
-    choice = options.dataset
-    if choice.sample_type in (None, CRUDE, "CrudeSample"):
-        content: dict[str, Any] = {"__module__": _MODULE, "__class__": CRUDE}
-        if choice.part_filter:
-            content["part_filter"] = list(choice.part_filter)
-        return content
-    return {
-        "sample_type": {"__module__": _MODULE, "__class__": choice.sample_type},
-        "field_map": dict(choice.field_map),
-    }
-
-
 def _shard_of(entry: str, names: set[str]) -> bool:
     """Whether an exclude entry names a shard of the dataset, or a sample in one."""
     if entry in names:
         return True
     return any(entry[:at] in names for at, letter in enumerate(entry) if letter == "/")
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

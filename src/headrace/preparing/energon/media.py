@@ -19,7 +19,7 @@ import msgspec
 
 from headrace.errors import HeadraceError, InputError, MissingExtraError
 from headrace.preparing.energon.options import MediaFilter
-from headrace.preparing.shards.messages import load, save
+from headrace.preparing.processes.serving import load, save
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.sqlite_index import MediaRow
 

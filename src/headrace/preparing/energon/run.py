@@ -23,7 +23,7 @@ from headrace.preparing.energon.report import EnergonProgress, EnergonReport
 from headrace.preparing.energon.scanning import FoundTar, ShardScan, find_shards, load_scan
 from headrace.preparing.energon.state import DatasetState, ShardState, is_indexed, read_state, tell_of_new_index
 from headrace.preparing.energon.work import ReadSetup, ScanTask, WorkFolder, read_all
-from headrace.preparing.run import usable_cores
+from headrace.preparing.processes.executor import usable_cores
 from headrace.stores.energon.config_file import INDEX_NAME, INFO_NAME, META_FOLDER, UUID_NAME, folder_kind
 from headrace.stores.energon.jsonl import index_place, write_lines
 from headrace.stores.energon.splits import Splits, find_splits, read_info
@@ -74,8 +74,8 @@ class ShardsRun:
             known = self._known(splits)
             to_read = self._to_read(found, before, media)
             if to_read is None:
-                indexed = Indexed(set(), before, media)
-                indexed.states = {tar.name: before.shards[tar.name] for tar in found}
+                states = {tar.name: before.shards[tar.name] for tar in found}
+                indexed = Indexed(to_read=set(), before=before, media=media, states=states, duplicates=None)
             else:
                 indexed = self._index(work, found, to_read, before, media)
             finisher = Finisher(self._root, options, self._on_notice)
@@ -155,10 +155,9 @@ class ShardsRun:
                 self._check_faults(committer, len(found))
             if writer is not None and media is not None:
                 writer.add_media((), [(media.strategy, ",".join(media.patterns))])
-        indexed = Indexed(to_read, before, media)
-        indexed.is_new = True
-        indexed.states, indexed.duplicates = committer.states, committer.duplicates
-        return indexed
+        return Indexed(
+            to_read=to_read, before=before, media=media, states=committer.states, duplicates=committer.duplicates
+        )
 
     def _reading(
         self,

@@ -12,18 +12,16 @@ With one worker the shards are read in this process.
 from __future__ import annotations
 
 import contextlib
-import os
+import functools
 import shutil
-import traceback
 from collections.abc import Callable, Generator, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
 import msgspec
 
-from headrace.errors import HeadraceError, InputError, OutputError, WorkerError
+from headrace.errors import HeadraceError, OutputError
 from headrace.io import claim_folder, output_errors, sync_folder
 from headrace.preparing.energon.media import MediaTask, read_media
 from headrace.preparing.energon.options import MediaFilter
@@ -35,9 +33,18 @@ from headrace.preparing.energon.scanning import (
     scan_tar,
     write_tar_index,
 )
-from headrace.preparing.messages import HashDone, PieceDone, Progress, Reply, TaskFailed
-from headrace.preparing.processes.executor import RUN_AHEAD, WorkerProcesses, run_tasks
-from headrace.preparing.shards.messages import load, save
+from headrace.preparing.processes.executor import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks
+from headrace.preparing.processes.serving import (
+    HashDone,
+    PieceDone,
+    Progress,
+    Reply,
+    TaskFailed,
+    attempted,
+    load,
+    save,
+    serve,
+)
 from headrace.stores.energon.config_file import META_FOLDER
 
 WORK_NAME: Final = ".headrace"
@@ -149,7 +156,6 @@ class WorkFolder:
 
 
 COMMAND: Final = "import sys; from headrace.preparing.energon.work import main; main(int(sys.argv[1]))"
-REPORT_S: Final = 0.2
 
 
 class ReadSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,15 +189,12 @@ def do(setup: ReadSetup, task: ReadTask) -> None:
 
 def handle(setup: ReadSetup, task: ReadTask) -> Reply:
     """Do one task in a worker; any error becomes a `TaskFailed`."""
-    try:
+
+    def done() -> Reply:
         do(setup, task)
         return PieceDone(task.task_index, 0, True)
-    except OutputError as error:
-        return TaskFailed(task.task_index, "output", str(error))
-    except HeadraceError as error:
-        return TaskFailed(task.task_index, "input", str(error))
-    except BaseException:
-        return TaskFailed(task.task_index, "crash", traceback.format_exc())
+
+    return attempted(task.task_index, done)
 
 
 def read_all(
@@ -224,27 +227,11 @@ def read_all(
         )
         for result in results:
             if isinstance(result, TaskFailed):
-                raise _as_error(result)
+                raise result.error()
             if not isinstance(result, HashDone):
                 yield result.task_index
 
 
-def _as_error(failed: TaskFailed) -> HeadraceError:
-    if failed.kind == "output":
-        return OutputError(failed.message)
-    if failed.kind == "crash":
-        return WorkerError(f"a worker failed in a way nobody foresaw; please report this:\n{failed.message}")
-    return InputError(failed.message)
-
-
 def main(descriptor: int) -> None:
     """Run a worker: do the tasks that the parent sends over this socket."""
-    connection = Connection(descriptor)
-    try:
-        setup = msgspec.msgpack.decode(connection.recv_bytes(), type=ReadSetup)
-        decoder: msgspec.msgpack.Decoder[ReadTask] = msgspec.msgpack.Decoder(ReadTask)
-        while os.getppid() == setup.parent:
-            reply = handle(setup, decoder.decode(connection.recv_bytes()))
-            connection.send_bytes(msgspec.msgpack.encode(reply))
-    except (EOFError, ConnectionError):
-        return  # The parent has finished, or has died.
+    serve(descriptor, ReadSetup, ReadTask, lambda parent, setup: functools.partial(handle, setup))

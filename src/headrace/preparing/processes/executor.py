@@ -23,8 +23,11 @@ from typing import Protocol
 import msgspec
 
 from headrace.errors import HeadraceError, WorkerError
-from headrace.preparing.messages import HashDone, PieceDone, Progress, Reply, TaskFailed
 from headrace.preparing.processes.forking import ONE_THREAD, Child, forked, interrupts_blocked, may_fork
+from headrace.preparing.processes.serving import HashDone, PieceDone, Progress, Reply, TaskFailed
+
+REPORT_S = 0.2
+"""Seconds between two calls with the progress of a run."""
 
 RUN_AHEAD = 2
 """Finished or running tasks for each worker, ahead of the task whose pieces are committed. This bounds the number of
@@ -36,6 +39,11 @@ MAX_DEATHS = 3
 _EXIT_WAIT_S = 10.0
 _FAREWELL_S = 2.0
 _COMMAND = "import sys; from headrace.preparing.worker import main; main(int(sys.argv[1]))"
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class AnyTask(Protocol):

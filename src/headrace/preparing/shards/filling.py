@@ -11,15 +11,8 @@ import msgspec
 import xxhash
 
 from headrace.errors import HeadraceError, InputError, OutputError
-from headrace.preparing.shards.messages import (
-    FilledShard,
-    FillTask,
-    FoundPart,
-    ListedSample,
-    ShardSetup,
-    save,
-    spool_path,
-)
+from headrace.preparing.processes.serving import save
+from headrace.preparing.shards.messages import FilledShard, FillTask, FoundPart, ListedSample, ShardSetup, spool_path
 from headrace.stores.tar.writer import TarWriter
 
 CHUNK_BYTES: Final = 4 << 20

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import yaml
 
 from headrace.errors import HeadraceError
 from headrace.io import atomic_write, file_sum, output_errors
@@ -34,7 +33,16 @@ from headrace.stores import (
     TokenLedger,
     save_manifest,
 )
-from headrace.stores.energon.config_file import DATASET_NAME, INDEX_NAME, INFO_NAME, META_FOLDER, SPLIT_NAME, UUID_NAME
+from headrace.stores.energon.config_file import (
+    DATASET_NAME,
+    ENERGON_VERSION,
+    INDEX_NAME,
+    INFO_NAME,
+    META_FOLDER,
+    SPLIT_NAME,
+    UUID_NAME,
+)
+from headrace.stores.energon.dataset_yaml import dataset_yaml
 from headrace.stores.energon.splits import write_info, write_splits
 from headrace.stores.energon.sqlite_writer import SqliteWriter
 from headrace.stores.tar.scan import ScannedShard
@@ -44,11 +52,6 @@ META_FILES = tuple(f"{META_FOLDER}/{name}" for name in (INDEX_NAME, UUID_NAME, I
 
 VOUCHED_META_FILES = tuple(f"{META_FOLDER}/{name}" for name in (INDEX_NAME, UUID_NAME, INFO_NAME))
 """Files that users do not edit; the manifest holds their hashes."""
-
-ENERGON_VERSION = "7.4.1"
-"""Version of Energon whose layout is written."""
-
-_MODULE = "megatron.energon"
 
 
 def write_nv_meta(
@@ -75,7 +78,7 @@ def write_nv_meta(
             counts[name] = len(shard.keys)
     write_info(root, counts, ENERGON_VERSION)
     write_splits(root, {part: names[begin:end] for part, (begin, end) in plan.splits.items()})
-    atomic_write(root / META_FOLDER / DATASET_NAME, yaml.safe_dump(dataset_yaml(output), sort_keys=False).encode())
+    atomic_write(root / META_FOLDER / DATASET_NAME, dataset_yaml(output.sample_type, output.field_map))
 
 
 def _as_scanned(shard: FilledShard) -> ScannedShard:
@@ -91,16 +94,6 @@ def _as_scanned(shard: FilledShard) -> ScannedShard:
         size=shard.files[0].size,
         faults=(),
     )
-
-
-def dataset_yaml(output: ShardOutput) -> dict[str, Any]:
-    """Return the content of ``dataset.yaml``: a sample type with its fields, or crude samples."""
-    if output.sample_type is None:
-        return {"__module__": _MODULE, "__class__": "CrudeWebdataset"}
-    return {
-        "sample_type": {"__module__": _MODULE, "__class__": output.sample_type},
-        "field_map": dict(output.field_map),
-    }
 
 
 ORIGINS_NAME = "origins"

@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import ConfigError, InputError
+from headrace.errors import ConfigError, InputError, some
 from headrace.io import check_local, expand_braces, natural_key, output_errors
+from headrace.preparing.processes.serving import save
 from headrace.preparing.shards.listing import (
     GROUPS_A_TASK,
     Listing,
@@ -26,7 +27,7 @@ from headrace.preparing.shards.listing import (
     list_folder,
     load_captions,
 )
-from headrace.preparing.shards.messages import SPEC, FolderTask, SumTask, TableTask, save
+from headrace.preparing.shards.messages import SPEC, FolderTask, SumTask, TableTask
 from headrace.preparing.shards.options import IMAGE, PartSpec, ShardOptions, ShardSource
 from headrace.preparing.sources import (
     MAX_TASK_SPANS,
@@ -296,7 +297,6 @@ def _image_kind(value: Any, root: str) -> str:
         return "path"
 
 
-_SHOWN = 3
 SurveyOrder = TableTask | FolderTask
 
 
@@ -359,21 +359,17 @@ def _group_runs(
     captions = captions_of(given)
     groups, ignored, unmatched = group_files(given.listing, options.source.key_dots, captions)
     if ignored:
-        on_notice(f"{given.name}: {len(ignored):,} files have no extension and belong to no sample: {_some(ignored)}")
+        names = some(list(map(repr, ignored)))
+        on_notice(f"{given.name}: {len(ignored):,} files have no extension and belong to no sample: {names}")
     if unmatched and given.captions is not None:
         what = f"{len(unmatched):,} rows name files that are not in {given.name}"
-        message = f"{given.captions.name}: {what}: {_some(unmatched)}"
+        message = f"{given.captions.name}: {what}: {some(list(map(repr, unmatched)))}"
         if options.errors.on_error == "stop":
             raise InputError(f"{message}. Correct them, or skip them with --on-error skip.")
         on_notice(message)
     if not groups:
         raise ConfigError(f"input {given.name!r}: no file has an extension, which would name its part of a sample")
     return [(begin, tuple(groups[begin : begin + GROUPS_A_TASK])) for begin in range(0, len(groups), GROUPS_A_TASK)]
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(map(repr, names[:_SHOWN])) + more
 
 
 def described(given: MediaInput) -> dict[str, Any]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import msgspec
-import xxhash
 
-from headrace.errors import OutputError
-from headrace.io import FileSum, output_errors
+from headrace.io import FileSum
 from headrace.preparing.shards.options import PartSpec
 from headrace.preparing.sources import RecordSpec, SourceFile, Task
 
-T = TypeVar("T")
 SPEC = RecordSpec(fields=(), whole=True, lists=True)
 """How tables are read: as whole records."""
 
@@ -191,47 +188,3 @@ def survey_path(folder: str | Path, task_index: int) -> Path:
 def spool_path(folder: str | Path, task_index: int) -> Path:
     """Return the path of the spool of a task, which holds the values of columns."""
     return Path(folder) / f"{task_index}.spool"
-
-
-def save(path: Path, value: Any, *, sync: bool = False) -> None:
-    """Write a message, followed by its hash, atomically.
-
-    Args:
-        path: the file.
-        value: the message.
-        sync: whether to flush it to the disk, so that it survives a loss of power.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
-    from headrace.io import atomic_write
-
-    data = msgspec.msgpack.encode(value)
-    data += xxhash.xxh3_64_digest(data)
-    if sync:
-        atomic_write(path, data)
-        return
-    temporary = path.with_name(f".{path.name}.tmp")
-    with output_errors(path, "write"):
-        temporary.write_bytes(data)
-        temporary.rename(path)
-
-
-def load(path: Path, kind: type[T]) -> T | None:
-    """Read a message that `save` wrote; None if there is none, or it is incomplete after a loss of power.
-
-    Raises:
-        OutputError: the file cannot be read.
-    """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if xxhash.xxh3_64_digest(data[:-8]) != data[-8:]:
-        return None
-    try:
-        return msgspec.msgpack.decode(data[:-8], type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None

@@ -27,10 +27,11 @@ from headrace.io import FileSum, output_errors, write_all
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
 from headrace.preparing.options import SPLIT_NAMES
+from headrace.preparing.processes.serving import load
 from headrace.preparing.shards.filling import list_path, pack_listed
 from headrace.preparing.shards.inputs import MediaInput
 from headrace.preparing.shards.listing import numbered
-from headrace.preparing.shards.messages import FoundSample, FoundSpan, ListedSample, ShardSurvey, load, survey_path
+from headrace.preparing.shards.messages import FoundSample, FoundSpan, ListedSample, ShardSurvey, survey_path
 from headrace.preparing.shards.options import ShardOptions, ShardOutput
 from headrace.preparing.sources import counted_from, record_noun
 from headrace.stores import ContentLedger, DocumentLedger, ErrorEntry, ProvenanceWriter

@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError, StoreError, WorkerError
+from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError
 from headrace.io import check_local, file_sum, output_errors
-from headrace.preparing.messages import HashDone, PieceDone, Progress, Reply, TaskFailed
+from headrace.preparing.ledger import check_tolerance
 from headrace.preparing.output_folder import OutputFolder
-from headrace.preparing.processes.executor import RUN_AHEAD, AnyTask, WorkerProcesses, run_tasks
-from headrace.preparing.run import REPORT_S, usable_cores
+from headrace.preparing.processes.executor import REPORT_S, RUN_AHEAD, AnyTask, WorkerProcesses, run_tasks, usable_cores
+from headrace.preparing.processes.serving import (
+    HashDone,
+    Parent,
+    PieceDone,
+    Progress,
+    Reply,
+    TaskFailed,
+    attempted,
+    load,
+    save,
+    serve,
+)
 from headrace.preparing.shards.filling import Filler, done_path
 from headrace.preparing.shards.finishing import (
     ORIGINS_NAME,
@@ -45,8 +53,6 @@ from headrace.preparing.shards.messages import (
     ShardSurvey,
     SumTask,
     SurveySetup,
-    load,
-    save,
     spool_path,
     survey_path,
 )
@@ -55,65 +61,41 @@ from headrace.preparing.shards.planning import NothingLeftError, Planned, Planne
 from headrace.preparing.shards.survey import Surveyor
 from headrace.stores import ErrorEntry, Manifest, load_manifest
 
-PROGRESS_S = 0.4
 COMMAND = "import sys; from headrace.preparing.shards.run import main; main(int(sys.argv[1]))"
 
 
 class ShardWorker:
     """Does tasks in a worker process, and reports progress on the way."""
 
-    def __init__(self, connection: Connection, setup: ShardSetup) -> None:
-        self._connection = connection
-        self._parent = setup.parent
+    def __init__(self, parent: Parent, setup: ShardSetup) -> None:
+        self._parent = parent
         self._task_index = -1
-        self._reported_s = time.monotonic()
         self._surveyor = Surveyor(setup.survey, lambda size, samples, parts: self._report(size, samples, parts))
         self._filler = Filler(setup, lambda size, samples: self._report(size, samples, size))
 
     def handle(self, order: ShardOrder) -> Reply:
         """Do one task; any error becomes a `TaskFailed`."""
         self._task_index = order.task_index
-        try:
-            if isinstance(order, SumTask):
-                digest = file_sum(order.file.path).xxh3_128
-                order.file.check_unchanged(os.stat(order.file.path))  # noqa: PTH116
-                return HashDone(order.number, digest)
-            if isinstance(order, FillTask):
-                self._filler.run(order)
-            else:
-                self._surveyor.run(order)
-            return PieceDone(order.task_index, 0, True)
-        except OutputError as error:
-            return TaskFailed(order.task_index, "output", str(error))
-        except StoreError as error:  # from `file_sum`
-            return TaskFailed(order.task_index, "input", str(error))
-        except HeadraceError as error:
-            return TaskFailed(order.task_index, "input", str(error))
-        except SystemExit:
-            raise
-        except BaseException:
-            return TaskFailed(order.task_index, "crash", traceback.format_exc())
+        return attempted(order.task_index, lambda: self._run(order))
+
+    def _run(self, order: ShardOrder) -> Reply:
+        if isinstance(order, SumTask):
+            digest = file_sum(order.file.path).xxh3_128
+            order.file.check_unchanged(os.stat(order.file.path))  # noqa: PTH116
+            return HashDone(order.number, digest)
+        if isinstance(order, FillTask):
+            self._filler.run(order)
+        else:
+            self._surveyor.run(order)
+        return PieceDone(order.task_index, 0, True)
 
     def _report(self, size: int, samples: int, content: int) -> None:
-        if os.getppid() != self._parent:
-            raise SystemExit(1)
-        now = time.monotonic()
-        if now - self._reported_s >= PROGRESS_S:
-            self._reported_s = now
-            self._connection.send_bytes(msgspec.msgpack.encode(Progress(self._task_index, size, samples, content)))
+        self._parent.report(Progress(self._task_index, size, samples, content))
 
 
 def main(descriptor: int) -> None:
     """Run a worker: do the tasks that the parent sends over this socket."""
-    connection = Connection(descriptor)
-    try:
-        worker = ShardWorker(connection, msgspec.msgpack.decode(connection.recv_bytes(), type=ShardSetup))
-        decoder: msgspec.msgpack.Decoder[ShardOrder] = msgspec.msgpack.Decoder(ShardOrder)
-        while True:
-            reply = worker.handle(decoder.decode(connection.recv_bytes()))
-            connection.send_bytes(msgspec.msgpack.encode(reply))
-    except (EOFError, ConnectionError):
-        return  # The parent has finished, or has died.
+    serve(descriptor, ShardSetup, ShardOrder, lambda parent, setup: ShardWorker(parent, setup).handle)
 
 
 SURVEYS_NAME, LISTINGS_NAME, LISTS_NAME, DONE_NAME = "surveys", "listings", "lists", "done"
@@ -159,7 +141,7 @@ class ShardRun:
         try:
             with ExitStack() as stack:
                 planned = load(self._work / PLANNED_NAME, Planned) or self._survey(stack)
-                self._check_errors(planned.errors, planned.documents.read, is_whole=True)
+                self._check_errors(planned.errors, planned.documents.read)
                 totals = self._fill(planned, stack)
             self._check_unchanged()
             names = [shard_name(shard) for shard in range(planned.plan.num_shards)]
@@ -214,11 +196,11 @@ class ShardRun:
                 )
             len_done = result.task_index + 1
             sums.add(survey)
-            self._check_errors(sums.errors, len(sums.gathered), is_whole=False)
+            self._check_errors(sums.errors)
         sums.check_whole()
         self._check_unchanged()
         sums.hashes.update(hashes)
-        self._check_errors(sums.errors, len(sums.gathered), is_whole=True)
+        self._check_errors(sums.errors, len(sums.gathered))
         planner = Planner(self._inputs, self._options, surveys, len(self._tasks.orders))
         planned = planner.run(sums, self._work / LISTS_NAME, self._work / ORIGINS_NAME)
         save(self._work / PLANNED_NAME, planned, sync=True)
@@ -311,7 +293,7 @@ class ShardRun:
             interval_s=REPORT_S,
         ):
             if isinstance(result, TaskFailed):
-                raise _error(result)
+                raise result.error()
             yield result
 
     def _setup(self) -> ShardSetup:
@@ -332,17 +314,8 @@ class ShardRun:
             done=str(work / DONE_NAME),
         )
 
-    def _check_errors(self, errors: Sequence[ErrorEntry], num_read: int, *, is_whole: bool) -> None:
-        options = self._options.errors
-        if errors and options.on_error == "stop":
-            first = errors[0]
-            raise InputError(f"{first.file}, {first.unit} {first.line:,}: {_sentence(first.message)} {_ADVICE}")
-        allowed = options.max_errors
-        if isinstance(allowed, int) and len(errors) > allowed:
-            raise _too_many(errors[allowed], f"{len(errors):,} bad samples", f"{allowed:,}")
-        if isinstance(allowed, float) and is_whole and len(errors) > allowed * num_read:
-            share = f"{len(errors):,} bad samples of {num_read:,} ({len(errors) / num_read:.2%})"
-            raise _too_many(errors[-1], share, f"{allowed:.2%}")
+    def _check_errors(self, errors: Sequence[ErrorEntry], num_read: int | None = None) -> None:
+        check_tolerance(errors, self._options.errors, noun="samples", advice=_ADVICE, num_read=num_read)
 
     def _check_unchanged(self) -> None:
         for file in (file for given in self._inputs for file in (given.table, given.captions) if file is not None):
@@ -376,25 +349,6 @@ def deciding(
         "source": msgspec.to_builtins(options.source),
         "output": msgspec.to_builtins(options.output),
     }
-
-
-def _error(failed: TaskFailed) -> Exception:
-    if failed.kind == "output":
-        return OutputError(failed.message)
-    if failed.kind == "crash":
-        return WorkerError(f"a worker failed in a way nobody foresaw; please report this:\n{failed.message}")
-    return InputError(failed.message)
-
-
-def _too_many(entry: ErrorEntry, found: str, allowed: str) -> InputError:
-    return InputError(
-        f"{found}, but --max-errors allows {allowed}; the last one: {entry.file}, {entry.unit} {entry.line:,}: "
-        f"{_sentence(entry.message)} Nothing was written."
-    )
-
-
-def _sentence(message: str) -> str:
-    return message if message.endswith((".", "?", "!")) else f"{message}."
 
 
 def prepare_shards(

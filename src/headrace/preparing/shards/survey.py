@@ -18,6 +18,7 @@ import msgspec
 
 from headrace.errors import HeadraceError, InputError
 from headrace.io import output_errors, write_all
+from headrace.preparing.processes.serving import load, save
 from headrace.preparing.shards.listing import BadNameError, ListedFile, SampleFiles, checked_key
 from headrace.preparing.shards.messages import (
     SPEC,
@@ -28,8 +29,6 @@ from headrace.preparing.shards.messages import (
     ShardSurvey,
     SurveySetup,
     TableTask,
-    load,
-    save,
     spool_path,
     survey_path,
 )

@@ -1,11 +1,13 @@
-"""Reads ``.nv-meta/dataset.yaml``, which says what the samples of a dataset are. Nothing that it names is imported."""
+"""Reads and writes ``.nv-meta/dataset.yaml``, which says what the samples are. Nothing that it names is imported."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
+import yaml
 
 from headrace.config import describe, nearest_or_known
 from headrace.errors import StoreError
@@ -32,6 +34,7 @@ FLAVOURS: Final = {
 }
 """The classes from before Energon 7.0, one for each sample type, and their sample types."""
 
+_MODULE: Final = "megatron.energon"
 _NAMES: Final = ("__module__", "__class__", "__function__")
 _OURS: Final = ("sample_type", "field_map", "sample_loader", "part_filter", "subflavors")
 _OPTIONS: Final = (
@@ -214,3 +217,23 @@ def _options(rest: dict[str, Any], ours: tuple[str, ...], where: str) -> dict[st
                 raise StoreError(f"{where}: {key} is not for {CRUDE}, whose samples are made by a cooker; remove it")
             raise StoreError(f"{where}: unknown key {key!r}{nearest_or_known(key, (*ours, *_OPTIONS))}")
     return rest
+
+
+def dataset_yaml(sample_type: str | None, field_map: Mapping[str, str], part_filter: Sequence[str] = ()) -> bytes:
+    """Return the content of a ``dataset.yaml``.
+
+    Args:
+        sample_type: name of the sample type; None and the names of crude samples make the samples crude.
+        field_map: the fields of the sample type, and where each comes from.
+        part_filter: the parts of crude samples that are read; if it is empty, all parts.
+    """
+    if sample_type in (None, CRUDE, "CrudeSample"):
+        content: dict[str, Any] = {"__module__": _MODULE, "__class__": CRUDE}
+        if part_filter:
+            content["part_filter"] = list(part_filter)
+    else:
+        content = {
+            "sample_type": {"__module__": _MODULE, "__class__": sample_type},
+            "field_map": dict(field_map),
+        }
+    return yaml.safe_dump(content, sort_keys=False).encode()

@@ -1,0 +1,185 @@
+"""How a worker serves its parent: what it answers, how it tells of errors, and results that it leaves on disk."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import xxhash
+
+from headrace.errors import HeadraceError, InputError, OutputError, WorkerError
+from headrace.io import atomic_write, output_errors
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+PROGRESS_S = 0.4
+"""Seconds between two reports of a worker."""
+
+
+class PieceDone(msgspec.Struct, frozen=True, tag=True):
+    """A piece of a task is complete on disk."""
+
+    task_index: int
+    piece: int
+    is_last: bool
+
+
+class HashDone(msgspec.Struct, frozen=True, tag=True):
+    """The hash of a file."""
+
+    number: int
+    xxh3_128: str
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """How far the running task is, including its finished pieces."""
+
+    task_index: int
+    input_bytes: int
+    documents: int
+    tokens: int
+
+
+class TaskFailed(msgspec.Struct, frozen=True, tag=True):
+    """A task failed; the worker continues.
+
+    ``kind`` is ``input``, ``output``, ``mismatch`` (the fast library differs from the reference tokeniser) or ``crash``
+    (``message`` is then a traceback). For a bad line, ``message`` says what was found, and the parent adds file and
+    line, since only the parent knows how many lines came before.
+    """
+
+    task_index: int
+    """Index of the task; -1 for a hash task."""
+
+    kind: Literal["input", "output", "mismatch", "crash"]
+    message: str
+    file: int = -1
+    """Number of the input file of a bad line, else -1."""
+    line: int = 0
+    """The bad line, counted from 1 at the beginning of its span, or of the piece if that begins later."""
+
+    def error(self) -> HeadraceError:
+        """Return the error that the parent raises."""
+        if self.kind == "output":
+            return OutputError(self.message)
+        if self.kind == "crash":
+            return WorkerError(f"a worker failed unexpectedly; please report this:\n{self.message}")
+        return InputError(self.message)
+
+
+Reply = PieceDone | HashDone | Progress | TaskFailed
+
+
+class Parent:
+    """The parent of a worker, at the other end of its socket. If it is gone, the worker ends.
+
+    Args:
+        connection: the socket.
+        process: its process id.
+    """
+
+    def __init__(self, connection: Connection, process: int) -> None:
+        self._connection = connection
+        self._process = process
+        self._reported_s = time.monotonic()
+
+    def send(self, reply: Reply) -> None:
+        """Send a reply."""
+        self._connection.send_bytes(msgspec.msgpack.encode(reply))
+
+    def report(self, progress: Progress) -> None:
+        """Send a report, unless the last one was a moment ago."""
+        self.check()
+        now = time.monotonic()
+        if now - self._reported_s >= PROGRESS_S:
+            self._reported_s = now
+            self.send(progress)
+
+    def check(self) -> None:
+        """Raise SystemExit if the parent is gone."""
+        if os.getppid() != self._process:
+            raise SystemExit(1)
+
+
+def serve(descriptor: int, setup: type[S], orders: Any, handler: Callable[[Parent, S], Callable[[Any], Reply]]) -> None:
+    """Do the orders of the parent, one after another, until it closes the connection.
+
+    Args:
+        descriptor: the socket.
+        setup: the type of the first message, which has a field ``parent``, a process id.
+        orders: the type of all others.
+        handler: makes the function that does an order.
+    """
+    connection = Connection(descriptor)
+    try:
+        first: Any = msgspec.msgpack.decode(connection.recv_bytes(), type=setup)
+        parent = Parent(connection, first.parent)
+        handle = handler(parent, first)
+        decoder = msgspec.msgpack.Decoder(orders)
+        while True:
+            parent.send(handle(decoder.decode(connection.recv_bytes())))
+    except (EOFError, ConnectionError):
+        return  # the parent has finished, or was killed
+
+
+def attempted(task_index: int, do: Callable[[], Reply]) -> Reply:
+    """Do a task; any error becomes a `TaskFailed`."""
+    try:
+        return do()
+    except OutputError as error:
+        return TaskFailed(task_index, "output", str(error))
+    except HeadraceError as error:
+        return TaskFailed(task_index, "input", str(error))
+    except SystemExit:
+        raise
+    except BaseException:  # a panic in Rust is not an Exception
+        return TaskFailed(task_index, "crash", traceback.format_exc())
+
+
+def save(path: Path, value: Any, *, sync: bool = False) -> None:
+    """Write a result, followed by its hash, atomically.
+
+    Args:
+        path: the file.
+        value: the result, which is encoded as msgpack.
+        sync: whether to flush it to the disk, so that it survives a loss of power.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    data = msgspec.msgpack.encode(value)
+    data += xxhash.xxh3_64_digest(data)
+    if sync:
+        atomic_write(path, data)
+        return
+    temporary = path.with_name(f".{path.name}.tmp")
+    with output_errors(path, "write"):
+        temporary.write_bytes(data)
+        temporary.rename(path)
+
+
+def load(path: Path, kind: type[T]) -> T | None:
+    """Read a result that `save` wrote; None if there is none, or it is incomplete after a loss of power.
+
+    Raises:
+        OutputError: the file cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if xxhash.xxh3_64_digest(data[:-8]) != data[-8:]:
+        return None
+    try:
+        return msgspec.msgpack.decode(data[:-8], type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
