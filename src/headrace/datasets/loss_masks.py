@@ -72,6 +72,12 @@ def used_mask(store: Store, wanted: str | None) -> str | None:
     return key
 
 
+def check_store(store: Store) -> None:
+    """Raise ConfigError for anything but an open store of tokens."""
+    if not isinstance(store, Store):
+        raise ConfigError(f"store is {store!r}; expected an open store, such as headrace.open(path)")
+
+
 def check_labels(labels: str) -> None:
     """Raise ConfigError for anything but ``"next"`` and ``"same"``."""
     if labels not in ("next", "same"):

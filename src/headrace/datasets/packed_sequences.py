@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from headrace.datasets.counts import CountedDataset, Counts
 from headrace.datasets.dataset import Fields, FixedDataset, Sample, Traits
-from headrace.datasets.loss_masks import AUTO, Labels, check_labels, shown_mask, used_mask
+from headrace.datasets.loss_masks import AUTO, Labels, check_labels, check_store, shown_mask, used_mask
 from headrace.datasets.origins import Origins, checked, pieces
 from headrace.datasets.pack_plans import StoreLengths, make_plan
 from headrace.errors import ConfigError
@@ -183,8 +183,7 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         labels: Labels = "next",
         plan_folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        if not isinstance(store, Store):
-            raise ConfigError(f"store is {store!r}; expected an open store, such as headrace.open(path)")
+        check_store(store)
         if not isinstance(packing, Packing):
             raise ConfigError(f"packing is {packing!r}; expected a Packing, such as headrace.Packing(seq_len=4096)")
         if border_labels not in ("mask", "keep"):

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headrace.datasets.dataset import RaggedDataset
+from headrace.datasets.loss_masks import check_store
 from headrace.datasets.origins import Origins, record_origins, record_sample
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray, KeyArray
@@ -180,8 +181,9 @@ def found_key(store: Store, wanted: str | None, names: Sequence[str], what: str)
     """Return the key that was asked for, or the first of some names that the store has.
 
     Raises:
-        ConfigError: the store has none of them.
+        ConfigError: not a store, or it has none of them.
     """
+    check_store(store)
     looked_for = names if wanted is None else [wanted]
     for name in looked_for:
         if name in store.keys:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from headrace.datasets.counts import CountedDataset, Counts
 from headrace.datasets.dataset import Fields, Sample, Traits
+from headrace.datasets.loss_masks import check_labels
 from headrace.datasets.records import (
     Collation,
     Grid,
@@ -78,10 +79,7 @@ class PreferenceDataset(RecordDataset, CountedDataset):
         labels: Literal["next", "same"] = "next",
         layout: Literal["apart", "stacked"] = "apart",
     ) -> None:
-        if not isinstance(store, Store):
-            raise ConfigError(f"store is {store!r}; expected an open store, such as headrace.open(path)")
-        if labels not in ("next", "same"):
-            raise ConfigError(f"labels is {labels!r}; allowed are 'next', 'same'")
+        check_labels(labels)
         if layout not in ("apart", "stacked"):
             raise ConfigError(f"layout is {layout!r}; allowed are 'apart', 'stacked'")
         names = [name for answer in ANSWERS for name in (answer, f"{answer}_mask")]
@@ -205,8 +203,6 @@ class PromptDataset(RecordDataset):
     padding_side: PaddingSide = "left"
 
     def __init__(self, store: Store, collation: Collation | None = None) -> None:
-        if not isinstance(store, Store):
-            raise ConfigError(f"store is {store!r}; expected an open store, such as headrace.open(path)")
         keys = {"prompts": found_key(store, None, ("prompts",), "prompts")}
         if "columns" in store.keys:
             keys["columns"] = "columns"
@@ -298,8 +294,6 @@ class GroupDataset(RecordDataset, CountedDataset):
     def __init__(
         self, store: Store, collation: Collation | None = None, *, max_response_length: int | None = None
     ) -> None:
-        if not isinstance(store, Store):
-            raise ConfigError(f"store is {store!r}; expected an open store, such as headrace.open(path)")
         names = ("prompts", "responses", "masks", "rewards")
         keys = {name: found_key(store, None, (name,), f"{name} of groups") for name in names}
         if "response_lengths" in store.keys:

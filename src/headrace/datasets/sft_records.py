@@ -10,10 +10,9 @@ import numpy as np
 
 from headrace.datasets.counts import CountedDataset, Counts
 from headrace.datasets.dataset import Fields, Sample, Traits
-from headrace.datasets.loss_masks import shown_mask
+from headrace.datasets.loss_masks import check_labels, shown_mask
 from headrace.datasets.records import Collation, RecordDataset, RecordKey, check_parallel, found_key, supervised_labels
 from headrace.datasets.sample_watch import SampleWatch
-from headrace.errors import ConfigError
 from headrace.plan import IntArray
 from headrace.plan.segments import IGNORED_LABEL
 from headrace.stores import Store
@@ -70,10 +69,7 @@ class SFTDataset(RecordDataset, CountedDataset):
         tokens_key: str | None = None,
         loss_mask_key: str | None = "loss_mask",
     ) -> None:
-        if not isinstance(store, Store):
-            raise ConfigError(f"store is {store!r}; expected an open store, such as headrace.open(path)")
-        if labels not in ("next", "same"):
-            raise ConfigError(f"labels is {labels!r}; allowed are 'next', 'same'")
+        check_labels(labels)
         tokens = found_key(store, tokens_key, (*TOKEN_KEYS, store.keys[0]), "the tokens")
         keys = {"tokens": tokens}
         if loss_mask_key is not None:

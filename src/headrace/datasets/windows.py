@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.datasets.counts import CountedDataset, Counts
 from headrace.datasets.dataset import Fields, FixedDataset, Sample, Traits
-from headrace.datasets.loss_masks import AUTO, Labels, check_labels, shown_mask, used_mask
+from headrace.datasets.loss_masks import AUTO, Labels, check_labels, check_store, shown_mask, used_mask
 from headrace.datasets.origins import Origins, window_origins, windows_over
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray, derive_array
@@ -76,8 +76,7 @@ class WindowDataset(FixedDataset, CountedDataset):
         labels: Labels = "next",
         loss_mask_key: str | None = AUTO,
     ) -> None:
-        if not isinstance(store, Store):
-            raise ConfigError(f"store is {store!r}; expected an open store, such as headrace.open(path)")
+        check_store(store)
         seq_len = index(seq_len)
         stride = seq_len if stride is None else index(stride)
         if seq_len < 1 or stride < 1:

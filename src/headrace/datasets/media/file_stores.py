@@ -70,7 +70,27 @@ class FileStore(ABC):
         return f"<{type(self).__name__} {self.get_path()!r}>"
 
 
-class WebdatasetFileStore(FileStore):
+class _StoreFiles(FileStore):
+    """The files of one store."""
+
+    def __init__(self, store: SampleStore) -> None:
+        self.store = store
+
+    def get_path(self) -> str:
+        """Return the path of the dataset."""
+        return self.store.path
+
+    def get_media_metadata(self, name: str) -> dict[str, Any]:
+        """Return the facts that Energon gathered; other datasets have none."""
+        return _metadata(self.store, name)
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The fingerprint of the store."""
+        return self.store.fingerprint
+
+
+class WebdatasetFileStore(_StoreFiles):
     """Members of tar shards by their full names, ``"cats/0017.jpg"``; in Energon datasets of any split part.
 
     About 60 us a file if the dataset has an ``index.sqlite`` of parts; otherwise the first file takes a pass over all
@@ -78,7 +98,7 @@ class WebdatasetFileStore(FileStore):
     """
 
     def __init__(self, store: SampleStore) -> None:
-        self.store = store
+        super().__init__(store)
         self._names = tuple(store.info.shard_counts) if isinstance(store, EnergonStore) else ()
 
     def __getitem__(self, name: str) -> tuple[bytes, SourceInfo]:
@@ -105,44 +125,26 @@ class WebdatasetFileStore(FileStore):
             raise KeyError(f"{store.path}: sample {key!r} has no part {part!r}")
         return raw.shard, raw.parts[part]
 
-    def get_path(self) -> str:
-        """Return the path of the dataset."""
-        return self.store.path
 
-    def get_media_metadata(self, name: str) -> dict[str, Any]:
-        """Return the facts that Energon gathered; other datasets have none."""
-        return _metadata(self.store, name)
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the store."""
-        return self.store.fingerprint
-
-
-class SystemFileStore(FileStore):
+class SystemFileStore(_StoreFiles):
     """The files of a folder by their names in it; names that lead out of the folder are refused."""
 
+    store: FilesystemStore
+
     def __init__(self, folder: str | os.PathLike[str] | FilesystemStore) -> None:
-        self.store = folder if isinstance(folder, FilesystemStore) else FilesystemStore(folder)
+        super().__init__(folder if isinstance(folder, FilesystemStore) else FilesystemStore(folder))
 
     def __getitem__(self, name: str) -> tuple[bytes, SourceInfo]:
         path = self.store.path
         return self.store.part(name), SourceInfo(dataset_path=path, index=name, shard_name=path, file_names=(name,))
 
-    def get_path(self) -> str:
-        """Return the path of the folder."""
-        return self.store.path
-
-    def get_media_metadata(self, name: str) -> dict[str, Any]:
-        """Return the facts that Energon gathered for the folder."""
-        return _metadata(self.store, name)
+    @property
+    def fingerprint(self) -> None:
+        """None: the files of a folder are not read."""
 
 
-class JsonlFileStore(FileStore):
+class JsonlFileStore(_StoreFiles):
     """The records of a ``.jsonl`` by number, ``"17.json"``."""
-
-    def __init__(self, store: JsonlSamplesStore) -> None:
-        self.store = store
 
     def __getitem__(self, name: str) -> tuple[bytes, SourceInfo]:
         if not name.endswith(".json"):
@@ -150,19 +152,6 @@ class JsonlFileStore(FileStore):
         raw = self.store.read(np.array([self.store.find(name.removesuffix(".json"))]))[0]
         info = SourceInfo(dataset_path=self.store.path, index=raw.index, shard_name=raw.shard, file_names=(name,))
         return raw.parts["json"], info
-
-    def get_path(self) -> str:
-        """Return the path of the file."""
-        return self.store.path
-
-    def get_media_metadata(self, name: str) -> dict[str, Any]:
-        """Raise KeyError: records have no media metadata."""
-        return _metadata(self.store, name)
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the store."""
-        return self.store.fingerprint
 
 
 class _Wrapped(FileStore):
