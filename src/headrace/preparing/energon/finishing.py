@@ -24,7 +24,8 @@ from headrace.preparing.options import SPLIT_NAMES
 from headrace.preparing.shards.finishing import ENERGON_VERSION
 from headrace.stores.energon.config_file import INDEX_NAME, INFO_NAME, META_FOLDER, OLD_INFO_NAME, SPLIT_NAME, UUID_NAME
 from headrace.stores.energon.dataset_yaml import CRUDE
-from headrace.stores.energon.splits import DEFAULT_PART, Splits, write_info, write_splits
+from headrace.stores.energon.info import write_info
+from headrace.stores.energon.splits import DEFAULT_PART, Splits, write_splits
 
 Parts = dict[str, list[str]]
 SHUFFLE_SEED = 42
