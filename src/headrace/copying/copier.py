@@ -213,7 +213,7 @@ class Copier:
         made = _Made()
         hashers = {key: xxhash.xxh3_128() for key in self._dtypes}
         for number, pieces in enumerate(folder.shards):
-            target = self._format.open(place, number, len(folder.shards), self._dtypes, self._modes)
+            target = self._format(place, number, len(folder.shards), self._dtypes, self._modes)
             try:
                 for piece in pieces:
                     self._copy(piece, target, made, hashers)
