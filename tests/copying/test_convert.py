@@ -73,8 +73,7 @@ def test_the_shards_of_the_source_are_kept(tmp_path: Path) -> None:
 
 def test_a_format_with_short_shards_gets_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = pair(tmp_path / "a", [[[number]] for number in range(10)])
-    few = msgspec.structs.replace(FORMATS["keyed"], max_documents=4)
-    monkeypatch.setitem(FORMATS, "keyed", few)
+    monkeypatch.setattr(FORMATS["keyed"], "max_documents", 4)
     report = headrace.convert(source, tmp_path / "out", format="keyed", options=CopyOptions(shards="single"))
     assert [shard.documents for shard in load_manifest(tmp_path / "out").outputs] == [3, 3, 4]
     assert "holds at most 4 documents, so there are several" in report.warnings[0]

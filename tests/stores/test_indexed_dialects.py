@@ -17,7 +17,7 @@ import headrace.stores as stores
 from counts import cases
 from headrace.errors import ConfigError, StoreError
 from headrace.io import reader
-from headrace.stores.indexed.index import IntegerColumn
+from headrace.stores.indexed.index import ArrayPlace, IntegerColumn
 from headrace.stores.indexed.layout import IdxLayout, IndexedOptions
 from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.store import Store
@@ -337,7 +337,9 @@ def test_columns_with_steps_and_scales(
     entries = np.cumsum(steps) - steps[0]
     item = np.dtype(dtype).itemsize
     path.write_bytes(b"odd" + b"".join(entry.astype(dtype).tobytes() + bytes(gap) for entry in entries))
-    column = IntegerColumn(reader(name), str(path), 3, dtype, len(entries), stride=item + gap, scale=scale)
+    column = IntegerColumn(
+        reader(name), str(path), ArrayPlace("", 3, dtype, len(entries), stride=item + gap, scale=scale)
+    )
     assert column.read(0, len(entries)).tolist() == (entries * scale).tolist()
     assert column.read(0, 0).tolist() == []
     at = np.array([len(entries) - 1, 0, len(entries) // 2])
@@ -351,7 +353,7 @@ def test_columns_with_steps_and_scales(
 
 def test_a_pointer_that_overflows_when_scaled(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(np.array([0, 2**62, -(2**62)], "<i8").tobytes())
-    column = IntegerColumn(reader("mmap"), str(tmp_path / "x"), 0, "<i8", 3, scale=4)
+    column = IntegerColumn(reader("mmap"), str(tmp_path / "x"), ArrayPlace("", 0, "<i8", 3, scale=4))
     assert column.read(0, 1).tolist() == [0]
     for at in (1, 2):
         with pytest.raises(StoreError, match="4611686018427387904 is beyond any file"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.io import reader
-from headrace.stores.indexed.index import IntegerColumn
+from headrace.stores.indexed.index import ArrayPlace, IntegerColumn
 from headrace.stores.indexed.layout import IdxLayout
 
 
@@ -18,7 +18,7 @@ def test_search(tmp_path: Path, name: str, count: int, repeats: int) -> None:
     """Against NumPy, at an odd offset, with runs of equal entries."""
     entries = np.arange(count) // repeats * 5
     (tmp_path / "x").write_bytes(b"odd" + entries.astype("<i8").tobytes() + b"rest")
-    column = IntegerColumn(reader(name), str(tmp_path / "x"), 3, "<i8", count)
+    column = IntegerColumn(reader(name), str(tmp_path / "x"), ArrayPlace("", 3, "<i8", count))
     values = np.unique(np.concatenate([entries - 1, entries, entries + 1, [2**62]]).clip(0))
     np.testing.assert_array_equal(column.last_at_most(values), np.searchsorted(entries, values, side="right") - 1)
     assert column.last_at_most(values[:0]).tolist() == []

@@ -42,6 +42,7 @@ from headrace.stores import (
     save_manifest,
 )
 from headrace.stores.arguments import IntArray
+from headrace.stores.json_file import as_read_back
 
 
 class CopyProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,7 +213,7 @@ class Copier:
         made = _Made()
         hashers = {key: xxhash.xxh3_128() for key in self._dtypes}
         for number, pieces in enumerate(folder.shards):
-            target = self._format.open(place, number, len(folder.shards), self._dtypes, self._modes)
+            target = self._format(place, number, len(folder.shards), self._dtypes, self._modes)
             try:
                 for piece in pieces:
                     self._copy(piece, target, made, hashers)
@@ -313,8 +314,7 @@ def _entry(source: StoreSource) -> SourceEntry:
 
 
 def _options(entry: CopyEntry) -> dict[str, Any]:
-    # Through JSON, so that the result equals what is read back from a manifest.
-    return {OPTION: msgspec.json.decode(msgspec.json.encode(entry))}
+    return {OPTION: as_read_back(entry)}
 
 
 def _manifest(

@@ -9,9 +9,9 @@ To support another format, add an entry to `FORMATS`. `choose_kinds` decides the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from headrace.copying.rows import DocumentRows
 from headrace.errors import ConfigError
 from headrace.stores import Dialect, Documents, IndexedOptions, KeyedWriter, OutputShard
-from headrace.stores.arguments import MAIN
+from headrace.stores.arguments import MAIN, as_dtype
 from headrace.stores.indexed.layout import IdxLayout, code_of
 from headrace.stores.indexed.writer import SequenceFiles
 from headrace.stores.keyed.layout import check_key, key_dtype
@@ -30,7 +30,34 @@ DTypes = Mapping[str, np.dtype[Any]]
 
 
 class Target(ABC):
-    """One shard of all keys while it is written."""
+    """One shard of all keys while it is written, in one of the formats.
+
+    Args:
+        folder: the folder of the store.
+        number: the number of the shard.
+        count: the number of all shards.
+        dtypes: the dtype of each key.
+        modes: the keys whose sequences have modes.
+
+    Attributes:
+        sole_key: name of the key in a store with a single key, as programs that read the format expect it.
+        sequences: whether the format keeps the sequences within documents, and their modes.
+        max_documents: maximum number of documents per shard; None means no limit.
+        bool_as: dtype in which truth values are stored.
+    """
+
+    sole_key: ClassVar[str]
+    sequences: ClassVar[bool]
+    max_documents: ClassVar[int | None]
+    bool_as: ClassVar[str]
+
+    @abstractmethod
+    def __init__(self, folder: Path, number: int, count: int, dtypes: DTypes, modes: frozenset[str]) -> None: ...
+
+    @staticmethod
+    @abstractmethod
+    def check_dtype(name: str) -> object:
+        """Raise ConfigError for a dtype that the format cannot hold; the message names those that it can."""
 
     @abstractmethod
     def add(self, rows: Mapping[str, DocumentRows]) -> None:
@@ -45,29 +72,25 @@ class Target(ABC):
         """Remove incomplete files."""
 
 
-class TargetFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """What a format can hold, and how it is written.
-
-    Attributes:
-        sole_key: name of the key in a store with a single key, as programs that read the format expect it.
-        sequences: whether the format keeps the sequences within documents, and their modes.
-        check_dtype: raises ConfigError for a dtype that the format cannot hold; the message names those that it can.
-        max_documents: maximum number of documents per shard; None means no limit.
-        bool_as: dtype in which truth values are stored.
-        open: makes a target; its arguments are the folder, the number of the shard, the number of all shards, the
-            dtypes by key, and the keys with modes.
-    """
-
-    sole_key: str
-    sequences: bool
-    check_dtype: Callable[[str], object]
-    max_documents: int | None
-    bool_as: str
-    open: Callable[[Path, int, int, DTypes, frozenset[str]], Target]
-
-
 class _IndexedTarget(Target):
     """Writes a pair for each key, byte for byte as Megatron's ``IndexedDatasetBuilder`` does."""
+
+    sole_key = "text"
+    sequences = True
+    max_documents = None
+    bool_as = "uint8"
+
+    @staticmethod
+    def check_dtype(name: str) -> object:
+        try:
+            return code_of(name, "megatron")
+        except ConfigError:
+            way = {"uint32": "int32", "uint64": "int64", "float16": "float32"}.get(name)
+            hint = "" if way is None else f" (--dtype {way} if all values fit, which is checked)"
+            raise ConfigError(
+                f"the indexed format cannot hold {name}{hint}; it can hold uint8, int8, int16, int32, int64, uint16,"
+                " float32 and float64"
+            ) from None
 
     def __init__(self, folder: Path, number: int, count: int, dtypes: DTypes, modes: frozenset[str]) -> None:
         self._files: dict[str, SequenceFiles] = {}
@@ -101,6 +124,15 @@ class _IndexedTarget(Target):
 class _KeyedTarget(Target):
     """Writes a folder with a ``meta.json``; sequences within documents are not kept."""
 
+    sole_key = "sequence"
+    sequences = False
+    max_documents = MAX_DOCUMENTS
+    bool_as = "bool"
+
+    @staticmethod
+    def check_dtype(name: str) -> object:
+        return key_dtype(name)
+
     def __init__(self, folder: Path, number: int, count: int, dtypes: DTypes, modes: frozenset[str]) -> None:
         self._writer = KeyedWriter(folder / f"shard_{number:04d}", dtypes=dtypes)
 
@@ -115,36 +147,7 @@ class _KeyedTarget(Target):
         self._writer.discard()
 
 
-def _check_indexed_dtype(name: str) -> None:
-    try:
-        code_of(name, "megatron")
-    except ConfigError:
-        way = {"uint32": "int32", "uint64": "int64", "float16": "float32"}.get(name)
-        hint = "" if way is None else f" (--dtype {way} if all values fit, which is checked)"
-        raise ConfigError(
-            f"the indexed format cannot hold {name}{hint}; it can hold uint8, int8, int16, int32, int64, uint16,"
-            " float32 and float64"
-        ) from None
-
-
-FORMATS: Final[dict[FormatName, TargetFormat]] = {
-    "indexed": TargetFormat(
-        sole_key="text",
-        sequences=True,
-        check_dtype=_check_indexed_dtype,
-        max_documents=None,
-        bool_as="uint8",
-        open=_IndexedTarget,
-    ),
-    "keyed": TargetFormat(
-        sole_key="sequence",
-        sequences=False,
-        check_dtype=key_dtype,
-        max_documents=MAX_DOCUMENTS,
-        bool_as="bool",
-        open=_KeyedTarget,
-    ),
-}
+FORMATS: Final[dict[FormatName, type[Target]]] = {"indexed": _IndexedTarget, "keyed": _KeyedTarget}
 
 SortBy = Literal["given", "name", "natural"]
 Shards = int | Literal["single", "source"]
@@ -320,10 +323,7 @@ def _asked(key: str, found: Sequence[np.dtype[Any]], keys: Sequence[str], option
 
 
 def _dtype(name: str) -> np.dtype[Any]:
-    try:
-        dtype = np.dtype(name)
-    except TypeError as error:
-        raise ConfigError(f"dtype={name!r} is not a dtype: {error}") from error
+    dtype = as_dtype(name)
     if dtype.kind not in "biuf":
         raise ConfigError(f"dtype={name!r} is not a dtype of numbers")
     return dtype.newbyteorder("<")

@@ -22,6 +22,7 @@ from headrace.errors import ConfigError, StoreError
 from headrace.plan.megatron.splits import split_ranges
 from headrace.stores import Manifest
 from headrace.stores.arguments import IntArray
+from headrace.stores.writer import ShardFilling
 
 
 class DocumentRange(msgspec.Struct, frozen=True):
@@ -94,30 +95,16 @@ def cut(pieces: Sequence[DocumentRange], borders: Sequence[int]) -> list[list[Do
 
 
 def shard_borders(lengths: Iterable[IntArray], shard_tokens: int) -> list[int]:
-    """Return where shards begin, except the first: a shard ends before the document that would exceed the limit.
-
-    This is the rule of ``headrace prepare``. A document that is longer than the limit gets a shard of its own.
+    """Return where shards begin, except the first, by the rule of `ShardFilling`, as in ``headrace prepare``.
 
     Args:
         lengths: tokens of each document, summed over all keys, in arrays of any size.
         shard_tokens: maximum number of tokens per shard.
     """
     borders: list[int] = []
-    offset = tokens = 0
-    is_empty = True
+    offset, filling = 0, ShardFilling()
     for chunk in lengths:
-        ends = np.cumsum(chunk)
-        first = begin = 0
-        while first < len(chunk):
-            last = int(np.searchsorted(ends, begin + shard_tokens - tokens, side="right"))
-            if last <= first and is_empty:
-                last = first + 1  # a document that is longer than a shard
-            if last > first:
-                tokens += int(ends[last - 1]) - begin
-                begin, first, is_empty = int(ends[last - 1]), last, False
-            if first < len(chunk):
-                borders.append(offset + first)
-                tokens, is_empty = 0, True
+        borders += [offset + last for _, last, is_full in filling.cut(chunk, shard_tokens) if is_full]
         offset += len(chunk)
     return borders
 

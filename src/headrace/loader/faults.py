@@ -50,10 +50,12 @@ def original_errors(
     stream: Iterator[T], tell: Callable[[Exception, Sequence[Fault]], None] | None = None
 ) -> Iterator[T]:
     """Yield what a stream yields. For a `SampleFailure` raise the original error, after ``tell`` was called with it."""
+    # As the interpreter ends, names of modules are None, and a generator that was left open is closed only then.
+    failed = SampleFailure
     try:
         yield from stream
         return
-    except SampleFailure as failure:
+    except failed as failure:
         error = failure.error
         if tell is not None:
             tell(error, failure.faults)

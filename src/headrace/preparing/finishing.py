@@ -34,6 +34,7 @@ from headrace.stores import (
     WrittenShard,
     save_manifest,
 )
+from headrace.stores.json_file import as_read_back
 
 DOMAIN_OPTION = "domain"
 """The key in the ``options`` of a domain's manifest that tells which documents of the whole store it holds."""
@@ -231,5 +232,4 @@ def described_options(plan: RunPlan) -> dict[str, Any]:
     if plan.recipe is not None:
         return {**plan.recipe.described, **code}
     names = ("records", "tokens", "filters", "deduplicate", "output", "errors")
-    # Encoded to JSON and decoded again, so that the result equals what is read back from a manifest.
-    return {**{name: msgspec.json.decode(msgspec.json.encode(getattr(options, name))) for name in names}, **code}
+    return {**{name: as_read_back(getattr(options, name)) for name in names}, **code}

@@ -20,6 +20,7 @@ from headrace.io import output_errors, write_all
 from headrace.preparing.columns import Column, IntArray, Row, Rows, keep_rows, num_values, stored
 from headrace.stores import Hdf5Writer, IndexedWriter, JsonlWriter, KeyedStore, KeyedWriter, WriterState, WrittenShard
 from headrace.stores.keyed.writer import MAX_DOCUMENTS
+from headrace.stores.writer import ShardFilling
 
 BATCH_DOCUMENTS = 4096
 
@@ -106,19 +107,19 @@ class ShardSeries:
         self.supervised = state.supervised
         self._writers: list[IndexedWriter | KeyedWriter] = []
         self._staged: list[Path] = []
-        self._open_tokens = self._open_documents = 0
+        self._filling = ShardFilling()
         self._open_positions = [0] * len(self._columns)
         if state.writers:
             self._open(state.writers)
-            self._open_tokens = sum(writer.num_tokens for writer in state.writers)
-            self._open_documents = state.writers[0].num_documents
+            tokens = sum(writer.num_tokens for writer in state.writers)
+            self._filling = ShardFilling(tokens, state.writers[0].num_documents)
             counts = [info.tokens for writer in state.writers for info in writer.keys.values()]
             self._open_positions = counts if len(counts) == len(self._columns) else self._open_positions
 
     @property
     def num_documents(self) -> int:
         """Documents of all shards, including the open one."""
-        return sum(shards[0].num_documents for shards in self.finished) + self._open_documents
+        return sum(shards[0].num_documents for shards in self.finished) + self._filling.documents
 
     def add(self, rows: Rows) -> None:
         """Append documents; ``rows`` has the same number of documents for every key."""
@@ -129,23 +130,13 @@ class ShardSeries:
         if self._shard_tokens is None:
             if len(lengths):
                 self._append(rows)
+                self._filling.documents += len(lengths)
             return
-        first = 0
-        ends = np.cumsum(lengths)
-        begin = 0
-        most = len(lengths) if self._layout == "indexed" else MAX_DOCUMENTS
-        while first < len(lengths):
-            room = self._shard_tokens - self._open_tokens
-            last = int(np.searchsorted(ends, begin + room, side="right"))
-            if self._layout != "indexed":
-                last = min(last, first + most - self._open_documents)
-            if last == first and not self._writers:
-                last = first + 1  # a document longer than a shard is a shard of its own
+        most = None if self._layout == "indexed" else MAX_DOCUMENTS
+        for first, last, is_full in self._filling.cut(lengths, self._shard_tokens, most):
             if last > first:
                 self._append([_slice(row, first, last) for row in rows])
-                self._open_tokens += int(ends[last - 1]) - begin
-                begin, first = int(ends[last - 1]), last
-            if first < len(lengths):
+            if is_full:
                 self._close()
 
     def checkpoint(self) -> SeriesState:
@@ -179,7 +170,6 @@ class ShardSeries:
         if not self._writers:
             self._open(())
         rows = self._numbered(rows)
-        self._open_documents += len(rows[0][1])
         keyed = self._writers[0]
         if isinstance(keyed, KeyedWriter):
             tokens, lengths = (
@@ -242,7 +232,7 @@ class ShardSeries:
             number = len(self.finished)
             written = (write_staged_shard(staged, self._folder, number, self._layout, self._columns),)
             self._staged.append(staged)
-        self._open_tokens = self._open_documents = 0
+        self._filling.tokens = self._filling.documents = 0
         self._open_positions = [0] * len(self._columns)
         self.finished.append(written)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from headrace.errors import ConfigError, StoreError
 
@@ -20,6 +20,14 @@ MAIN = "tokens"
 
 KeyList = list[str] | tuple[str, ...]
 """Several keys. Not ``Sequence[str]``, since a single ``str`` is one too."""
+
+
+def as_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """Return a dtype that a caller has named. Raises ConfigError if it is none."""
+    try:
+        return np.dtype(dtype)
+    except TypeError as error:
+        raise ConfigError(f"dtype={dtype!r} is not a dtype: {error}") from error
 
 
 def positions(values: ArrayLike, allowed: int, what: str) -> IntArray:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import OutputError, StoreError
 from headrace.io import file_digest, hash_bytes, map_npy, output_errors, sync_folder
+from headrace.stores.json_file import json_bytes
 from headrace.stores.store import Problem
 
 KEPT_NAME: Final = "kept.json"
@@ -94,7 +95,7 @@ def keep_arrays(folder: Path, name: str, arrays: Mapping[str, NDArray[Any]], met
         kept = KeptRecord(files, meta.decode(), hash_bytes(meta), version=_VERSION)
         kept = msgspec.structs.replace(kept, xxh3_128=_own_hash(kept))
         with output_errors(partial, "write"):
-            (partial / KEPT_NAME).write_bytes(_encoded(kept))
+            (partial / KEPT_NAME).write_bytes(json_bytes(kept))
             sync_folder(partial / KEPT_NAME)
             try:
                 partial.rename(folder / name)
@@ -215,7 +216,7 @@ def _listed(place: Path, data: bytes) -> KeptRecord:
     path = place / KEPT_NAME
     try:
         kept = msgspec.json.decode(data, type=KeptRecord)
-        whole = _encoded(kept) if kept.version > 1 else data
+        whole = json_bytes(kept) if kept.version > 1 else data
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise _DamageError(path, f"damaged: {error}") from error
     if kept.kind != _KIND or not 1 <= kept.version <= _VERSION:
@@ -234,11 +235,7 @@ def _listed(place: Path, data: bytes) -> KeptRecord:
 
 
 def _own_hash(kept: KeptRecord) -> str:
-    return hash_bytes(_encoded(msgspec.structs.replace(kept, xxh3_128="")))
-
-
-def _encoded(kept: KeptRecord) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n"
+    return hash_bytes(json_bytes(msgspec.structs.replace(kept, xxh3_128="")))
 
 
 def _partial_name(name: str) -> str:

@@ -17,6 +17,7 @@ import msgspec
 from headrace.errors import StoreError
 from headrace.io import FileSum, atomic_write, check_local, hash_bytes, safe_relative
 from headrace.stores.checking import check_file
+from headrace.stores.json_file import json_bytes
 from headrace.stores.store import Problem
 from headrace.stores.written import META_NAME, Format, OutputShard, file_faults
 
@@ -415,7 +416,7 @@ def save_manifest(folder: str | os.PathLike[str], manifest: Manifest) -> Manifes
     for fault in manifest.faults():
         raise StoreError(f"the manifest for {os.fspath(folder)} is not written: {fault}")
     complete = _with_hash(manifest)
-    atomic_write(Path(folder) / MANIFEST_NAME, _canonical(complete))
+    atomic_write(Path(folder) / MANIFEST_NAME, json_bytes(complete, order="sorted"))
     return complete
 
 
@@ -438,7 +439,7 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
         raise StoreError(f"{path}: not a Headrace manifest of version 1: {error}") from error
     if _with_hash(manifest) != manifest:
         raise StoreError(f"{path}: its content does not match its own hash {manifest.xxh3_128!r}; it was changed")
-    if _canonical(manifest) != data:
+    if json_bytes(manifest, order="sorted") != data:
         raise StoreError(f"{path}: not in the canonical form that Headrace writes; it was changed")
     for fault in manifest.faults():
         raise StoreError(f"{path}: {fault}")
@@ -447,11 +448,7 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
 
 def _with_hash(manifest: Manifest) -> Manifest:
     blank = msgspec.structs.replace(manifest, xxh3_128="")
-    return msgspec.structs.replace(manifest, xxh3_128=hash_bytes(_canonical(blank)))
-
-
-def _canonical(manifest: Manifest) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=2) + b"\n"
+    return msgspec.structs.replace(manifest, xxh3_128=hash_bytes(json_bytes(blank, order="sorted")))
 
 
 def find_manifest(path: str | os.PathLike[str]) -> tuple[Path, Manifest] | None:

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError, StoreError
-from headrace.io import FileSum, atomic_write, file_sum, output_errors, sync_folder
+from headrace.io import FileSum, file_sum, output_errors, sync_folder
+from headrace.stores.json_file import write_json_file
 from headrace.stores.provenance import (
     ID_ENDS_NAME,
     IDS_NAME,
@@ -198,7 +199,7 @@ class ProvenanceWriter:
         sums = [array.give_name() for array in self._arrays.values()]
         sync_folder(self.folder / INFO_NAME)
         info = ProvenanceInfo(version=1, num_documents=self.num_documents, reasons=tuple(self._codes))
-        atomic_write(self.folder / INFO_NAME, msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n")
+        write_json_file(self.folder / INFO_NAME, info)
         sums.append(file_sum(self.folder / INFO_NAME))
         self._sums = tuple(sorted(sums, key=lambda file: file.name))
         return self._sums

@@ -19,11 +19,11 @@ import numpy as np
 import xxhash
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import atomic_write
 from headrace.stores import energon
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.jsonl import JsonlSamplesStore
+from headrace.stores.json_file import write_json_file
 from headrace.stores.sample_store import Numbering, PartPlace, RawSample, SampleStore
 from headrace.stores.store import Problem
 from headrace.stores.tar.store import TarStore
@@ -303,7 +303,7 @@ def _write(folder: Path, changes: Mapping[tuple[str, int, str], BadSample | None
     if after:
         listed = _List(samples=tuple(after[identity] for identity in sorted(after)))
         if after != before:
-            atomic_write(path, msgspec.json.format(msgspec.json.encode(listed), indent=1) + b"\n")
+            write_json_file(path, listed, indent=1)
     elif before:
         path.unlink()
     return len(before.keys() ^ after.keys())

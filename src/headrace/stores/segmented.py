@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
@@ -216,6 +217,15 @@ def tokens_at(reader: Reader, path: str, dtype: np.dtype[Any], offset: int, num_
     if mapped is not None:
         return np.frombuffer(mapped, dtype, num_bytes // dtype.itemsize, offset)
     return read_only(reader.read(path, offset, num_bytes).view(dtype))
+
+
+def mapped_windows(
+    reader: Reader, path: str, dtype: np.dtype[Any], num_tokens: int, begins: IntArray, length: int
+) -> TokenArray | None:
+    """Return (len(begins), length) tokens of a stream that is a whole file; None if the reader does not map."""
+    make = functools.partial(windows, dtype=dtype, num_tokens=num_tokens, length=length)
+    rows = reader.kept(path, length, make)
+    return None if rows is None else rows[positions(begins, len(rows), "begins")]
 
 
 def windows(data: NDArray[np.uint8], dtype: np.dtype[Any], num_tokens: int, length: int) -> TokenArray:

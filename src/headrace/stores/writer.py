@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -299,6 +299,49 @@ class FileWriter(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.discard()
+
+
+class ShardFilling:
+    """How full the open shard of a series is.
+
+    A shard ends before the document that would bring it above a number of tokens. A document that is longer than that
+    gets a shard of its own.
+
+    Attributes:
+        tokens: number of tokens in the open shard, all keys together.
+        documents: number of documents in it.
+    """
+
+    def __init__(self, tokens: int = 0, documents: int = 0) -> None:
+        self.tokens = tokens
+        self.documents = documents
+
+    def cut(
+        self, lengths: NDArray[np.int64], max_tokens: int, max_documents: int | None = None
+    ) -> Iterator[tuple[int, int, bool]]:
+        """Yield the ranges of the next documents that go into the same shard, and whether the shard ends after each.
+
+        Args:
+            lengths: (n,) int64, tokens of each document, summed over all keys.
+            max_tokens: the most tokens in a shard.
+            max_documents: the most documents in a shard.
+        """
+        ends = np.cumsum(lengths)
+        first = begin = 0
+        while first < len(lengths):
+            last = int(np.searchsorted(ends, begin + max_tokens - self.tokens, side="right"))
+            if max_documents is not None:
+                last = min(last, first + max_documents - self.documents)
+            last = max(last, first if self.documents else first + 1)
+            if last > first:
+                self.tokens += int(ends[last - 1]) - begin
+                self.documents += last - first
+                begin = int(ends[last - 1])
+            is_full = last < len(lengths)
+            if is_full:
+                self.tokens = self.documents = 0
+            yield first, last, is_full
+            first = last
 
 
 def checked_keys(path: Path, dtypes: Mapping[str, DTypeLike], **named: Collection[str]) -> dict[str, np.dtype[Any]]:

@@ -20,6 +20,7 @@ from headrace.encoders.pipeline import Output
 from headrace.encoders.task_encoder import encoder_recipe
 from headrace.errors import ConfigError, SkipSample
 from headrace.stores import kept_name
+from headrace.stores.json_file import as_read_back
 
 
 def key_text(key: Any) -> str:
@@ -210,9 +211,8 @@ def facts_recipe(pipeline: EncoderPipeline) -> dict[str, Any]:
         "packing": pipeline.packing,
         "attributes": _attributes(pipeline.encoder),
     }
-    # The same values as after reading from a file.
-    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(recipe))
-    return decoded
+    found: dict[str, Any] = as_read_back(recipe)
+    return found
 
 
 def _attributes(encoder: Encoder) -> dict[str, Any]:
@@ -232,7 +232,7 @@ _PLAIN: Final = (str, int, float, bool, type(None))
 def _as_json(value: Any) -> Any:
     """Return the value, or a text for what JSON would lose: infinity, numbers beyond 64 bits, lone surrogates."""
     try:
-        same = msgspec.json.decode(msgspec.json.encode(value)) == value
+        same = as_read_back(value) == value
     except (OverflowError, UnicodeEncodeError):
         same = False
     return value if same else ascii(value)

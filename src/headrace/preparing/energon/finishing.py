@@ -30,7 +30,8 @@ from headrace.stores.energon.config_file import (
     UUID_NAME,
 )
 from headrace.stores.energon.dataset_yaml import dataset_yaml
-from headrace.stores.energon.splits import DEFAULT_PART, Splits, write_info, write_splits
+from headrace.stores.energon.info import write_info
+from headrace.stores.energon.splits import DEFAULT_PART, Splits, write_splits
 
 Parts = dict[str, list[str]]
 SHUFFLE_SEED = 42

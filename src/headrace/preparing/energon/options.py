@@ -9,9 +9,9 @@ import msgspec
 
 from headrace.errors import ConfigError, StoreError
 from headrace.preparing.options import ErrorOptions, RunOptions, check_run, check_sample_type, check_shares
+from headrace.stores.energon.braces import expand
 from headrace.stores.energon.config_file import DATASET_NAME
 from headrace.stores.energon.dataset_yaml import CRUDE
-from headrace.stores.energon.splits import expand
 
 MediaStrategy = Literal["EXTENSION", "HEADER", "GLOB"]
 

@@ -25,8 +25,9 @@ from headrace.preparing.energon.state import DatasetState, ShardState, is_indexe
 from headrace.preparing.energon.work import ReadSetup, ScanTask, WorkFolder, read_all
 from headrace.preparing.processes.executor import usable_cores
 from headrace.stores.energon.config_file import INDEX_NAME, INFO_NAME, META_FOLDER, UUID_NAME, folder_kind
+from headrace.stores.energon.info import read_info
 from headrace.stores.energon.jsonl import index_place, write_lines
-from headrace.stores.energon.splits import Splits, find_splits, read_info
+from headrace.stores.energon.splits import Splits, find_splits
 from headrace.stores.energon.sqlite_writer import SqliteWriter, update_media
 
 WORKER_BYTES: Final = 128 << 20

@@ -43,8 +43,10 @@ from headrace.stores.energon.config_file import (
     UUID_NAME,
 )
 from headrace.stores.energon.dataset_yaml import dataset_yaml
-from headrace.stores.energon.splits import write_info, write_splits
+from headrace.stores.energon.info import write_info
+from headrace.stores.energon.splits import write_splits
 from headrace.stores.energon.sqlite_writer import SqliteWriter
+from headrace.stores.json_file import as_read_back
 from headrace.stores.tar.scan import ScannedShard
 
 META_FILES = tuple(f"{META_FOLDER}/{name}" for name in (INDEX_NAME, UUID_NAME, INFO_NAME, SPLIT_NAME, DATASET_NAME))
@@ -219,11 +221,7 @@ def _options(parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions, plann
 
 
 def _asked(parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions) -> dict[str, Any]:
-    # Through JSON, so that the result equals what is read back from a manifest.
-    groups = {
-        name: msgspec.json.decode(msgspec.json.encode(getattr(options, name)))
-        for name in ("source", "output", "errors")
-    }
+    groups = {name: as_read_back(getattr(options, name)) for name in ("source", "output", "errors")}
     return {**groups, "kind": "shards", "parts": [[str(spec) for spec in specs] for specs in parts]}
 
 

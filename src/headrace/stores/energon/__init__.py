@@ -1,7 +1,9 @@
 """Datasets of Megatron-Energon, shards below a folder with a ``.nv-meta``: read and written.
 
 config_file    reads YAML and JSON files in Energon's dialect
-splits         .info.json, split.yaml: the shards, their numbers of samples, and the parts train, val, test
+braces         names with braces, as Energon expands and writes them
+info           .info.json: the shards and their numbers of samples
+splits         split.yaml: the parts train, val, test, and what is excluded
 dataset_yaml   dataset.yaml: the type of the samples; nothing that it names is imported
 sqlite_index   index.sqlite: places of samples and parts by key, and metadata of media
 sqlite_writer  writes index.sqlite and its uuid
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
     from headrace.stores.energon.config_file import folder_kind
     from headrace.stores.energon.dataset_yaml import DatasetConfig, Reference, read_dataset
     from headrace.stores.energon.filesystem import FilesystemStore
+    from headrace.stores.energon.info import Info, read_info, write_info
     from headrace.stores.energon.join_writer import Join, write_join
     from headrace.stores.energon.joined import JoinColumn, JoinedStore, Nonmatch, cache_folder
     from headrace.stores.energon.jsonl import JsonlSamplesStore, write_lines
-    from headrace.stores.energon.splits import Info, SplitPart, Splits, read_info, read_splits, write_info, write_splits
+    from headrace.stores.energon.splits import SplitPart, Splits, read_splits, write_splits
     from headrace.stores.energon.sqlite_index import MediaRow, PartRow, SampleRow, SqliteIndex
     from headrace.stores.energon.sqlite_writer import SqliteWriter, update_media
     from headrace.stores.energon.store import EnergonStore
@@ -36,7 +39,7 @@ _HOMES = {
     "DatasetConfig": "headrace.stores.energon.dataset_yaml",
     "EnergonStore": "headrace.stores.energon.store",
     "FilesystemStore": "headrace.stores.energon.filesystem",
-    "Info": "headrace.stores.energon.splits",
+    "Info": "headrace.stores.energon.info",
     "Join": "headrace.stores.energon.join_writer",
     "JoinColumn": "headrace.stores.energon.joined",
     "JoinedStore": "headrace.stores.energon.joined",
@@ -53,10 +56,10 @@ _HOMES = {
     "cache_folder": "headrace.stores.energon.joined",
     "folder_kind": "headrace.stores.energon.config_file",
     "read_dataset": "headrace.stores.energon.dataset_yaml",
-    "read_info": "headrace.stores.energon.splits",
+    "read_info": "headrace.stores.energon.info",
     "read_splits": "headrace.stores.energon.splits",
     "update_media": "headrace.stores.energon.sqlite_writer",
-    "write_info": "headrace.stores.energon.splits",
+    "write_info": "headrace.stores.energon.info",
     "write_join": "headrace.stores.energon.join_writer",
     "write_lines": "headrace.stores.energon.jsonl",
     "write_splits": "headrace.stores.energon.splits",

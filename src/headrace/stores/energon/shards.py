@@ -14,7 +14,7 @@ from headrace.io import Reader
 from headrace.stores.arguments import IntArray, TokenArray
 from headrace.stores.sample_store import PartPlace, RawSample
 from headrace.stores.store import Problem, Store
-from headrace.stores.tar.index import index_path, shard_indexes
+from headrace.stores.tar.index import index_path
 from headrace.stores.tar.names import SUFFIXES, check_uncompressed
 from headrace.stores.tar.shards import TarShards
 from headrace.stores.token_layouts import Opening, token_store
@@ -84,12 +84,6 @@ class DocumentShards:
             store.close()
 
 
-def count_documents(place: Path, using: str | Reader) -> int:
-    """Return the number of documents in a store of tokens; raises as `headrace.stores.open_tokens` does."""
-    with token_store(str(place), Opening(reader=using)) as store:
-        return len(store)
-
-
 def _part(key: str) -> str:
     return f"{key}.npy"
 
@@ -108,39 +102,23 @@ class DatasetShards:
         root: the folder to which the names are relative.
         names: names of the shards, each once.
         counts: (shards,) int64, the number of samples in each shard.
-        using: the reader.
-        hidden: whether ``dir/.hid`` is a sample.
-        make_missing: whether to make the index of a tar that has none, and to keep it in the cache.
+        tars: reads the shards that are tars; it has all shards, so that both kinds share their numbers.
 
     Raises:
         InputError: a shard is compressed; the message says how to unpack it.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        names: Sequence[str],
-        counts: IntArray,
-        *,
-        using: Reader,
-        hidden: bool,
-        make_missing: bool,
-    ) -> None:
+    def __init__(self, root: Path, names: Sequence[str], counts: IntArray, tars: TarShards) -> None:
         for name in names:
             if name.endswith(SUFFIXES):  # Energon's prepare accepts such shards, but its reader does not
                 check_uncompressed(str(root / name))
         self._root = root
         self._names = names
         self._counts = counts
-        self._hidden = hidden
-        self._made: dict[int, str | IntArray] = {}
         self.is_tar = np.array([name.endswith(".tar") for name in names], np.bool_)
         self._all_tars = bool(self.is_tar.all())
-        # Both kinds are given all shards, so that they share their numbers; each is only asked for its own.
-        self.tars = TarShards(
-            root, names, counts, using=using, hidden=hidden, index=self._index if make_missing else None
-        )
-        self._documents = DocumentShards(root, names, counts, using=using)
+        self.tars = tars
+        self._documents = DocumentShards(root, names, counts, using=tars.reader)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -199,13 +177,3 @@ class DatasetShards:
         """Close all shards."""
         self.tars.close()
         self._documents.close()
-
-    def _index(self, shard: int) -> str | IntArray:
-        if (index := self._made.get(shard)) is not None:
-            return index
-        path = self._root / self._names[shard]
-        place = index_path(path)
-        if place.exists() or not path.exists():
-            return str(place)
-        self._made[shard] = shard_indexes([str(path)], where="cache", hidden=self._hidden, skip=False)[0].place
-        return self._made[shard]

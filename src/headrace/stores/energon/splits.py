@@ -1,283 +1,30 @@
-"""Reads and writes the info and split files of a dataset, which list its shards and the parts to which they belong.
+"""Reads and writes ``.nv-meta/split.yaml``, which lists the shards of each part, and what is excluded.
 
-``.nv-meta/.info.json`` (before Energon 7.0 ``.info.yaml``) lists the shards and their numbers of samples;
-``split.yaml`` lists the shards of each part, and what is excluded.
-
-Braces in a split file are expanded by the rules of ``braceexpand``, as in Energon. They differ from those of
-`headrace.io.expand_braces`, which is for patterns that a user types: braces nest, ranges have steps, count down and run
-over letters, a backslash escapes, and braces that do not match are an error.
+Names in it may have braces; see `headrace.stores.energon.braces`.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import re
-import string
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, product
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
 
 import msgspec
 import yaml
 
-from headrace.config import describe, nearest_or_known
+from headrace.config import nearest_or_known
 from headrace.errors import ConfigError, StoreError
-from headrace.io import atomic_write, safe_relative
+from headrace.io import atomic_write
+from headrace.stores.energon.braces import collapse, expand
 from headrace.stores.energon.config_file import (
-    INFO_NAME,
     JSON_SPLIT_NAME,
     META_FOLDER,
-    OLD_INFO_NAME,
     SPLIT_NAME,
     as_map,
     as_strings,
     read_config,
 )
-
-MAX_EXPANDED: Final = 1_000_000
-"""A pattern that stands for more names than this is taken for a typing error."""
-
-_LETTERS: Final = string.ascii_uppercase + string.ascii_lowercase
-_NUMBERS: Final = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?", re.ASCII)
-_CHARACTERS: Final = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?", re.ASCII)
-_ESCAPED: Final = re.compile(r"\\(.)")
-
-
-def expand(pattern: str, where: str) -> list[str]:
-    """Return the names that a pattern stands for; the last braces vary fastest.
-
-        >>> expand("s{08..10}{a,b{1..2}}", "split.yaml")
-        ['s08a', 's08b1', 's08b2', 's09a', 's09b1', 's09b2', 's10a', 's10b1', 's10b2']
-
-    Raises:
-        StoreError: the braces do not match, or there are more than ``MAX_EXPANDED`` names; the message names ``where``.
-    """
-    if "{" not in pattern and "}" not in pattern and "\\" not in pattern:
-        return [pattern]
-    names = list(islice(_expanded(pattern, pattern, where), MAX_EXPANDED + 1))
-    if len(names) > MAX_EXPANDED:
-        raise StoreError(f"{where}: {pattern!r} stands for over {MAX_EXPANDED:,} names, which is the limit")
-    return names
-
-
-def collapse(names: list[str]) -> list[str]:
-    """Return the names, in order, with runs of them as ranges, as Energon writes a split file.
-
-    Within a run, one number in the name counts up by one, always with the same number of digits.
-
-        >>> collapse(["a_08.tar", "a_09.tar", "a_10.tar", "b.tar"])
-        ['a_{08..10}.tar', 'b.tar']
-    """
-    found: list[str] = []
-    at = 0
-    while at < len(names):
-        begin, pieces, slot = at, _pieces(names[at]), None
-        at += 1
-        last = pieces
-        while at < len(names):
-            following = _pieces(names[at])
-            counted = _counted(last, following)
-            if counted is None or slot not in (None, counted):
-                break
-            slot, last = counted, following
-            at += 1
-        if slot is None:
-            found.append(names[begin])
-        else:
-            found.append("".join([*pieces[:slot], f"{{{pieces[slot]}..{last[slot]}}}", *pieces[slot + 1 :]]))
-    return found
-
-
-def _pieces(name: str) -> list[str]:
-    """Split a name into text and runs of digits, which alternate; the runs have odd indices."""
-    return re.split(r"(\d+)", name)
-
-
-def _counted(before: list[str], after: list[str]) -> int | None:
-    """Return the index of the only number that differs, if it is greater by one with the same number of digits."""
-    if len(before) != len(after) or before[::2] != after[::2]:
-        return None
-    # Numbers are compared by value, as in Energon: 01 and 1 are the same number.
-    differing = [place for place in range(1, len(before), 2) if int(before[place]) != int(after[place])]
-    if len(differing) != 1:
-        return None
-    place = differing[0]
-    counts = len(before[place]) == len(after[place]) and int(after[place]) == int(before[place]) + 1
-    return place if counts else None
-
-
-def _expanded(pattern: str, whole: str, where: str) -> Iterator[str]:
-    """Yield every name of a pattern, one at a time, so that the caller can stop."""
-    choices: list[list[str]] = []
-    literal = 0
-    for begin, end in _outer_braces(pattern, whole, where):
-        choices.append([pattern[literal:begin]])
-        choices.append(_choices(pattern[begin + 1 : end], whole, where))
-        literal = end + 1
-    choices.append([pattern[literal:]])
-    total = 1
-    for choice in choices:
-        total *= len(choice)
-    if total > MAX_EXPANDED:
-        raise StoreError(f"{where}: {whole!r} stands for {total:,} names; at most {MAX_EXPANDED:,} are allowed")
-    for parts in product(*choices):
-        # Each level removes its escapes, so escapes within braces are removed twice, as in braceexpand.
-        yield _ESCAPED.sub(r"\1", "".join(parts))
-
-
-def _outer_braces(pattern: str, whole: str, where: str) -> Iterator[tuple[int, int]]:
-    depth = begin = at = 0
-    while at < len(pattern):
-        character = pattern[at]
-        if character == "\\":
-            at += 2
-            continue
-        if character == "{":
-            if depth == 0:
-                begin = at
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                yield begin, at
-        at += 1
-    if depth:
-        raise StoreError(f"{where}: the braces of {whole!r} do not match; write \\{{ or \\}} for a brace in a name")
-
-
-def _choices(inside: str, whole: str, where: str) -> list[str]:
-    if counted := _NUMBERS.fullmatch(inside):
-        return _numbers(counted[1], counted[2], counted[3], whole, where)
-    if lettered := _CHARACTERS.fullmatch(inside):
-        first, last, step = lettered[1], lettered[2], int(lettered[3] or 1) or 1
-        begin, end = _LETTERS.index(first), _LETTERS.index(last)
-        return [_LETTERS[at] for at in _steps(begin, end, step)]
-    items = list(_items(inside))
-    if len(items) == 1:  # neither a range nor a list, so the braces are part of the name
-        return ["{" + name + "}" for name in _expanded(inside, whole, where)]
-    return [name for item in items for name in _expanded(item, whole, where)]
-
-
-def _numbers(first: str, last: str, step: str | None, whole: str, where: str) -> list[str]:
-    padded = any(text not in ("0", "-0") and text.startswith(("0", "-0")) for text in (first, last))
-    width = max(len(first), len(last)) if padded else 0
-    numbers = _steps(int(first), int(last), int(step or 1) or 1)
-    if len(numbers) > MAX_EXPANDED:
-        raise StoreError(f"{where}: {whole!r} stands for over {MAX_EXPANDED:,} names, which is the limit")
-    return [f"{number:0{width}d}" for number in numbers]
-
-
-def _steps(first: int, last: int, step: int) -> range:
-    return range(first, last + 1, step) if first < last else range(first, last - 1, -step)
-
-
-def _items(inside: str) -> Iterator[str]:
-    """Yield the items that are separated by commas outside inner braces."""
-    depth = begin = at = 0
-    while at < len(inside):
-        character = inside[at]
-        if character == "\\":
-            at += 2
-            continue
-        depth += (character == "{") - (character == "}")
-        if character == "," and depth == 0:
-            yield inside[begin:at]
-            begin = at + 1
-        at += 1
-    yield inside[begin:]
-
-
-_KEYS: Final = ("energon_version", "shard_counts")
-_MAX_COUNT: Final = 1 << 40
-"""The most samples in a shard; a tar of so many samples would have 500 TB of headers alone."""
-
-_log = logging.getLogger("headrace")
-
-
-class Info(msgspec.Struct, frozen=True, kw_only=True):
-    """The shards of a dataset.
-
-    Attributes:
-        shard_counts: number of samples of each shard, by its name relative to the dataset. The index numbers shards in
-            this order.
-        energon_version: version of the tool that prepared the dataset.
-        path: the file from which this was read.
-    """
-
-    shard_counts: dict[str, int]
-    energon_version: str | None = None
-    path: Path
-
-
-def read_info(root: Path, *, strict: bool = True) -> Info:
-    """Read the info file of a dataset; a ``.info.json`` is preferred to a ``.info.yaml``.
-
-    Args:
-        root: the folder of the dataset.
-        strict: whether unknown keys are an error, as in Energon, or only cause a warning.
-
-    Raises:
-        StoreError: there is no info file, it is malformed, or a name leaves the folder.
-    """
-    for name in (INFO_NAME, OLD_INFO_NAME):
-        path = root / META_FOLDER / name
-        try:
-            found = read_config(path)
-        except FileNotFoundError:
-            continue
-        return _checked_info(as_map(found, str(path)), path, strict)
-    raise StoreError(
-        f"{root / META_FOLDER / INFO_NAME}: missing, and there is no {OLD_INFO_NAME} either; prepare the dataset with"
-        f" headrace prepare or energon prepare"
-    )
-
-
-def write_info(root: Path, shard_counts: Mapping[str, int], energon_version: str | None) -> None:
-    """Write ``.nv-meta/.info.json``, byte for byte as Energon does.
-
-    Raises:
-        OutputError: the system reports an error.
-    """
-    content = {"energon_version": energon_version, "shard_counts": dict(shard_counts)}
-    atomic_write(root / META_FOLDER / INFO_NAME, json.dumps(content, indent=2).encode())
-
-
-def check_keys(found: Mapping[str, Any], known: tuple[str, ...], where: str, strict: bool) -> None:
-    """Raise an error for unknown keys, or warn of them if not ``strict``.
-
-    Raises:
-        StoreError: there is an unknown key, and ``strict`` is set; the message names the nearest known key.
-    """
-    for key in found:
-        if key not in known:
-            message = f"{where}: unknown key {key!r}{nearest_or_known(key, known)}"
-            if strict:
-                raise StoreError(message + "; Energon refuses it too; open with strict=False to ignore it")
-            _log.warning("%s; it is ignored", message)
-
-
-def _checked_info(found: dict[str, Any], path: Path, strict: bool) -> Info:
-    where = str(path)
-    check_keys(found, _KEYS, where, strict)
-    if "shard_counts" not in found:
-        raise StoreError(f"{where}: has no shard_counts, which must say how many samples each shard has")
-    counts = as_map(found["shard_counts"], f"{where}: shard_counts")
-    for name, count in counts.items():
-        try:
-            safe_relative(name)
-        except StoreError as error:
-            raise StoreError(f"{where}: shard_counts: {error}") from error
-        if type(count) is not int or not 0 <= count <= _MAX_COUNT:
-            raise StoreError(
-                f"{where}: shard_counts: {name!r} must have a number of samples, 0 to 2^40, found {describe(count)}"
-            )
-    version = found.get("energon_version")
-    if version is not None and not isinstance(version, str):
-        version = str(version)  # in YAML of older versions, 7.0 is a number
-    return Info(shard_counts=counts, energon_version=version, path=path)
-
+from headrace.stores.energon.info import Info, check_keys
 
 DEFAULT_PART = "train"
 

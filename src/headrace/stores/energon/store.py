@@ -22,24 +22,17 @@ from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.checking import Faults
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.energon.dataset_yaml import DatasetConfig, read_dataset
+from headrace.stores.energon.info import Info, read_info
 from headrace.stores.energon.lookup import KeyLookup
 from headrace.stores.energon.shards import DatasetShards
-from headrace.stores.energon.splits import (
-    DEFAULT_PART,
-    Info,
-    SplitPart,
-    find_splits,
-    read_info,
-    read_splits,
-    split_part,
-    whole,
-)
+from headrace.stores.energon.splits import DEFAULT_PART, SplitPart, find_splits, read_splits, split_part, whole
 from headrace.stores.energon.sqlite_index import PartRow, SqliteIndex
 from headrace.stores.offsets import num_entries
 from headrace.stores.sample_store import Numbering, PartPlace, RawSample, SampleStore
 from headrace.stores.store import Problem
 from headrace.stores.tar.index import KeyTable, index_path
 from headrace.stores.tar.names import sample_part
+from headrace.stores.tar.shards import MadeIndexes, TarShards
 
 
 def check_index(index: SqliteIndex, info: Info, names: Sequence[str], shards: DatasetShards) -> Iterator[Problem]:
@@ -249,9 +242,9 @@ class EnergonStore(SampleStore):
         self._distinct_places = {name: at for at, name in enumerate(self._distinct)}
         self._which: IntArray = np.array([self._distinct_places[name] for name in names], np.int64)
         counts = np.array([self._opened.info.shard_counts[name] for name in self._distinct], np.int64)
-        self._shards = DatasetShards(
-            self.root, self._distinct, counts, using=self._reader, hidden=hidden, make_missing=not strict
-        )
+        index = None if strict else MadeIndexes(self.root, self._distinct, hidden)
+        tars = TarShards(self.root, self._distinct, counts, using=self._reader, hidden=hidden, index=index)
+        self._shards = DatasetShards(self.root, self._distinct, counts, tars)
         self._lookup = KeyLookup(self.root, tuple(self._opened.info.shard_counts), self._distinct, self._shards, counts)
         self.index = self._lookup.index
         self._numbering = Numbering(counts[self._which], self._left_out(counts))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from headrace.errors import StoreError
 from headrace.io import Reader
@@ -112,41 +112,22 @@ class IntegerColumn:
     Args:
         reader: reads the bytes.
         path: the file.
-        offset: byte of the first entry.
-        dtype: dtype of the entries.
-        count: number of entries.
-        stride: bytes from one entry to the next; 0 if they are adjacent.
-        scale: factor of each entry.
+        place: where the array lies in the file.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        path: str,
-        offset: int,
-        dtype: DTypeLike,
-        count: int,
-        *,
-        stride: int = 0,
-        scale: int = 1,
-    ) -> None:
+    def __init__(self, reader: Reader, path: str, place: ArrayPlace) -> None:
         self._reader = reader
         self._path = path
-        self._offset = offset
-        self._dtype: np.dtype[Any] = np.dtype(dtype)
-        self._count = count
-        self._step = stride or self._dtype.itemsize
-        self._scale = scale
+        self._offset = place.offset
+        self._dtype: np.dtype[Any] = np.dtype(place.dtype)
+        self._count = place.count
+        self._step = place.step
+        self._scale = place.scale
         # Only such an array can be searched without copying it.
         self._is_plain = self._dtype == np.dtype("<i8") and self._step == 8 and sys.byteorder == "little"
         # The keys under which the reader keeps views, made once since every read needs one.
-        self._array_key = (offset, "array")
-        self._memory_key = (offset, "memory")
-
-    @classmethod
-    def at(cls, reader: Reader, path: str, place: ArrayPlace) -> IntegerColumn:
-        """Make the column of the array at a place."""
-        return cls(reader, path, place.offset, place.dtype, place.count, stride=place.stride, scale=place.scale)
+        self._array_key = (place.offset, "array")
+        self._memory_key = (place.offset, "memory")
 
     def __len__(self) -> int:
         return self._count
@@ -280,11 +261,11 @@ class Index:
         self.size = reader.size(path)
         self.arrays = arrays
         self._bin_bytes = bin_bytes
-        self.sizes = IntegerColumn.at(reader, path, arrays.sizes)
-        self.pointers = IntegerColumn.at(reader, path, arrays.pointers)
+        self.sizes = IntegerColumn(reader, path, arrays.sizes)
+        self.pointers = IntegerColumn(reader, path, arrays.pointers)
         bounds, modes = arrays.bounds, arrays.modes
-        self.bounds = OneSequenceEach(len(self.sizes)) if bounds is None else IntegerColumn.at(reader, path, bounds)
-        self.modes = None if modes is None else IntegerColumn.at(reader, path, modes)
+        self.bounds = OneSequenceEach(len(self.sizes)) if bounds is None else IntegerColumn(reader, path, bounds)
+        self.modes = None if modes is None else IntegerColumn(reader, path, modes)
         self.last_byte = self._check_ends(bin_bytes)
 
     @property

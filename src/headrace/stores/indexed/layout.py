@@ -39,6 +39,7 @@ from numpy.typing import DTypeLike
 
 from headrace.errors import ConfigError, StoreError
 from headrace.io import Reader
+from headrace.stores.arguments import as_dtype
 from headrace.stores.indexed.index import CHUNK, ArrayPlace, Arrays, Index, IntegerColumn
 
 Dialect = Literal["megatron", "deepspeed", "neox", "fairseq"]
@@ -99,10 +100,7 @@ def code_of(dtype: DTypeLike, dialect: Dialect) -> int:
     Raises:
         ConfigError: it is not a dtype, or the readers of the dialect do not know it; the message lists those they know.
     """
-    try:
-        wanted = np.dtype(dtype)
-    except TypeError as error:
-        raise ConfigError(f"dtype={dtype!r} is not a dtype: {error}") from error
+    wanted = as_dtype(dtype)
     for code, known in _CODES[dialect].items():
         if wanted == known:
             return code
@@ -234,10 +232,7 @@ def dtype_code(dtype: DTypeLike, *, ids: bool = True) -> int:
     Raises:
         ConfigError: the dtype has no code, or is not one for ids.
     """
-    try:
-        wanted = np.dtype(dtype)
-    except TypeError as error:
-        raise ConfigError(f"dtype={dtype!r} is not a dtype: {error}") from error
+    wanted = as_dtype(dtype)
     fitting = {code: known for code, known in codes("megatron").items() if known.kind in "iu" or not ids}
     for code, known in fitting.items():
         if wanted == known:
@@ -278,7 +273,7 @@ def open_index(reader: Reader, path: str, bin_bytes: int, options: IndexedOption
 def _decided(reader: Reader, path: str, layout: IdxLayout, bin_bytes: int, requested: Dialect | None) -> Dialect:
     """Find the dialect whose dtype for this code fits the size of the ``.bin``; use the requested one if possible."""
     code, count = layout.dtype_code, layout.num_sequences
-    sizes = IntegerColumn(reader, path, len(layout.header()), "<i4", count)
+    sizes = IntegerColumn(reader, path, layout.arrays().sizes)
     total = sum(int(sizes.read(at, min(at + CHUNK, count)).sum()) for at in range(0, count, CHUNK))
     meanings: dict[Dialect, np.dtype[Any]] = {name: codes(name)[code] for name in DIALECTS if name != "fairseq"}
     fits = [name for name, dtype in meanings.items() if total * dtype.itemsize == bin_bytes]
@@ -311,7 +306,7 @@ def _check_fairseq(index: Index, bin_bytes: int) -> None:
 
 
 def _warn_if_lost(reader: Reader, path: str, layout: IdxLayout) -> None:
-    bounds = IntegerColumn(reader, path, layout.bounds_at, "<i8", layout.num_bounds)
+    bounds = IntegerColumn(reader, path, ArrayPlace("", layout.bounds_at, "<i8", layout.num_bounds))
     first, last = bounds.take(np.array([0, layout.num_bounds - 1])).tolist()
     if first != 0 or last != layout.num_sequences:
         warnings.warn(

@@ -75,9 +75,8 @@ class TntStore(IndexedStore):
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
         """Check the shard as `IndexedStore` does, and that every item has one dimension."""
-        dimensions = IntegerColumn(
-            self._reader, self.index.path, self.index.arrays.header_bytes, "<i8", self.num_sequences
-        )
+        place = ArrayPlace("dimensions", self.index.arrays.header_bytes, "<i8", self.num_sequences)
+        dimensions = IntegerColumn(self._reader, self.index.path, place)
         for begin in range(0, len(dimensions), CHUNK):
             found = dimensions.read(begin, min(begin + CHUNK, len(dimensions)))
             wrong = np.flatnonzero(found != np.arange(begin, begin + len(found)))
@@ -94,7 +93,7 @@ class TntStore(IndexedStore):
         head = using.read(path, 0, min(size, 56)).tobytes()
         arrays = _arrays(path, head, size, self.options)
         index = Index(using, path, arrays, using.size(self._bin))
-        total = IntegerColumn(using, path, arrays.pointers.end, "<i8", 1)
+        total = IntegerColumn(using, path, ArrayPlace("total", arrays.pointers.end, "<i8", 1))
         end = int(total.read(0, 1)[0]) * arrays.dtype.itemsize
         if end != index.last_byte:
             raise StoreError(

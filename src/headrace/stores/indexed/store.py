@@ -21,7 +21,7 @@ from headrace.stores.indexed.index import Index, token_ids
 from headrace.stores.indexed.layout import AS_FOUND, IndexedOptions, open_index
 from headrace.stores.indexed.stream import ContiguousStream, Stream, check_bounds, examine
 from headrace.stores.manifest import MANIFEST_NAME, Manifest, load_manifest
-from headrace.stores.segmented import tokens_at, windows
+from headrace.stores.segmented import mapped_windows, tokens_at
 from headrace.stores.store import IntArray, KeyList, Problem, Store, TokenArray
 from headrace.stores.written import OutputShard
 
@@ -236,10 +236,8 @@ class IndexedStore(Store):
         """Return (len(begins), length) tokens in a new array; about 2 us plus copying if mapped and contiguous."""
         stream = self._use_stream()
         if type(stream) is ContiguousStream and not self._shift:
-            make = functools.partial(windows, dtype=self._dtype, num_tokens=stream.num_tokens, length=length)
-            rows = self._reader.kept(self._bin, length, make)
-            if rows is not None:
-                found: TokenArray = rows[positions(begins, len(rows), "begins")]
+            found = mapped_windows(self._reader, self._bin, self._dtype, stream.num_tokens, begins, length)
+            if found is not None:
                 return found
         begins = positions(begins, max(0, stream.num_tokens - length + 1), "begins")
         return self._read_ranges(*stream.ranges(begins, length)).reshape(len(begins), length)

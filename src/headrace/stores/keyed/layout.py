@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from headrace.errors import ConfigError, StoreError
-from headrace.stores.store import IntArray
+from headrace.stores.arguments import IntArray, as_dtype
 from headrace.stores.written import META_NAME
 
 DTYPE_NAMES: Final = (
@@ -170,10 +170,7 @@ def key_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     Raises:
         ConfigError: the format does not have this dtype.
     """
-    try:
-        wanted = np.dtype(dtype)
-    except TypeError as error:
-        raise ConfigError(f"dtype={dtype!r} is not a dtype: {error}") from error
+    wanted = as_dtype(dtype)
     if wanted.name not in DTYPE_NAMES:
         raise ConfigError(f"dtype {wanted.name} is not known to the keyed format; known are {', '.join(DTYPE_NAMES)}")
     return wanted.newbyteorder("<")

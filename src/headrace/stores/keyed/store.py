@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,11 +13,11 @@ import xxhash
 
 from headrace.errors import StoreError
 from headrace.io import Reader, check_local, reader
-from headrace.stores.arguments import MAIN, positions
+from headrace.stores.arguments import MAIN
 from headrace.stores.checking import check_file, check_values, vocab_of
 from headrace.stores.keyed.layout import META_NAME, KeyLayout, parse_bounds, parse_meta
 from headrace.stores.manifest import entry_beside
-from headrace.stores.segmented import SegmentedStore, tokens_at, windows
+from headrace.stores.segmented import SegmentedStore, mapped_windows, tokens_at
 from headrace.stores.store import IntArray, Problem, TokenArray
 from headrace.stores.written import OutputShard
 
@@ -201,11 +200,8 @@ class KeyedStore(SegmentedStore):
     def gather(self, begins: IntArray, length: int) -> TokenArray:
         """Return (len(begins), length) values of the main key in a new array."""
         path, dtype, num_tokens = self._bins[self._keys[0]], self._dtypes[self._keys[0]], self.num_tokens
-        rows = self._reader.kept(
-            path, length, functools.partial(windows, dtype=dtype, num_tokens=num_tokens, length=length)
-        )
-        if rows is not None:
-            found: TokenArray = rows[positions(begins, len(rows), "begins")]
+        found = mapped_windows(self._reader, path, dtype, num_tokens, begins, length)
+        if found is not None:
             return found
         begins = self._checked_begins(begins, length)
         item = dtype.itemsize

@@ -19,7 +19,7 @@ from headrace.stores.offsets import ENTRY_BYTES
 from headrace.stores.sample_store import PartPlace, RawSample
 from headrace.stores.store import Problem
 from headrace.stores.tar.headers import Fetch, Window
-from headrace.stores.tar.index import IndexPlace, beside, index_entries, index_faults, open_index
+from headrace.stores.tar.index import IndexPlace, beside, index_entries, index_faults, open_index, shard_indexes
 from headrace.stores.tar.sample import Places, WalkError, read_runs, sample_places, walk_sample
 from headrace.stores.tar.scan import ScannedShard, scan_shard
 
@@ -313,6 +313,33 @@ class TarShards:
     def _malformed(self, shard: int, index: int, error: WalkError) -> NoReturn:
         key = "" if error.key is None else f", key {error.key!r}"
         raise InputError(f"{self.path(shard)}: sample {index}{key}: byte {error.at}: {error.message}") from None
+
+
+class MadeIndexes:
+    """Returns the place of a shard's index. If the shard has none, it is made, and kept in the cache.
+
+    Args:
+        root: the folder to which ``names`` are relative.
+        names: names of the shards.
+        hidden: as in `TarShards`.
+    """
+
+    def __init__(self, root: Path, names: Sequence[str], hidden: bool) -> None:
+        self._root = root
+        self._names = names
+        self._hidden = hidden
+        self._made: dict[int, IndexPlace] = {}
+
+    def __call__(self, shard: int) -> IndexPlace:
+        """Return the path of the index of a shard, or the index itself if it cannot be kept."""
+        if (index := self._made.get(shard)) is not None:
+            return index
+        path = str(self._root / self._names[shard])
+        place = beside(path)
+        if Path(place).exists() or not Path(path).exists():
+            return place
+        self._made[shard] = shard_indexes([path], where="cache", hidden=self._hidden, skip=False)[0].place
+        return self._made[shard]
 
 
 def _read_spans(using: Reader, place: str, numbers: Sequence[int]) -> list[tuple[int, int]]:

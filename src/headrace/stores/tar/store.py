@@ -77,7 +77,7 @@ class TarStore(SampleStore):
         names = [os.path.relpath(tar, root) for tar in tars]
         self._indexes = shard_indexes(tars, where=index, hidden=hidden, skip=faulty == "skip")
         counts = np.array([shard.count for shard in self._indexes], np.int64)
-        places = _Places([shard.place for shard in self._indexes])
+        places = [shard.place for shard in self._indexes].__getitem__
         self._shards = TarShards(root, names, counts, using=using, hidden=hidden, index=places)
         self._bounds = np.concatenate(([0], np.cumsum(counts)))
         self._bounds.flags.writeable = False
@@ -185,13 +185,3 @@ class TarStore(SampleStore):
                     message = f"key {key!r} occurs {len(same)} times: {where}; keys must be unique"
                     yield Problem(path=self.path, place=f"sample {first}", message=message)
         yield from faults.rest()
-
-
-class _Places:
-    """Returns the place of a shard's index; a function that can be pickled."""
-
-    def __init__(self, places: list[Any]) -> None:
-        self._places = places
-
-    def __call__(self, shard: int) -> Any:
-        return self._places[shard]
