@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,7 +64,13 @@ def interpreter() -> Iterator[warm.Warm]:
 
 def run(name: str, folder: Path, interpreter: warm.Warm) -> str:
     """What the example prints."""
-    environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    # Workers make sockets in TMPDIR, and the path of a socket has at most 107 characters.
+    with tempfile.TemporaryDirectory(prefix="example-") as temporary:
+        environment = {**os.environ, "TMPDIR": temporary, "OMP_NUM_THREADS": "1"}
+        return _run(name, folder, interpreter, environment)
+
+
+def _run(name: str, folder: Path, interpreter: warm.Warm, environment: dict[str, str]) -> str:
     if name.startswith("torchrun"):
         command = [sys.executable, *TORCHRUN, str(EXAMPLES / name)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

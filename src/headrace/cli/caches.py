@@ -16,7 +16,7 @@ from headrace.inspect.figures import plural
 
 if TYPE_CHECKING:
     from headrace.compat.megatron.caches import CacheVerdict
-    from headrace.datasets import Dataset, FixedDataset
+    from headrace.datasets import FixedDataset
 
 PARTS = ("train", "valid", "test")
 SEED = 1234
@@ -140,7 +140,7 @@ def _identifiers(path: str) -> dict[str, Any]:
 
 def _blend(
     data: tuple[str, ...], part: Any, num_samples: int | None, options: dict[str, Any], bar: ProgressBar
-) -> Dataset:
+) -> FixedDataset:
     def build(prefix: str, wanted: int | None) -> FixedDataset:
         bar.update("making caches", text=f"{part} of {prefix}")
         return headrace.compat.megatron.GPTDataset(

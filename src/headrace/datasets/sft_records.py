@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.datasets.counts import CountedDataset, Counts
 from headrace.datasets.dataset import Fields, Sample, Traits
-from headrace.datasets.loss_masks import check_labels, shown_mask
+from headrace.datasets.loss_masks import check_labels, check_store, shown_mask
 from headrace.datasets.records import Collation, RecordDataset, RecordKey, check_parallel, found_key, supervised_labels
 from headrace.datasets.sample_watch import SampleWatch
 from headrace.plan import IntArray
@@ -69,6 +69,7 @@ class SFTDataset(RecordDataset, CountedDataset):
         tokens_key: str | None = None,
         loss_mask_key: str | None = "loss_mask",
     ) -> None:
+        check_store(store)
         check_labels(labels)
         tokens = found_key(store, tokens_key, (*TOKEN_KEYS, store.keys[0]), "the tokens")
         keys = {"tokens": tokens}
