@@ -15,6 +15,7 @@ from headrace.errors import ConfigError
 from headrace.inspect.figures import plural
 
 if TYPE_CHECKING:
+    from headrace.compat.megatron import GPTDataset
     from headrace.compat.megatron.caches import CacheVerdict
     from headrace.datasets import Dataset
 
@@ -141,7 +142,7 @@ def _identifiers(path: str) -> dict[str, Any]:
 def _blend(
     data: tuple[str, ...], part: Any, num_samples: int | None, options: dict[str, Any], bar: ProgressBar
 ) -> Dataset:
-    def build(prefix: str, wanted: int | None) -> Dataset:
+    def build(prefix: str, wanted: int | None) -> GPTDataset:
         bar.update("making caches", text=f"{part} of {prefix}")
         return headrace.compat.megatron.GPTDataset(
             prefix,
