@@ -236,4 +236,5 @@ def dataset_yaml(sample_type: str | None, field_map: Mapping[str, str], part_fil
             "sample_type": {"__module__": _MODULE, "__class__": sample_type},
             "field_map": dict(field_map),
         }
-    return yaml.safe_dump(content, sort_keys=False).encode()
+    written: str = yaml.safe_dump(content, sort_keys=False)
+    return written.encode()
