@@ -50,26 +50,31 @@ class Prepare(click.Group):
         is_named = bool(args) and args[0] in self.commands
         if is_named and not Path(args[0]).exists():
             return args
-        parser = _BARE.make_parser(click.Context(_BARE, parent=ctx.parent, info_name=ctx.info_name))
+        names = ctx.help_option_names
+        bare = click.Context(_BARE, parent=ctx.parent, info_name=ctx.info_name, help_option_names=names)
         try:
-            values, inputs, given = parser.parse_args(list(args))
+            values, inputs, given = _BARE.make_parser(bare).parse_args(list(args))
         except click.UsageError:
             if is_named:
                 return args
             raise
-        asks_for_help = any(param.opts == ctx.help_option_names for param in given)
-        if asks_for_help:
+        if any(param.opts == names for param in given):
             return args if is_named else ["--help"]
         if is_named and len(inputs) > 1:
             click.echo(f"note: {args[0]} is the subcommand here; for the path write ./{args[0]}", err=True)
             return args
-        name = _meant(inputs, values)
-        if name == "recipe":
-            inputs.insert(0, values.pop("recipe"))
-        if name == "media":
-            del values["format"]
-        options = [param for param in dict.fromkeys(given) if isinstance(param, Option) and param.name in values]
-        return [name, *(arg for option in options for arg in _again(option, values[option.name])), "--", *inputs]
+        return _completed(inputs, values, given)
+
+
+def _completed(inputs: list[str], values: dict[str, Any], given: Sequence[click.Parameter]) -> list[str]:
+    """Return the arguments of the subcommand that is meant, with its name in front."""
+    name = _meant(inputs, values)
+    if name == "recipe":
+        inputs = [values.pop("recipe"), *inputs]
+    if name == "media":
+        del values["format"]
+    options = [param for param in dict.fromkeys(given) if isinstance(param, Option) and param.name in values]
+    return [name, *(arg for option in options for arg in _again(option, values[str(option.name)])), "--", *inputs]
 
 
 def _meant(inputs: Sequence[str], values: dict[str, Any]) -> str:

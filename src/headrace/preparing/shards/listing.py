@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +16,7 @@ from headrace.errors import InputError, StoreError
 from headrace.io import natural_key, safe_relative
 from headrace.preparing.shards.messages import SPEC
 from headrace.preparing.sources import SourceFile, Span, counted_from, open_span, record_noun
+from headrace.preparing.sources.find import walk
 from headrace.stores.tar.names import sample_part
 
 KeyDots = Literal["error", "replace", "part"]
@@ -143,7 +143,7 @@ def list_folder(folder: str) -> Listing:
         InputError: a folder cannot be read, or a link is broken.
     """
     try:
-        files = sorted(_walk(folder, "", frozenset()), key=lambda file: natural_key(file.name))
+        files = sorted(map(_listed, walk(folder)), key=lambda file: natural_key(file.name))
     except OSError as error:
         raise InputError(f"{error.filename or folder}: cannot be read: {error.strerror or error}") from error
     return Listing(files=tuple(files))
@@ -208,18 +208,6 @@ def load_captions(
     return found
 
 
-def _walk(folder: str, relative: str, above: frozenset[str]) -> Iterator[ListedFile]:
-    """``above`` holds the real paths of the folders above, so that loops of links end."""
-    real = os.path.realpath(folder)
-    if real in above:
-        return
-    with os.scandir(folder) as scan:
-        entries = list(scan)
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            yield from _walk(str(Path(folder, entry.name)), f"{relative}{entry.name}/", above | {real})
-        else:
-            status = entry.stat()
-            yield ListedFile(f"{relative}{entry.name}", status.st_size, status.st_mtime_ns)
+def _listed(found: tuple[str, os.DirEntry[str]]) -> ListedFile:
+    status = found[1].stat()
+    return ListedFile(found[0], status.st_size, status.st_mtime_ns)

@@ -127,7 +127,7 @@ def _take(name: str) -> list[str]:
 def _search(folder: str) -> list[str]:
     found: dict[bool, list[str]] = {True: [], False: []}
     others: list[str] = []
-    for relative in sorted(_walk(folder, "", frozenset()), key=natural_key):
+    for relative in sorted((name for name, entry in walk(folder) if _is_file(entry)), key=natural_key):
         kind = format_of(relative)
         if kind is not None:
             found[kind.startswith("txt")].append(relative)
@@ -160,8 +160,13 @@ def _all_of(folder: str, relative: str) -> str:
     return os.path.join(folder, "**", f"*.{ending}")  # noqa: PTH118 - keeps "./" as given
 
 
-def _walk(folder: str, relative: str, above: frozenset[str]) -> Iterator[str]:
-    """Relative paths of all files. Links are followed; ``above`` are the real folders above, which detects loops."""
+def walk(
+    folder: str, relative: str = "", above: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield all files of a folder, each with its relative path, at any depth; names with a leading dot are left out.
+
+    Links are followed; ``above`` are the real folders above, which detects loops.
+    """
     real = os.path.realpath(folder)
     if real in above:
         return
@@ -171,9 +176,13 @@ def _walk(folder: str, relative: str, above: frozenset[str]) -> Iterator[str]:
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            yield from _walk(entry.path, f"{relative}{entry.name}/", above | {real})
-        elif entry.is_file() or entry.is_symlink():
-            yield f"{relative}{entry.name}"
+            yield from walk(entry.path, f"{relative}{entry.name}/", above | {real})
+        else:
+            yield f"{relative}{entry.name}", entry
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    return entry.is_file() or entry.is_symlink()
 
 
 def _describe(name: str, path: str, spec: RecordSpec) -> SourceFile:
