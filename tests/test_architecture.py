@@ -254,3 +254,26 @@ def test_what_is_called_a_dataset_is_one() -> None:
         return name == "Dataset" or any(map(is_dataset, bases.get(name, ())))
 
     assert [name for name in sorted(native) if name.endswith("Dataset") and not is_dataset(name)] == []
+
+
+CIRCLES = [["headrace.inspect", "headrace.inspect.questions"]]
+"""Files that import each other, and may: `questions` calls the lazy names of its own room, so that only what is asked
+for is loaded, and the room names `questions` in turn, for types alone."""
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    spec = importlib.util.spec_from_file_location("house", REPOSITORY / "tools" / "house.py")
+    assert spec is not None
+    assert spec.loader is not None
+    house = importlib.util.module_from_spec(spec)
+    sys.modules["house"] = house
+    try:
+        spec.loader.exec_module(house)
+        modules = house.modules_of(REPOSITORY)
+        edges = {
+            name: {one.target for one in house.imports_of(module, modules) if one.target != name}
+            for name, module in modules.items()
+        }
+        assert house.circles(edges) == CIRCLES
+    finally:
+        del sys.modules["house"]
