@@ -1,0 +1,30 @@
+"""The tables of docs/how-it-works.md name functions that are called, in the order of their first calls."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROW = re.compile(r"^\| [^|]+ \| `([^`]+)` \| `([^`]+)` \|$", re.MULTILINE)
+WALKS = {"document": "## A document", "position": "## A position", "packed": "## A sample of a tar shard"}
+
+
+def rows(heading: str) -> list[str]:
+    """``file function`` of each row of the table below a heading."""
+    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    section = page[page.index(heading) :].split("\n## ")[0]
+    return [f"{file} {function}" for file, function in ROW.findall(section)]
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_functions_are_called_in_this_order(name: str) -> None:
+    claimed = rows(WALKS[name])
+    assert len(claimed) > 10
+    functions = runpy.run_path(str(ROOT / "tools" / "walk.py"))["walk"](name, ROOT)["functions"]
+    missing = [one for one in claimed if one not in functions]
+    assert not missing
+    assert claimed == sorted(claimed, key=functions.index)
