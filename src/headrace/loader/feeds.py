@@ -146,7 +146,7 @@ class SpanFeed:
         if options.journal is not None:
             raise ConfigError(
                 "a journal records the frames of a FramedRun, and this is a Run, which needs none: leave journal "
-                "out, and save the run with Run.save"
+                "out, and save the run with headrace.tracing.save_run"
             )
         check_group_batches(run.traits.is_group_batches, options.share)
         self.run = run

@@ -116,12 +116,6 @@ class CsvReader(SpanReader):
         return size + len(row)
 
 
-def first_names(path: str, kind: str) -> list[str]:
-    """The names of the columns; empty if the file is empty."""
-    with Path(path).open("rb") as file:
-        return next(csv.reader(_text_lines(file), delimiter=DELIMITERS[kind]), [])
-
-
 def _text_lines(file: Any) -> Iterator[str]:
     """Lines with their ends. Bytes that are not UTF-8 become surrogates, so that the record is found to be bad."""
     is_first = True
