@@ -38,7 +38,7 @@ def test_calls_and_changes_of_file_are_counted(walk: ModuleType, tmp_path: Path)
         "files": 2,
         "calls": 3,
         "changes_of_file": 2,
-        "functions": ["a.py outer", "a.py helper", "b.py inner"],
+        "threads": [["a.py outer", "a.py helper", "b.py inner"]],
     }
 
 
@@ -50,5 +50,5 @@ def test_each_walk_reaches_its_end(walk: ModuleType, name: str) -> None:
         "packed": "encoders/pipeline.py",
     }
     root = PROGRAM.parents[1]
-    functions = walk.walk(name, root)["functions"]
-    assert any(function.startswith(last[name]) for function in functions)
+    threads = walk.walk(name, root)["threads"]
+    assert any(function.startswith(last[name]) for functions in threads for function in functions)

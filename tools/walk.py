@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -48,7 +49,7 @@ class Follower:
         kind = "c" if event == "call" else "r"
         # Opened for each line: forked workers close the files of their parent.
         with self._log.open("a") as file:
-            file.write(f"{kind} {os.getpid()} {name[len(self._package) :]} {function}\n")
+            file.write(f"{kind} {os.getpid()}:{get_ident()} {name[len(self._package) :]} {function}\n")
 
 
 def follow(package: Path, work: Callable[[], object], log: Path) -> None:
@@ -66,23 +67,27 @@ def follow(package: Path, work: Callable[[], object], log: Path) -> None:
 
 
 def figures(log: Path) -> dict[str, Any]:
-    """Calls, files and changes of file, of all processes; and each function once, in the order of its first call."""
+    """Calls, files and changes of file, of all threads; and the functions of each, in the order of their first calls.
+
+    Threads run at the same time, so no order holds between the calls of two.
+    """
     stacks: dict[str, list[str]] = {}
-    functions: dict[str, None] = {}
+    called: dict[str, dict[str, None]] = {}
     calls = changes = 0
     for line in log.read_text().splitlines():
-        kind, process, file, function = line.split(" ", 3)
-        stack = stacks.setdefault(process, [])
+        kind, thread, file, function = line.split(" ", 3)
+        stack = stacks.setdefault(thread, [])
         if kind == "c":
             calls += 1
-            functions.setdefault(f"{file} {function}")
+            called.setdefault(thread, {}).setdefault(f"{file} {function}")
             changes += bool(stack) and stack[-1] != file
             stack.append(file)
         elif stack:
             left = stack.pop()
             changes += bool(stack) and stack[-1] != left
-    files = {one.split(" ")[0] for one in functions}
-    return {"files": len(files), "calls": calls, "changes_of_file": changes, "functions": list(functions)}
+    threads = [list(functions) for functions in called.values()]
+    files = {one.split(" ")[0] for functions in threads for one in functions}
+    return {"files": len(files), "calls": calls, "changes_of_file": changes, "threads": threads}
 
 
 def main() -> None:
@@ -90,7 +95,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("walk", nargs="*", choices=[*WALKS, []], help="all by default")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1])
-    parser.add_argument("--calls", action="store_true", help="each function, in the order of its first call")
+    parser.add_argument(
+        "--calls", action="store_true", help="the functions of each thread, in the order of their first calls"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--apart", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -104,7 +111,9 @@ def main() -> None:
     for name, one in found.items():
         print(f"{name:10} {one['files']:4} files  {one['calls']:6,} calls  {one['changes_of_file']:6,} changes of file")
         if options.calls:
-            print("".join(f"    {function}\n" for function in one["functions"]))
+            for number, functions in enumerate(one["threads"]):
+                print(f"    thread {number}")
+                print("".join(f"        {function}\n" for function in functions))
 
 
 def walk(name: str, root: Path) -> dict[str, Any]:
