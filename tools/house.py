@@ -1,6 +1,6 @@
 """Measures the size and structure of the code: files, folders, imports and public names.
 
-    python tools/house.py [--root CHECKOUT] [--json]
+    python tools/house.py [--root CHECKOUT] [--names] [--json]
 
 The tool counts in the package at ``CHECKOUT/src/headrace``, by default in this checkout. It also imports the package in
 separate processes, to see which modules are loaded. The figures serve to compare two commits.
@@ -20,7 +20,7 @@ import sys
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 PACKAGE = "headrace"
 SMALL_LINES = 60
@@ -193,14 +193,15 @@ def run_apart(root: Path, program: str) -> str:
     return done.stdout
 
 
-def num_complex(modules: dict[str, Module]) -> int:
-    """The number of functions with a complexity above 15, which is 1 plus the number of decisions."""
+def complex_functions(modules: dict[str, Module]) -> list[str]:
+    """The functions with a complexity above 15, which is 1 plus the number of decisions."""
     functions = ast.FunctionDef | ast.AsyncFunctionDef
-    return sum(
-        isinstance(node, functions) and _complexity(node) > MAX_COMPLEXITY
+    return [
+        f"{module.name} {node.name} ({_complexity(node)})"
         for module in modules.values()
         for node in ast.walk(module.tree)
-    )
+        if isinstance(node, functions) and _complexity(node) > MAX_COMPLEXITY
+    ]
 
 
 def _complexity(function: ast.AST) -> int:
@@ -231,29 +232,50 @@ def prepare_options(root: Path) -> int:
     return int(run_apart(root, program))
 
 
-def figures(root: Path) -> dict[str, Any]:
-    """All figures, by name."""
-    modules = modules_of(root)
+def named_figures(modules: dict[str, Module]) -> dict[str, list[str]]:
+    """What is counted by name: files, circles, imports, classes and functions that are too many."""
     imported = {name: list(imports_of(module, modules)) for name, module in modules.items()}
     importers: dict[str, set[str]] = collections.defaultdict(set)
     for name, found in imported.items():
         for imported_module in found:
             if imported_module.target != name:
                 importers[imported_module.target].add(name)
-    folders = collections.Counter(module.path.parent for module in modules.values())
-    one_sibling = [
-        name
-        for name, module in modules.items()
-        if not module.is_package
-        and len(importers[name]) == 1
-        and all(not modules[by].is_package and modules[by].path.parent == module.path.parent for by in importers[name])
-    ]
     edges = {
         # Imports inside functions and for types count too: they hide a circle but do not remove it.
         name: {imported_module.target for imported_module in found if imported_module.target != name}
         for name, found in imported.items()
     }
     several, not_datasets = class_figures(modules)
+    return {
+        "modules_with_one_importer_a_sibling": [
+            f"{name} ({modules[by].lines + module.lines} lines with {by.rpartition('.')[2]})"
+            for name, module in modules.items()
+            if not module.is_package and len(importers[name]) == 1
+            for by in importers[name]
+            if not modules[by].is_package and modules[by].path.parent == module.path.parent
+        ],
+        "files_below_60_lines": [
+            f"{name} ({module.lines})"
+            for name, module in modules.items()
+            if module.lines < SMALL_LINES and not module.is_package
+        ],
+        "circles_among_files": [" ".join(group) for group in circles(edges)],
+        "own_names_imported_inside_functions": [
+            f"{name} <- {imported_module.target}"
+            for name, found in imported.items()
+            for imported_module in found
+            if imported_module.inside
+        ],
+        "public_class_names_in_several_files": [f"{name}: {', '.join(places)}" for name, places in several.items()],
+        "named_dataset_and_not_a_dataset": not_datasets,
+        "functions_above_complexity_15": complex_functions(modules),
+    }
+
+
+def figures(root: Path) -> dict[str, int | float | list[str]]:
+    """All figures, by name: a number, or the names that are counted."""
+    modules = modules_of(root)
+    folders = collections.Counter(module.path.parent for module in modules.values())
     run_modules, run_lines = run_apart(root, LOADED.format(imports=RUN_ALONE)).split()
     batch_modules, batch_lines = run_apart(root, LOADED.format(imports=TOKEN_BATCH)).split()
     public = run_apart(root, "import headrace\nprint(len(headrace.__all__))")
@@ -264,21 +286,11 @@ def figures(root: Path) -> dict[str, Any]:
         "files_in_largest_folder": max(folders.values()),
         "files_in_median_folder": statistics.median(folders.values()),
         "deepest_folder_below_package": max(len(f.relative_to(root / "src" / PACKAGE).parts) for f in folders),
-        "modules_with_one_importer_a_sibling": len(one_sibling),
-        "files_below_60_lines": sum(
-            module.lines < SMALL_LINES and not module.is_package for module in modules.values()
-        ),
-        "circles_among_files": len(circles(edges)),
-        "own_names_imported_inside_functions": sum(
-            imported_module.inside for found in imported.values() for imported_module in found
-        ),
+        **named_figures(modules),
         "modules_loaded_by_run": int(run_modules),
         "lines_loaded_by_run": int(run_lines),
         "modules_loaded_by_windows_run_loader": int(batch_modules),
         "lines_loaded_by_windows_run_loader": int(batch_lines),
-        "public_class_names_in_several_files": len(several),
-        "named_dataset_and_not_a_dataset": len(not_datasets),
-        "functions_above_complexity_15": num_complex(modules),
         "options_of_prepare": prepare_options(root),
         "public_names_at_the_top": int(public),
     }
@@ -288,15 +300,20 @@ def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1])
+    parser.add_argument("--names", action="store_true", help="list what is counted by name")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     found = figures(options.root.resolve())
+    counts = {name: len(value) if isinstance(value, list) else value for name, value in found.items()}
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(found if options.names else counts, indent=2))
         return
     width = max(map(len, found))
-    for name, value in found.items():
+    for name, value in counts.items():
         print(f"{name.replace('_', ' '):{width}}  {value:>10,}")
+        listed = found[name]
+        if options.names and isinstance(listed, list):
+            print("".join(f"    {one}\n" for one in listed), end="")
 
 
 if __name__ == "__main__":
