@@ -58,7 +58,24 @@ def test_the_figures_of_a_small_package(house: ModuleType, root: Path) -> None:
     several, not_datasets = house.class_figures(modules)
     assert several == {"B": ["headrace.b", "headrace.room.d"]}
     assert not_datasets == ["PlainDataset"]
-    assert house.num_complex(modules) == 0
+    assert house.named_figures(modules) == {
+        "modules_with_one_importer_a_sibling": [
+            "headrace.a (15 lines with b)",
+            "headrace.b (15 lines with a)",
+        ],
+        "files_below_60_lines": ["headrace.a (5)", "headrace.b (10)", "headrace.c (4)", "headrace.room.d (4)"],
+        "circles_among_files": ["headrace.a headrace.b"],
+        "own_names_imported_inside_functions": ["headrace.b <- headrace.a"],
+        "public_class_names_in_several_files": ["B: headrace.b, headrace.room.d"],
+        "named_dataset_and_not_a_dataset": ["PlainDataset"],
+        "functions_above_complexity_15": [],
+    }
+
+
+def test_decisions_make_a_function_complex(house: ModuleType, root: Path) -> None:
+    branches = "".join(f"    if x == {number} or x == -{number}:\n        return {number}\n" for number in range(8))
+    (root / "src" / "headrace" / "c.py").write_text(f"def many(x):\n{branches}\n\ndef few(x):\n    return x\n")
+    assert house.complex_functions(house.modules_of(root)) == ["headrace.c many (17)"]
 
 
 def test_circles(house: ModuleType) -> None:
