@@ -21,12 +21,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.engine.serving import Parent, Reply
 from headrace.errors import HeadraceError, WorkerError
 from headrace.preparing import TextOptions, documents, prepare_text, run, run_plan
 from headrace.preparing import worker as text_task
 from headrace.preparing.messages import Order, Setup
 from headrace.preparing.output_folder import WORK_NAME
-from headrace.preparing.processes.serving import Parent, Reply
 from headrace.preparing.sources import open_span
 from headrace.preparing.worker import TextWorker
 from headrace.stores import Manifest
@@ -37,12 +37,12 @@ ANOTHER_NUMBER = {1: 3, 2: 1, 3: 2}
 
 
 class InlineWorkers:
-    """Stands for `executor.WorkerProcesses`. The last task is done first, so that much is done ahead.
+    """Stands for `WorkerProcesses`. The last task is done first, so that much is done ahead.
 
     A task waits, in a thread, until each of its pieces was taken note of: a kill finds it half-way.
     """
 
-    def __init__(self, num_workers: int, setup: Setup, *, serve: object = None) -> None:
+    def __init__(self, num_workers: int, setup: Setup, main: str, serve: object) -> None:
         self._num_workers = num_workers
         self._worker = TextWorker(Parent(self, os.getppid()), setup)  # type: ignore[arg-type]
         self._orders: list[tuple[int, Order]] = []

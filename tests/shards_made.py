@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.preparing.processes.serving import Parent, Reply
+from headrace.engine.serving import Parent, Reply
 from headrace.preparing.shards import ShardOptions, prepare_shards
 from headrace.preparing.shards import run as shard_run
 from headrace.preparing.shards.messages import ShardOrder, ShardSetup
@@ -30,9 +30,9 @@ Samples = Mapping[str, Mapping[str, bytes]]
 
 
 class InlineWorkers:
-    """Stands for `executor.WorkerProcesses`. The last task is done first, so that much is done ahead."""
+    """Stands for `WorkerProcesses`. The last task is done first, so that much is done ahead."""
 
-    def __init__(self, num_workers: int, setup: ShardSetup, command: str) -> None:
+    def __init__(self, num_workers: int, setup: ShardSetup, main: str) -> None:
         self._num_workers = num_workers
         self._worker = ShardWorker(Parent(self, os.getppid()), setup)  # type: ignore[arg-type]
         self._orders: deque[tuple[int, ShardOrder]] = deque()

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headrace.preparing.processes.forking import Child
+from headrace.engine.forking import Child
 
 _SUBREAPER = 36
 _STEP_S = 0.001
@@ -92,7 +92,7 @@ class Warm:
             return Child(int(self._socket.recv(100)))
 
     def popen(self, command: list[str], **options: Any) -> Child:
-        """Stands for the ``Popen`` of `executor.Workers`."""
+        """Stands for the ``Popen`` of `WorkerProcesses`."""
         (passed,) = options["pass_fds"]
         return self.start(
             command[command.index("-c") :],
@@ -140,7 +140,7 @@ def workers(process: Warm) -> Iterator[None]:
         Popen=process.popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.preparing.processes.executor.subprocess", stand_in)
+        patch.setattr("headrace.engine.processes.subprocess", stand_in)
         yield
 
 

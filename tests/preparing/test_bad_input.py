@@ -335,9 +335,7 @@ def test_a_lost_document_does_not_go_unseen(
         site.mkdir()
         (site / "sitecustomize.py").write_text(LOSING_ENCODER)
         monkeypatch.syspath_prepend(str(site))
-        monkeypatch.setattr(
-            "headrace.preparing.processes.executor.subprocess", subprocess
-        )  # a real start, that reads its path
+        monkeypatch.setattr("headrace.engine.processes.subprocess", subprocess)  # a real start, that reads its path
     elif place == "output":
         add = StoreOutput.add
         monkeypatch.setattr(

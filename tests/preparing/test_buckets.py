@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counts import cases
+from headrace.engine.serving import Done
 from headrace.errors import OutputError
 from headrace.preparing.buckets import (
     MAX_BUCKET_BYTES,
@@ -24,7 +25,6 @@ from headrace.preparing.buckets import (
 )
 from headrace.preparing.messages import SortTask
 from headrace.preparing.piece import piece_path, read_piece
-from headrace.preparing.processes.serving import PieceDone
 
 Document = tuple[int, int, list[list[int]]]
 """Order hash, ordinal, and the tokens of each key."""
@@ -74,7 +74,7 @@ def sort_all(folder: Path, sizes: list[int], num_keys: int) -> list[Document]:
     sorter = BucketSorter(str(folder), [np.dtype(np.uint16)] * num_keys)
     found: list[Document] = []
     for bucket, size in enumerate(sizes):
-        assert sorter.run(SortTask(bucket, size)) == PieceDone(bucket, 0, True)
+        assert sorter.run(SortTask(bucket, size)) == Done(bucket, 0, True)
         piece = read_piece(piece_path(folder, bucket, 0))
         assert (piece.info.task_index, piece.info.is_last) == (bucket, True)
         ends = [np.cumsum(piece.arrays[f"lengths.{key}"]) for key in range(num_keys)]
@@ -170,7 +170,7 @@ def test_a_bucket_that_was_cut(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(OutputError, match=r"a bucket cannot be read back: No such file"):
         sorter.run(task)
-    assert sorter.run(SortTask(1, 0)) == PieceDone(1, 0, True)
+    assert sorter.run(SortTask(1, 0)) == Done(1, 0, True)
 
 
 def test_a_disk_that_refuses(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import pytest
 import faults
 import headrace
 from counts import PATIENCE_S, cases
+from headrace.engine.forking import ONE_THREAD
 from headrace.errors import HeadraceError, OutputError, StoreError, WorkerError
 from headrace.preparing import (
     FilterSpec,
@@ -35,7 +36,6 @@ from headrace.preparing import (
 )
 from headrace.preparing.output_folder import WORK_NAME
 from headrace.preparing.piece import read_piece
-from headrace.preparing.processes.forking import ONE_THREAD
 
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 PLAIN = TextOptions(tokens=TOKENS, workers=2, task_bytes=50_000)
@@ -145,7 +145,9 @@ def test_a_task_that_kills_each_worker(
 def test_workers_that_cannot_start(
     kit: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("headrace.preparing.processes.executor._COMMAND", "print('a word'); import nonsense_module")
+    (tmp_path / "broken_worker.py").write_text("print('a word'); import nonsense_module")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("headrace.preparing.worker.MAIN", "broken_worker:main")
     with pytest.raises(WorkerError, match="ended with exit status 1; its last output is above"):
         prepare_text([file], tmp_path / "out", tokenizer=kit.tokenizer, options=PLAIN)
     captured = capfd.readouterr()

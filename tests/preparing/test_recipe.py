@@ -20,12 +20,12 @@ import recipe_runs as runs
 import recipes_made
 import wrong_tokeniser
 from headrace.cli import main
+from headrace.engine.processes import WorkerProcesses
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
 from headrace.preparing import RecipeOptions, estimate_recipe, prepare_recipe, resolving, run
 from headrace.preparing import documents as prepare_documents
 from headrace.preparing.backends import EncodedTexts, RefusedTextError, proof
 from headrace.preparing.piece import PieceBuilder
-from headrace.preparing.processes.executor import WorkerProcesses
 from headrace.preparing.tally import Tally
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest

@@ -275,9 +275,7 @@ def test_a_large_task_leaves_several_pieces(kit: Any, tmp_path: Path, monkeypatc
         "text_task.open_span = functools.partial(text_task.open_span, block_bytes=50_000)\n"
     )
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr(
-        "headrace.preparing.processes.executor.subprocess", subprocess
-    )  # a real start, that reads its path
+    monkeypatch.setattr("headrace.engine.processes.subprocess", subprocess)  # a real start, that reads its path
     for shuffle in (None, 5):
         options = TextOptions(
             tokens=REFERENCE,

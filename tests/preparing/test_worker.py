@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.engine.serving import Failed, Parent
+from headrace.errors import InputError, OutputError, WorkerError
 from headrace.preparing import TextOptions
 from headrace.preparing.backends import Choice
 from headrace.preparing.messages import HashTask, SortTask, TextTask
-from headrace.preparing.processes.serving import Parent, TaskFailed
 from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, Task, find_inputs
 from headrace.preparing.tokenizer import load_tokenizer
@@ -58,15 +59,16 @@ def test_a_worker_whose_parent_is_gone_gives_up_within_a_block(
 
 def test_a_tokeniser_that_contradicts_itself(kit: Any, files: list[SourceFile], tmp_path: Path) -> None:
     reply = make_worker(kit, tmp_path, files, vocab_size=300).handle(text_task(files))
-    assert isinstance(reply, TaskFailed)
-    assert reply.kind == "input"
+    assert isinstance(reply, Failed)
+    assert isinstance(reply.error(), InputError)
     assert "its vocabulary has 300 tokens: this tokenizer.json contradicts itself" in reply.message
 
 
 def test_a_bucket_that_is_gone(kit: Any, files: list[SourceFile], tmp_path: Path) -> None:
     reply = make_worker(kit, tmp_path, files).handle(SortTask(3, 100))
-    assert isinstance(reply, TaskFailed)
-    assert (reply.task_index, reply.kind) == (3, "output")
+    assert isinstance(reply, Failed)
+    assert reply.task_index == 3
+    assert isinstance(reply.error(), OutputError)
     assert "a bucket cannot be read back: No such file" in reply.message
 
 
@@ -78,6 +80,7 @@ def test_what_nobody_foresaw_is_told_with_its_traceback(
 
     monkeypatch.setattr("headrace.preparing.worker.open_span", fail)
     reply = make_worker(kit, tmp_path, files).handle(text_task(files, 7))
-    assert isinstance(reply, TaskFailed)
-    assert (reply.task_index, reply.kind) == (7, "crash")
+    assert isinstance(reply, Failed)
+    assert reply.task_index == 7
+    assert isinstance(reply.error(), WorkerError)
     assert "ZeroDivisionError: unforeseen" in reply.message

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 import faults
 import headrace
 from counts import cases
+from headrace.engine.processes import WorkerProcesses
 from headrace.preparing import (
     OutputOptions,
     RecordOptions,
@@ -28,7 +29,6 @@ from headrace.preparing import (
 )
 from headrace.preparing import api as text
 from headrace.preparing.backends import proof
-from headrace.preparing.processes.executor import WorkerProcesses
 from headrace.preparing.sources import RecordSpec, find_inputs, plan_tasks
 from wrong_tokeniser import FOR_WORKERS, MISTAKE, NAME, Wrong
 

@@ -69,7 +69,7 @@ def command(
     if path.endswith(".yaml"):
         raise ConfigError(f"{path} is a metadataset: measure each of its datasets, which headrace info {path} lists")
     from headrace.datasets.encoded.dataset import opening_options
-    from headrace.preparing.processes.executor import usable_cores
+    from headrace.engine.processes import usable_cores
 
     task_encoder = load_encoder(encoder, _arguments(given))
     options = opening_options(task_encoder, {"trust_code": trust_code})

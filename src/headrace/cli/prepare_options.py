@@ -10,9 +10,9 @@ import click
 from click import Option
 
 from headrace.cli.command import Command, print_json, print_report, usage_errors
+from headrace.engine.forking import be_one_thread
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, plural
-from headrace.preparing.processes.forking import be_one_thread
 
 if TYPE_CHECKING:
     from headrace.cli.progress import ProgressBar

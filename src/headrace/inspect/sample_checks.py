@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import msgspec
 
+from headrace.engine.processes import usable_cores
 from headrace.errors import (
     ConfigError,
     HeadraceError,
@@ -24,7 +25,6 @@ from headrace.io import PreadReader
 from headrace.io.readers import ByteArray, IntArray
 from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
 from headrace.preparing.energon.work import WORK_NAME
-from headrace.preparing.processes.executor import usable_cores
 from headrace.stores import MANIFEST_NAME, Manifest, Problem, check_file, load_manifest
 from headrace.stores.energon import EnergonStore, Splits
 from headrace.stores.energon.config_file import META_FOLDER

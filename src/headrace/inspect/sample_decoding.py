@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import collections
-import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from headrace.errors import HeadraceError, InputError, MissingExtraError, SampleError, WorkerError
+from headrace.engine.ranges import run_ranges
+from headrace.errors import HeadraceError, InputError, MissingExtraError, SampleError
 from headrace.inspect.answers import OnProgress
 from headrace.inspect.figures import count, plural
 from headrace.inspect.sample_preview import field_map_of
@@ -63,7 +61,8 @@ class _Task:
         self._parts = None if self._fields is None else parts_of(self._fields)
         self._decoder = SampleDecoder(image_decode="rgb8")
 
-    def run(self, first: int, end: int) -> _Result:
+    def run(self, first: int, end: int, on_done: Callable[[int], None]) -> _Result:
+        """See `RangeWork`."""
         result = _Result(0, 0, {}, {}, [], [])
         samples = faulty = 0
         for number in range(first, end):
@@ -170,49 +169,11 @@ def decode_all(
 
 
 def _results(task: _Task, workers: int) -> Iterator[_Result]:
-    """Yield the results of all tasks, in the order of the store; twice as many run ahead as there are workers."""
+    """Yield the results of all tasks, in the order of the store."""
     store = task.store
-    tasks = [(first, min(first + TASK_SAMPLES, len(store))) for first in range(0, len(store), TASK_SAMPLES)]
-    if workers == 1 or len(tasks) < 2:
-        for first, end in tasks:
-            yield task.run(first, end)
-        return
-    # Spawned, since a fork is not safe if the caller has threads.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(tasks)), context, _begin, (task,)) as pool:
-        waiting: collections.deque[tuple[tuple[int, int], Future[_Result]]] = collections.deque()
-        span = (0, 0)
-        try:
-            for task_span in tasks:
-                waiting.append((task_span, pool.submit(_run, *task_span)))
-                if len(waiting) >= 2 * workers:
-                    span, future = waiting.popleft()
-                    yield future.result()
-            while waiting:
-                span, future = waiting.popleft()
-                yield future.result()
-        except BrokenProcessPool as error:
-            raise WorkerError(
-                f"{store.path}: a process ended while samples from {span[0]:,} on were decoded: a codec crashed, or"
-                " memory ran out; `workers=1` shows which sample it is"
-            ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-_TASK: _Task | None = None
-"""The task of this worker process."""
-
-
-def _begin(task: _Task) -> None:
-    global _TASK
-    _TASK = task
-
-
-def _run(first: int, end: int) -> _Result:
-    if _TASK is None:
-        raise WorkerError("a worker got samples before their store. This is a defect of Headrace: please report it.")
-    return _TASK.run(first, end)
+    ranges = [(first, min(first + TASK_SAMPLES, len(store))) for first in range(0, len(store), TASK_SAMPLES)]
+    what = f"samples of {store.path} from {{first:,}} on were decoded"
+    return run_ranges(task, ranges, workers=workers, name="the store", what=what)
 
 
 def decode_media(data: bytes) -> int:

@@ -21,12 +21,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from headrace.engine.serving import Done
 from headrace.errors import OutputError
 from headrace.io import output_errors, write_all
 from headrace.preparing.columns import IntArray, take_rows
 from headrace.preparing.messages import SortTask
 from headrace.preparing.piece import PieceInfo, write_piece
-from headrace.preparing.processes.serving import PieceDone
 from headrace.preparing.tally import Tally
 from headrace.stores import DocumentLedger
 
@@ -109,7 +109,7 @@ class BucketSorter:
         self._num_keys = len(dtypes)
         self._dtypes = tuple(dtypes)
 
-    def run(self, order: SortTask) -> PieceDone:
+    def run(self, order: SortTask) -> Done:
         """Sort a bucket by order hash; documents with equal hashes are sorted by their ordinal.
 
         Raises:
@@ -124,7 +124,7 @@ class BucketSorter:
         tally = Tally(documents=DocumentLedger(read=0, kept=len(hashes)))
         info = PieceInfo(task_index=order.bucket, piece=0, is_last=True, tally=tally)
         write_piece(self._folder, info, arrays)
-        return PieceDone(order.bucket, 0, True)
+        return Done(order.bucket, 0, True)
 
     def _read(self, order: SortTask) -> tuple[NDArray[np.uint64], IntArray, list[tuple[NDArray[Any], IntArray]]]:
         path = bucket_path(self._folder, order.bucket)

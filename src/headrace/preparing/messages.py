@@ -1,4 +1,4 @@
-"""The messages from the parent to its workers, encoded as msgpack; their replies are in `processes.serving`."""
+"""The messages from the parent to its workers, encoded as msgpack; their replies are in `headrace.engine.serving`."""
 
 from __future__ import annotations
 

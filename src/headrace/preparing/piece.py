@@ -23,13 +23,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from headrace.engine.serving import Done
 from headrace.errors import OutputError
 from headrace.io import write_all
 from headrace.plan.keys import derive, derive_array
 from headrace.preparing.columns import take_rows
 from headrace.preparing.documents import BLANK, Documents
 from headrace.preparing.messages import Setup
-from headrace.preparing.processes.serving import PieceDone
 from headrace.preparing.sources import Block
 from headrace.preparing.tally import BAD, Tally
 
@@ -273,7 +273,7 @@ class PieceBuilder:
         span_number = len(self._spans)
         self.errors += [(span_number, record.line - self.first_line, record.message) for record in documents.bad]
 
-    def write(self, *, is_last: bool) -> PieceDone:
+    def write(self, *, is_last: bool) -> Done:
         """Write the piece.
 
         Raises:
@@ -294,7 +294,7 @@ class PieceBuilder:
             domains=tuple(self._domains),
         )
         write_piece(self._setup.parts, info, self._arrays)
-        return PieceDone(self._task_index, self._number, is_last)
+        return Done(self._task_index, self._number, is_last)
 
     def _sort(self) -> None:
         order = np.concatenate(self._arrays["order"])

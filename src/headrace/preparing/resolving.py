@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.forking import may_fork
 from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.preparing.backends import (
     REFERENCE,
@@ -38,7 +39,6 @@ from headrace.preparing.backends.first_documents import (
 from headrace.preparing.columns import DOMAIN, Column, Kind
 from headrace.preparing.messages import RecipeSetup
 from headrace.preparing.options import TextOptions
-from headrace.preparing.processes.forking import may_fork
 from headrace.preparing.record_encoder import make_maker
 from headrace.preparing.run_plan import RecipePart, RunPlan, TextProgress, show_compared
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, choose_task_bytes, find_inputs, open_span

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.engine.processes import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks, usable_cores
+from headrace.engine.serving import Done, Failed, Progress
 from headrace.errors import HeadraceError, InputError, OutputError, sentence
 from headrace.io import atomic_write, file_sum, hash_bytes, output_errors
 from headrace.preparing import worker
@@ -32,8 +34,6 @@ from headrace.preparing.output_folder import (
     save_state,
 )
 from headrace.preparing.piece import piece_path, read_piece
-from headrace.preparing.processes.executor import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks, usable_cores
-from headrace.preparing.processes.serving import HashDone, PieceDone, Progress, TaskFailed
 from headrace.preparing.run_plan import RunPlan, TextProgress
 from headrace.preparing.sources import SourceFile
 from headrace.preparing.tally import Tally
@@ -156,8 +156,9 @@ class TextRun:
                 if folder.name != Path(setup.parts).name:
                     shutil.rmtree(folder, ignore_errors=True)
         for result in self._results(setup, orders, Path(setup.parts), RUN_AHEAD):
-            if isinstance(result, HashDone):
-                self._ledger.state.hashes[result.number] = result.xxh3_128
+            if result.task_index < 0:
+                number, digest = result.read(tuple[int, str])
+                self._ledger.state.hashes[number] = digest
                 continue
             if backend != _REFERENCE and result.piece == 0 and not result.is_last:
                 self._committer.checkpoint()
@@ -179,7 +180,7 @@ class TextRun:
             SortTask(bucket, sizes[bucket]) for bucket in range(self._state.task_index, self._state.num_buckets)
         ]
         for result in self._results(setup, orders, folder, 1):
-            if isinstance(result, PieceDone):
+            if result.task_index >= 0:
                 path = piece_path(folder, result.task_index, result.piece)
                 self._committer.take_sorted(read_piece(path), path, bucket_path(folder, result.task_index))
 
@@ -195,14 +196,12 @@ class TextRun:
             backend=backend,
         )
 
-    def _results(
-        self, setup: Setup, orders: list[Order], folder: Path, run_ahead: int
-    ) -> Iterator[PieceDone | HashDone]:
+    def _results(self, setup: Setup, orders: list[Order], folder: Path, run_ahead: int) -> Iterator[Done]:
         ready = list(self._ready(folder))
         num_tasks = len(
             {order.task_index for order in orders if order.task_index >= 0} - {piece.task_index for piece in ready}
         )
-        with WorkerProcesses(max(min(self._num_workers, num_tasks), 1), setup, serve=self._serve) as workers:
+        with WorkerProcesses(max(min(self._num_workers, num_tasks), 1), setup, worker.MAIN, self._serve) as workers:
             for result in run_tasks(
                 workers,
                 orders,
@@ -212,11 +211,11 @@ class TextRun:
                 on_progress=self._report,
                 interval_s=REPORT_S,
             ):
-                if isinstance(result, TaskFailed):
+                if isinstance(result, Failed):
                     raise self._error(result)
                 yield result
 
-    def _ready(self, folder: Path) -> Iterator[PieceDone]:
+    def _ready(self, folder: Path) -> Iterator[Done]:
         """The pieces that a killed run left, of those tasks whose pieces are all there. The others are removed."""
         found: dict[int, dict[int, Path]] = {}
         if folder.is_dir():
@@ -233,7 +232,7 @@ class TextRun:
             for number in pieces.keys() - set(numbers):
                 pieces[number].unlink(missing_ok=True)
             for number in numbers:
-                yield PieceDone(task_index, number, number == numbers[-1])
+                yield Done(task_index, number, number == numbers[-1])
 
     @staticmethod
     def _is_whole(pieces: dict[int, Path], first: int, numbers: list[int]) -> bool:
@@ -265,10 +264,10 @@ class TextRun:
             f"is not proved yet: {message}"
         )
 
-    def _error(self, failed: TaskFailed) -> Exception:
-        if failed.kind == "mismatch":
+    def _error(self, failed: Failed) -> Exception:
+        if failed.kind == worker.MISMATCH:
             return _FallBackError(failed.message)
-        if failed.line == 0:
+        if failed.kind != worker.BAD_LINE:
             return failed.error()
         place = self._plan.place(failed.file, self._ledger.state.lines[failed.file] + failed.line - 1)
         advice = _ADVICE if self._plan.options.errors.on_error == "stop" else "Nothing was written."

@@ -2,7 +2,7 @@
 
 A task reads the records of its spans, makes documents of them, and writes these as pieces on disk.
 
-`executor.WorkerProcesses` starts a worker with one end of a socket pair, as a fork or as a fresh process. It does not
+`WorkerProcesses` starts a worker with one end of a socket pair, as a fork or as a fresh process. It does not
 use the start methods of ``multiprocessing``, which run the caller's ``__main__`` again in every worker.
 """
 
@@ -16,28 +16,31 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from headrace.engine.serving import (
+    Done,
+    Failed,
+    Parent,
+    Progress,
+    Reply,
+    attempted,
+    serve,
+)
 from headrace.errors import InputError, RenderLimitError
 from headrace.preparing.backends import MismatchError, ProvedEncoder, SpecialFinder
 from headrace.preparing.buckets import BucketSorter
 from headrace.preparing.documents import BlockEncoder, Documents, Encoder
 from headrace.preparing.messages import HashTask, Order, Setup, SortTask, TextTask
 from headrace.preparing.piece import PieceBuilder
-from headrace.preparing.processes.serving import (
-    HashDone,
-    Parent,
-    PieceDone,
-    Progress,
-    Reply,
-    TaskFailed,
-    attempted,
-    serve,
-)
 from headrace.preparing.sources import BadRecord, SourceFile, Span, open_span
 
 PIECE_BYTES = 32 << 20
 """Bytes of tokens in a piece. A task with more writes several pieces, so that large tasks need no more memory."""
 
 PIECE_LINES = 1 << 19
+
+BAD_LINE, MISMATCH = "bad line", "mismatch"
+"""Failures: a line that cannot be used, whose place only the parent can count; and a fast library whose ids differ
+from those of the reference tokeniser."""
 
 
 class BadLineError(InputError):
@@ -62,14 +65,14 @@ class TextWork:
         encoder: Encoder,
         *,
         report: Callable[[Progress], None],
-        deliver: Callable[[PieceDone], None],
+        deliver: Callable[[Done], None],
     ) -> None:
         self._setup = setup
         self._encoder = encoder
         self._report = report
         self._deliver = deliver
 
-    def run(self, order: TextTask) -> PieceDone:
+    def run(self, order: TextTask) -> Done:
         """Write the pieces of a task. All but the last are delivered on the way, and the last is returned.
 
         Raises:
@@ -138,6 +141,8 @@ class TextWork:
 
 HASH_BLOCK_BYTES = 1 << 20
 
+MAIN = "headrace.preparing.worker:main"
+
 
 def load_encoder(setup: Setup, tokenizer_json: bytes, proved: ProvedEncoder) -> Encoder:
     """The encoder that makes the documents of a run: of texts, or of records if a recipe makes them."""
@@ -163,22 +168,22 @@ class TextWorker:
         self._sorter = BucketSorter(setup.buckets, [np.dtype(column.dtype) for column in setup.columns])
 
     def handle(self, order: Order) -> Reply:
-        """Run one order. A failure is returned as a `TaskFailed`."""
+        """Run one order. A failure is returned as a `Failed`."""
         return attempted(order.task_index, lambda: self._run(order))
 
     def _run(self, order: Order) -> Reply:
         try:
             if isinstance(order, HashTask):
-                return HashDone(order.number, self._hash(order.file))
+                return Done.of(-1, (order.number, self._hash(order.file)))
             if isinstance(order, SortTask):
                 return self._sorter.run(order)
             if self._text is None:
                 self._text = self._load()
             return self._text.run(order)
         except BadLineError as error:
-            return TaskFailed(order.task_index, "input", str(error), file=error.file, line=error.line)
+            return Failed(order.task_index, str(error), kind=BAD_LINE, file=error.file, line=error.line)
         except MismatchError as error:
-            return TaskFailed(order.task_index, "mismatch", str(error))
+            return Failed(order.task_index, str(error), kind=MISMATCH)
 
     def _load(self) -> TextWork:
         encoding, proved = self._setup.encoding, self._proved

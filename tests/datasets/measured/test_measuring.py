@@ -359,7 +359,10 @@ class Deadly(Drawn):
 
 def test_a_process_that_ends_is_an_error(tmp_path: Path) -> None:
     root = numbers(tmp_path / "ds", 130)
-    with pytest.raises(WorkerError, match="a process ended while samples from 0 on"):
+    with pytest.raises(
+        WorkerError,
+        match=r"a process ended while samples of .* from 0 on were measured: worker \d of 2 .* exit status 3",
+    ):
         measure(opened(root, Deadly()), Deadly(), folder=tmp_path / "facts", workers=2)
     with pytest.raises(ConfigError, match="workers is 0"):
         measure(opened(root, Deadly()), Deadly(), workers=0)

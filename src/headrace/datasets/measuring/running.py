@@ -5,17 +5,11 @@ Merged arrays hold the chunks one after another; groups are numbered in the orde
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import pickle
 import shutil
 import tempfile
-import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +22,8 @@ from headrace.datasets.encoded.samples import Encoder, Media
 from headrace.datasets.measuring.chunk import Chunk, Measuring
 from headrace.datasets.measuring.facts import FaultCount, GroupFacts, MeasuredFacts, Summary
 from headrace.encoders import Fault
-from headrace.errors import ConfigError, OutputError, StoreError, WorkerError
+from headrace.engine.ranges import run_ranges
+from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.io import cache_folder, check_local
 from headrace.stores import find_cache, keep_arrays
 
@@ -190,7 +185,7 @@ _MIN_CHUNK: Final = 64
 _MIN_CHUNKS: Final = 64
 """Small datasets have at least this many chunks, if these keep `_MIN_CHUNK` samples, to share between processes."""
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int], None]
 
 
 def measure(
@@ -200,7 +195,7 @@ def measure(
     folder: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
     workers: int = 1,
-    on_samples: Progress | None = None,
+    on_samples: Callable[[int, int], None] = lambda done, total: None,
 ) -> MeasuredFacts:
     """Return what a task encoder makes of every sample: measured now, once, or found where it was stored.
 
@@ -219,8 +214,8 @@ def measure(
         encoder: the task encoder. Raise its ``version`` whenever the results of its hooks change.
         folder: None is the cache folder, ``$HEADRACE_CACHE/facts``.
         settings: whatever else decides the facts, JSON-safe.
-        workers: number of processes, which are spawned: dataset and encoder must be picklable, and a script needs ``if
-            __name__ == "__main__"``. 1 measures in this process.
+        workers: number of processes, which are fresh ones: dataset and encoder must be picklable, and a script needs
+            ``if __name__ == "__main__"``. 1 measures in this process.
         on_samples: called now and then with the number of samples that are done, and of all samples.
 
     Raises:
@@ -272,23 +267,6 @@ def facts_folder(folder: str | os.PathLike[str] | None) -> Path:
     return place
 
 
-class _Progress:
-    def __init__(self, on_samples: Progress | None, num_samples: int, done: int) -> None:
-        self._on_samples = on_samples
-        self._num_samples = num_samples
-        self._done = done
-        self.within(0)
-
-    def within(self, number: int) -> None:
-        """Report ``number`` samples of the current chunk in addition to those that are done."""
-        if self._on_samples is not None:
-            self._on_samples(self._done + number, self._num_samples)
-
-    def add(self, number: int) -> None:
-        self._done += number
-        self.within(0)
-
-
 def _spans(num_samples: int) -> list[tuple[int, int]]:
     """Return the chunks, which do not depend on the number of processes."""
     size = min(_CHUNK_SAMPLES, max(_MIN_CHUNK, -(-num_samples // _MIN_CHUNKS)))
@@ -306,14 +284,38 @@ def _make(folder: Path) -> None:
         raise OutputError(f"{folder}: cannot create: {error.strerror or error}") from error
 
 
-def _made(measuring: Measuring, work: Path, place: Path, workers: int, on_samples: Progress | None) -> MeasuredFacts:
+class _ChunkWork:
+    """Measures chunks, and stores each. It can be pickled if dataset and encoder can."""
+
+    def __init__(self, measuring: Measuring, work: Path) -> None:
+        self._measuring = measuring
+        self._work = work
+
+    def run(self, first: int, end: int, on_done: Progress) -> None:
+        keep_chunk(self._work, _name((first, end)), self._measuring.chunk(first, end, on_done))
+
+
+def _made(
+    measuring: Measuring, work: Path, place: Path, workers: int, on_samples: Callable[[int, int], None]
+) -> MeasuredFacts:
     num_samples = len(measuring.dataset)
     spans = _spans(num_samples)
     _make(work)
     missing = [span for span in spans if find_chunk(work, _name(span)) is None]
-    progress = _Progress(on_samples, num_samples, num_samples - sum(end - first for first, end in missing))
-    for first, end in _measured(measuring, work, missing, workers, progress):
-        progress.add(end - first)
+    done = num_samples - sum(end - first for first, end in missing)
+    on_samples(done, num_samples)
+    kind = type(measuring.pipeline.encoder).__name__
+    chunks = run_ranges(
+        _ChunkWork(measuring, work),
+        missing,
+        workers=workers,
+        name=f"{kind} and its dataset",
+        what=f"samples of {measuring.dataset.store.path} from {{first:,}} on were measured",
+        on_done=lambda number: on_samples(done + number, num_samples),
+    )
+    for (first, end), _ in zip(missing, chunks, strict=True):
+        done += end - first
+        on_samples(done, num_samples)
     return _finish(measuring, work, place, [_name(span) for span in spans])
 
 
@@ -328,72 +330,3 @@ def _finish(measuring: Measuring, work: Path, place: Path, names: Sequence[str])
     except OSError as error:
         raise OutputError(f"{place}: cannot write: {error.strerror or error}") from error
     return MeasuredFacts.open(place)
-
-
-def _measured(
-    measuring: Measuring, work: Path, spans: Sequence[tuple[int, int]], workers: int, progress: _Progress
-) -> Iterator[tuple[int, int]]:
-    """Measure chunks and store each; yields those that are done, in order."""
-    if workers == 1 or len(spans) < 2:
-        for span in spans:
-            keep_chunk(work, _name(span), measuring.chunk(*span, progress.within))
-            yield span
-        return
-    _check_pickles(measuring)
-    # Spawned, since a fork would be unsafe with the caller's threads.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(spans)), context, _begin, (measuring, work)) as pool:
-        waiting: deque[tuple[tuple[int, int], Future[None]]] = deque()
-        left = deque(spans)
-        span = spans[0]
-        try:
-            while waiting or left:
-                while left and len(waiting) < 2 * workers:
-                    waiting.append((left[0], pool.submit(_run, *left.popleft())))
-                span, future = waiting.popleft()
-                future.result()
-                yield span
-        except BrokenProcessPool as error:
-            raise WorkerError(
-                f"{measuring.dataset.store.path}: a process ended while samples from {span[0]:,} on were measured: a"
-                " hook or a codec ended it, memory ran out, or the calling script has no"
-                ' `if __name__ == "__main__"`; workers=1 shows which it is. What was measured so far is kept'
-            ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _check_pickles(measuring: Measuring) -> None:
-    try:
-        pickle.dumps(measuring)
-    except Exception as error:  # the user's classes may raise anything
-        kind = type(measuring.pipeline.encoder).__name__
-        raise ConfigError(
-            f"{kind} and its dataset cannot be sent to processes: {type(error).__name__}: {error}; define the encoder's"
-            " class at the top of a module, without locks or open files, or measure in this process, workers=1"
-        ) from error
-
-
-_TASK: tuple[Measuring, Path] | None = None
-"""What a worker process measures, and its working folder; set once by `_begin`."""
-
-
-def _begin(measuring: Measuring, work: Path) -> None:
-    global _TASK
-    _TASK = measuring, work
-    threading.Thread(target=_end_with_parent, name="headrace-parent", daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End this process if the parent was killed; a pool's process would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-
-def _run(first: int, end: int) -> None:
-    if _TASK is None:
-        raise WorkerError("a worker got samples before their dataset")
-    measuring, work = _TASK
-    keep_chunk(work, _name((first, end)), measuring.chunk(first, end))

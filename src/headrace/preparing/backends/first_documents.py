@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from headrace.engine.forking import apart, may_fork
 from headrace.preparing.backends import REFERENCE, Choice, OnCompared, ProvedEncoder, compare
 from headrace.preparing.options import TextOptions
-from headrace.preparing.processes.forking import apart, may_fork
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, open_span
 
 NUM_DOCUMENTS = 1000

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from headrace.engine.forking import apart
 from headrace.errors import MissingExtraError, OutputError
 from headrace.io import atomic_write, cache_folder, hash_bytes
 from headrace.preparing.backends.backend import Backend, SpecialPolicy, installed_version
@@ -30,7 +31,6 @@ from headrace.preparing.backends.layout import TokenizerParts, UnsuitableError, 
 from headrace.preparing.backends.libraries import FastokensBackend, GigatokenBackend, TiktokenBackend
 from headrace.preparing.backends.reference import TokenizersBackend
 from headrace.preparing.backends.special import RoutedBackend, SpecialFinder
-from headrace.preparing.processes.forking import apart
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.engine.serving import load, save
 from headrace.errors import HeadraceError, InputError, MissingExtraError
 from headrace.preparing.energon.options import MediaFilter
-from headrace.preparing.processes.serving import load, save
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.sqlite_index import MediaRow
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Final
 
+from headrace.engine.processes import usable_cores
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import check_local
 from headrace.preparing.energon.committer import Indexed, ShardCommitter
@@ -23,7 +24,6 @@ from headrace.preparing.energon.report import EnergonProgress, EnergonReport
 from headrace.preparing.energon.scanning import FoundTar, ShardScan, find_shards, load_scan
 from headrace.preparing.energon.state import DatasetState, ShardState, is_indexed, read_state, tell_of_new_index
 from headrace.preparing.energon.work import ReadSetup, ScanTask, WorkFolder, read_all
-from headrace.preparing.processes.executor import usable_cores
 from headrace.stores.energon.config_file import INDEX_NAME, INFO_NAME, META_FOLDER, UUID_NAME, folder_kind
 from headrace.stores.energon.info import read_info
 from headrace.stores.energon.jsonl import index_place, write_lines

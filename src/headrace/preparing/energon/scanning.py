@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 import xxhash
 
+from headrace.engine.serving import load, save
 from headrace.errors import InputError, OutputError
 from headrace.io import AtomicFile
 from headrace.preparing.energon.media import HEAD_BYTES, MediaFinder
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
 from headrace.preparing.energon.state import ShardFault, tar_index_hash
-from headrace.preparing.processes.serving import load, save
 from headrace.stores.energon.sqlite_index import MediaRow
 from headrace.stores.tar.index import index_path
 from headrace.stores.tar.names import SUFFIXES, check_uncompressed

@@ -21,6 +21,17 @@ from typing import IO, Final
 
 import msgspec
 
+from headrace.engine.processes import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks
+from headrace.engine.serving import (
+    Done,
+    Failed,
+    Progress,
+    Reply,
+    attempted,
+    load,
+    save,
+    serve,
+)
 from headrace.errors import HeadraceError, OutputError
 from headrace.io import claim_folder, output_errors, sync_folder
 from headrace.preparing.energon.media import MediaTask, read_media
@@ -32,18 +43,6 @@ from headrace.preparing.energon.scanning import (
     scan_path,
     scan_tar,
     write_tar_index,
-)
-from headrace.preparing.processes.executor import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks
-from headrace.preparing.processes.serving import (
-    HashDone,
-    PieceDone,
-    Progress,
-    Reply,
-    TaskFailed,
-    attempted,
-    load,
-    save,
-    serve,
 )
 from headrace.stores.energon.config_file import META_FOLDER
 
@@ -155,7 +154,7 @@ class WorkFolder:
                 self._meta.rmdir()
 
 
-COMMAND: Final = "import sys; from headrace.preparing.energon.work import main; main(int(sys.argv[1]))"
+MAIN: Final = "headrace.preparing.energon.work:main"
 
 
 class ReadSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,11 +187,11 @@ def do(setup: ReadSetup, task: ReadTask) -> None:
 
 
 def handle(setup: ReadSetup, task: ReadTask) -> Reply:
-    """Do one task in a worker; any error becomes a `TaskFailed`."""
+    """Do one task in a worker; any error becomes a `Failed`."""
 
     def done() -> Reply:
         do(setup, task)
-        return PieceDone(task.task_index, 0, True)
+        return Done(task.task_index, 0, True)
 
     return attempted(task.task_index, done)
 
@@ -221,15 +220,14 @@ def read_all(
     def waited(progress: Progress | None) -> None:
         on_wait()
 
-    with WorkerProcesses(min(num_workers, len(tasks)), setup, COMMAND) as workers:
+    with WorkerProcesses(min(num_workers, len(tasks)), setup, MAIN) as workers:
         results = run_tasks(
             workers, tasks, first_task=0, ready=[], run_ahead=8 * RUN_AHEAD, on_progress=waited, interval_s=REPORT_S
         )
         for result in results:
-            if isinstance(result, TaskFailed):
+            if isinstance(result, Failed):
                 raise result.error()
-            if not isinstance(result, HashDone):
-                yield result.task_index
+            yield result.task_index
 
 
 def main(descriptor: int) -> None:

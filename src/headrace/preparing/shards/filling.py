@@ -10,8 +10,8 @@ from typing import BinaryIO, Final
 import msgspec
 import xxhash
 
+from headrace.engine.serving import save
 from headrace.errors import HeadraceError, InputError, OutputError
-from headrace.preparing.processes.serving import save
 from headrace.preparing.shards.messages import FilledShard, FillTask, FoundPart, ListedSample, ShardSetup, spool_path
 from headrace.stores.tar.writer import TarWriter
 

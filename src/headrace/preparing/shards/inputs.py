@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
+from headrace.engine.serving import save
 from headrace.errors import ConfigError, InputError, some
 from headrace.io import check_local, expand_braces, natural_key, output_errors
-from headrace.preparing.processes.serving import save
 from headrace.preparing.shards.listing import (
     GROUPS_A_TASK,
     Listing,

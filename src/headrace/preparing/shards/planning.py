@@ -22,12 +22,12 @@ import msgspec
 import numpy as np
 import xxhash
 
+from headrace.engine.serving import load
 from headrace.errors import HeadraceError, InputError
 from headrace.io import FileSum, output_errors, write_all
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
 from headrace.preparing.options import SPLIT_NAMES
-from headrace.preparing.processes.serving import load
 from headrace.preparing.shards.filling import list_path, pack_listed
 from headrace.preparing.shards.inputs import MediaInput
 from headrace.preparing.shards.listing import numbered

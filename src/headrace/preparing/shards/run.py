@@ -15,23 +15,22 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError
-from headrace.io import check_local, file_sum, output_errors
-from headrace.preparing.ledger import check_tolerance
-from headrace.preparing.output_folder import OutputFolder
-from headrace.preparing.processes.executor import REPORT_S, RUN_AHEAD, AnyTask, WorkerProcesses, run_tasks, usable_cores
-from headrace.preparing.processes.serving import (
-    HashDone,
+from headrace.engine.processes import REPORT_S, RUN_AHEAD, AnyTask, WorkerProcesses, run_tasks, usable_cores
+from headrace.engine.serving import (
+    Done,
+    Failed,
     Parent,
-    PieceDone,
     Progress,
     Reply,
-    TaskFailed,
     attempted,
     load,
     save,
     serve,
 )
+from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError
+from headrace.io import check_local, file_sum, output_errors
+from headrace.preparing.ledger import check_tolerance
+from headrace.preparing.output_folder import OutputFolder
 from headrace.preparing.shards.filling import Filler, done_path
 from headrace.preparing.shards.finishing import (
     ORIGINS_NAME,
@@ -61,7 +60,7 @@ from headrace.preparing.shards.planning import NothingLeftError, Planned, Planne
 from headrace.preparing.shards.survey import Surveyor
 from headrace.stores import ErrorEntry, Manifest, load_manifest
 
-COMMAND = "import sys; from headrace.preparing.shards.run import main; main(int(sys.argv[1]))"
+MAIN = "headrace.preparing.shards.run:main"
 
 
 class ShardWorker:
@@ -74,7 +73,7 @@ class ShardWorker:
         self._filler = Filler(setup, lambda size, samples: self._report(size, samples, size))
 
     def handle(self, order: ShardOrder) -> Reply:
-        """Do one task; any error becomes a `TaskFailed`."""
+        """Do one task; any error becomes a `Failed`."""
         self._task_index = order.task_index
         return attempted(order.task_index, lambda: self._run(order))
 
@@ -82,12 +81,12 @@ class ShardWorker:
         if isinstance(order, SumTask):
             digest = file_sum(order.file.path).xxh3_128
             order.file.check_unchanged(os.stat(order.file.path))  # noqa: PTH116
-            return HashDone(order.number, digest)
+            return Done.of(-1, (order.number, digest))
         if isinstance(order, FillTask):
             self._filler.run(order)
         else:
             self._surveyor.run(order)
-        return PieceDone(order.task_index, 0, True)
+        return Done(order.task_index, 0, True)
 
     def _report(self, size: int, samples: int, content: int) -> None:
         self._parent.report(Progress(self._task_index, size, samples, content))
@@ -161,9 +160,7 @@ class ShardRun:
         surveys = self._work / SURVEYS_NAME
         sums = Sums(self._inputs)
         hashes: dict[int, str] = load(self._work / HASHES_NAME, dict[int, str]) or {}
-        ready = [
-            PieceDone(order.task_index, 0, True) for order in self._tasks.orders if self._survey_of(order.task_index)
-        ]
+        ready = [Done(order.task_index, 0, True) for order in self._tasks.orders if self._survey_of(order.task_index)]
         if ready:
             self._on_notice(
                 f"continuing the unfinished run in this folder: {len(ready):,} tasks of its survey are done"
@@ -185,8 +182,9 @@ class ShardRun:
 
         len_done = 0
         for result in self._results(stack, orders, ready, report):
-            if isinstance(result, HashDone):
-                hashes[result.number] = result.xxh3_128
+            if result.task_index < 0:
+                number, digest = result.read(tuple[int, str])
+                hashes[number] = digest
                 save(self._work / HASHES_NAME, hashes)
                 continue
             survey = self._survey_of(result.task_index)
@@ -218,7 +216,7 @@ class ShardRun:
 
     def _fill(self, planned: Planned, stack: ExitStack) -> Totals:
         bounds = planned.plan.bounds
-        ready = [PieceDone(shard, 0, True) for shard in range(len(bounds) - 1) if self._filled_or_none(shard)]
+        ready = [Done(shard, 0, True) for shard in range(len(bounds) - 1) if self._filled_or_none(shard)]
         if ready:
             self._on_notice(f"continuing the unfinished run in this folder: {len(ready):,} shards are done")
         orders: list[AnyTask] = [FillTask(shard, shard_name(shard)) for shard in range(len(bounds) - 1)]
@@ -238,7 +236,7 @@ class ShardRun:
 
         self._underway.clear()
         for result in self._results(stack, orders, ready, report):
-            if isinstance(result, PieceDone):
+            if result.task_index >= 0:
                 shard = self._filled(result.task_index)
                 totals.add(shard)
                 written += sum(shard.part_bytes.values())
@@ -272,9 +270,9 @@ class ShardRun:
         self,
         stack: ExitStack,
         orders: list[AnyTask],
-        ready: Sequence[PieceDone],
+        ready: Sequence[Done],
         report: Callable[[Progress | None], None],
-    ) -> Iterator[PieceDone | HashDone]:
+    ) -> Iterator[Done]:
         """Yield the results in order. The workers of the phase before are used again if there are enough of them."""
         if len(orders) == len(ready):
             yield from ready
@@ -282,7 +280,7 @@ class ShardRun:
         wanted = min(self._options.workers or usable_cores(), len(orders) - len(ready))
         if self._workers is None or len(self._workers) < wanted:
             stack.close()
-            self._workers = stack.enter_context(WorkerProcesses(wanted, self._setup(), COMMAND))
+            self._workers = stack.enter_context(WorkerProcesses(wanted, self._setup(), MAIN))
         for result in run_tasks(
             self._workers,
             orders,
@@ -292,7 +290,7 @@ class ShardRun:
             on_progress=report,
             interval_s=REPORT_S,
         ):
-            if isinstance(result, TaskFailed):
+            if isinstance(result, Failed):
                 raise result.error()
             yield result
 

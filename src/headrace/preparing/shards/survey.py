@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from headrace.engine.serving import load, save
 from headrace.errors import HeadraceError, InputError
 from headrace.io import output_errors, write_all
-from headrace.preparing.processes.serving import load, save
 from headrace.preparing.shards.listing import BadNameError, ListedFile, SampleFiles, checked_key
 from headrace.preparing.shards.messages import (
     SPEC,

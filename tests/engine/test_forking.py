@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from counts import PATIENCE_S
-from headrace.preparing.processes.forking import apart, may_fork
+from headrace.engine.forking import apart, may_fork
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 
 HEAD = """
 import os, signal, socket, sys, threading, time
 from headrace.errors import InputError, WorkerError
-from headrace.preparing.processes.forking import apart, be_one_thread, forked, may_fork
+from headrace.engine.forking import apart, be_one_thread, forked, may_fork
 
 def ended(serve):
     kept, other = socket.socketpair()

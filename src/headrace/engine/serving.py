@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import xxhash
 
-from headrace.errors import HeadraceError, InputError, OutputError, WorkerError
+from headrace.errors import HeadraceError, OutputError, WorkerError
 from headrace.io import atomic_write, output_errors
 
 T = TypeVar("T")
@@ -23,19 +24,23 @@ PROGRESS_S = 0.4
 """Seconds between two reports of a worker."""
 
 
-class PieceDone(msgspec.Struct, frozen=True, tag=True):
-    """A piece of a task is complete on disk."""
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """A result of a task, or a piece of it, is complete."""
 
     task_index: int
-    piece: int
-    is_last: bool
+    piece: int = 0
+    is_last: bool = True
+    value: msgspec.Raw = msgspec.Raw(b"\xc0")
+    """What the task found, as msgpack; nil if the result lies on disk."""
 
+    @classmethod
+    def of(cls, task_index: int, value: Any) -> Done:
+        """The whole result of a task."""
+        return cls(task_index, value=msgspec.Raw(msgspec.msgpack.encode(value)))
 
-class HashDone(msgspec.Struct, frozen=True, tag=True):
-    """The hash of a file."""
-
-    number: int
-    xxh3_128: str
+    def read(self, kind: type[T]) -> T:
+        """Return what the task found."""
+        return msgspec.msgpack.decode(self.value, type=kind)
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
@@ -47,34 +52,39 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     tokens: int
 
 
-class TaskFailed(msgspec.Struct, frozen=True, tag=True):
-    """A task failed; the worker continues.
-
-    ``kind`` is ``input``, ``output``, ``mismatch`` (the fast library differs from the reference tokeniser) or ``crash``
-    (``message`` is then a traceback). For a bad line, ``message`` says what was found, and the parent adds file and
-    line, since only the parent knows how many lines came before.
-    """
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """A task failed; the worker continues."""
 
     task_index: int
-    """Index of the task; -1 for a hash task."""
+    """Index of the task; -1 if its result has no place."""
 
-    kind: Literal["input", "output", "mismatch", "crash"]
     message: str
+    error_pickle: bytes = b""
+    """The error, if it is one of Headrace or of the user's code; empty after a defect, whose traceback is
+    ``message``."""
+
+    kind: str = ""
+    """A word by which the parent knows a failure that it does not raise as it is."""
+
     file: int = -1
     """Number of the input file of a bad line, else -1."""
     line: int = 0
     """The bad line, counted from 1 at the beginning of its span, or of the piece if that begins later."""
 
-    def error(self) -> HeadraceError:
-        """Return the error that the parent raises."""
-        if self.kind == "output":
-            return OutputError(self.message)
-        if self.kind == "crash":
-            return WorkerError(f"a worker failed unexpectedly; please report this:\n{self.message}")
-        return InputError(self.message)
+    @classmethod
+    def of(cls, task_index: int, error: Exception) -> Failed:
+        """The failure with an error that the parent raises again."""
+        return cls(task_index, str(error), pickle.dumps(error))
+
+    def error(self) -> Exception:
+        """Return the error that the parent raises. The pickle is that of a child of this process."""
+        if self.error_pickle:
+            found: Exception = pickle.loads(self.error_pickle)
+            return found
+        return WorkerError(f"a worker failed unexpectedly; please report this:\n{self.message}")
 
 
-Reply = PieceDone | HashDone | Progress | TaskFailed
+Reply = Done | Progress | Failed
 
 
 class Parent:
@@ -130,17 +140,15 @@ def serve(descriptor: int, setup: type[S], orders: Any, handler: Callable[[Paren
 
 
 def attempted(task_index: int, do: Callable[[], Reply]) -> Reply:
-    """Do a task; any error becomes a `TaskFailed`."""
+    """Do a task; any error becomes a `Failed`."""
     try:
         return do()
-    except OutputError as error:
-        return TaskFailed(task_index, "output", str(error))
     except HeadraceError as error:
-        return TaskFailed(task_index, "input", str(error))
+        return Failed.of(task_index, error)
     except SystemExit:
         raise
     except BaseException:  # a panic in Rust is not an Exception
-        return TaskFailed(task_index, "crash", traceback.format_exc())
+        return Failed(task_index, traceback.format_exc())
 
 
 def save(path: Path, value: Any, *, sync: bool = False) -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import HeadraceError, WorkerError
+from headrace.engine.processes import MAX_DEATHS, run_tasks
+from headrace.engine.serving import Done, Failed, Progress, Reply
+from headrace.errors import HeadraceError, InputError, WorkerError
 from headrace.preparing.messages import HashTask, Order, SortTask
-from headrace.preparing.processes.executor import MAX_DEATHS, run_tasks
-from headrace.preparing.processes.serving import HashDone, PieceDone, Progress, Reply, TaskFailed
 from headrace.preparing.sources import SourceFile
 
 FILES = [
@@ -69,18 +69,18 @@ class FakeWorkers:
             return None
         reply = answer(order, self._done[worker])
         self._done[worker] += 1
-        if not isinstance(reply, PieceDone) or reply.is_last:
+        if not isinstance(reply, Done) or reply.is_last:
             del self.running[worker]
         return reply
 
 
-def answer(order: Order, piece: int) -> PieceDone | HashDone | TaskFailed:
+def answer(order: Order, piece: int) -> Done | Failed:
     """A task has one to four pieces; some fail, at the begin or after two pieces."""
     if isinstance(order, HashTask):
-        return HashDone(order.number, "")
+        return Done.of(-1, order.number)
     if order.task_index % 5 == 3 and piece == order.task_index % 3:
-        return TaskFailed(order.task_index, "input", "bad")
-    return PieceDone(order.task_index, piece, piece == num_pieces(order.task_index) - 1)
+        return Failed.of(order.task_index, InputError("bad"))
+    return Done(order.task_index, piece, piece == num_pieces(order.task_index) - 1)
 
 
 def num_pieces(task_index: int) -> int:
@@ -111,7 +111,7 @@ def test_results_in_order_and_workers_not_far_ahead(
         orders.append(SortTask(first + sum(kinds[:number]), 0) if is_task else HashTask(number, FILES[number]))
     last = first + sum(kinds)
     ready = [
-        PieceDone(*at, at == wanted(task_index)[-1])
+        Done(*at, at == wanted(task_index)[-1])
         for task_index in whole & set(range(first, last))
         for at in wanted(task_index)
     ]
@@ -129,11 +129,12 @@ def test_results_in_order_and_workers_not_far_ahead(
         on_progress=reports.append,
         interval_s=1.0,
     ):
-        if isinstance(result, HashDone):
-            hashes.append(result.number)
+        if result.task_index < 0:
+            assert isinstance(result, Done)
+            hashes.append(result.read(int))
             continue
-        tasks.append((result.task_index, result.piece if isinstance(result, PieceDone) else -1))
-        if isinstance(result, TaskFailed) or result.is_last:
+        tasks.append((result.task_index, result.piece if isinstance(result, Done) else -1))
+        if isinstance(result, Failed) or result.is_last:
             workers.task_index = result.task_index + 1
     assert tasks == [at for task_index in range(first, last) for at in wanted(task_index)]
     assert sorted(hashes) == [number for number, is_task in enumerate(kinds) if not is_task]

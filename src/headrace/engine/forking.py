@@ -120,7 +120,7 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 class Child:
-    """A forked process, with the methods of ``Popen`` that `executor.WorkerProcesses` calls."""
+    """A forked process, with the methods of ``Popen`` that `WorkerProcesses` calls."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -22,9 +22,9 @@ from typing import Protocol
 
 import msgspec
 
+from headrace.engine.forking import ONE_THREAD, Child, forked, interrupts_blocked, may_fork
+from headrace.engine.serving import Done, Failed, Progress, Reply
 from headrace.errors import HeadraceError, WorkerError
-from headrace.preparing.processes.forking import ONE_THREAD, Child, forked, interrupts_blocked, may_fork
-from headrace.preparing.processes.serving import HashDone, PieceDone, Progress, Reply, TaskFailed
 
 REPORT_S = 0.2
 """Seconds between two calls with the progress of a run."""
@@ -38,7 +38,6 @@ MAX_DEATHS = 3
 
 _EXIT_WAIT_S = 10.0
 _FAREWELL_S = 2.0
-_COMMAND = "import sys; from headrace.preparing.worker import main; main(int(sys.argv[1]))"
 
 
 def usable_cores() -> int:
@@ -63,20 +62,21 @@ class WorkerProcesses:
     Args:
         num_workers: number of processes.
         setup: the first message to each.
-        command: Python code for a worker that serves the descriptor ``sys.argv[1]``; by default the worker for texts.
+        main: the function that serves a descriptor in a worker, as ``module:function``.
         serve: a function that serves a descriptor in a fork of this process and uses what is loaded here. It takes the
-            place of ``command`` if this process can be forked.
+            place of ``main`` if this process can be forked.
     """
 
     def __init__(
         self,
         num_workers: int,
         setup: msgspec.Struct,
-        command: str | None = None,
+        main: str,
         serve: Callable[[int], None] | None = None,
     ) -> None:
         self._setup = msgspec.msgpack.encode(setup)
-        self._command = command or _COMMAND
+        module, _, function = main.partition(":")
+        self._command = f"import sys; from {module} import {function}; {function}(int(sys.argv[1]))"
         self._serve = serve
         self._num_workers = num_workers
         self._processes: list[subprocess.Popen[bytes] | Child] = []
@@ -211,7 +211,7 @@ class Execution:
         tasks: Sequence[AnyTask],
         *,
         first_task: int,
-        ready: Collection[PieceDone],
+        ready: Collection[Done],
         run_ahead: int,
         on_progress: Callable[[Progress | None], None],
         interval_s: float,
@@ -222,7 +222,7 @@ class Execution:
         self._on_progress = on_progress
         self._task_index = first_task
         self._window = run_ahead * len(workers) + 1
-        self._results: dict[int, collections.deque[PieceDone | TaskFailed]] = {}
+        self._results: dict[int, collections.deque[Done | Failed]] = {}
         for piece in sorted(ready, key=lambda piece: (piece.task_index, piece.piece)):
             self._results.setdefault(piece.task_index, collections.deque()).append(piece)
         done = set(self._results)
@@ -234,7 +234,7 @@ class Execution:
         self._deaths: collections.Counter[AnyTask] = collections.Counter()
         self._idle_deaths = 0
 
-    def run(self) -> Iterator[PieceDone | HashDone | TaskFailed]:
+    def run(self) -> Iterator[Done | Failed]:
         """See `run_tasks`."""
         while self._waiting or self._running or self._task_index <= self._last_task:
             # Idle workers get their tasks first, since committing the next piece takes a while.
@@ -242,7 +242,7 @@ class Execution:
             queue = self._results.get(self._task_index)
             if queue:
                 result = queue.popleft()
-                if isinstance(result, TaskFailed) or result.is_last:
+                if isinstance(result, Failed) or result.is_last:
                     self._results.pop(self._task_index)
                     self._task_index += 1
                 yield result
@@ -267,18 +267,18 @@ class Execution:
             self._running[worker] = task
             self._workers.send(worker, task)
 
-    def _take(self, worker: int, reply: PieceDone | HashDone | TaskFailed) -> Iterator[HashDone | TaskFailed]:
-        if isinstance(reply, PieceDone):
+    def _take(self, worker: int, reply: Done | Failed) -> Iterator[Done | Failed]:
+        if reply.task_index < 0:
+            yield reply
+        elif isinstance(reply, Failed):
+            self._results.setdefault(reply.task_index, collections.deque()).append(reply)
+        else:
             # A task that was started again after a worker died writes its first pieces a second time.
             if reply.piece >= self._delivered.get(reply.task_index, 0):
                 self._delivered[reply.task_index] = reply.piece + 1
                 self._results.setdefault(reply.task_index, collections.deque()).append(reply)
             if not reply.is_last:
                 return
-        elif isinstance(reply, TaskFailed) and reply.task_index >= 0:
-            self._results.setdefault(reply.task_index, collections.deque()).append(reply)
-        else:
-            yield reply
         del self._running[worker]
         self._idle.add(worker)
         self._idle_deaths = 0
@@ -307,11 +307,11 @@ def run_tasks(
     tasks: Sequence[AnyTask],
     *,
     first_task: int,
-    ready: Collection[PieceDone],
+    ready: Collection[Done],
     run_ahead: int,
     on_progress: Callable[[Progress | None], None],
     interval_s: float,
-) -> Iterator[PieceDone | HashDone | TaskFailed]:
+) -> Iterator[Done | Failed]:
     """Run tasks in worker processes; yield their pieces in the order of the tasks, and hashes when they arrive.
 
     A failed task is also yielded in its place, so that the error a user sees does not depend on the workers. A worker

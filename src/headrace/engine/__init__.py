@@ -1,0 +1,9 @@
+"""Offline work in a folder, with workers, that survives a kill.
+
+    tasks -> processes ... worker processes, one task at a time each
+                 serving     what a worker answers: results, progress, failures
+             -> results, in the order of the tasks
+
+A task is a pure function of what its order holds: it may be done twice, by anyone, with the same result. This package
+knows nothing about documents or tokens. It imports only ``headrace.io`` and ``headrace.errors``.
+"""
