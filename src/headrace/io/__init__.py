@@ -5,6 +5,7 @@
     caches     cache_folder                      where files are kept that can be made again
     reading    reader("mmap" | "pread")          path, offsets, lengths -> bytes; at most 256 files open at once
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
+               create_once, read_once            of several processes that create a file, one succeeds
     retrying   RetryPolicy, may_pass             reads that fail for a moment are tried again
     folders    claim_folder                      one process at a time works in a folder
     mapping    map_npy                           maps arrays of .npy files that may be damaged
@@ -27,6 +28,7 @@ from headrace.io.atomic import (
 )
 from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_digest, file_sum, hash_bytes, hash_file
 from headrace.io.npy import map_npy
+from headrace.io.once import create_once, read_once, unique_name
 from headrace.io.paths import cache_folder, check_local, expand_braces, natural_key, safe_relative
 from headrace.io.readers import (
     OPEN_FILES,
@@ -57,6 +59,7 @@ __all__ = [
     "check_local",
     "claim_folder",
     "commit",
+    "create_once",
     "expand_braces",
     "file_digest",
     "file_sum",
@@ -67,8 +70,10 @@ __all__ = [
     "natural_key",
     "output_errors",
     "partial_path",
+    "read_once",
     "reader",
     "safe_relative",
     "sync_folder",
+    "unique_name",
     "write_all",
 ]
