@@ -71,7 +71,7 @@ def deal(buckets: BucketWriter, documents: list[Document], num_keys: int) -> Non
 
 
 def sort_all(folder: Path, sizes: list[int], num_keys: int) -> list[Document]:
-    sorter = BucketSorter(str(folder), [np.dtype(np.uint16)] * num_keys)
+    sorter = BucketSorter(str(folder), str(folder), [np.dtype(np.uint16)] * num_keys)
     found: list[Document] = []
     for bucket, size in enumerate(sizes):
         assert sorter.run(SortTask(bucket, size)) == Done(bucket, 0, True)
@@ -150,7 +150,7 @@ def one_bucket(folder: Path) -> tuple[Path, SortTask]:
 def test_a_bucket_with_one_other_byte(tmp_path: Path) -> None:
     path, task = one_bucket(tmp_path)
     data = path.read_bytes()
-    sorter = BucketSorter(str(tmp_path), [np.dtype(np.uint16)] * 2)
+    sorter = BucketSorter(str(tmp_path), str(tmp_path), [np.dtype(np.uint16)] * 2)
     for at in range(len(data)):
         path.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
         with pytest.raises(OutputError, match=r"00000\.bucket: a bucket is damaged at byte \d+; .*--restart"):
@@ -159,7 +159,7 @@ def test_a_bucket_with_one_other_byte(tmp_path: Path) -> None:
 
 def test_a_bucket_that_was_cut(tmp_path: Path) -> None:
     path, task = one_bucket(tmp_path)
-    sorter = BucketSorter(str(tmp_path), [np.dtype(np.uint16)] * 2)
+    sorter = BucketSorter(str(tmp_path), str(tmp_path), [np.dtype(np.uint16)] * 2)
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(OutputError, match=f"a bucket has {task.size - 8:,} bytes, {task.size:,} were written"):
         sorter.run(task)

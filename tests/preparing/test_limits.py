@@ -173,7 +173,7 @@ def _sort(folder: Path, size: int) -> int:
     try:
         Path("/proc/self/clear_refs").write_text("5")
         before = psutil.Process().memory_info().rss
-        BucketSorter(str(folder), [np.dtype(np.uint16)]).run(SortTask(0, size))
+        BucketSorter(str(folder), str(folder), [np.dtype(np.uint16)]).run(SortTask(0, size))
         line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
         return min((int(line.split()[1]) * 1024 - before) >> 20, 255)
     except BaseException:

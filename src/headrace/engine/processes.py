@@ -202,86 +202,50 @@ class WorkerProcesses:
         return f"{name} ended with exit status {code}; its last output is above"
 
 
-class Execution:
-    """Assigns tasks to idle workers, and yields their results in the order of the tasks."""
+class Assignment:
+    """The tasks that worker processes have, one each. A worker that ends is replaced, and its task starts again.
 
-    def __init__(
-        self,
-        workers: WorkerProcesses,
-        tasks: Sequence[AnyTask],
-        *,
-        first_task: int,
-        ready: Collection[Done],
-        run_ahead: int,
-        on_progress: Callable[[Progress | None], None],
-        interval_s: float,
-    ) -> None:
-        """See `run_tasks`."""
+    Args:
+        workers: the processes, which must be idle.
+        next_task: returns the task for an idle worker; None if there is none now.
+    """
+
+    def __init__(self, workers: WorkerProcesses, next_task: Callable[[], AnyTask | None]) -> None:
         self._workers = workers
-        self._interval_s = interval_s
-        self._on_progress = on_progress
-        self._task_index = first_task
-        self._window = run_ahead * len(workers) + 1
-        self._results: dict[int, collections.deque[Done | Failed]] = {}
-        for piece in sorted(ready, key=lambda piece: (piece.task_index, piece.piece)):
-            self._results.setdefault(piece.task_index, collections.deque()).append(piece)
-        done = set(self._results)
-        self._waiting = collections.deque(task for task in tasks if task.task_index not in done)
-        self._last_task = max([task.task_index for task in tasks] + list(done), default=-1)
+        self._next_task = next_task
         self._running: dict[int, AnyTask] = {}
+        self._again: collections.deque[AnyTask] = collections.deque()
         self._idle = set(range(len(workers)))
-        self._delivered: dict[int, int] = {}
         self._deaths: collections.Counter[AnyTask] = collections.Counter()
         self._idle_deaths = 0
 
-    def run(self) -> Iterator[Done | Failed]:
-        """See `run_tasks`."""
-        while self._waiting or self._running or self._task_index <= self._last_task:
-            # Idle workers get their tasks first, since committing the next piece takes a while.
-            self._assign()
-            queue = self._results.get(self._task_index)
-            if queue:
-                result = queue.popleft()
-                if isinstance(result, Failed) or result.is_last:
-                    self._results.pop(self._task_index)
-                    self._task_index += 1
-                yield result
-            elif not self._running:
-                raise HeadraceError(
-                    f"no task returns result {self._task_index}. This is a defect of Headrace: please report it."
-                )
-            has_next = bool(self._results.get(self._task_index))
-            for worker, reply in self._workers.receive(0.0 if has_next or not self._running else self._interval_s):
-                if reply is None:
-                    self._replace(worker)
-                elif isinstance(reply, Progress):
-                    self._on_progress(reply)
-                else:
-                    yield from self._take(worker, reply)
-            self._on_progress(None)
+    @property
+    def is_running(self) -> bool:
+        """Whether a worker has a task, or one has to start again."""
+        return bool(self._running or self._again)
 
-    def _assign(self) -> None:
-        while self._idle and self._waiting and self._waiting[0].task_index < self._task_index + self._window:
-            task = self._waiting.popleft()
+    def assign(self) -> None:
+        """Send tasks to idle workers."""
+        while self._idle and (task := self._again.popleft() if self._again else self._next_task()) is not None:
             worker = self._idle.pop()
             self._running[worker] = task
             self._workers.send(worker, task)
 
-    def _take(self, worker: int, reply: Done | Failed) -> Iterator[Done | Failed]:
-        if reply.task_index < 0:
+    def receive(self, timeout_s: float) -> Iterator[Reply]:
+        """Yield replies of the workers; wait up to ``timeout_s`` for the first.
+
+        Raises:
+            WorkerError: several workers have ended in the same task, or none can be started.
+        """
+        for worker, reply in self._workers.receive(timeout_s):
+            if reply is None:
+                self._replace(worker)
+                continue
+            if isinstance(reply, Failed) or (isinstance(reply, Done) and reply.is_last):
+                del self._running[worker]
+                self._idle.add(worker)
+                self._idle_deaths = 0
             yield reply
-        elif isinstance(reply, Failed):
-            self._results.setdefault(reply.task_index, collections.deque()).append(reply)
-        else:
-            # A task that was started again after a worker died writes its first pieces a second time.
-            if reply.piece >= self._delivered.get(reply.task_index, 0):
-                self._delivered[reply.task_index] = reply.piece + 1
-                self._results.setdefault(reply.task_index, collections.deque()).append(reply)
-            if not reply.is_last:
-                return
-        del self._running[worker]
-        self._idle.add(worker)
-        self._idle_deaths = 0
 
     def _replace(self, worker: int) -> None:
         task = self._running.pop(worker, None)
@@ -293,7 +257,7 @@ class Execution:
                 raise WorkerError(f"{described}. No worker can be started; nothing was written.")
             return
         self._idle.add(worker)
-        self._waiting.appendleft(task)
+        self._again.append(task)
         self._deaths[task] += 1
         if self._deaths[task] >= MAX_DEATHS:
             raise WorkerError(
@@ -312,16 +276,16 @@ def run_tasks(
     on_progress: Callable[[Progress | None], None],
     interval_s: float,
 ) -> Iterator[Done | Failed]:
-    """Run tasks in worker processes; yield their pieces in the order of the tasks, and hashes when they arrive.
+    """Run tasks in worker processes; yield their results in the order of the tasks.
 
-    A failed task is also yielded in its place, so that the error a user sees does not depend on the workers. A worker
-    that ends is replaced, and its task starts again.
+    A result with the index -1 is yielded when it arrives. A failed task is also yielded in its place, so that the error
+    a user sees does not depend on the workers. A worker that ends is replaced, and its task starts again.
 
     Args:
         workers: the processes, which must be idle.
-        tasks: the tasks in the order of their indices; hash tasks may stand anywhere.
+        tasks: the tasks in the order of their indices; those with the index -1 may stand anywhere.
         first_task: the index of the first result.
-        ready: pieces that are on disk already, of tasks whose pieces are all there; these tasks are not assigned.
+        ready: results that are there already, of tasks of which all pieces are there; these tasks are not assigned.
         run_ahead: how many tasks for each worker may be ahead of the one whose pieces are yielded.
         on_progress: called with each worker's report, and with None at least every ``interval_s`` seconds.
         interval_s: see ``on_progress``.
@@ -329,12 +293,38 @@ def run_tasks(
     Raises:
         WorkerError: several workers have ended in the same task.
     """
-    return Execution(
-        workers,
-        tasks,
-        first_task=first_task,
-        ready=ready,
-        run_ahead=run_ahead,
-        on_progress=on_progress,
-        interval_s=interval_s,
-    ).run()
+    next_index, window = first_task, run_ahead * len(workers) + 1
+    results: dict[int, collections.deque[Done | Failed]] = {}
+    for piece in sorted(ready, key=lambda piece: (piece.task_index, piece.piece)):
+        results.setdefault(piece.task_index, collections.deque()).append(piece)
+    last_index = max([task.task_index for task in tasks] + list(results), default=-1)
+    waiting = collections.deque(task for task in tasks if task.task_index not in results)
+    delivered: dict[int, int] = {}
+
+    def next_task() -> AnyTask | None:
+        return waiting.popleft() if waiting and waiting[0].task_index < next_index + window else None
+
+    assignment = Assignment(workers, next_task)
+    while waiting or assignment.is_running or next_index <= last_index:
+        # Idle workers get their tasks first, since committing the next piece takes a while.
+        assignment.assign()
+        if queue := results.get(next_index):
+            result = queue.popleft()
+            if isinstance(result, Failed) or result.is_last:
+                results.pop(next_index)
+                next_index += 1
+            yield result
+        elif not assignment.is_running:
+            raise HeadraceError(f"no task returns result {next_index}. This is a defect of Headrace: please report it.")
+        has_next = bool(results.get(next_index))
+        for reply in assignment.receive(0.0 if has_next or not assignment.is_running else interval_s):
+            if isinstance(reply, Progress):
+                on_progress(reply)
+            elif reply.task_index < 0:
+                yield reply
+            elif isinstance(reply, Failed) or reply.piece >= delivered.get(reply.task_index, 0):
+                # A task that was started again after a worker died writes its first pieces a second time.
+                results.setdefault(reply.task_index, collections.deque()).append(reply)
+                if isinstance(reply, Done):
+                    delivered[reply.task_index] = reply.piece + 1
+        on_progress(None)

@@ -35,11 +35,20 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazily
 
 if TYPE_CHECKING:
-    from headrace.preparing.api import RecipeOptions, estimate_recipe, estimate_text, prepare_recipe, prepare_text
+    from headrace.preparing.api import (
+        RecipeOptions,
+        estimate_recipe,
+        estimate_text,
+        plan_recipe,
+        plan_text,
+        prepare_recipe,
+        prepare_text,
+    )
     from headrace.preparing.choosing import prepare
     from headrace.preparing.energon import prepare_energon
     from headrace.preparing.estimate import Estimate
     from headrace.preparing.filters import FilterSpec
+    from headrace.preparing.jobs import open_job
     from headrace.preparing.options import ErrorOptions, OutputOptions, RecordOptions, TextOptions, TokenOptions
     from headrace.preparing.run_plan import TextProgress
     from headrace.preparing.shards import ShardOptions, estimate_shards, prepare_shards
@@ -58,6 +67,9 @@ _HOMES = {
     "estimate_recipe": "headrace.preparing.api",
     "estimate_shards": "headrace.preparing.shards",
     "estimate_text": "headrace.preparing.api",
+    "open_job": "headrace.preparing.jobs",
+    "plan_recipe": "headrace.preparing.api",
+    "plan_text": "headrace.preparing.api",
     "prepare": "headrace.preparing.choosing",
     "prepare_energon": "headrace.preparing.energon",
     "prepare_recipe": "headrace.preparing.api",
@@ -79,6 +91,9 @@ __all__ = [
     "estimate_recipe",
     "estimate_shards",
     "estimate_text",
+    "open_job",
+    "plan_recipe",
+    "plan_text",
     "prepare",
     "prepare_energon",
     "prepare_recipe",

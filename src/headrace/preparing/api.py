@@ -14,7 +14,7 @@ import msgspec
 
 from headrace.errors import ConfigError
 from headrace.io import check_local
-from headrace.preparing.backends import Choice, choose_backend
+from headrace.preparing.backends import Choice, ProvedEncoder, choose_backend
 from headrace.preparing.backends.first_documents import prove_first_documents
 from headrace.preparing.estimate import Estimate, estimate_plan
 from headrace.preparing.filters import FilterSpec
@@ -31,9 +31,10 @@ from headrace.preparing.options import (
 )
 from headrace.preparing.output_folder import STDIN_NAME, OutputFolder
 from headrace.preparing.resolving import deciding, reads_stdin, resolve, with_inputs
-from headrace.preparing.run import run_in
+from headrace.preparing.run import begin_run, run_in
 from headrace.preparing.run_plan import RunPlan, TextProgress, show_compared
 from headrace.preparing.sources import SourceFile, choose_task_bytes, find_inputs, spool_stdin
+from headrace.preparing.text_job import plan_job
 from headrace.preparing.tokenizer import TextTokenizer, load_tokenizer
 from headrace.samples.recipe import Recipe, load_recipe
 from headrace.stores import Manifest
@@ -83,26 +84,82 @@ def prepare_text(
     options = options or TextOptions()
     check_options(options)
     show = on_progress or (lambda progress: None)
+    notice = on_notice or (lambda message: None)
+    with OutputFolder(output, overwrite=options.overwrite, restart=options.restart) as folder:
+        plan, encoder = _resolved_text(inputs, folder, tokenizer, options, show, stdin)
+        return run_in(folder, plan, encoder=encoder, deciding=_deciding(options), on_progress=show, on_notice=notice)
+
+
+def plan_text(
+    inputs: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str],
+    options: TextOptions | None = None,
+    on_progress: Callable[[TextProgress], None] | None = None,
+    on_notice: Callable[[str], None] | None = None,
+) -> None:
+    """Plan a run of `prepare_text` in its output folder, for processes on any hosts to do its tasks, see `open_job`.
+
+    The output is the same, byte for byte. If the run is planned or complete already, this does nothing.
+
+    Args:
+        inputs: see `prepare_text`; not ``-``.
+        output: a folder that all hosts can write to; inputs must have the same paths on all of them.
+        tokenizer: see `prepare_text`.
+        options: see `TextOptions`.
+        on_progress: called a few times a second.
+        on_notice: called with what a user should know.
+
+    Raises:
+        ConfigError, InputError, OutputError, MissingExtraError: as `prepare_text`.
+
+    Example:
+        >>> headrace.preparing.plan_text(["data/*.jsonl"], "shared", tokenizer="tokenizer.json")
+        >>> job = headrace.preparing.open_job("shared")
+        >>> job.phase().num_tasks
+        1
+    """
+    check_local(inputs, output, tokenizer)
+    options = options or TextOptions()
+    check_options(options)
+    show = on_progress or (lambda progress: None)
+    with OutputFolder(output, overwrite=options.overwrite, restart=options.restart) as folder:
+        plan, _ = _resolved_text(inputs, folder, tokenizer, options, show, None)
+        _plan_in(folder, plan, _deciding(options), on_notice or (lambda message: None))
+
+
+def _plan_in(folder: OutputFolder, plan: RunPlan, deciding: dict[str, Any], on_notice: Callable[[str], None]) -> None:
+    if complete := begin_run(folder, plan, deciding):
+        on_notice(complete)
+    else:
+        plan_job(folder, plan)
+
+
+def _resolved_text(
+    inputs: Sequence[str | os.PathLike[str]],
+    folder: OutputFolder,
+    tokenizer: str | os.PathLike[str],
+    options: TextOptions,
+    show: Callable[[TextProgress], None],
+    stdin: BinaryIO | None,
+) -> tuple[RunPlan, ProvedEncoder | None]:
+    """Return the plan of a run, and an encoder that is loaded already if there is one."""
     show(TextProgress(phase="tokenizer"))
     loaded = load_tokenizer(tokenizer)
     ends = _ends(loaded, options.tokens)
     spec = RunPlan.record_spec(options)
-    notice = on_notice or (lambda message: None)
-    with OutputFolder(output, overwrite=options.overwrite, restart=options.restart) as folder:
-        stdin_path = None
-        if any(os.fspath(name) == "-" for name in inputs):
-            stdin_path = folder.work / STDIN_NAME
-            spool_stdin(stdin or sys.stdin.buffer, stdin_path)
-        files = find_inputs(inputs, spec=spec, stdin=stdin_path, keep_faulty=options.errors.on_error == "skip")
-        special = options.tokens.special_tokens_in_text
-        choice = choose_backend(
-            loaded.json, wanted=options.tokens.backend, special=special, on_compared=show_compared(show, "probe")
-        )
-        proof = prove_first_documents(choice, files, spec, options, loaded.json, show_compared(show, "prove"))
-        plan = _text_plan(loaded, ends, files, options, proof.choice, proof.num_texts)
-        return run_in(
-            folder, plan, encoder=proof.encoder, deciding=_deciding(options), on_progress=show, on_notice=notice
-        )
+    stdin_path = None
+    if any(os.fspath(name) == "-" for name in inputs):
+        stdin_path = folder.work / STDIN_NAME
+        spool_stdin(stdin or sys.stdin.buffer, stdin_path)
+    files = find_inputs(inputs, spec=spec, stdin=stdin_path, keep_faulty=options.errors.on_error == "skip")
+    special = options.tokens.special_tokens_in_text
+    choice = choose_backend(
+        loaded.json, wanted=options.tokens.backend, special=special, on_compared=show_compared(show, "probe")
+    )
+    proof = prove_first_documents(choice, files, spec, options, loaded.json, show_compared(show, "prove"))
+    return _text_plan(loaded, ends, files, options, proof.choice, proof.num_texts), proof.encoder
 
 
 def estimate_text(
@@ -242,24 +299,60 @@ def prepare_recipe(
         True
     """
     check_local(recipe, inputs, output, tokenizer)
-    recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
-    notice = on_notice or (lambda message: None)
     show = on_progress or (lambda progress: None)
+    notice = on_notice or (lambda message: None)
+    recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
     with OutputFolder(output, overwrite=run_options.overwrite, restart=run_options.restart) as folder:
-        stdin_path = None
-        if reads_stdin(recipe):
-            stdin_path = folder.work / STDIN_NAME
-            spool_stdin(stdin or sys.stdin.buffer, stdin_path)
-        plan, encoder = resolve(
-            recipe,
-            run_options,
-            tokenizer=tokenizer,
-            stdin=stdin_path,
-            earlier=folder.earlier,
-            on_progress=show,
-            on_notice=notice,
-        )
+        plan, encoder = _resolved_recipe(recipe, folder, tokenizer, run_options, show, notice, stdin)
         return run_in(folder, plan, encoder=encoder, deciding=deciding(plan), on_progress=show, on_notice=notice)
+
+
+def plan_recipe(
+    recipe: Recipe | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    inputs: Sequence[str | os.PathLike[str]] = (),
+    tokenizer: str | os.PathLike[str] | None = None,
+    options: RecipeOptions | None = None,
+    on_progress: Callable[[TextProgress], None] | None = None,
+    on_notice: Callable[[str], None] | None = None,
+) -> None:
+    """Plan a run of `prepare_recipe` in its output folder, for processes on any hosts, see `plan_text`.
+
+    Raises:
+        ConfigError, InputError, OutputError, MissingExtraError: as `prepare_recipe`.
+    """
+    check_local(recipe, inputs, output, tokenizer)
+    show = on_progress or (lambda progress: None)
+    notice = on_notice or (lambda message: None)
+    recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
+    with OutputFolder(output, overwrite=run_options.overwrite, restart=run_options.restart) as folder:
+        plan, _ = _resolved_recipe(recipe, folder, tokenizer, run_options, show, notice, None)
+        _plan_in(folder, plan, deciding(plan), notice)
+
+
+def _resolved_recipe(
+    recipe: Recipe,
+    folder: OutputFolder,
+    tokenizer: str | os.PathLike[str] | None,
+    options: TextOptions,
+    show: Callable[[TextProgress], None],
+    notice: Callable[[str], None],
+    stdin: BinaryIO | None,
+) -> tuple[RunPlan, ProvedEncoder | None]:
+    stdin_path = None
+    if reads_stdin(recipe):
+        stdin_path = folder.work / STDIN_NAME
+        spool_stdin(stdin or sys.stdin.buffer, stdin_path)
+    return resolve(
+        recipe,
+        options,
+        tokenizer=tokenizer,
+        stdin=stdin_path,
+        earlier=folder.earlier,
+        on_progress=show,
+        on_notice=notice,
+    )
 
 
 def estimate_recipe(

@@ -102,10 +102,11 @@ class BucketWriter:
 
 
 class BucketSorter:
-    """Sorts buckets into pieces in the same folder, in a worker. Memory: three times the bucket."""
+    """Sorts buckets of one folder into pieces of another, in a worker. Memory: three times the bucket."""
 
-    def __init__(self, folder: str, dtypes: Sequence[np.dtype[Any]]) -> None:
+    def __init__(self, folder: str, parts: str, dtypes: Sequence[np.dtype[Any]]) -> None:
         self._folder = folder
+        self._parts = parts
         self._num_keys = len(dtypes)
         self._dtypes = tuple(dtypes)
 
@@ -123,7 +124,7 @@ class BucketSorter:
             arrays[f"lengths.{key}"] = [lengths[sorting]]
         tally = Tally(documents=DocumentLedger(read=0, kept=len(hashes)))
         info = PieceInfo(task_index=order.bucket, piece=0, is_last=True, tally=tally)
-        write_piece(self._folder, info, arrays)
+        write_piece(self._parts, info, arrays)
         return Done(order.bucket, 0, True)
 
     def _read(self, order: SortTask) -> tuple[NDArray[np.uint64], IntArray, list[tuple[NDArray[Any], IntArray]]]:

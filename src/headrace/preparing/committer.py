@@ -23,7 +23,7 @@ from headrace.preparing.ledger import RunLedger
 from headrace.preparing.messages import PiecePosition
 from headrace.preparing.output_folder import RunState, save_state
 from headrace.preparing.piece import Piece, SpanResult
-from headrace.preparing.run_plan import RunPlan
+from headrace.preparing.run_plan import BUCKETS_NAME, RunPlan
 from headrace.preparing.store_output import StoreOutput
 from headrace.preparing.tally import DUPLICATE, MAX_RECORDS, Tally, left_out
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, ProvenanceWriter
@@ -194,7 +194,7 @@ def _ids(data: NDArray[np.uint8], lengths: IntArray, chosen: Chosen) -> list[str
     return [raw[ends[index] - lengths[index] : ends[index]].decode() for index in rows]
 
 
-SHARDS_NAME, ORIGINS_NAME, SEEN_NAME, BUCKETS_NAME = "shards", "provenance", "seen", "buckets"
+SHARDS_NAME, ORIGINS_NAME, SEEN_NAME = "shards", "provenance", "seen"
 
 
 class Committer:

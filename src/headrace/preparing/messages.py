@@ -49,7 +49,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     """Process id of the parent; a worker that finds another parent exits."""
 
     parts: str
-    """Folder for the pieces."""
+    """Folder for the pieces, also for those of sorted buckets."""
 
     buckets: str
     """Folder of the buckets of a shuffled run."""
@@ -116,11 +116,12 @@ class HashTask(msgspec.Struct, frozen=True, tag=True):
     """Number of the input file."""
 
     file: SourceFile
+    place: int = -1
 
     @property
     def task_index(self) -> int:
-        """Always -1: the result has no place in the order, and is used when it arrives."""
-        return -1
+        """-1 if the result has no place in the order, and is used when it arrives."""
+        return self.place
 
 
 Order = TextTask | SortTask | HashTask

@@ -28,6 +28,7 @@ from typing import IO, Any, Literal
 import msgspec
 import xxhash
 
+from headrace.engine.job import PHASE_PREFIX
 from headrace.errors import OutputError, StoreError
 from headrace.io import atomic_write, claim_folder, hash_bytes, output_errors, safe_relative, sync_folder
 from headrace.preparing.ledger import LedgerState
@@ -349,9 +350,12 @@ class OutputFolder:
         (self.work / COMMIT_NAME).unlink(missing_ok=True)
 
     def _remove_temporaries(self) -> None:
-        """Remove what was being written when the run was killed."""
-        for path in self.work.rglob(".*.tmp"):
-            path.unlink(missing_ok=True)
+        """Remove what was being written when the run was killed. Tasks may be under way in folders of phases."""
+        for entry in list(os.scandir(self.work)):
+            if not entry.name.startswith(PHASE_PREFIX):
+                for path in [Path(entry.path), *Path(entry.path).rglob(".*.tmp")]:
+                    if path.name.startswith(".") and path.suffix == ".tmp":
+                        path.unlink(missing_ok=True)
 
     def _check_content(self) -> None:
         with output_errors(self.path, "list"):
@@ -412,3 +416,8 @@ def _file_names(manifest: Manifest) -> list[str]:
 
 STDIN_NAME = "stdin"
 """Name of the copy of standard input, if that is an input."""
+
+
+def mark_of(work: Path) -> str:
+    """A short hash of what decides the bytes of the run in a work folder, for the names of folders in it."""
+    return hash_bytes((work / RUN_NAME).read_bytes())[:8]

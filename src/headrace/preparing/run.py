@@ -6,40 +6,42 @@ shuffled, a second pass sorts the buckets.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.engine.job import Phase, receipts_of
 from headrace.engine.processes import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks, usable_cores
 from headrace.engine.serving import Done, Failed, Progress
 from headrace.errors import HeadraceError, InputError, OutputError, sentence
-from headrace.io import atomic_write, file_sum, hash_bytes, output_errors
+from headrace.io import atomic_write, file_sum, output_errors
 from headrace.preparing import worker
 from headrace.preparing.backends import ProvedEncoder
 from headrace.preparing.buckets import bucket_path, choose_num_buckets
-from headrace.preparing.committer import BUCKETS_NAME, Committer
+from headrace.preparing.committer import Committer
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.finishing import build_manifest, described_options, name_outputs
 from headrace.preparing.ledger import LedgerState, check_tolerance
 from headrace.preparing.messages import Order, Setup, SortTask
 from headrace.preparing.output_folder import (
-    RUN_NAME,
     STATE_NAME,
     TASK_NAME,
     OutputFolder,
     RunState,
     load_state,
+    mark_of,
     save_state,
 )
 from headrace.preparing.piece import piece_path, read_piece
-from headrace.preparing.run_plan import RunPlan, TextProgress
+from headrace.preparing.run_plan import RunPlan, TextProgress, sorting
 from headrace.preparing.sources import SourceFile
 from headrace.preparing.tally import Tally
 from headrace.stores import Manifest, load_manifest
 
-_REFERENCE = "tokenizers"
+REFERENCE = "tokenizers"
 _ADVICE = (
     "Nothing was written; correct or remove this record and run again with --restart, or leave such records out with "
     "--on-error skip."
@@ -69,6 +71,9 @@ class TextRun:
         self._plan = plan
         self._folder = folder
         self._work = folder.work
+        # A worker may outlive a killed parent for a moment, and still write a piece. In the same run it is the same
+        # piece; the pieces of other runs and backends lie in other folders.
+        self._mark = mark_of(folder.work)
         self._serve = functools.partial(worker.main, proved=encoder)
         self._on_progress = on_progress
         self._on_notice = on_notice
@@ -76,8 +81,6 @@ class TextRun:
         self._total_bytes = plan.total_bytes
         self._underway: dict[int, Progress] = {}
 
-    def run(self) -> tuple[Manifest, dict[str, str]]:
-        """Do the whole run. Returns the manifest, and the moves for `OutputFolder.commit`."""
         state = load_state(self._work)
         if state is None:
             count = len(self._plan.files)
@@ -88,17 +91,18 @@ class TextRun:
         else:
             self._on_notice(_continued(state))
         self._take_from(state)
-        try:
-            while self._state.phase == "encode":
-                try:
-                    self._encode()
-                except _FallBackError as error:
-                    self._fall_back(str(error))
-                    continue
-                if not self._plan.is_shuffled:
-                    break
-                self._check_inputs()
-                self._committer.begin_sorting()
+
+    def gather(self) -> None:
+        """Encode everything, and put the documents of a shuffled run into their buckets; the rest is for a later run."""
+        with self._kept():
+            self._encode_all()
+            self._committer.suspend()
+        self._folder.keep()
+
+    def run(self) -> tuple[Manifest, dict[str, str]]:
+        """Do the whole run. Returns the manifest, and the moves for `OutputFolder.commit`."""
+        with self._kept():
+            self._encode_all()
             if self._state.phase == "sort":
                 self._sort()
             self._check_inputs()
@@ -113,6 +117,14 @@ class TextRun:
             outputs, moves = name_outputs(self._plan, shards, self._state.domains, origins, self._work)
             supervised = self._committer.output.supervised
             manifest = build_manifest(self._plan, self._state, self._ledger, outputs, origins, self._work, supervised)
+        self._folder.keep()
+        return manifest, moves
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """On an error, keep what is done if the same command could continue."""
+        try:
+            yield
         except BaseException as error:
             if self._is_worth_keeping(error):
                 self._folder.keep()
@@ -120,8 +132,18 @@ class TextRun:
                     self._on_notice("what is done so far is kept: the same command goes on from there")
             self._committer.suspend()
             raise
-        self._folder.keep()
-        return manifest, moves
+
+    def _encode_all(self) -> None:
+        while self._state.phase == "encode":
+            try:
+                self._encode()
+            except _FallBackError as error:
+                self._fall_back(str(error))
+                continue
+            if not self._plan.is_shuffled:
+                break
+            self._check_inputs()
+            self._committer.begin_sorting()
 
     def _take_from(self, state: RunState) -> None:
         self._state = state
@@ -145,22 +167,23 @@ class TextRun:
         return True
 
     def _encode(self) -> None:
-        backend = _REFERENCE if self._state.fallback else self._plan.choice.name
-        setup = self._setup(backend)
+        backend = REFERENCE if self._state.fallback else self._plan.choice.name
+        setup = self._plan.setup_in(self._work, self._mark, backend)
         state = self._state
-        orders = self._plan.orders(first_task=state.task_index, start=state.cursor, hashed=self._ledger.state.hashes)
+        trusted = self._adopt(self._plan.encoding(self._mark, backend), Path(setup.parts))
         with output_errors(Path(setup.parts), "create"):
             Path(setup.parts).mkdir(exist_ok=True)
             # Pieces that were encoded by a library which proved wrong.
             for folder in self._work.glob("parts.*"):
                 if folder.name != Path(setup.parts).name:
                     shutil.rmtree(folder, ignore_errors=True)
-        for result in self._results(setup, orders, Path(setup.parts), RUN_AHEAD):
+        orders = self._plan.orders(first_task=state.task_index, start=state.cursor, hashed=self._ledger.state.hashes)
+        for result in self._results(setup, orders, Path(setup.parts), RUN_AHEAD, trusted):
             if result.task_index < 0:
                 number, digest = result.read(tuple[int, str])
                 self._ledger.state.hashes[number] = digest
                 continue
-            if backend != _REFERENCE and result.piece == 0 and not result.is_last:
+            if backend != REFERENCE and result.piece == 0 and not result.is_last:
                 self._committer.checkpoint()
                 save_state(self._work, state, TASK_NAME)
             path = piece_path(setup.parts, result.task_index, result.piece)
@@ -170,8 +193,9 @@ class TextRun:
             self._check_errors()
 
     def _sort(self) -> None:
-        setup = self._setup(_REFERENCE)
+        setup = self._plan.sort_setup(self._work, self._mark)
         folder = Path(setup.buckets)
+        trusted = self._adopt(sorting(self._mark, self._state.num_buckets), folder)
         sizes = self._state.bucket_sizes
         for bucket in range(self._state.task_index):  # left by a kill between a checkpoint and the removal after it
             with output_errors(folder, "clear"):
@@ -179,28 +203,36 @@ class TextRun:
         orders: list[Order] = [
             SortTask(bucket, sizes[bucket]) for bucket in range(self._state.task_index, self._state.num_buckets)
         ]
-        for result in self._results(setup, orders, folder, 1):
+        for result in self._results(setup, orders, folder, 1, trusted):
             if result.task_index >= 0:
                 path = piece_path(folder, result.task_index, result.piece)
                 self._committer.take_sorted(read_piece(path), path, bucket_path(folder, result.task_index))
 
-    def _setup(self, backend: str) -> Setup:
-        # A worker may outlive a killed parent for a moment, and still write a piece. In the same run it is the same
-        # piece; the pieces of other runs and backends lie in other folders.
-        mark = hash_bytes((self._work / RUN_NAME).read_bytes())[:8]
-        work = self._work.absolute()
-        return self._plan.setup(
-            parts=str(work / f"parts.{mark}.{backend}"),
-            buckets=str(work / BUCKETS_NAME),
-            tokenizer=str(work / "tokenizer.json"),
-            backend=backend,
-        )
+    def _adopt(self, phase: Phase, folder: Path) -> set[int]:
+        """Move the pieces of tasks that other processes did into a folder of this run; return these tasks.
 
-    def _results(self, setup: Setup, orders: list[Order], folder: Path, run_ahead: int) -> Iterator[Done]:
-        ready = list(self._ready(folder))
-        num_tasks = len(
-            {order.task_index for order in orders if order.task_index >= 0} - {piece.task_index for piece in ready}
-        )
+        They were synced before their receipts were created, and need no second look.
+        """
+        receipts = receipts_of(self._work, phase)
+        receipts.refresh()
+        receipts.adopt(folder)
+        for receipt in receipts.done.values():
+            if hashed := (receipt.value or {}).get("xxh3_128"):
+                self._ledger.state.hashes[receipt.value["file"]] = hashed
+        return {receipt.task_index for receipt in receipts.done.values() if receipt.files}
+
+    def _results(
+        self, setup: Setup, orders: list[Order], folder: Path, run_ahead: int, trusted: Collection[int]
+    ) -> Iterator[Done]:
+        ready = list(self._ready(folder, trusted))
+        done = {piece.task_index for piece in ready}
+        left = [order for order in orders if order.task_index not in done]
+        if not left:
+            for piece in ready:
+                yield piece
+                self._report(None)
+            return
+        num_tasks = len([order for order in left if order.task_index >= 0])
         with WorkerProcesses(max(min(self._num_workers, num_tasks), 1), setup, worker.MAIN, self._serve) as workers:
             for result in run_tasks(
                 workers,
@@ -215,7 +247,7 @@ class TextRun:
                     raise self._error(result)
                 yield result
 
-    def _ready(self, folder: Path) -> Iterator[Done]:
+    def _ready(self, folder: Path, trusted: Collection[int]) -> Iterator[Done]:
         """The pieces that a killed run left, of those tasks whose pieces are all there. The others are removed."""
         found: dict[int, dict[int, Path]] = {}
         if folder.is_dir():
@@ -225,7 +257,8 @@ class TextRun:
         for task_index, pieces in sorted(found.items()):
             first = self._state.cursor.piece if task_index == self._state.task_index else 0
             numbers = [number for number in sorted(pieces) if number >= first]
-            if task_index < self._state.task_index or not self._is_whole(pieces, first, numbers):
+            is_whole = task_index in trusted or self._is_whole(pieces, first, numbers)
+            if task_index < self._state.task_index or not is_whole:
                 for path in pieces.values():
                     path.unlink(missing_ok=True)
                 continue
@@ -260,7 +293,7 @@ class TextRun:
         self._take_from(state)
         self._underway.clear()
         self._on_notice(
-            f"{self._plan.choice.name} differs from {_REFERENCE} on this text, so {_REFERENCE} encodes everything that "
+            f"{self._plan.choice.name} differs from {REFERENCE} on this text, so {REFERENCE} encodes everything that "
             f"is not proved yet: {message}"
         )
 
@@ -367,6 +400,18 @@ def run_in(
     Raises:
         HeadraceError: see `prepare_text`.
     """
+    if complete := begin_run(folder, plan, deciding):
+        on_notice(complete)
+        return load_manifest(folder.path)
+    atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
+    run_of_plan = TextRun(plan, folder, encoder, on_progress=on_progress, on_notice=on_notice)
+    manifest, moves = run_of_plan.run()
+    folder.commit(moves)
+    return manifest
+
+
+def begin_run(folder: OutputFolder, plan: RunPlan, deciding: Mapping[str, Any]) -> str:
+    """Begin or continue a run in a folder that was claimed, see `OutputFolder.begin`."""
     function = plan.options.filters.function
     run = {
         "format": RUN_FORMAT,
@@ -377,14 +422,7 @@ def run_in(
         "filter": function_fingerprint(function) if function else "",
         **deciding,
     }
-    if complete := folder.begin(run, is_made=lambda manifest: is_made(plan, manifest)):
-        on_notice(complete)
-        return load_manifest(folder.path)
-    atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
-    run_of_plan = TextRun(plan, folder, encoder, on_progress=on_progress, on_notice=on_notice)
-    manifest, moves = run_of_plan.run()
-    folder.commit(moves)
-    return manifest
+    return folder.begin(run, is_made=lambda manifest: is_made(plan, manifest))
 
 
 def is_made(plan: RunPlan, manifest: Manifest) -> bool:

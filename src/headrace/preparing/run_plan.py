@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
+from headrace.engine.job import Phase
 from headrace.plan.keys import source_key
 from headrace.preparing.backends import Choice, OnCompared
 from headrace.preparing.columns import Column
@@ -26,6 +28,7 @@ from headrace.preparing.sources import (
 from headrace.preparing.tokenizer import TextTokenizer
 from headrace.stores import optimal_dtype
 
+BUCKETS_NAME = "buckets"
 MIN_PENDING_BYTES = 1 << 19
 MAX_PENDING_BYTES = 96 << 20
 MAX_OPEN_KEYS = 400
@@ -180,6 +183,36 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
             making=None if self.recipe is None else self.recipe.making,
         )
 
+    def setup_in(self, work: Path, mark: str, backend: str) -> Setup:
+        """The first message to each worker of a local run in a work folder."""
+        work = work.absolute()
+        return self.setup(
+            parts=str(work / f"parts.{mark}.{backend}"),
+            buckets=str(work / BUCKETS_NAME),
+            tokenizer=str(work / "tokenizer.json"),
+            backend=backend,
+        )
+
+    def sort_setup(self, work: Path, mark: str) -> Setup:
+        """The same for a run that sorts: its pieces lie beside the buckets."""
+        setup = self.setup_in(work, mark, self.choice.name)
+        return msgspec.structs.replace(setup, parts=setup.buckets)
+
+    def encoding(self, mark: str, backend: str, first_task: int = 0) -> Phase:
+        """The phase of encoding, for processes that do its tasks in any order; see `all_orders`."""
+        num_tasks = len(self.all_orders())
+        return Phase(
+            name=f"encode-{mark}-{backend}", first_task=first_task, num_tasks=num_tasks, total_bytes=self.total_bytes
+        )
+
+    def all_orders(self) -> list[TextTask | HashTask]:
+        """The tasks of a whole run, each with a place: those that encode, then those that hash files."""
+        orders = self.orders(first_task=0, start=PiecePosition(), hashed=[""] * len(self.files))
+        texts: list[TextTask | HashTask] = [order for order in orders if isinstance(order, TextTask)]
+        hashes = [order for order in orders if isinstance(order, HashTask)]
+        placed = enumerate(hashes, len(texts))
+        return texts + [msgspec.structs.replace(order, place=place) for place, order in placed]
+
     def orders(self, *, first_task: int, start: PiecePosition, hashed: list[str]) -> list[Order]:
         """The tasks from ``first_task`` on, which begins at ``start``, and the files that have no hash yet to hash."""
         # Readers do not need the sizes of units, and a file may have many thousands of units.
@@ -196,3 +229,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
                 files = tuple(sent[span.file] for span in task.spans)
                 orders.append(TextTask(task, files, start if task.number == first_task else PiecePosition()))
         return orders
+
+
+def sorting(mark: str, num_buckets: int) -> Phase:
+    """The phase of a shuffled run that sorts its buckets."""
+    return Phase(name=f"sort-{mark}", num_tasks=num_buckets)

@@ -165,7 +165,7 @@ class TextWorker:
         self._setup = setup
         self._proved = proved
         self._text: TextWork | None = None
-        self._sorter = BucketSorter(setup.buckets, [np.dtype(column.dtype) for column in setup.columns])
+        self._sorter = BucketSorter(setup.buckets, setup.parts, [np.dtype(column.dtype) for column in setup.columns])
 
     def handle(self, order: Order) -> Reply:
         """Run one order. A failure is returned as a `Failed`."""
@@ -174,7 +174,7 @@ class TextWorker:
     def _run(self, order: Order) -> Reply:
         try:
             if isinstance(order, HashTask):
-                return Done.of(-1, (order.number, self._hash(order.file)))
+                return Done.of(order.task_index, (order.number, self._hash(order.file)))
             if isinstance(order, SortTask):
                 return self._sorter.run(order)
             if self._text is None:

@@ -1,0 +1,253 @@
+"""A job: offline work that is planned in a folder, and whose tasks any process on any host may do.
+
+    plan.json                what kind of work it is, and all that decides it
+    phases of tasks          each task is a pure function of the plan and of the phases before it
+    RESULTS of a phase       receipts, claims, and the files of the attempts; see `receipts`
+
+A phase is over when each of its tasks has a receipt. Between two phases, and at the end, one process does what has to
+be done in order. Which kinds of work there are is not known here: `open_job` imports the class that the plan names from
+a table of its caller.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from headrace.engine.processes import AnyTask
+from headrace.engine.receipts import Receipts
+from headrace.engine.serving import Done, Failed
+from headrace.errors import ConfigError, OutputError
+from headrace.io import atomic_write, output_errors
+
+PLAN_NAME: Final = "plan.json"
+PHASE_PREFIX: Final = "phase-"
+"""How the names of the folders of phases begin."""
+
+PLAN_VERSION: Final = 1
+"""Version of the plan and of the receipts; it increases with each change of their format."""
+
+
+class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``plan.json``."""
+
+    version: int = PLAN_VERSION
+    kind: str
+    software: dict[str, str]
+    """Versions that decide the results: a process with another one may do no task."""
+
+    folder: str
+    """Where the job was planned; modules of the user are imported from there, too."""
+
+    plan: msgspec.Raw
+    """What the kind of work keeps."""
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks that may be done now, in any order."""
+
+    name: str
+    """Also the name of the folder of its results."""
+
+    num_tasks: int
+    first_task: int = 0
+    """The tasks before it are not part of the phase."""
+
+    total_bytes: int = 0
+    """What the counts ``bytes`` of all receipts will add up to; 0 if that is not known."""
+
+
+class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a receipt says of a task."""
+
+    files: tuple[str, ...] = ()
+    counts: dict[str, int] = {}
+    value: Any = None
+    error: str = ""
+    """Why the task failed, if it fails on every host: a bad record, say."""
+
+
+class Show(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job calls to tell how far it is."""
+
+    tasks: Callable[[TaskProgress], None] = lambda progress: None
+    """Called a few times a second while tasks are done."""
+
+    progress: Callable[[Any], None] = lambda progress: None
+    """Called a few times a second with the progress of what is done in order, as the kind of work reports it."""
+
+    notice: Callable[[str], None] = lambda message: None
+    """Called with what a user should know."""
+
+
+class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a phase of a job is, on all hosts."""
+
+    phase: str
+    done: int
+    """Tasks that have a receipt."""
+
+    num_tasks: int
+    counts: dict[str, int]
+    """Sums over the receipts."""
+
+    total_bytes: int
+    """What the count ``bytes`` will add up to; 0 if that is not known."""
+
+
+class Job(ABC):
+    """One kind of work, in the folder ``output`` and its work folder ``work``."""
+
+    kind: ClassVar[str]
+    main: ClassVar[str]
+    """The function that serves a worker process, as ``module:function``; see `WorkerProcesses`."""
+
+    def __init__(self, output: Path, work: Path) -> None:
+        self.output = output
+        self.work = work
+
+    @abstractmethod
+    def advance(self, phase: Phase, show: Show) -> None:
+        """Do what has to be done in order once a phase is over, so that `phase` returns the next."""
+
+    @abstractmethod
+    def finish(self, show: Show) -> Any:
+        """Put the output into place once all phases are over; return the report of the work.
+
+        Of two processes that finish at the same time, one succeeds.
+        """
+
+    @abstractmethod
+    def phase(self) -> Phase | None:
+        """Return the phase whose tasks may be done now; None if all phases are over."""
+
+    @abstractmethod
+    def tasks(self, phase: Phase) -> Sequence[AnyTask]:
+        """Return the tasks of a phase. The index of each is its place."""
+
+    @abstractmethod
+    def setup(self, phase: Phase, results: Path) -> msgspec.Struct:
+        """Return the first message to a worker that puts its files into the folder ``results``."""
+
+    @abstractmethod
+    def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
+        """Return what the receipt of a task says, given the replies of its worker."""
+
+    def failure(self, phase: Phase, failed: Failed) -> TaskResult:
+        """Return what the receipt of a task says that failed, if that is final, and the same on every host.
+
+        Raises:
+            Exception: the error, after which the task may be tried again.
+        """
+        raise failed.error()
+
+    def receipts(self, phase: Phase) -> Receipts:
+        """Return the receipts of a phase, not read yet."""
+        return receipts_of(self.work, phase)
+
+
+def receipts_of(work: Path, phase: Phase) -> Receipts:
+    """Return the receipts of a phase, not read yet."""
+    return Receipts(work / f"{PHASE_PREFIX}{phase.name}", phase.first_task, phase.num_tasks)
+
+
+def save_plan(work: Path, kind: str, plan: object, software: Mapping[str, str]) -> None:
+    """Write ``plan.json``.
+
+    Raises:
+        OutputError: the system refuses the write.
+    """
+    found = PlanFile(
+        kind=kind,
+        software={**own_software(), **software},
+        folder=os.getcwd(),  # noqa: PTH109
+        plan=msgspec.Raw(msgspec.json.encode(plan)),
+    )
+    atomic_write(work / PLAN_NAME, msgspec.json.format(msgspec.json.encode(found), indent=1))
+
+
+def load_plan(work: Path) -> PlanFile:
+    """Read ``plan.json``.
+
+    Raises:
+        OutputError: there is none, or it is damaged or of another version.
+    """
+    path = work / PLAN_NAME
+    with output_errors(path, "read the plan"):
+        data = path.read_bytes()
+    try:
+        plan = msgspec.json.decode(data, type=PlanFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise OutputError(f"{path}: the plan is damaged, or of another version of Headrace: {error}") from error
+    if plan.version != PLAN_VERSION:
+        raise OutputError(f"{path}: the plan has version {plan.version}; this Headrace reads version {PLAN_VERSION}")
+    return plan
+
+
+def own_software() -> dict[str, str]:
+    """Return the versions of what every kind of work depends on."""
+    return {
+        "python": ".".join(map(str, sys.version_info[:2])),
+        **{name: importlib.metadata.version(name) for name in ("headrace", "tokenizers", "numpy")},
+    }
+
+
+def check_software(plan: PlanFile) -> None:
+    """Refuse to do tasks of a plan with other software than it was made with.
+
+    Raises:
+        ConfigError: a version differs; the message names the host.
+    """
+    own = own_software()
+    wrong = []
+    for name, version in plan.software.items():
+        found = own.get(name) or _installed(name)
+        if found != version:
+            wrong.append(f"{name} {found or 'is missing'}, where the plan has {version}")
+    if wrong:
+        raise ConfigError(f"host {platform.node()} has other software than the plan: {'; '.join(wrong)}")
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def open_job(output: str | os.PathLike[str], work_name: str, kinds: Mapping[str, str]) -> Job:
+    """Open the job in a folder, after checking that this host has the software of its plan.
+
+    Args:
+        output: the folder of the output.
+        work_name: the name of the work folder in it.
+        kinds: for each kind of work its class, as ``module:class``.
+
+    Raises:
+        OutputError: there is no plan, or it cannot be read.
+        ConfigError: the software of this host differs from the plan's.
+    """
+    path = Path(output)
+    work = path / work_name
+    if not (work / PLAN_NAME).exists():
+        raise OutputError(
+            f"{output}: nothing is planned in this folder, or it is complete: there is no {work / PLAN_NAME}"
+        )
+    plan = load_plan(work)
+    if plan.kind not in kinds:
+        raise OutputError(f"{output}: the plan is of kind {plan.kind!r}; this Headrace knows {', '.join(kinds)}")
+    check_software(plan)
+    if plan.folder not in sys.path:
+        sys.path.append(plan.folder)
+    module, _, name = kinds[plan.kind].partition(":")
+    made: Job = getattr(importlib.import_module(module), name)(path, work, plan.plan)
+    return made
