@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import faults
-from headrace.engine.doing import Doer, complete
+from headrace.engine.doing import Doer, Limits
+from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.job import Job, Show
 from headrace.errors import OutputError
 from headrace.preparing import FilterSpec, OutputOptions, TextOptions, open_job, plan_text, prepare_text
@@ -23,9 +24,7 @@ VARIANTS = {
 def do(job: Job, wanted: list[int] | None = None, *, workers: int = 1) -> int:
     phase = job.phase()
     assert phase is not None
-    doer = Doer(
-        job, phase, wanted=wanted, workers=workers, waits=True, should_end=lambda: False, on_progress=lambda _: None
-    )
+    doer = Doer(job, phase, wanted=wanted, workers=workers, waits=True, limits=Limits(), on_progress=lambda _: None)
     return doer.run()
 
 
@@ -43,7 +42,7 @@ def test_tasks_in_any_order_give_the_bytes_of_a_local_run(
     half = len(order) // 2
     for some in (order[:half], order[half:]):
         assert do(open_job(output), some, workers=2) == len(some)
-    complete(open_job(output), workers=1, show=Show())
+    drive(open_job(output), LocalExecutor(workers=1), Show())
     assert faults.content(output) == faults.content(tmp_path / "local")
     with pytest.raises(OutputError, match="nothing is planned in this folder, or it is complete"):
         open_job(output)

@@ -79,7 +79,7 @@ def command(
     input. The result does not depend on the number of workers, and appears whole or not at all. If a run ends early
     for any reason, the same command continues it.
     """
-    from headrace.preparing import RecipeOptions, estimate_recipe, prepare_recipe
+    from headrace.preparing import RecipeOptions, estimate_recipe, plan_recipe, prepare_recipe
 
     context = click.get_current_context()
     given = {name: value for name, value in given.items() if is_given(context, name)}
@@ -91,6 +91,10 @@ def command(
         prepare=lambda output, show, note: prepare_recipe(
             recipe, output, inputs=inputs, tokenizer=tokenizer, options=options, on_progress=show, on_notice=note
         ),
+        plan=lambda output, show, note: plan_recipe(
+            recipe, output, inputs=inputs, tokenizer=tokenizer, options=options, on_progress=show, on_notice=note
+        ),
+        workers=options.workers,
         dry_run=dry_run,
         quiet=quiet,
         as_json=as_json,

@@ -11,6 +11,8 @@ import click
 from click import Option
 
 from headrace.cli import prepare_options as common
+from headrace.cli.executors import executor_of
+from headrace.cli.prepare_job import run_job
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, short, size
@@ -31,7 +33,8 @@ _PHASES = {
 }
 
 
-def _show(bar: ProgressBar, progress: TextProgress) -> None:
+def show(bar: ProgressBar, progress: TextProgress) -> None:
+    """Show how far a run is."""
     phase, done, total = _PHASES[progress.phase], progress.input_bytes, progress.total_bytes
     if not total or progress.phase in ("probe", "prove"):
         bar.update(phase, done, total)
@@ -83,7 +86,7 @@ def _samples(manifest: Manifest) -> dict[str, object]:
     }
 
 
-def summary(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool) -> list[str]:
+def summary(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool = True) -> list[str]:
     """Return the report at the end of a run; it has no speeds if an earlier run did a part of the work."""
     ledger, tokenizer, backend = manifest.ledger, manifest.tokenizer, manifest.backend
     input_bytes = sum(file.size for file in manifest.inputs)
@@ -178,6 +181,8 @@ def run(
     *,
     estimate: Callable[[], Estimate],
     prepare: Callable[[str, Callable[[TextProgress], None], Callable[[str], None]], Manifest],
+    plan: Callable[[str, Callable[[TextProgress], None], Callable[[str], None]], Manifest | None],
+    workers: int | None,
     dry_run: bool,
     quiet: bool,
     as_json: bool,
@@ -188,6 +193,8 @@ def run(
         output: the value of ``--output``.
         estimate: what estimates the run.
         prepare: what does the run; it gets the folder of the output, and what to call with progress and notices.
+        plan: what plans it for an executor that was chosen, with the same arguments.
+        workers: the value of ``--workers``.
         dry_run: whether the run is only estimated.
         quiet: whether progress, notices and report are left out.
         as_json: whether the report is JSON.
@@ -206,8 +213,13 @@ def run(
             is_whole = is_whole and not message.startswith(CONTINUED)
             note(message)
 
-        manifest = prepare(folder, partial(_show, bar), notice)
+        executor = click.get_current_context().obj or {}
+        step = prepare if executor.get("executor", "local") == "local" else plan
+        manifest = step(folder, partial(show, bar), notice)
         elapsed_s = bar.elapsed_s
+    if manifest is None:
+        run_job(folder, executor_of(executor, workers=workers), quiet=quiet, as_json=as_json)
+        return
     report = summary(manifest, folder, elapsed_s, is_whole=is_whole)
     common.show(result(manifest, folder, elapsed_s), report, as_json=as_json, quiet=quiet)
 
@@ -292,7 +304,7 @@ def command(
     .jsonl (also .gz and .zst), .parquet, .arrow and .txt. The result does not depend on the number of workers, and
     appears whole or not at all. If a run ends early for any reason, the same command continues it.
     """
-    from headrace.preparing import estimate_text, prepare_text
+    from headrace.preparing import estimate_text, plan_text, prepare_text
 
     if tokenizer is None:
         raise ConfigError(_missing_tokenizer(inputs))
@@ -305,6 +317,10 @@ def command(
         prepare=lambda output, show, note: prepare_text(
             inputs, output, tokenizer=tokenizer, options=options, on_progress=show, on_notice=note
         ),
+        plan=lambda output, show, note: plan_text(
+            inputs, output, tokenizer=tokenizer, options=options, on_progress=show, on_notice=note
+        ),
+        workers=options.workers,
         dry_run=dry_run,
         quiet=quiet,
         as_json=as_json,

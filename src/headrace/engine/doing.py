@@ -5,14 +5,16 @@ from __future__ import annotations
 import collections
 import contextlib
 import platform
+import signal
 import time
 from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
 from typing import Any, Final
 
 import xxhash
 
 from headrace.engine.heartbeat import Heartbeat, Nodes
-from headrace.engine.job import Job, Phase, Show, TaskProgress, TaskResult
+from headrace.engine.job import Job, Phase, TaskProgress, TaskResult
 from headrace.engine.processes import REPORT_S, AnyTask, Assignment, WorkerProcesses
 from headrace.engine.receipts import Receipt, remove_files, sync_files
 from headrace.engine.serving import Done, Failed
@@ -22,8 +24,48 @@ from headrace.io import output_errors, unique_name
 MAX_ATTEMPTS: Final = 9
 """Processes that may begin a task and end without a word, before the task is given up."""
 
+_MARGIN: Final = 1.5
+_MARGIN_S: Final = 20.0
+"""A task may take so many times as long as the longest before it, and the process so many seconds to end."""
+
 REFRESH_S: Final = 3.0
 """Seconds between two looks at the receipts of others."""
+
+
+class Limits:
+    """When a process begins no more tasks: after a number of them, after SIGTERM, or before its time is over.
+
+    As a context manager it takes SIGTERM for the announcement of a scheduler that the process has to end: the tasks
+    that are under way are completed. Slurm says when a job will be ended; a task that might take longer is not begun.
+
+    Args:
+        most: number of tasks; None sets no limit.
+        end_s: when this process will be ended, in seconds since 1970 by the clock of this host; None if nobody says so.
+    """
+
+    def __init__(self, most: int | None = None, end_s: float | None = None) -> None:
+        self._most = most
+        self._is_told = False
+        self._before: Any = None
+        self._end_s = end_s
+
+    def allow(self, num_begun: int, longest_s: float) -> bool:
+        """Return whether another task may begin, after ``num_begun`` of which the longest took ``longest_s``."""
+        if self._is_told or (self._most is not None and num_begun >= self._most):
+            return False
+        return self._end_s is None or time.time() + _MARGIN * longest_s + _MARGIN_S < self._end_s
+
+    def __enter__(self) -> Limits:
+        self._before = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._is_told = True
 
 
 class Doer:
@@ -34,8 +76,9 @@ class Doer:
         phase: the phase.
         wanted: the tasks to do; None does all that are open, and takes turns with other processes.
         workers: number of worker processes.
+        claims: whether to take turns with other processes. A scheduler that assigns tasks itself needs no claims.
         waits: whether to wait for tasks that other processes have begun, and to do those that these leave undone.
-        should_end: asked now and then whether to begin no more tasks.
+        limits: when to begin no more tasks.
         on_progress: called a few times a second.
     """
 
@@ -46,15 +89,19 @@ class Doer:
         *,
         wanted: Sequence[int] | None,
         workers: int,
+        claims: bool = True,
         waits: bool,
-        should_end: Callable[[], bool],
+        limits: Limits,
         on_progress: Callable[[TaskProgress], None],
     ) -> None:
         self._job = job
         self._phase = phase
         self._workers = workers
+        self._claims = claims
         self._waits = waits
-        self._should_end = should_end
+        self._limits = limits
+        self._num_begun = 0
+        self._longest_s = 0.0
         self._on_progress = on_progress
         self._attempt = unique_name()
         self._receipts = job.receipts(phase)
@@ -71,11 +118,13 @@ class Doer:
             # Processes that begin at the same time begin at different places, so that they seldom try the same claim.
             first = xxhash.xxh3_64_intdigest(self._attempt.encode()) % max(len(self._wanted), 1)
             self._wanted = self._wanted[first:] + self._wanted[:first]
-        self._queue: collections.deque[int] = collections.deque()
-        self.num_done = 0
+        self._queue: collections.deque[tuple[int, int]] = collections.deque()
+        """Tasks to begin, and how many others have begun each before."""
+        self.seconds: list[float] = []
+        """How long each task took that this process has done."""
 
     def run(self) -> int:
-        """Do the tasks; return how many of them this process has done.
+        """Do the tasks; return of how many this process has created the receipt.
 
         Raises:
             WorkerError: a task has ended several workers, or several processes that had begun it.
@@ -93,7 +142,7 @@ class Doer:
                 first = self._left_over()
         with contextlib.suppress(OSError):
             self._results.rmdir()  # if there is nothing in it
-        return self.num_done
+        return len(self.seconds)
 
     def _work(self, first: AnyTask) -> None:
         """Start the workers, and do tasks until there is none at the moment."""
@@ -117,22 +166,23 @@ class Doer:
 
     def _next_task(self) -> AnyTask | None:
         """Claim the next task; None if there is none to begin now."""
-        while self._queue and not self._should_end():
-            task_index = self._queue.popleft()
+        while self._queue and self._limits.allow(self._num_begun, self._longest_s):
+            task_index, number = self._queue.popleft()
             if task_index in self._receipts.done or self._receipts.read(task_index) is not None:
                 continue
-            if self._receipts.claim(task_index, self._attempt, len(self._receipts.claims(task_index))):
+            if not self._claims or self._receipts.claim(task_index, self._attempt, number):
                 self._began_s[task_index] = time.time()
+                self._num_begun += 1
                 return self._tasks[task_index]
         return None
 
-    def _unclaimed(self) -> list[int]:
-        claimed = self._receipts.claimed()
-        return [index for index in self._wanted if index not in claimed and index not in self._receipts.done]
+    def _unclaimed(self) -> list[tuple[int, int]]:
+        claimed = self._receipts.claimed() if self._claims else set[int]()
+        return [(index, 0) for index in self._wanted if index not in claimed and index not in self._receipts.done]
 
     def _left_over(self) -> AnyTask | None:
         """Wait for the tasks that others have begun; claim one that its process has left undone. None at the end."""
-        while not self._should_end():
+        while self._claims and self._limits.allow(self._num_begun, self._longest_s):
             self._refresh()
             self._report()
             undone = [task_index for task_index in self._wanted if task_index not in self._receipts.done]
@@ -145,10 +195,10 @@ class Doer:
                     continue
                 if len(claims) >= MAX_ATTEMPTS:
                     raise WorkerError(
-                        f"{len(claims)} processes have begun task {task_index} of {self._phase.name!r} and ended without"
-                        f" a word, the last one {claims[-1]}: it may need more memory or time than they had"
+                        f"{len(claims)} processes have begun task {task_index} of {self._phase.name!r} and ended"
+                        f" without a word, the last one {claims[-1]}: it may need more memory or time than they had"
                     )
-                self._queue.append(task_index)
+                self._queue.append((task_index, len(claims)))
             if (task := self._next_task()) is not None:
                 return task
             if not self._waits:
@@ -170,6 +220,7 @@ class Doer:
     def _end(self, task_index: int, result: TaskResult) -> None:
         """Create the receipt of a task, or throw its files away if there is one already."""
         began_s = self._began_s.pop(task_index, time.time())
+        self._longest_s = max(self._longest_s, time.time() - began_s)
         sync_files(self._results, result.files)
         receipt = Receipt(
             task_index=task_index,
@@ -184,7 +235,7 @@ class Doer:
         )
         if self._receipts.create(receipt):
             self._counts.update(receipt.counts)
-            self.num_done += 1
+            self.seconds.append(receipt.seconds)
         else:
             remove_files(self._results, result.files)
         self._check_failed()
@@ -210,18 +261,3 @@ class Doer:
                 total_bytes=self._phase.total_bytes,
             )
         )
-
-
-def complete(job: Job, *, workers: int, show: Show) -> Any:
-    """Do all tasks of a job that are open, on this host, together with other processes; then finish it.
-
-    Raises:
-        WorkerError: see `Doer.run`.
-        Exception: the error of a task that failed, or of the kind of work.
-    """
-    while (phase := job.phase()) is not None:
-        Doer(
-            job, phase, wanted=None, workers=workers, waits=True, should_end=lambda: False, on_progress=show.tasks
-        ).run()
-        job.advance(phase, show)
-    return job.finish(show)

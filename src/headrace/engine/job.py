@@ -224,13 +224,14 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def open_job(output: str | os.PathLike[str], work_name: str, kinds: Mapping[str, str]) -> Job:
-    """Open the job in a folder, after checking that this host has the software of its plan.
+def open_job(output: str | os.PathLike[str], work_name: str, kinds: Mapping[str, str], *, checks_software: bool) -> Job:
+    """Open the job in a folder.
 
     Args:
         output: the folder of the output.
         work_name: the name of the work folder in it.
         kinds: for each kind of work its class, as ``module:class``.
+        checks_software: whether this host must have the software of the plan.
 
     Raises:
         OutputError: there is no plan, or it cannot be read.
@@ -242,12 +243,19 @@ def open_job(output: str | os.PathLike[str], work_name: str, kinds: Mapping[str,
         raise OutputError(
             f"{output}: nothing is planned in this folder, or it is complete: there is no {work / PLAN_NAME}"
         )
+    kind = load_plan(work).kind
+    if kind not in kinds:
+        raise OutputError(f"{output}: the plan is of kind {kind!r}; this Headrace knows {', '.join(kinds)}")
+    return reopened(path, work, kinds[kind], checks_software=checks_software)
+
+
+def reopened(output: Path, work: Path, kind: str, *, checks_software: bool = True) -> Job:
+    """Open a job whose class is known, as ``module:class``; raises what `open_job` raises."""
     plan = load_plan(work)
-    if plan.kind not in kinds:
-        raise OutputError(f"{output}: the plan is of kind {plan.kind!r}; this Headrace knows {', '.join(kinds)}")
-    check_software(plan)
+    if checks_software:
+        check_software(plan)
     if plan.folder not in sys.path:
         sys.path.append(plan.folder)
-    module, _, name = kinds[plan.kind].partition(":")
-    made: Job = getattr(importlib.import_module(module), name)(path, work, plan.plan)
+    module, _, name = kind.partition(":")
+    made: Job = getattr(importlib.import_module(module), name)(output, work, plan.plan)
     return made

@@ -37,7 +37,7 @@ from headrace.preparing.sources import SourceFile, choose_task_bytes, find_input
 from headrace.preparing.text_job import plan_job
 from headrace.preparing.tokenizer import TextTokenizer, load_tokenizer
 from headrace.samples.recipe import Recipe, load_recipe
-from headrace.stores import Manifest
+from headrace.stores import Manifest, load_manifest
 
 
 def prepare_text(
@@ -98,7 +98,7 @@ def plan_text(
     options: TextOptions | None = None,
     on_progress: Callable[[TextProgress], None] | None = None,
     on_notice: Callable[[str], None] | None = None,
-) -> None:
+) -> Manifest | None:
     """Plan a run of `prepare_text` in its output folder, for processes on any hosts to do its tasks, see `open_job`.
 
     The output is the same, byte for byte. If the run is planned or complete already, this does nothing.
@@ -110,6 +110,9 @@ def plan_text(
         options: see `TextOptions`.
         on_progress: called a few times a second.
         on_notice: called with what a user should know.
+
+    Returns:
+        The manifest if the output is complete already; None if the run is planned.
 
     Raises:
         ConfigError, InputError, OutputError, MissingExtraError: as `prepare_text`.
@@ -126,14 +129,17 @@ def plan_text(
     show = on_progress or (lambda progress: None)
     with OutputFolder(output, overwrite=options.overwrite, restart=options.restart) as folder:
         plan, _ = _resolved_text(inputs, folder, tokenizer, options, show, None)
-        _plan_in(folder, plan, _deciding(options), on_notice or (lambda message: None))
+        return _plan_in(folder, plan, _deciding(options), on_notice or (lambda message: None))
 
 
-def _plan_in(folder: OutputFolder, plan: RunPlan, deciding: dict[str, Any], on_notice: Callable[[str], None]) -> None:
+def _plan_in(
+    folder: OutputFolder, plan: RunPlan, deciding: dict[str, Any], on_notice: Callable[[str], None]
+) -> Manifest | None:
     if complete := begin_run(folder, plan, deciding):
         on_notice(complete)
-    else:
-        plan_job(folder, plan)
+        return load_manifest(folder.path)
+    plan_job(folder, plan)
+    return None
 
 
 def _resolved_text(
@@ -316,7 +322,7 @@ def plan_recipe(
     options: RecipeOptions | None = None,
     on_progress: Callable[[TextProgress], None] | None = None,
     on_notice: Callable[[str], None] | None = None,
-) -> None:
+) -> Manifest | None:
     """Plan a run of `prepare_recipe` in its output folder, for processes on any hosts, see `plan_text`.
 
     Raises:
@@ -328,7 +334,7 @@ def plan_recipe(
     recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
     with OutputFolder(output, overwrite=run_options.overwrite, restart=run_options.restart) as folder:
         plan, _ = _resolved_recipe(recipe, folder, tokenizer, run_options, show, notice, None)
-        _plan_in(folder, plan, deciding(plan), notice)
+        return _plan_in(folder, plan, deciding(plan), notice)
 
 
 def _resolved_recipe(

@@ -93,7 +93,7 @@ class TextRun:
         self._take_from(state)
 
     def gather(self) -> None:
-        """Encode everything, and put the documents of a shuffled run into their buckets; the rest is for a later run."""
+        """Encode everything, and put the documents of a shuffled run into their buckets; a later run does the rest."""
         with self._kept():
             self._encode_all()
             self._committer.suspend()

@@ -1,0 +1,191 @@
+"""``headrace prepare task``, ``status`` and ``finish``: jobs that were planned in their output folder."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.cli import prepare_options as common
+from headrace.cli.command import Command, json_option, print_json, print_report
+from headrace.cli.executors import executor_of
+from headrace.cli.progress import ProgressBar
+from headrace.errors import ConfigError
+from headrace.inspect.figures import count, duration, listing, plural, size
+
+if TYPE_CHECKING:
+    from headrace.engine.executors import Executor
+    from headrace.engine.job import TaskProgress
+    from headrace.engine.status import JobStatus
+
+WATCH_S = 5.0
+_SHOWN = 5
+
+
+def show_tasks(bar: ProgressBar, progress: TaskProgress) -> None:
+    """Show how far the tasks of a phase are."""
+    name = progress.phase.partition("-")[0]
+    number = f"{count(progress.done)} of {plural(progress.num_tasks, 'task')}"
+    speeds = {"B": progress.counts["bytes"]} if "bytes" in progress.counts else {"tasks": progress.done}
+    bar.update(name, progress.done, progress.num_tasks, text=number, speeds=speeds)
+
+
+@click.command(cls=Command, name="task", short_help="Do tasks of a planned job on this host.")
+@click.argument("output", metavar="DIR")
+@click.option("--tasks", metavar="RANGES", help="Tasks to do, as 0-99,120 (default: all that are open).")
+@click.option("--most", metavar="N", type=int, help="Begin at most N tasks.")
+@click.option("--workers", metavar="N", type=int, help="Number of worker processes (default: one per usable core).")
+@click.option("--no-wait", is_flag=True, help="Do not wait for tasks that other processes have begun.")
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress, notes or summary.")
+@json_option
+def task(
+    output: str, tasks: str | None, most: int | None, workers: int | None, no_wait: bool, quiet: bool, as_json: bool
+) -> None:
+    """Do tasks of the job that was planned in DIR, together with any number of other processes on any hosts.
+
+    The same command may run on many hosts that share DIR: each takes the next open task, and a task that a host leaves
+    undone is done by another. On SIGTERM, the tasks that are under way are completed, and no others are begun. Once all
+    tasks are done, `headrace prepare finish DIR` makes the output.
+    """
+    from headrace.engine.doing import Doer, Limits
+    from headrace.engine.processes import usable_cores
+    from headrace.engine.slurm import job_end_s
+    from headrace.preparing import open_job
+
+    job = open_job(output)
+    phase = job.phase()
+    found: dict[str, Any] = {"output": output, "phase": None, "done": 0, "open": 0}
+    if phase is not None:
+        receipts = job.receipts(phase)
+        wanted = None if tasks is None else _ranges(tasks, receipts.tasks)
+        with ProgressBar(quiet=quiet or as_json) as bar, Limits(most, job_end_s()) as limits:
+            doer = Doer(
+                job,
+                phase,
+                wanted=wanted,
+                workers=workers or usable_cores(),
+                waits=not no_wait and most is None,
+                limits=limits,
+                on_progress=partial(show_tasks, bar),
+            )
+            done = doer.run()
+        receipts.refresh()
+        found |= {"phase": phase.name, "done": done, "open": len(receipts.open_tasks)}
+    if as_json:
+        print_json(found)
+    elif not quiet:
+        left = f"{plural(found['open'], 'task')} open" if found["open"] else f"next: headrace prepare finish {output}"
+        print_report([f"{output}: {plural(found['done'], 'task')} done here, {left}"])
+
+
+def _ranges(text: str, tasks: range) -> list[int]:
+    """Parse ``0-99,120``; raises ConfigError."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ConfigError(f"--tasks {text}: write numbers and ranges, as 0-99,120")
+        found += range(int(first), int(last if dash else first) + 1)
+    for number in found:
+        if number not in tasks:
+            raise ConfigError(
+                f"--tasks {text}: there is no task {number}; this phase has {tasks.start} to {tasks.stop - 1}"
+            )
+    return found
+
+
+@click.command(cls=Command, name="status", short_help="Show how far a planned job is.")
+@click.argument("output", metavar="DIR")
+@click.option("--watch", is_flag=True, help="Show it again every few seconds, until the job is complete.")
+@json_option
+def status(output: str, watch: bool, as_json: bool) -> None:
+    """Show how far the job is that was planned in DIR: what is done, under way and failed, how fast, and what is left.
+
+    All of it is read from the folder, on any host.
+    """
+    from headrace.engine.status import StatusReader
+    from headrace.preparing import open_job
+
+    reader = StatusReader(open_job(output, checks_software=False))
+    while True:
+        found = reader.read()
+        if as_json:
+            print_json(found.to_dict())
+        else:
+            print_report(status_lines(found))
+        if not watch or not found.phase:
+            return
+        time.sleep(WATCH_S)
+
+
+def status_lines(found: JobStatus) -> list[str]:
+    """Return the report of ``headrace prepare status``."""
+    if not found.phase:
+        return [f"{found.output}: all tasks are done; next: headrace prepare finish {found.output}"]
+    share = f" ({found.done / found.num_tasks:.1%})" if found.num_tasks else ""
+    pairs = [("tasks", f"{count(found.done)} of {count(found.num_tasks)} done{share}")]
+    for name, number in found.counts.items():
+        if name == "bytes":
+            of = f" of {size(found.total_bytes)}" if found.total_bytes else ""
+            pairs.append(("input", f"{size(number)}{of}, {size(found.bytes_per_s)}/s"))
+        else:
+            pairs.append((name, count(number)))
+    if found.left_s is not None:
+        pairs.append(("left", f"about {duration(found.left_s)}"))
+    pairs.append(("running", f"{plural(len(found.running), 'task')} on {plural(len(found.hosts), 'host')}"))
+    slow = [one for one in found.running if one.is_straggler]
+    pairs += [
+        ("slow", f"task {one.task} on {one.host}, process {one.process}: {duration(one.seconds)}")
+        for one in slow[:_SHOWN]
+    ]
+    pairs += [("failed", f"task {one.task} on {one.host}: {one.error}") for one in found.failed[:_SHOWN]]
+    if len(found.failed) > _SHOWN:
+        pairs.append(("", f"and {plural(len(found.failed) - _SHOWN, 'other task')}"))
+    return [f"{found.output}: {found.phase.partition('-')[0]}", *listing(pairs)]
+
+
+@click.command(cls=Command, name="finish", short_help="Complete a planned job.")
+@click.argument("output", metavar="DIR")
+@click.option(
+    "--workers", metavar="N", type=int, help="Worker processes for tasks that are open (default: one per usable core)."
+)
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress, notes or summary.")
+@json_option
+@click.pass_context
+def finish(context: click.Context, output: str, workers: int | None, quiet: bool, as_json: bool) -> None:
+    """Complete the job that was planned in DIR: do the tasks that are open, and put the output into place.
+
+    With --executor ray or slurm, the open tasks are done there. The output has the same bytes as that of a run on one
+    host, whoever did the tasks, and however often a process died.
+    """
+    run_job(output, executor_of(context.obj or {}, workers=workers), quiet=quiet, as_json=as_json)
+
+
+def run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> None:
+    """Take a planned job to its end with an executor, and print the report."""
+    from headrace.engine.executors import drive
+    from headrace.engine.job import Show
+    from headrace.preparing import open_job
+
+    job = open_job(output)
+    kind = import_module(f"headrace.cli.{_KINDS[job.kind]}")
+    with ProgressBar(quiet=quiet) as bar:
+        show = Show(
+            tasks=partial(show_tasks, bar), progress=partial(kind.show, bar), notice=common.notes(bar, quiet=quiet)
+        )
+        found = drive(job, executor, show)
+        elapsed_s = bar.elapsed_s
+    if found is None:
+        described = executor.describe(job)
+        common.show(described, [f"{output}: {line}" for line in described.notes], as_json=as_json, quiet=quiet)
+        return
+    common.show(
+        kind.result(found, output, elapsed_s), kind.summary(found, output, elapsed_s), as_json=as_json, quiet=quiet
+    )
+
+
+_KINDS = {"text": "prepare_text"}
+"""For each kind of work the module of the command that shows its progress and reports."""

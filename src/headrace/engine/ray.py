@@ -1,0 +1,158 @@
+"""Ray: batches of tasks as plain Ray tasks, whose arguments and results are a few numbers.
+
+The object store stays empty: inputs, tokeniser and results lie in the shared folder of the job. The driver may die and
+be started again, since what is done lies in receipts. Ray retries a batch whose worker died, and the tasks of it that
+have receipts are not done again.
+
+Ray's documentation: https://docs.ray.io/en/latest/ray-core/tasks.html and its pages on fault tolerance and on patterns
+(limit pending tasks).
+"""
+
+from __future__ import annotations
+
+import collections
+import statistics
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headrace.engine.doing import Doer, Limits
+from headrace.engine.executors import Handed, handed
+from headrace.engine.job import Job, Phase, Show, TaskProgress, reopened
+from headrace.errors import ConfigError, MissingExtraError, WorkerError
+
+MAX_RETRIES: Final = 8
+"""Times that Ray starts a batch again whose worker or node was lost."""
+
+BATCH_S: Final = 30.0
+"""A batch takes about so long: starting a worker process takes a second of it."""
+
+AHEAD: Final = 2
+"""Batches for each CPU of the cluster that are given to Ray ahead of time, at most."""
+
+_LOOK_S: Final = 1.0
+
+
+class RayExecutor(msgspec.Struct, frozen=True, kw_only=True):
+    """Does the tasks on a Ray cluster, one CPU for each batch."""
+
+    address: str | None = None
+    """As for ``ray.init``; None finds a running cluster by ``RAY_ADDRESS``, or starts one on this host."""
+
+    memory_bytes: int = 1 << 30
+    """What Ray is told that a batch needs, so that it does not place too many on a node."""
+
+    def run(self, job: Job, phase: Phase, show: Show) -> bool:
+        """Do the tasks; see `Executor`.
+
+        Raises:
+            MissingExtraError: Ray is not installed.
+            ConfigError: the cluster cannot be reached, or its nodes have other software than the plan.
+            WorkerError: a batch was lost too often.
+            Exception: the error of a task that failed.
+        """
+        try:
+            import ray
+        except ImportError as error:
+            raise MissingExtraError("--executor ray needs Ray: pip install 'headrace[ray]'") from error
+        if not ray.is_initialized():
+            try:
+                ray.init(address=self.address)
+            except Exception as error:
+                raise ConfigError(f"the Ray cluster cannot be reached: {error}") from error
+        remote = ray.remote(num_cpus=1, memory=self.memory_bytes, max_retries=MAX_RETRIES)(do_batch)
+        _Driver(ray, remote, job, phase, show).run()
+        return True
+
+    def describe(self, job: Job) -> Handed:
+        """See `Executor`; `run` never returns False."""
+        return handed(job, notes=())
+
+
+def do_batch(output: str, work: str, kind: str, phase: str, tasks: list[int]) -> list[float]:
+    """Do a batch in a Ray worker; return the seconds that each of its tasks took there."""
+    job = reopened(Path(output), Path(work), kind)
+    now = job.phase()
+    if now is None or now.name != phase:
+        return []  # others have done the phase
+    doer = Doer(
+        job, now, wanted=tasks, workers=1, claims=False, waits=False, limits=Limits(), on_progress=lambda progress: None
+    )
+    doer.run()
+    return doer.seconds
+
+
+class _Driver:
+    """Gives batches to Ray, and keeps to a bounded number of them."""
+
+    def __init__(self, ray: Any, remote: Any, job: Job, phase: Phase, show: Show) -> None:
+        self._ray = ray
+        self._remote = remote
+        self._job = job
+        self._phase = phase
+        self._show = show
+        self._receipts = job.receipts(phase)
+        self._receipts.prepare()
+        self._receipts.refresh()
+        self._waiting = collections.deque(self._receipts.open_tasks)
+        self._pending: dict[Any, list[int]] = {}
+        self._seconds: collections.deque[float] = collections.deque(maxlen=200)
+
+    def run(self) -> None:
+        """Do all tasks."""
+        try:
+            while self._waiting or self._pending:
+                most = max(int(self._ray.cluster_resources().get("CPU", 1)), 1) * AHEAD
+                while self._waiting and len(self._pending) < most:
+                    self._submit(most)
+                self._collect()
+        except BaseException:
+            for reference in self._pending:
+                self._ray.cancel(reference, force=True)
+            raise
+
+    def _submit(self, most: int) -> None:
+        usual_s = statistics.median(self._seconds) if self._seconds else BATCH_S
+        size = max(1, min(int(BATCH_S / max(usual_s, 1e-3)), -(-len(self._waiting) // most)))
+        batch = [self._waiting.popleft() for _ in range(min(size, len(self._waiting)))]
+        job = self._job
+        arguments = (
+            str(job.output.absolute()),
+            str(job.work.absolute()),
+            f"{type(job).__module__}:{type(job).__name__}",
+        )
+        self._pending[self._remote.remote(*arguments, self._phase.name, batch)] = batch
+
+    def _collect(self) -> None:
+        """Wait for a batch to end, or a moment."""
+        ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=_LOOK_S)
+        for reference in ready:
+            batch = self._pending.pop(reference)
+            try:
+                self._seconds.extend(self._ray.get(reference))
+            except self._ray.exceptions.RayTaskError as error:
+                raise error.cause from None
+            except self._ray.exceptions.RayError as error:
+                raise WorkerError(
+                    f"Ray lost a batch of tasks, {batch[0]} to {batch[-1]}, too often: {error}"
+                ) from error
+        self._receipts.refresh()
+        if ready and not self._pending and not self._waiting:
+            # Tasks that another process had begun and left undone.
+            self._waiting.extend(self._receipts.open_tasks)
+            if self._waiting:
+                time.sleep(_LOOK_S)
+        counts: collections.Counter[str] = collections.Counter()
+        for receipt in self._receipts.done.values():
+            counts.update(receipt.counts)
+        self._show.tasks(
+            TaskProgress(
+                phase=self._phase.name,
+                done=len(self._receipts.done),
+                num_tasks=len(self._receipts.tasks),
+                counts=dict(counts),
+                total_bytes=self._phase.total_bytes,
+            )
+        )

@@ -1,0 +1,221 @@
+"""Slurm: the tasks of a phase as an array of jobs, and a job behind it that goes on with `headrace prepare finish`.
+
+No process lives from beginning to end: the job behind the array completes the output, or submits the next array if
+another phase begins, or if jobs of this array were lost. What runs is written into the work folder first:
+
+    slurm/task.sh       a job of the array: `headrace prepare task`
+    slurm/finish.sh     the job behind it: `headrace prepare finish --executor slurm`
+    slurm/jobs.json     what was submitted
+    slurm/*.log         the output of the jobs
+
+Slurm's documentation: https://slurm.schedmd.com/sbatch.html and job_array.html.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from headrace.engine.executors import Handed, handed
+from headrace.engine.job import Job, Phase, Show
+from headrace.errors import ConfigError, OutputError, WorkerError
+from headrace.io import atomic_write, output_errors
+
+MAX_JOBS: Final = 32
+"""Jobs of an array, unless ``tasks_per_job`` says how many tasks each does."""
+
+WARNING_S: Final = 60
+"""Seconds before its time limit in which a job is told to end: it then completes the tasks that are under way."""
+
+FOLDER_NAME: Final = "slurm"
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+    """An array that was submitted, and the job behind it."""
+
+    phase: str
+    open_tasks: int
+    array: str
+    num_jobs: int
+    finish: str
+
+
+class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
+    """Submits an array of jobs that do the tasks, and a job that goes on when the array has ended."""
+
+    partition: str | None = None
+    time: str | None = None
+    """Time limit of each job, as Slurm writes it; a job that reaches it is no loss."""
+
+    array_parallel: int | None = None
+    """Jobs of the array that may run at the same time."""
+
+    tasks_per_job: int | None = None
+    cpus_per_job: int = 1
+    """CPUs of each job, and the number of its worker processes."""
+
+    setup: str | None = None
+    """Shell command before each job."""
+
+    def run(self, job: Job, phase: Phase, show: Show) -> bool:
+        """Submit the array and the job behind it; see `Executor`.
+
+        Raises:
+            ConfigError: there is no Slurm here, or it refuses the jobs.
+            WorkerError: an array was over, and had done nothing.
+        """
+        if shutil.which("sbatch") is None:
+            raise ConfigError("--executor slurm needs the command sbatch: run it on a host that submits jobs")
+        receipts = job.receipts(phase)
+        receipts.refresh()
+        num_open = len(receipts.open_tasks)
+        before = submitted(job)
+        if before and before[-1].phase == phase.name:
+            last = before[-1]
+            if _is_queued(last.array):
+                show.notice(f"array {last.array} is still at work: nothing was submitted")
+                return False
+            if last.open_tasks == num_open:
+                raise WorkerError(
+                    f"the jobs of array {last.array} have ended and done none of {num_open:,} open tasks: see the logs"
+                    f" in {job.work / FOLDER_NAME}; the same command with --executor local does them here"
+                )
+        folder = job.work / FOLDER_NAME
+        with output_errors(folder, "make the folder"):
+            folder.mkdir(exist_ok=True)
+        num_jobs = self._num_jobs(num_open)
+        limit = "" if self.array_parallel is None else f"%{self.array_parallel}"
+        common = [f"--output={folder.absolute()}/%x-%A-%a.log", f"--chdir={Path.cwd()}", *self._limits()]
+        task = [*_command(), "task", str(job.output.absolute()), "--quiet", "--workers", str(self.cpus_per_job)]
+        if self.tasks_per_job is not None:
+            task += ["--most", str(self.tasks_per_job)]
+        array = _submit(
+            self._script(folder / "task.sh", task),
+            [
+                *common,
+                "--job-name=headrace-task",
+                f"--array=0-{num_jobs - 1}{limit}",
+                f"--cpus-per-task={self.cpus_per_job}",
+                f"--signal=B:TERM@{WARNING_S}",
+                "--requeue",
+            ],
+        )
+        then = [*_command(), "finish", str(job.output.absolute()), "--quiet", *self._again()]
+        finish = _submit(
+            self._script(folder / "finish.sh", then),
+            [*common, "--job-name=headrace-finish", f"--dependency=afterany:{array}", "--requeue"],
+        )
+        entry = Submitted(phase=phase.name, open_tasks=num_open, array=array, num_jobs=num_jobs, finish=finish)
+        atomic_write(folder / "jobs.json", msgspec.json.encode([*before, entry]))
+        return False
+
+    def describe(self, job: Job) -> Handed:
+        """See `Executor`."""
+        last = submitted(job)[-1]
+        return handed(
+            job,
+            jobs=(last.array, last.finish),
+            notes=(
+                f"array {last.array} of {last.num_jobs:,} jobs does the tasks, then job {last.finish} goes on",
+                f"to see how far it is: headrace prepare status {job.output}",
+            ),
+        )
+
+    def _num_jobs(self, num_open: int) -> int:
+        wanted = MAX_JOBS if self.tasks_per_job is None else -(-num_open // self.tasks_per_job)
+        return max(1, min(wanted, num_open, _max_array_size() - 1))
+
+    def _limits(self) -> list[str]:
+        given = {"partition": self.partition, "time": self.time}
+        return [f"--{name}={value}" for name, value in given.items() if value is not None]
+
+    def _again(self) -> list[str]:
+        """Return the options of the command line that make this executor."""
+        found = ["--executor", "slurm"]
+        for name, value in msgspec.structs.asdict(self).items():
+            if value is not None:
+                found += [f"--{name.replace('_', '-')}", str(value)]
+        return found
+
+    def _script(self, path: Path, command: list[str]) -> Path:
+        lines = ["#!/bin/bash", *([self.setup] if self.setup else []), f"exec {shlex.join(command)}", ""]
+        atomic_write(path, "\n".join(lines).encode())
+        return path
+
+
+def submitted(job: Job) -> list[Submitted]:
+    """Return what was submitted for a job, the latest last.
+
+    Raises:
+        OutputError: the file that lists it is damaged.
+    """
+    path = job.work / FOLDER_NAME / "jobs.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Submitted])
+    except FileNotFoundError:
+        return []
+    except (msgspec.DecodeError, OSError) as error:
+        raise OutputError(f"{path}: cannot be read: {error}") from error
+
+
+def job_states(name: str) -> dict[str, int]:
+    """Return how many jobs of an array are in each state, by ``sacct`` or ``squeue``; empty if neither can tell."""
+    commands = (
+        ["sacct", "--noheader", "--parsable2", "--allocations", "--array", "--format=State", f"--jobs={name}"],
+        ["squeue", "--noheader", "--array", "--format=%T", f"--jobs={name}"],
+    )
+    for command in commands:
+        if shutil.which(command[0]) is None:
+            continue
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        states = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
+        if done.returncode == 0 and states:
+            return {state: states.count(state) for state in sorted(set(states))}
+    return {}
+
+
+def job_end_s() -> float | None:
+    """Return when Slurm will end this job, in seconds since 1970; None outside of a job, or if it has no limit."""
+    number = os.environ.get("SLURM_JOB_ID")
+    if number is None or shutil.which("squeue") is None:
+        return None
+    command = ["squeue", "--noheader", "--format=%e", f"--jobs={number}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        return datetime.datetime.fromisoformat(done.stdout.split()[0]).timestamp()
+    except (IndexError, ValueError):
+        return None
+
+
+def _is_queued(name: str) -> bool:
+    states = job_states(name)
+    return bool(states.keys() & {"PENDING", "RUNNING", "REQUEUED", "SUSPENDED", "COMPLETING", "CONFIGURING"})
+
+
+def _command() -> list[str]:
+    return [sys.executable, "-m", "headrace", "prepare"]
+
+
+def _submit(script: Path, options: list[str]) -> str:
+    """Submit a script; return the number of the job."""
+    command = ["sbatch", "--parsable", *options, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"Slurm refuses a job: {done.stderr.strip()}; the command was {shlex.join(command)}")
+    return done.stdout.strip().partition(";")[0]
+
+
+def _max_array_size() -> int:
+    """Return the limit of the cluster; 1001 is Slurm's default."""
+    done = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True, check=False)
+    found = re.search(r"MaxArraySize\s*=\s*(\d+)", done.stdout)
+    return int(found[1]) if found else 1001

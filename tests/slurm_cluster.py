@@ -1,0 +1,165 @@
+"""A Slurm cluster on this host: munged, slurmctld, and some slurmd, from Debian's packages. They start in seconds.
+
+with cluster(folder, nodes=2) as slurm:
+    subprocess.run(["sinfo"], env=slurm.environment)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sinfo")
+START_S = 60.0
+
+
+def missing() -> list[str]:
+    """The programs that are not installed."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
+    return [name for name in PROGRAMS if shutil.which(name, path=path) is None]
+
+
+class Slurm:
+    """A cluster that runs; ``environment`` makes the commands of Slurm talk to it."""
+
+    def __init__(self, folder: Path, nodes: list[str]) -> None:
+        self.folder = folder
+        self.nodes = nodes
+        self.environment = {
+            **os.environ,
+            "SLURM_CONF": str(folder / "slurm.conf"),
+            "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin",
+        }
+
+    def run(self, *command: str) -> str:
+        """Run a command of Slurm, and return what it prints."""
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+        return done.stdout
+
+    def queued(self) -> list[str]:
+        """Number and state of each job that is not over."""
+        return self.run("squeue", "--noheader", "--array", "--format=%i %T %j").splitlines()
+
+    def wait_until_empty(self, limit_s: float = 300.0) -> None:
+        """Wait until no job is left."""
+        until = time.monotonic() + limit_s
+        while queued := self.queued():
+            assert time.monotonic() < until, f"jobs are still there: {queued}"
+            time.sleep(0.2)
+
+
+def _port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, *, num_nodes: int = 2) -> Iterator[Slurm]:
+    """Start a cluster whose files lie in ``folder``."""
+    host = socket.gethostname().partition(".")[0]
+    names = [f"node{number}" for number in range(1, num_nodes + 1)]
+    key = folder / "munge.key"
+    key.write_bytes(secrets.token_bytes(128))
+    key.chmod(0o400)
+    sock = folder / "munge.socket"
+    for name in ("state", "spool", "log"):
+        (folder / name).mkdir()
+    ports = [_port() for _ in names]
+    nodes = [
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=4000 State=UNKNOWN"
+        for name, port in zip(names, ports, strict=True)
+    ]
+    (folder / "slurm.conf").write_text(
+        "\n".join(
+            [
+                "ClusterName=test",
+                f"SlurmctldHost={host}(127.0.0.1)",
+                f"SlurmctldPort={_port()}",
+                "SlurmUser=root",
+                "SlurmdUser=root",
+                "AuthType=auth/munge",
+                f"AuthInfo=socket={sock}",
+                f"StateSaveLocation={folder}/state",
+                f"SlurmdSpoolDir={folder}/spool/%n",
+                f"SlurmctldLogFile={folder}/log/slurmctld.log",
+                f"SlurmdLogFile={folder}/log/%n.log",
+                f"SlurmctldPidFile={folder}/slurmctld.pid",
+                f"SlurmdPidFile={folder}/%n.pid",
+                "ProctrackType=proctrack/linuxproc",
+                "TaskPlugin=task/none",
+                "SelectType=select/cons_tres",
+                "SelectTypeParameters=CR_CPU",
+                "SwitchType=switch/none",
+                "JobRequeue=1",
+                "ReturnToService=2",
+                "SchedulerParameters=sched_interval=1,bf_interval=1",
+                "MessageTimeout=30",
+                "SlurmdTimeout=20",
+                "KillWait=10",
+                "MaxArraySize=101",
+                *nodes,
+                "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
+                "",
+            ]
+        )
+    )
+    slurm = Slurm(folder, names)
+    environment = slurm.environment
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*command: str) -> None:
+        log = (folder / "log" / "started").open("ab")
+        with log:
+            started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+
+    try:
+        start(
+            "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={sock}",
+            f"--pid-file={folder}/munged.pid", f"--log-file={folder}/log/munged.log",
+            f"--seed-file={folder}/munged.seed",
+        )  # fmt: skip
+        _wait(sock.exists, folder)
+        start("slurmctld", "-D")
+        for name in names:
+            start("slurmd", "-D", "-N", name)
+
+        def is_up() -> bool:
+            done = subprocess.run(
+                ["sinfo", "--noheader", "--Node", "--format=%t"],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            return done.returncode == 0 and done.stdout.split() == ["idle"] * num_nodes
+
+        _wait(is_up, folder)
+        yield slurm
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait(condition: object, folder: Path) -> None:
+    until = time.monotonic() + START_S
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > until:
+            logs = "\n".join(path.read_text(errors="replace")[-3000:] for path in (folder / "log").iterdir())
+            raise AssertionError(f"the cluster did not start:\n{logs}")
+        time.sleep(0.1)
