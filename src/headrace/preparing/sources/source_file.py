@@ -38,13 +38,14 @@ _UNREAD_ENDINGS = (
     *(".json", ".csv", ".tsv", ".avro", ".orc", ".tar", ".tgz", ".gz", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".zip"),
     ".7z",
 )
-_DESCRIPTIONS = frozenset(
+DESCRIPTIONS = frozenset(
     (
         *("config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "headrace.json"),
         *("index.json", "manifest.json", "meta.json", "metadata.json", "state.json"),
         *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
     )
 )
+"""Names of files that describe other files, and hold no records."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -65,7 +66,7 @@ def format_of(name: str) -> Format | None:
 def is_unread_data(name: str) -> bool:
     """Whether a file in a folder may, by its name, be data of a format that cannot be read."""
     base = name.rpartition("/")[2].lower()
-    return base not in _DESCRIPTIONS and format_of(base) is None and base.endswith(_UNREAD_ENDINGS)
+    return base not in DESCRIPTIONS and format_of(base) is None and base.endswith(_UNREAD_ENDINGS)
 
 
 def sniff(head: bytes) -> Format:
