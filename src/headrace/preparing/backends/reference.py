@@ -60,6 +60,9 @@ LOCAL_NORMALIZERS = frozenset(
 _META = "\u2581"
 """The character that vocabularies like those of sentencepiece write for a space."""
 
+_REPLACED = {"type": "Replace", "pattern": {"String": " "}, "content": _META}
+"""The normaliser that writes it."""
+
 _TURNED = (
     "He said \"two quoted words here\" and 'so did she' (with brackets [in brackets {of brackets} too] here) ok "
     "<tag with=attributes and more> words </tag> `code in ticks` \u201ctypeset quotes here\u201d \u00ables mots\u00bb "
@@ -209,15 +212,15 @@ def _never_merges(kind: Kind, layout: TokenizerParts) -> bool:
     model = layout.model
     if kind.separator != " " or model.get("type") != "BPE" or model.get("ignore_merges"):
         return False
-    replaced = any(
-        step["type"] == "Replace" and step["pattern"].get("String") == " " and step["content"] == _META
-        for step in layout.normalizers
-    )
+    replaced = _REPLACED in layout.normalizers
     for step in layout.pre_tokenizers:
-        if step["type"] == "Metaspace" and step.get("replacement") == _META and step.get("split") is False:
-            replaced = True
-        elif not (replaced and step["type"] == "Split" and step["pattern"].get("String") == " "):
-            return False
+        match step:
+            case {"type": "Metaspace", "replacement": character, "split": False} if character == _META:
+                replaced = True
+            case {"type": "Split", "pattern": {"String": " "}} if replaced:
+                pass  # no space is left at which it could split
+            case _:
+                return False
     return replaced and not any(_META in token.lstrip(_META) for token in model["vocab"])
 
 
