@@ -20,6 +20,8 @@ import msgspec
 from headrace.errors import HeadraceError, InputError, MissingExtraError
 from headrace.preparing.energon.options import MediaFilter
 from headrace.preparing.processes.serving import load, save
+from headrace.samples.media.decoding.av_decoder import AVDecoder
+from headrace.samples.media.decoding.decoder import guess_extension
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.sqlite_index import MediaRow
 
@@ -89,8 +91,6 @@ def _by_extension(name: str) -> str | None:
 
 
 def _by_content(head: bytes) -> str | None:
-    from headrace.samples.media.decoding.decoder import guess_extension
-
     found = guess_extension(head)
     if found is None:
         return next((kind for begin, kind in _MORE_BEGINS if head.startswith(begin)), None)
@@ -112,8 +112,6 @@ def _image_facts(data: bytes) -> dict[str, Any]:
 
 
 def _av_facts(data: bytes) -> dict[str, Any]:
-    from headrace.samples.media.decoding.av_decoder import AVDecoder
-
     facts = AVDecoder(data).get_metadata(get_audio_num_samples=True)
     names = (
         "video_duration", "video_num_frames", "video_fps", "video_width", "video_height",
