@@ -25,7 +25,6 @@ from headrace.preparing.backends.backend import (
     CacheGuard,
     EncodedTexts,
     SpecialPolicy,
-    installed_version,
     return_memory,
 )
 from headrace.preparing.backends.layout import (
@@ -50,19 +49,12 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
-class _CachingBackend(ABC):
+class _CachingBackend(Backend, ABC):
     """A library whose cache of words grows; the library is loaded again when the cache is large (`CacheGuard`)."""
-
-    name = ""
 
     def __init__(self) -> None:
         self._guard = CacheGuard()
         self._tokenizer = self._load()
-
-    @property
-    def version(self) -> str:
-        """The version of the library."""
-        return installed_version(self.name)
 
     def encode(self, texts: list[str]) -> EncodedTexts:
         """Encode each text by itself."""
@@ -161,7 +153,7 @@ class FastokensBackend(_CachingBackend):
         return EncodedTexts(np.frombuffer(ids, "<u4"), ends[1:] - ends[:-1])
 
 
-class TiktokenBackend:
+class TiktokenBackend(Backend):
     """The library tiktoken, which encodes text by text and returns arrays.
 
     It is loaded without added tokens, so a text that holds one must go to the reference tokeniser (`RoutedBackend`).
@@ -189,11 +181,6 @@ class TiktokenBackend:
             raise UnsuitableError(f"the library refuses it: {error}") from error
         self._encode: Any = encoding.encode_to_numpy
         return_memory()
-
-    @property
-    def version(self) -> str:
-        """The version of the library."""
-        return installed_version(self.name)
 
     def encode(self, texts: list[str]) -> EncodedTexts:
         """Encode each text by itself."""

@@ -27,10 +27,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from headrace.preparing.backends.backend import (
+    Backend,
     EncodedTexts,
     RefusedTextError,
     SpecialPolicy,
-    installed_version,
     return_memory,
 )
 from headrace.preparing.backends.layout import Added, TokenizerParts, UnsuitableError, read_layout
@@ -224,7 +224,7 @@ def _never_merges(kind: Kind, layout: TokenizerParts) -> bool:
     return replaced and not any(_META in token.lstrip(_META) for token in model["vocab"])
 
 
-class TokenizersBackend:
+class TokenizersBackend(Backend):
     """The library `tokenizers`, which encodes a few hundred kilobytes of text at a time.
 
     The library needs about 350 bytes of memory for each token until its ids are copied. Texts are therefore encoded in
@@ -241,11 +241,6 @@ class TokenizersBackend:
         self._piece_bytes = piece_bytes
         self._cutter: TextCutter | None = None
         return_memory()  # the library leaves some 100 MB of freed memory when it has read a large file
-
-    @property
-    def version(self) -> str:
-        """The version of the library."""
-        return installed_version(self.name)
 
     def encode(self, texts: list[str]) -> EncodedTexts:
         """Encode each text by itself.

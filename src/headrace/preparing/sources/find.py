@@ -16,7 +16,6 @@ from headrace.io import AtomicFile, check_local, expand_braces, natural_key
 from headrace.preparing.sources.arrow import describe_arrow
 from headrace.preparing.sources.block import RecordSpec
 from headrace.preparing.sources.columnar import describe_parquet
-from headrace.preparing.sources.compressed import load_zstandard
 from headrace.preparing.sources.json import is_list
 from headrace.preparing.sources.source_file import (
     FORMATS_IN_WORDS,
@@ -28,6 +27,7 @@ from headrace.preparing.sources.source_file import (
     is_unread_data,
     sniff,
 )
+from headrace.preparing.sources.streams import load_zstandard
 
 STDIN = "-"
 

@@ -26,7 +26,7 @@ from headrace.preparing.sources.block import (
     excerpt,
     too_long,
 )
-from headrace.preparing.sources.lines import BOM, Lines, split_lines
+from headrace.preparing.sources.streams import BOM, Lines, split_lines
 
 _ID = "identity"
 

@@ -28,19 +28,23 @@ from headrace.preparing.sources.block import (
     too_long,
 )
 from headrace.preparing.sources.columnar import ParquetSpanReader
-from headrace.preparing.sources.compressed import DamagedStreamError, Decompressed, GzipStream, HashedFile, ZstdStream
 from headrace.preparing.sources.json import JsonlParser, ListReader
-from headrace.preparing.sources.lines import (
+from headrace.preparing.sources.source_file import SampleBy, SourceFile, Span, is_hashed_while_read
+from headrace.preparing.sources.streams import (
     BLOCK_BYTES,
     BOM,
     HEAD_OF_LINE_BYTES,
     MAX_LINE_BYTES,
+    DamagedStreamError,
+    Decompressed,
+    GzipStream,
+    HashedFile,
     Lines,
     Readable,
+    ZstdStream,
     read_blocks,
     split_lines,
 )
-from headrace.preparing.sources.source_file import SampleBy, SourceFile, Span, is_hashed_while_read
 
 
 def open_span(
