@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace.preparing.backends import proof
+from headrace.preparing.backends import libraries, proof
 
 _FOUND: dict[tuple[Any, ...], proof.Choice | str] = {}
 _TRY = proof._try
@@ -22,7 +22,7 @@ def remembered() -> Iterator[None]:
     """Within, what was found for the same library, tokeniser and policy is not sought again."""
 
     def found(name: str, tokenizer_json: bytes, *rest: Any) -> proof.Choice | str:
-        key = (name, proof.CANDIDATES[name], tokenizer_json, rest[0])
+        key = (name, libraries.CANDIDATES[name], tokenizer_json, rest[0])
         if key not in _FOUND:
             _FOUND[key] = _TRY(name, tokenizer_json, *rest)
         return _FOUND[key]

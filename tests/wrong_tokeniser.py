@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.preparing import documents
-from headrace.preparing.backends import proof
+from headrace.preparing.backends import libraries
 from headrace.preparing.backends.backend import EncodedTexts, SpecialPolicy
 from headrace.preparing.backends.reference import TokenizersBackend
 
@@ -35,5 +35,5 @@ class Wrong:
 
 def install() -> None:
     """Put it in the place of the true one, and prove one document in eight."""
-    proof.CANDIDATES[NAME] = Wrong
+    libraries.CANDIDATES[NAME] = Wrong
     documents.SAMPLE_ONE_IN = 8

@@ -24,7 +24,7 @@ from headrace.engine.processes import WorkerProcesses
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
 from headrace.preparing import RecipeOptions, estimate_recipe, prepare_recipe, resolving, run
 from headrace.preparing import documents as prepare_documents
-from headrace.preparing.backends import EncodedTexts, RefusedTextError, proof
+from headrace.preparing.backends import EncodedTexts, RefusedTextError, libraries
 from headrace.preparing.piece import PieceBuilder
 from headrace.preparing.tally import Tally
 from headrace.samples.recipe import parse_recipe
@@ -377,7 +377,7 @@ def test_a_library_that_is_wrong_later_is_caught(folder: Path, kind: str, monkey
                     return EncodedTexts(encoded.ids + np.uint32(5000), encoded.lengths)
             return super().encode(texts)
 
-    monkeypatch.setitem(proof.CANDIDATES, wrong_tokeniser.NAME, Late)
+    monkeypatch.setitem(libraries.CANDIDATES, wrong_tokeniser.NAME, Late)
     monkeypatch.setattr(prepare_documents, "SAMPLE_ONE_IN", 1 if kind == "other ids" else 10**9)
     monkeypatch.setattr(resolving, "NUM_DOCUMENTS", 40)
     records = [

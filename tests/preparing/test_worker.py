@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -84,3 +86,10 @@ def test_what_nobody_foresaw_is_told_with_its_traceback(
     assert reply.task_index == 7
     assert isinstance(reply.error(), WorkerError)
     assert "ZeroDivisionError: unforeseen" in reply.message
+
+
+def test_a_worker_over_text_loads_nothing_of_samples() -> None:
+    names = "[name for name in sys.modules if name.startswith('headrace.samples')]"
+    script = f"import sys; import headrace.preparing.worker; print({names})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -28,7 +28,7 @@ from headrace.preparing import (
     worker,
 )
 from headrace.preparing import api as text
-from headrace.preparing.backends import proof
+from headrace.preparing.backends import libraries, proof
 from headrace.preparing.sources import RecordSpec, find_inputs, plan_tasks
 from wrong_tokeniser import FOR_WORKERS, MISTAKE, NAME, Wrong
 
@@ -55,7 +55,7 @@ def small_run() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def wrong_backend(small_run: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is patched here and in the tests is undone before the small run is."""
-    monkeypatch.setitem(proof.CANDIDATES, NAME, Wrong)
+    monkeypatch.setitem(libraries.CANDIDATES, NAME, Wrong)
     monkeypatch.setattr(documents, "SAMPLE_ONE_IN", 8)
 
 

@@ -10,8 +10,8 @@ import msgspec
 
 from headrace.errors import HeadraceError, StoreError
 from headrace.preparing.sources import Block, RecordSpec, SampleBy, SourceFile, Span, find_inputs, open_span
-from headrace.preparing.sources.lines import MAX_LINE_BYTES
 from headrace.preparing.sources.source_file import counted_from, format_of, record_noun
+from headrace.preparing.sources.streams import MAX_LINE_BYTES
 from headrace.stores import Manifest
 
 FREE_BYTES = 256 << 20

@@ -23,9 +23,8 @@ from headrace.inspect.shown import EvidenceRow, Outcome, RecordPart, RenderedSeq
 from headrace.inspect.token_texts import TokenGroup, runs, texts_of
 from headrace.preparing.messages import RecipeSetup
 from headrace.preparing.record_encoder import make_maker
-from headrace.preparing.resolving import find_template, find_tokenizer, with_inputs
+from headrace.preparing.resolving import find_end_names, find_template, find_tokenizer, with_inputs
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, counted_from, find_inputs, open_span, record_noun
-from headrace.preparing.tokenizer import find_end_names
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
 from headrace.samples.layouts import NUM_RECORDS, Sample
 from headrace.samples.maker import Explained, MadeDocuments, SampleMaker

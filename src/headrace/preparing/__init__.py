@@ -15,7 +15,7 @@
 
 `prepare_recipe` and `estimate_recipe` run a recipe in the same way. These files belong to recipes alone:
 
-    resolving      recipe -> files, layouts, template, keys, the library -> run_plan
+    resolving      recipe -> files, layouts, template, keys, end tokens, the library -> run_plan
       record_encoder   whole records -> documents of several keys, by ``headrace.samples``      in the workers
     columns        the keys of a document, and its domain
 
@@ -25,7 +25,7 @@
 origins. `energon` makes a dataset for Energon out of a folder of tars.
 
 This room imports ``headrace.samples``, ``headrace.plan``, ``headrace.stores``, ``headrace.io`` and ``headrace.errors``.
-Runs over text load nothing of ``headrace.samples``.
+The workers of runs over text load nothing of ``headrace.samples``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from headrace.errors import InputError
 from headrace.plan.keys import derive, derive_array
 from headrace.preparing.backends import REFERENCE, ProvedEncoder, RefusedTextError, SpecialFinder
-from headrace.preparing.columns import IntArray, add_ends, keep_rows, total_lengths
+from headrace.preparing.columns import IntArray, Rows, add_ends, keep_rows, total_lengths
 from headrace.preparing.duplicates import hash_texts
 from headrace.preparing.filters import Filters
 from headrace.preparing.messages import Setup
@@ -87,16 +87,11 @@ class BlockEncoder:
             for index in np.flatnonzero(special).tolist():
                 found = next(name for name in map(self._finder.which, (texts[index] for texts in columns)) if name)
                 state.refuse(index, f"the text holds the special token {found!r} (see --special-tokens-in-text)")
-        for index, reason in self._filters.by_record(block, columns):
-            state.drop(index, reason)
-        for index, message in self._filters.failures:
-            state.refuse(index, message)
+        state.apply(self._filters, columns)
         rows = self._encode_rows(columns, state, block.places, file)
         return self._documents(block, columns, state, rows, int(np.count_nonzero(special)))
 
-    def _encode_rows(
-        self, columns: list[list[str]], state: BlockState, places: IntArray, file: int
-    ) -> list[tuple[NDArray[np.uint32], IntArray]]:
+    def _encode_rows(self, columns: list[list[str]], state: BlockState, places: IntArray, file: int) -> Rows:
         """Encode the records that are still alive: ids and lengths for each key. Texts that fail become bad records."""
         sampled = derive_array(derive(self._setup.sample_key, file), places) % np.uint64(SAMPLE_ONE_IN) == 0
         while True:
@@ -121,24 +116,13 @@ class BlockEncoder:
         block: Block,
         columns: list[list[str]],
         state: BlockState,
-        rows: list[tuple[NDArray[np.uint32], IntArray]],
+        rows: Rows,
         num_special: int,
     ) -> Documents:
         encoding = self._encoding
         num_text = sum(len(ids) for ids, _ in rows)
-        dropped_tokens: dict[str, int] = {}
+        rows, dropped_tokens = self._within_limits(state, rows)
         alive = np.flatnonzero(state.alive)
-        num_tokens = total_lengths(rows)
-        dropped_rows = []
-        for row, reason in self._filters.by_length(num_tokens):
-            state.drop(int(alive[row]), reason)
-            dropped_tokens[reason] = dropped_tokens.get(reason, 0) + int(num_tokens[row])
-            dropped_rows.append(row)
-        if dropped_rows:
-            keep = np.ones(len(alive), np.bool_)
-            keep[dropped_rows] = False
-            rows = [(keep_rows(ids, lengths, keep), lengths[keep]) for ids, lengths in rows]
-            alive = alive[keep]
         tokens, lengths_of = [], []
         num_full = 0
         for ids, lengths in rows:
@@ -186,6 +170,20 @@ class BlockEncoder:
             ),
         )
 
+    def _within_limits(self, state: BlockState, rows: Rows) -> tuple[Rows, dict[str, int]]:
+        """Drop the records that have too few or too many tokens. Also returns the dropped tokens for each reason."""
+        alive = np.flatnonzero(state.alive)
+        num_tokens = total_lengths(rows)
+        dropped: Counter[str] = Counter()
+        keep = np.ones(len(alive), np.bool_)
+        for row, reason in self._filters.by_length(num_tokens):
+            state.drop(int(alive[row]), reason)
+            dropped[reason] += int(num_tokens[row])
+            keep[row] = False
+        if not keep.all():
+            rows = [(keep_rows(ids, lengths, keep), lengths[keep]) for ids, lengths in rows]
+        return rows, dict(dropped)
+
     def _text_hashes(self, columns: list[list[str]], alive: IntArray) -> NDArray[np.uint64]:
         if len(alive) < len(columns[0]):
             columns = [[texts[index] for index in alive] for texts in columns]
@@ -202,6 +200,16 @@ class BlockState:
         self.refused: list[int] = []
         self.num_proved = self.num_routed = 0
         self._reasons: dict[int, str] = {}
+
+    def apply(self, filters: Filters, columns: list[list[str]] | None = None) -> None:
+        """Drop what the filters of records drop. Records on which the user's function fails are bad.
+
+        ``columns`` are the texts as they will be tokenised, if these are not the block's.
+        """
+        for index, reason in filters.by_record(self._block, columns):
+            self.drop(index, reason)
+        for index, message in filters.failures:
+            self.refuse(index, message)
 
     def drop(self, index: int, reason: str) -> None:
         """Drop this record for a reason; only the first reason counts."""

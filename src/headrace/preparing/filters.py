@@ -99,8 +99,6 @@ def _content(module_name: str) -> str:
         return str(file)
 
 
-__all__ = ["FilterSpec", "Filters", "check_filters", "function_fingerprint", "load_function"]
-
 MAX_REASON_CHARS = 100
 _MAX_MESSAGE_CHARS = 200
 

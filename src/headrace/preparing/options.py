@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
-from headrace.config import nearest
 from headrace.errors import ConfigError, StoreError
 from headrace.io import safe_relative
 from headrace.preparing.backends.backend import SpecialPolicy
 from headrace.preparing.filters import FilterSpec, check_filters
-from headrace.preparing.sources.block import SampleBy
-from headrace.preparing.sources.lines import BLOCK_BYTES
+from headrace.preparing.sources.source_file import SampleBy
+from headrace.preparing.sources.streams import BLOCK_BYTES
 
 BackendName = Literal["auto", "tokenizers", "gigatoken", "fastokens", "tiktoken"]
 
@@ -226,23 +224,6 @@ def check_shares(ratio: Sequence[float]) -> None:
     """Raise ConfigError unless these are shares of train, val and test; no shares are right, too."""
     if ratio and (len(ratio) > len(SPLIT_NAMES) or not all(0 <= share < 1e15 for share in ratio) or not sum(ratio)):
         raise ConfigError(f"the split ratio is {ratio}: give the shares of train, val and test, as 8,1,1")
-
-
-def check_sample_type(name: str, field_map: Mapping[str, str]) -> None:
-    """Raise ConfigError unless the sample type exists and the field map has its required fields and no unknown ones."""
-    from headrace.samples.media.registry import SAMPLE_TYPES
-
-    if name not in SAMPLE_TYPES:
-        known_types = ", ".join(SAMPLE_TYPES)
-        raise ConfigError(f"no sample type {name!r}; known types are {known_types}{nearest(name, SAMPLE_TYPES)}")
-    fields = [field for field in dataclasses.fields(SAMPLE_TYPES[name]) if not field.name.startswith("__")]
-    for field in field_map:
-        if field not in [known.name for known in fields]:
-            raise ConfigError(f"{name} has no field {field!r}; it has {', '.join(known.name for known in fields)}")
-    for known in fields:
-        is_needed = known.default is dataclasses.MISSING and known.default_factory is dataclasses.MISSING
-        if is_needed and known.name not in field_map:
-            raise ConfigError(f"the field map has no {known.name!r}, which {name} needs")
 
 
 def _check_records(options: TextOptions) -> None:

@@ -85,10 +85,7 @@ class RecordEncoder:
         """
         records = block.records or []
         state = BlockState(block, len(records))
-        for index, reason in self._filters.by_record(block):
-            state.drop(index, reason)
-        for index, message in self._filters.failures:
-            state.refuse(index, message)
+        state.apply(self._filters)
         num_filtered = int(np.count_nonzero(~state.alive)) - len(state.refused)
         alive = np.flatnonzero(state.alive)
         source = self._sources[file]

@@ -1,25 +1,20 @@
 """Reads a `tokenizer.json`: its fingerprint, its vocabulary size, and the tokens that begin and end a sequence.
 
-Which tokens begin and end a sequence is read from the tokeniser's folder. If the folder does not say, it is the only
-token of the vocabulary that has a usual name.
+A text is begun and ended by the tokens that the user names, or by the only tokens of the vocabulary that have a usual
+name.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
 
 from headrace.errors import ConfigError
 from headrace.io import check_local, hash_bytes
-from headrace.samples.maker.ends import BEGIN_TOKEN
-from headrace.samples.masking.results import MISSING_BOS
-from headrace.samples.templates import TemplateSetup, special_tokens
-from headrace.samples.templates.load import CONFIG, read_json
 
 FILE_NAME = "tokenizer.json"
 
@@ -178,64 +173,3 @@ def make_encoder(content: bytes) -> Tokenizer:
     encoder.no_truncation()
     encoder.no_padding()
     return encoder
-
-
-_USUAL = {"eos_token": USUAL_EODS, "bos_token": USUAL_BOSES}
-_USED = {
-    "eos_token": ("eos", "ends", "`ends: {eos: TOKEN}` chooses another, `ends: {append_eos: false}` none"),
-    "bos_token": ("bos", "begins", "`ends: {bos: TOKEN}` chooses another, `ends: {prepend_bos: false}` none"),
-}
-
-
-class EndNames(NamedTuple):
-    """The tokens that begin and end a sequence, and how they were found."""
-
-    tokens: dict[str, str]
-    """``eos_token``, ``bos_token`` and the other special tokens that the folder names, and `BEGIN_TOKEN` if the
-    tokeniser begins every text with BOS."""
-
-    by_vocabulary: frozenset[str]
-    """The names among them that were found only because the vocabulary has one usual token for them."""
-
-
-def find_end_names(loaded: TextTokenizer, folder: Path, template: TemplateSetup | None) -> EndNames:
-    """Find the tokens at the ends of a sequence, for a `SampleMaker`, which prefers those of its template.
-
-    A token that neither the template nor a file of the folder names is the only usual token that the vocabulary has.
-    If the configuration says that there is none (``"bos_token": null``), there is none.
-    """
-    config: dict[str, Any] = read_json(folder / CONFIG)
-    named = special_tokens(folder) | (dict(template.special_tokens) if template is not None else {})
-    found = {}
-    for name, usual in _USUAL.items():
-        if name in named or name in config:
-            continue
-        known = [token for token in usual if token in loaded.known_tokens]
-        if len(known) == 1:
-            found[name] = known[0]
-    tokens = {**found, **named}
-    if config.get("add_bos_token") is True and "bos_token" in tokens:
-        tokens[BEGIN_TOKEN] = tokens["bos_token"]
-    return EndNames(tokens, frozenset(found))
-
-
-def end_notices(names: EndNames, counts: Mapping[str, int], num_records: int) -> Iterator[str]:
-    """Notices for the user about the tokens at the ends, from the samples of the first records.
-
-    Args:
-        names: the tokens, as `find_end_names` returned them.
-        counts: how many tokens were added under ``eos`` and ``bos``, and how often `MISSING_BOS` was noted.
-        num_records: number of the first records.
-    """
-    for name, (short, verb, options) in _USED.items():
-        if name in names.by_vocabulary and counts.get(short):
-            yield (
-                f"{names.tokens[name]!r} {verb} a sequence: neither the chat template nor tokenizer_config.json names "
-                f"{name}, and it is the only token of the vocabulary with a usual name. {options}"
-            )
-    if counts.get(MISSING_BOS):
-        yield (
-            f"{counts[MISSING_BOS]:,} sequences of the first {num_records:,} records do not begin with BOS, although "
-            "the tokeniser begins texts with it: the chat template does not write it. `ends: {prepend_bos: true}` adds "
-            "it; all such sequences are counted as missing_bos, and `mask: {on_missing_bos: error}` refuses them"
-        )

@@ -9,7 +9,7 @@ import pytest
 from headrace.preparing.backends import comparison
 from headrace.preparing.backends.backend import EncodedTexts, RefusedTextError
 from headrace.preparing.backends.comparison import compare
-from headrace.preparing.backends.proof import load_backend
+from headrace.preparing.backends.libraries import load_backend
 from headrace.preparing.backends.reference import TokenizersBackend
 
 

@@ -17,9 +17,10 @@ from tokenizers import AddedToken
 from headrace.errors import MissingExtraError
 from headrace.preparing.backends import proof
 from headrace.preparing.backends.backend import EncodedTexts, RefusedTextError
+from headrace.preparing.backends.comparison import MismatchError, ProvedEncoder
 from headrace.preparing.backends.layout import read_layout
-from headrace.preparing.backends.proof import CANDIDATES, choose_backend, load_backend, probe_texts
-from headrace.preparing.backends.proved import MismatchError, ProvedEncoder
+from headrace.preparing.backends.libraries import CANDIDATES, load_backend
+from headrace.preparing.backends.proof import choose_backend, probe_texts
 from headrace.preparing.backends.reference import TokenizersBackend
 from headrace.preparing.backends.special import RoutedBackend
 

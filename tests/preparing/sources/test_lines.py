@@ -8,7 +8,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.preparing.sources.lines import HEAD_OF_LINE_BYTES, Lines, read_blocks, split_lines
+from headrace.preparing.sources.streams import HEAD_OF_LINE_BYTES, Lines, read_blocks, split_lines
 
 contents = st.lists(st.sampled_from([b"\n", b"a", b"bb", b"\r\n", b"c" * 9]), max_size=30).map(b"".join)
 

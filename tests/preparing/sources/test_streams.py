@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spans
-from headrace.preparing.sources.compressed import DamagedStreamError, Decompressed, GzipStream, HashedFile, ZstdStream
+from headrace.preparing.sources.streams import DamagedStreamError, Decompressed, GzipStream, HashedFile, ZstdStream
 
 LINES = [json.dumps({"text": f"{number} " + random.Random(number).randbytes(12).hex()}) for number in range(400)]
 CONTENT = ("\n".join(LINES) + "\n").encode()

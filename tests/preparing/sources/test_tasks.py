@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.preparing.sources import SourceFile, Span, choose_task_bytes, is_hashed_while_read, plan_tasks
-from headrace.preparing.sources.source_file import Format
-from headrace.preparing.sources.tasks import MAX_TASK_BYTES, MIN_TASK_BYTES
+from headrace.preparing.sources.source_file import MAX_TASK_BYTES, MIN_TASK_BYTES, Format
 
 
 def plain(size: int, kind: Format = "jsonl", can_split: bool = True) -> SourceFile:

@@ -2,21 +2,21 @@
 
     tokenizer.json -> layout ........ the features that the file asks for
                    -> reference ..... `tokenizers`; long texts are cut where that changes no id
-                   -> libraries ..... gigatoken, fastokens, tiktoken; each refuses at once what it does not support
                    -> special ....... texts that hold an added token, which may have to go to `tokenizers`
-                   -> comparison .... the first difference between two libraries
+                   -> libraries ..... gigatoken, fastokens, tiktoken; each refuses at once what it does not support
+                   -> comparison .... the first difference between two libraries; encodes in a worker, and compares a
+                                      sample with `tokenizers`
                    -> proof ......... probes libraries on fixed texts, and chooses the one to use
                    -> first_documents proves a library on the first documents of a run
-                   -> proved ........ encodes in a worker, and compares a sample with `tokenizers`
 
 Optional libraries are imported where they are used, never at the top of a module.
 """
 
 from headrace.preparing.backends.backend import Backend, EncodedTexts, RefusedTextError, SpecialPolicy
-from headrace.preparing.backends.comparison import Difference, OnCompared, compare
+from headrace.preparing.backends.comparison import Difference, MismatchError, OnCompared, ProvedEncoder, compare
 from headrace.preparing.backends.layout import UnsuitableError
-from headrace.preparing.backends.proof import BACKENDS, REFERENCE, Choice, choose_backend, load_backend
-from headrace.preparing.backends.proved import MismatchError, ProvedEncoder
+from headrace.preparing.backends.libraries import BACKENDS, REFERENCE, load_backend
+from headrace.preparing.backends.proof import Choice, choose_backend
 from headrace.preparing.backends.special import SpecialFinder
 
 __all__ = [

@@ -48,6 +48,7 @@ class Backend(Protocol):
     @property
     def version(self) -> str:
         """The version of the library."""
+        return installed_version(self.name)
 
     def encode(self, texts: list[str]) -> EncodedTexts:
         """Encode each text by itself.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -121,6 +121,17 @@ def require_bpe(layout: TokenizerParts) -> None:
             raise UnsuitableError(f"its model has {option} {model[option]!r}")
 
 
+def require_bytes(layout: TokenizerParts, byte_of: Mapping[str, int]) -> None:
+    """Refuse a vocabulary that lacks a byte; ``byte_of`` gives the token of each byte.
+
+    Raises:
+        UnsuitableError: the vocabulary lacks one of these tokens.
+    """
+    missing = [byte for token, byte in byte_of.items() if token not in layout.model["vocab"]]
+    if missing:
+        raise UnsuitableError(f"its vocabulary lacks the byte 0x{missing[0]:02x} and {len(missing) - 1} others")
+
+
 def require_byte_level(layout: TokenizerParts) -> None:
     """Refuse all tokenisers except byte-level BPE as in GPT-2, Llama 3, Qwen or DeepSeek.
 
@@ -130,9 +141,7 @@ def require_byte_level(layout: TokenizerParts) -> None:
     require_bpe(layout)
     if layout.model.get("byte_fallback"):
         raise UnsuitableError("its model falls back to bytes, and is not byte-level")
-    missing = [byte for character, byte in byte_characters().items() if character not in layout.model["vocab"]]
-    if missing:
-        raise UnsuitableError(f"its vocabulary lacks the byte 0x{missing[0]:02x} and {len(missing) - 1} others")
+    require_bytes(layout, byte_characters())
     for normalizer in layout.normalizers:
         if normalizer["type"] != "NFC":
             raise UnsuitableError(f"its normaliser {normalizer['type']}")

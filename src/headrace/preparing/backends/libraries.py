@@ -1,4 +1,4 @@
-"""The fast libraries gigatoken, fastokens and tiktoken, as backends.
+"""The fast libraries gigatoken, fastokens and tiktoken, as backends; and the loading of any library by its name.
 
 gigatoken and fastokens encode byte-level BPE and some related models; tiktoken encodes byte-level BPE whose merges
 define ranks.
@@ -6,8 +6,13 @@ define ranks.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -16,28 +21,70 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from headrace.preparing.backends.backend import (
+    Backend,
     CacheGuard,
     EncodedTexts,
     SpecialPolicy,
-    installed_version,
     return_memory,
 )
 from headrace.preparing.backends.layout import (
     TokenizerParts,
     UnsuitableError,
     byte_characters,
+    is_plain,
     read_layout,
     regexes,
     require_bpe,
     require_byte_level,
+    require_bytes,
 )
+from headrace.preparing.backends.reference import TokenizersBackend
+from headrace.preparing.backends.special import RoutedBackend, SpecialFinder
 
 
-class GigatokenBackend:
-    """The library gigatoken, which encodes whole batches on the calling thread and returns arrays.
+def _import(name: str) -> ModuleType:
+    """Import a library without its warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(name)
 
-    Its cache of words has no limit, so the library is loaded again when the cache is large (`CacheGuard`).
-    """
+
+class _CachingBackend(Backend, ABC):
+    """A library whose cache of words grows; the library is loaded again when the cache is large (`CacheGuard`)."""
+
+    def __init__(self) -> None:
+        self._guard = CacheGuard()
+        self._tokenizer = self._load()
+
+    def encode(self, texts: list[str]) -> EncodedTexts:
+        """Encode each text by itself."""
+        if self._tokenizer is None:
+            self._tokenizer = self._load()
+        encoded = self._encode(self._tokenizer, texts)
+        if self._guard.is_full(sum(map(len, texts))):
+            self._tokenizer = None
+            self._guard.reset()
+        return encoded
+
+    def _load(self) -> Any:
+        try:
+            tokenizer = self._parse()
+        except Exception as error:
+            raise UnsuitableError(f"the library refuses it: {error}") from error
+        return_memory()
+        return tokenizer
+
+    @abstractmethod
+    def _parse(self) -> Any:
+        """Make the library's tokeniser; it may raise anything."""
+
+    @abstractmethod
+    def _encode(self, tokenizer: Any, texts: list[str]) -> EncodedTexts:
+        """Encode with the library's tokeniser. What is returned is a copy, or holds none of the library's memory."""
+
+
+class GigatokenBackend(_CachingBackend):
+    """The library gigatoken, which encodes whole batches on the calling thread and returns arrays."""
 
     name = "gigatoken"
 
@@ -48,59 +95,31 @@ class GigatokenBackend:
             UnsuitableError: the library lacks a feature that this tokeniser needs.
             ImportError: the library is not installed.
         """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import gigatoken
+        self._library = _import(self.name)
         layout = read_layout(tokenizer_json)
-        _require(layout)
-        self._library = gigatoken
+        if layout.model.get("byte_fallback"):
+            require_bpe(layout)
+            require_bytes(layout, {f"<0x{byte:02X}>": byte for byte in range(256)})
+        else:
+            require_byte_level(layout)
         # The library has no option to read special tokens as ordinary text, so they are removed from its tokeniser.
         self._json = layout.without(special_tokens=special == "literal")
-        self._guard = CacheGuard()
-        self._tokenizer = self._load()
+        super().__init__()
 
-    @property
-    def version(self) -> str:
-        """The version of the library."""
-        return installed_version(self.name)
+    def _parse(self) -> Any:
+        return self._library.Tokenizer.from_json(self._json)
 
-    def encode(self, texts: list[str]) -> EncodedTexts:
-        """Encode each text by itself."""
+    def _encode(self, tokenizer: Any, texts: list[str]) -> EncodedTexts:
         if not texts:
             return EncodedTexts(np.empty(0, np.uint32), np.empty(0, np.int64))
-        if self._tokenizer is None:
-            self._tokenizer = self._load()
-        layout = self._tokenizer.encode_batch(texts, parallel=False).layout
+        layout = tokenizer.encode_batch(texts, parallel=False).layout
         offsets = np.asarray(layout.offsets.data, np.int64)
         # The library may return rows of a larger buffer.
         ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]
-        encoded = EncodedTexts(np.array(ids, np.uint32), np.diff(offsets))
-        if self._guard.is_full(sum(map(len, texts))):
-            del layout, ids
-            self._tokenizer = None
-            self._guard.reset()
-        return encoded
-
-    def _load(self) -> Any:
-        try:
-            tokenizer = self._library.Tokenizer.from_json(self._json)
-        except Exception as error:
-            raise UnsuitableError(f"the library refuses it: {error}") from error
-        return_memory()
-        return tokenizer
+        return EncodedTexts(np.array(ids, np.uint32), np.diff(offsets))
 
 
-def _require(layout: TokenizerParts) -> None:
-    if not layout.model.get("byte_fallback"):
-        require_byte_level(layout)
-        return
-    require_bpe(layout)
-    missing = [byte for byte in range(256) if f"<0x{byte:02X}>" not in layout.model["vocab"]]
-    if missing:
-        raise UnsuitableError(f"its vocabulary lacks the byte <0x{missing[0]:02X}> and {len(missing) - 1} others")
-
-
-class FastokensBackend:
+class FastokensBackend(_CachingBackend):
     """The library fastokens, which encodes whole batches and returns arrays.
 
     It encodes on a thread pool, whose size is ``RAYON_NUM_THREADS``: set it to 1 before the process uses any such
@@ -118,46 +137,23 @@ class FastokensBackend:
             ImportError: the library is not installed.
         """
         os.environ.setdefault("RAYON_NUM_THREADS", "1")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import fastokens
+        self._library = _import(self.name)
         layout = read_layout(tokenizer_json)
         require_bpe(layout)
-        self._library = fastokens
         self._json = layout.without(special_tokens=False).decode()
         self._literal = special == "literal"
-        self._guard = CacheGuard()
-        self._tokenizer = self._load()
+        super().__init__()
 
-    @property
-    def version(self) -> str:
-        """The version of the library."""
-        return installed_version(self.name)
+    def _parse(self) -> Any:
+        return self._library.Tokenizer.from_json_str(self._json)
 
-    def encode(self, texts: list[str]) -> EncodedTexts:
-        """Encode each text by itself."""
-        if self._tokenizer is None:
-            self._tokenizer = self._load()
-        ids, offsets = self._tokenizer.encode_batch_flat(
-            texts, add_special_tokens=False, split_special_tokens=self._literal
-        )
+    def _encode(self, tokenizer: Any, texts: list[str]) -> EncodedTexts:
+        ids, offsets = tokenizer.encode_batch_flat(texts, add_special_tokens=False, split_special_tokens=self._literal)
         ends = np.frombuffer(offsets, "<i8")
-        encoded = EncodedTexts(np.frombuffer(ids, "<u4"), ends[1:] - ends[:-1])
-        if self._guard.is_full(sum(map(len, texts))):
-            self._tokenizer = None
-            self._guard.reset()
-        return encoded
-
-    def _load(self) -> Any:
-        try:
-            tokenizer = self._library.Tokenizer.from_json_str(self._json)
-        except Exception as error:
-            raise UnsuitableError(f"the library refuses it: {error}") from error
-        return_memory()
-        return tokenizer
+        return EncodedTexts(np.frombuffer(ids, "<u4"), ends[1:] - ends[:-1])
 
 
-class TiktokenBackend:
+class TiktokenBackend(Backend):
     """The library tiktoken, which encodes text by text and returns arrays.
 
     It is loaded without added tokens, so a text that holds one must go to the reference tokeniser (`RoutedBackend`).
@@ -172,9 +168,7 @@ class TiktokenBackend:
             UnsuitableError: the library lacks a feature that this tokeniser needs.
             ImportError: the library is not installed.
         """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import tiktoken
+        tiktoken = _import(self.name)
         layout = read_layout(tokenizer_json)
         require_byte_level(layout)
         _require_only_pattern(layout)
@@ -187,11 +181,6 @@ class TiktokenBackend:
             raise UnsuitableError(f"the library refuses it: {error}") from error
         self._encode: Any = encoding.encode_to_numpy
         return_memory()
-
-    @property
-    def version(self) -> str:
-        """The version of the library."""
-        return installed_version(self.name)
 
     def encode(self, texts: list[str]) -> EncodedTexts:
         """Encode each text by itself."""
@@ -271,3 +260,56 @@ def _require_reachable(layout: TokenizerParts, ranks: dict[bytes, int]) -> None:
     for token, encoding in zip(ranked, encoder.encode_batch_fast(ranked, add_special_tokens=False), strict=True):
         if len(encoding.ids) != 1:
             raise UnsuitableError(f"its merges do not make the token {token!r} of its own text")
+
+
+REFERENCE = "tokenizers"
+
+CANDIDATES: dict[str, Callable[[bytes, SpecialPolicy], Backend]] = {
+    "fastokens": FastokensBackend,
+    "gigatoken": GigatokenBackend,
+    "tiktoken": TiktokenBackend,
+}
+"""The fast libraries in the order in which they are tried: the fastest first, and among equally fast ones the one with
+the newer Unicode."""
+
+BACKENDS = ("auto", REFERENCE, *CANDIDATES)
+"""The names that a user may choose."""
+
+MAX_ADDED = 2_000
+"""The most added tokens that are probed."""
+
+
+def load_backend(name: str, tokenizer_json: bytes, special: SpecialPolicy) -> Backend:
+    """Load the library of this name. Texts for which it is not proved go to the reference tokeniser.
+
+    Raises:
+        UnsuitableError: it lacks a feature that the tokeniser needs.
+        ImportError: it is not installed.
+    """
+    reference = functools.cache(lambda: TokenizersBackend(tokenizer_json, special))
+    return load_with(name, tokenizer_json, special, reference)
+
+
+def load_with(name: str, tokenizer_json: bytes, special: SpecialPolicy, reference: Callable[[], Backend]) -> Backend:
+    """Load the library of this name as `load_backend` does, with a reference tokeniser that is shared."""
+    if name == REFERENCE:
+        return reference()
+    fast = CANDIDATES[name](tokenizer_json, special)
+    layout = read_layout(tokenizer_json)
+    if not routes(name, layout, special):
+        return fast
+    ordinary_only = special == "literal" and is_plain(layout, literal=True)
+    return RoutedBackend(fast, reference, SpecialFinder(tokenizer_json, "ordinary" if ordinary_only else "added"))
+
+
+def routes(name: str, layout: TokenizerParts, special: SpecialPolicy) -> str:
+    """Why texts with an added token must not go to this library; "" if they may."""
+    literal = special == "literal"
+    known = [token for token in layout.added if not (literal and token.special)]
+    if not is_plain(layout, literal=literal):
+        return "some look beside them, or at normalised text, or overlap with others"
+    if name == "tiktoken" and known:
+        return "tiktoken does not look for the longest of them"
+    if len(layout.added) > MAX_ADDED:
+        return f"there are {len(layout.added):,} of them, more than are probed"
+    return ""

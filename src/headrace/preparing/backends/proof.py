@@ -27,10 +27,9 @@ from headrace.errors import MissingExtraError, OutputError
 from headrace.io import atomic_write, cache_folder, hash_bytes
 from headrace.preparing.backends.backend import Backend, SpecialPolicy, installed_version
 from headrace.preparing.backends.comparison import OnCompared, compare, silence
-from headrace.preparing.backends.layout import TokenizerParts, UnsuitableError, byte_characters, is_plain, read_layout
-from headrace.preparing.backends.libraries import FastokensBackend, GigatokenBackend, TiktokenBackend
+from headrace.preparing.backends.layout import TokenizerParts, UnsuitableError, byte_characters, read_layout
+from headrace.preparing.backends.libraries import BACKENDS, CANDIDATES, MAX_ADDED, REFERENCE, load_with, routes
 from headrace.preparing.backends.reference import TokenizersBackend
-from headrace.preparing.backends.special import RoutedBackend, SpecialFinder
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,9 +89,6 @@ def _outcome(key: str, difference: str) -> Outcome:
 
 LARGE_BLOCKS = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x17000, 0x18CFF), (0x20000, 0x323AF))
 """Ideographs, Hangul and Tangut, of which every 61st character is probed."""
-
-MAX_ADDED = 2_000
-"""The most added tokens that are probed."""
 
 SPACES = (" ", "  ", "   ", "\t", "\n", "\r\n", "\n\n", " \n", "\n ", "\t ", "\u00a0", "\u2003", "\u3000", "\u2028",
           "\x0b", "\x0c", "\x1c", "\x85", " \n \n ", "\r", "\u200b", "\ufeff")  # fmt: skip
@@ -213,21 +209,6 @@ def _vocabulary(layout: TokenizerParts, *, is_byte_level: bool) -> list[str]:
     return ["\n".join(words[at : at + 500]) for at in range(0, len(words), 500)]
 
 
-REFERENCE = "tokenizers"
-
-
-CANDIDATES: dict[str, Callable[[bytes, SpecialPolicy], Backend]] = {
-    "fastokens": FastokensBackend,
-    "gigatoken": GigatokenBackend,
-    "tiktoken": TiktokenBackend,
-}
-"""The fast libraries in the order in which they are tried: the fastest first, and among equally fast ones the one with
-the newer Unicode."""
-
-BACKENDS = ("auto", REFERENCE, *CANDIDATES)
-"""The names that a user may choose."""
-
-
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The library that encodes a run, and why other libraries do not."""
 
@@ -265,13 +246,7 @@ def choose_backend(
     if wanted not in BACKENDS:
         raise ValueError(f"unknown tokeniser library {wanted!r}; known are {', '.join(BACKENDS)}")
     reasons: dict[str, str] = {}
-    references: list[Backend] = []
-
-    def reference() -> Backend:
-        if not references:
-            references.append(TokenizersBackend(tokenizer_json, special))
-        return references[0]
-
+    reference = functools.cache(lambda: TokenizersBackend(tokenizer_json, special))
     names = [] if wanted == REFERENCE else list(CANDIDATES) if wanted == "auto" else [wanted]
     for name in names:
         if importlib.util.find_spec(name) is None:
@@ -284,48 +259,6 @@ def choose_backend(
             return msgspec.structs.replace(found, reasons=reasons)
         reasons[name] = found
     return Choice(name=REFERENCE, version=installed_version(REFERENCE), reasons=reasons)
-
-
-def load_backend(name: str, tokenizer_json: bytes, special: SpecialPolicy) -> Backend:
-    """Load the library of this name. Texts for which it is not proved go to the reference tokeniser.
-
-    Raises:
-        UnsuitableError: it lacks a feature that the tokeniser needs.
-        ImportError: it is not installed.
-    """
-    reference: list[Backend] = []
-
-    def loaded_reference() -> Backend:
-        if not reference:
-            reference.append(TokenizersBackend(tokenizer_json, special))
-        return reference[0]
-
-    return load_with(name, tokenizer_json, special, loaded_reference)
-
-
-def load_with(name: str, tokenizer_json: bytes, special: SpecialPolicy, reference: Callable[[], Backend]) -> Backend:
-    """Load the library of this name as `load_backend` does, with a reference tokeniser that is shared."""
-    if name == REFERENCE:
-        return reference()
-    fast = CANDIDATES[name](tokenizer_json, special)
-    layout = read_layout(tokenizer_json)
-    if not routes(name, layout, special):
-        return fast
-    ordinary_only = special == "literal" and is_plain(layout, literal=True)
-    return RoutedBackend(fast, reference, SpecialFinder(tokenizer_json, "ordinary" if ordinary_only else "added"))
-
-
-def routes(name: str, layout: TokenizerParts, special: SpecialPolicy) -> str:
-    """Why texts with an added token must not go to this library; "" if they may."""
-    literal = special == "literal"
-    known = [token for token in layout.added if not (literal and token.special)]
-    if not is_plain(layout, literal=literal):
-        return "some look beside them, or at normalised text, or overlap with others"
-    if name == "tiktoken" and known:
-        return "tiktoken does not look for the longest of them"
-    if len(layout.added) > MAX_ADDED:
-        return f"there are {len(layout.added):,} of them, more than are probed"
-    return ""
 
 
 def _try(

@@ -27,10 +27,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from headrace.preparing.backends.backend import (
+    Backend,
     EncodedTexts,
     RefusedTextError,
     SpecialPolicy,
-    installed_version,
     return_memory,
 )
 from headrace.preparing.backends.layout import Added, TokenizerParts, UnsuitableError, read_layout
@@ -59,6 +59,9 @@ LOCAL_NORMALIZERS = frozenset(
 
 _META = "\u2581"
 """The character that vocabularies like those of sentencepiece write for a space."""
+
+_REPLACED = {"type": "Replace", "pattern": {"String": " "}, "content": _META}
+"""The normaliser that writes it."""
 
 _TURNED = (
     "He said \"two quoted words here\" and 'so did she' (with brackets [in brackets {of brackets} too] here) ok "
@@ -209,19 +212,19 @@ def _never_merges(kind: Kind, layout: TokenizerParts) -> bool:
     model = layout.model
     if kind.separator != " " or model.get("type") != "BPE" or model.get("ignore_merges"):
         return False
-    replaced = any(
-        step["type"] == "Replace" and step["pattern"].get("String") == " " and step["content"] == _META
-        for step in layout.normalizers
-    )
+    replaced = _REPLACED in layout.normalizers
     for step in layout.pre_tokenizers:
-        if step["type"] == "Metaspace" and step.get("replacement") == _META and step.get("split") is False:
-            replaced = True
-        elif not (replaced and step["type"] == "Split" and step["pattern"].get("String") == " "):
-            return False
+        match step:
+            case {"type": "Metaspace", "replacement": character, "split": False} if character == _META:
+                replaced = True
+            case {"type": "Split", "pattern": {"String": " "}} if replaced:
+                pass  # no space is left at which it could split
+            case _:
+                return False
     return replaced and not any(_META in token.lstrip(_META) for token in model["vocab"])
 
 
-class TokenizersBackend:
+class TokenizersBackend(Backend):
     """The library `tokenizers`, which encodes a few hundred kilobytes of text at a time.
 
     The library needs about 350 bytes of memory for each token until its ids are copied. Texts are therefore encoded in
@@ -238,11 +241,6 @@ class TokenizersBackend:
         self._piece_bytes = piece_bytes
         self._cutter: TextCutter | None = None
         return_memory()  # the library leaves some 100 MB of freed memory when it has read a large file
-
-    @property
-    def version(self) -> str:
-        """The version of the library."""
-        return installed_version(self.name)
 
     def encode(self, texts: list[str]) -> EncodedTexts:
         """Encode each text by itself.

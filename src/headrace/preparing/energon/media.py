@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -20,6 +20,8 @@ import msgspec
 from headrace.engine.serving import load, save
 from headrace.errors import HeadraceError, InputError, MissingExtraError
 from headrace.preparing.energon.options import MediaFilter
+from headrace.samples.media.decoding.av_decoder import AVDecoder
+from headrace.samples.media.decoding.decoder import guess_extension
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.sqlite_index import MediaRow
 
@@ -89,8 +91,6 @@ def _by_extension(name: str) -> str | None:
 
 
 def _by_content(head: bytes) -> str | None:
-    from headrace.samples.media.decoding.decoder import guess_extension
-
     found = guess_extension(head)
     if found is None:
         return next((kind for begin, kind in _MORE_BEGINS if head.startswith(begin)), None)
@@ -112,8 +112,6 @@ def _image_facts(data: bytes) -> dict[str, Any]:
 
 
 def _av_facts(data: bytes) -> dict[str, Any]:
-    from headrace.samples.media.decoding.av_decoder import AVDecoder
-
     facts = AVDecoder(data).get_metadata(get_audio_num_samples=True)
     names = (
         "video_duration", "video_num_frames", "video_fps", "video_width", "video_height",
@@ -132,8 +130,13 @@ class MediaTask(msgspec.Struct, frozen=True, tag=True):
     names: tuple[str, ...]
 
 
-def find_files(root: Path, wanted: MediaFilter) -> list[str]:
-    """Find the files that may be media, sorted by the components of their paths; ``.nv-meta`` is left out.
+def walk_files(root: Path, enters: Callable[[str], bool], *, follow_links: bool) -> Iterator[str]:
+    """The names of all files at any depth, relative to the root and with slashes.
+
+    Args:
+        root: the folder.
+        enters: whether to enter the folder of this path.
+        follow_links: whether links to folders are followed.
 
     Raises:
         InputError: a folder cannot be read.
@@ -142,14 +145,21 @@ def find_files(root: Path, wanted: MediaFilter) -> list[str]:
     def fail(error: OSError) -> None:
         raise InputError(f"{error.filename}: the folder cannot be read: {error.strerror or error}") from error
 
-    finder = MediaFinder(wanted)
-    found: list[str] = []
-    for folder, folders, files in os.walk(root, onerror=fail):
-        folders[:] = [name for name in folders if name != META_FOLDER]
+    for folder, folders, files in os.walk(root, onerror=fail, followlinks=follow_links):
+        folders[:] = [name for name in folders if enters(os.path.join(folder, name))]  # noqa: PTH118 - by the million
         below = os.path.relpath(folder, root)
         prefix = "" if below == "." else f"{below}/"
-        found += [prefix + name for name in files if finder.may_be(prefix + name)]
-    return sorted(found, key=lambda name: PurePosixPath(name).parts)
+        yield from (prefix + name for name in files)
+
+
+def find_files(root: Path, wanted: MediaFilter) -> list[str]:
+    """Find the files that may be media, sorted by the components of their paths; ``.nv-meta`` is left out.
+
+    Raises:
+        InputError: a folder cannot be read.
+    """
+    names = walk_files(root, lambda path: os.path.basename(path) != META_FOLDER, follow_links=False)  # noqa: PTH119
+    return sorted(filter(MediaFinder(wanted).may_be, names), key=lambda name: PurePosixPath(name).parts)
 
 
 def media_tasks(names: list[str]) -> list[MediaTask]:

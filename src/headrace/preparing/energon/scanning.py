@@ -19,7 +19,7 @@ import xxhash
 from headrace.engine.serving import load, save
 from headrace.errors import InputError, OutputError
 from headrace.io import AtomicFile
-from headrace.preparing.energon.media import HEAD_BYTES, MediaFinder
+from headrace.preparing.energon.media import HEAD_BYTES, MediaFinder, walk_files
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
 from headrace.preparing.energon.state import ShardFault, tar_index_hash
 from headrace.stores.energon.sqlite_index import MediaRow
@@ -76,23 +76,14 @@ def _key(name: str) -> tuple[str, ...]:
 
 
 def _walk(root: Path) -> list[str]:
-    def fail(error: OSError) -> None:
-        raise InputError(f"{error.filename}: the folder cannot be read: {error.strerror or error}") from error
-
-    found: list[str] = []
+    """The names of all files that are not hidden. Links are followed, but not for ever."""
     seen = {os.path.realpath(root)}
-    for folder, folders, files in os.walk(root, onerror=fail, followlinks=True):
-        kept = []
-        for name in folders:
-            path = os.path.join(folder, name)  # noqa: PTH118 - names by the million
-            if name.startswith(".") or (os.path.islink(path) and _leads_up(path, seen)):  # noqa: PTH114
-                continue
-            kept.append(name)
-        folders[:] = kept
-        below = os.path.relpath(folder, root)
-        prefix = "" if below == "." else f"{below}/"
-        found += [prefix + name for name in files if not name.startswith(".")]
-    return found
+
+    def enters(path: str) -> bool:
+        is_hidden = os.path.basename(path).startswith(".")  # noqa: PTH119 - names by the million
+        return not is_hidden and not (os.path.islink(path) and _leads_up(path, seen))  # noqa: PTH114
+
+    return [name for name in walk_files(root, enters, follow_links=True) if not name.rpartition("/")[2].startswith(".")]
 
 
 def _leads_up(path: str, seen: set[str]) -> bool:

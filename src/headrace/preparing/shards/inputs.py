@@ -28,7 +28,7 @@ from headrace.preparing.shards.listing import (
     load_captions,
 )
 from headrace.preparing.shards.messages import SPEC, FolderTask, SumTask, TableTask
-from headrace.preparing.shards.options import IMAGE, PartSpec, ShardOptions, ShardSource
+from headrace.preparing.shards.options import IMAGE, PartKind, PartSpec, ShardOptions, ShardSource
 from headrace.preparing.sources import (
     MAX_TASK_SPANS,
     SourceFile,
@@ -40,7 +40,7 @@ from headrace.preparing.sources import (
     open_span,
     plan_tasks,
 )
-from headrace.preparing.sources.source_file import _DESCRIPTIONS, format_of
+from headrace.preparing.sources.source_file import DESCRIPTIONS, format_of
 
 METADATA_STEM = "metadata"
 _IMAGE_COLUMNS = ("image", "img", "jpg", "png", "webp")
@@ -155,45 +155,57 @@ def choose_parts(given: MediaInput, source: ShardSource) -> tuple[PartSpec, ...]
         ConfigError: no column has a known name, or the images are given as URLs.
     """
     table = given.captions or given.table
-    row = {} if table is None else first_row(table)
-    where = given.name if table is None else table.name
-    for spec in source.parts:
-        if (
-            spec.column
-            and row
-            and spec.column not in row
-            and table is not None
-            and table.format in ("csv", "tsv", "parquet")
-        ):
-            raise ConfigError(f"{where}: --part {spec}: no column {spec.column!r}; the columns are: {', '.join(row)}")
-    if source.parts or table is None:
+    if table is None:
         return source.parts
-    specs: list[PartSpec] = []
-    used = {source.key_field} - {None}
-    if given.captions is not None:
-        used |= {captions_column(row, where)}
-    elif (image := next((name for name in (*_IMAGE_COLUMNS, *_PATH_COLUMNS) if row.get(name)), None)) is not None:
-        kind = _image_kind(row[image], given.root) if image in _IMAGE_COLUMNS else "path"
-        specs.append(PartSpec(part=IMAGE, kind=kind, column=image))  # type: ignore[arg-type]
-        used.add(image)
-    elif (url := next((name for name in _URL_COLUMNS if name in row), None)) is not None:
+    row = first_row(table)
+    if source.parts:
+        _check_columns(source.parts, row, table)
+        return source.parts
+    named = None if given.captions is None else captions_column(row, table.name)
+    specs = [] if named is not None else _image_parts(row, table.name, given.root)
+    text = _first_of(_TEXT_COLUMNS, row)
+    if text is not None:
+        specs.append(PartSpec(part="txt", kind="column", column=text))
+    if not specs:
+        columns = ", ".join(row) or "none"
+        raise ConfigError(
+            f"{table.name}: no column has a known name; the columns are: {columns}. Choose the parts yourself: "
+            "--part jpg=path:COLUMN --part txt=column:COLUMN"
+        )
+    if row.keys() - {source.key_field, named, *(spec.column for spec in specs)}:
+        specs.append(PartSpec(part="json", kind="row"))
+    return tuple(specs)
+
+
+def _check_columns(parts: Sequence[PartSpec], row: dict[str, Any], table: SourceFile) -> None:
+    """Refuse parts of columns that a table lacks. Rows of JSON and Arrow may have other columns than the first row."""
+    if not row or table.format not in ("csv", "tsv", "parquet"):
+        return
+    for spec in parts:
+        if spec.column and spec.column not in row:
+            raise ConfigError(
+                f"{table.name}: --part {spec}: no column {spec.column!r}; the columns are: {', '.join(row)}"
+            )
+
+
+def _image_parts(row: dict[str, Any], where: str, root: str) -> list[PartSpec]:
+    """The image that a row holds or names; nothing if no column has a known name."""
+    column = next((name for name in (*_IMAGE_COLUMNS, *_PATH_COLUMNS) if row.get(name)), None)
+    if column is not None:
+        kind = _image_kind(row[column], root) if column in _IMAGE_COLUMNS else "path"
+        return [PartSpec(part=IMAGE, kind=kind, column=column)]
+    url = _first_of(_URL_COLUMNS, row)
+    if url is not None:
         raise ConfigError(
             f"{where}: column {url!r} holds URLs, which are not downloaded: download the files first, and add a "
             "column with their paths"
         )
-    text = next((name for name in _TEXT_COLUMNS if name in row), None)
-    if text is not None:
-        specs.append(PartSpec(part="txt", kind="column", column=text))
-        used.add(text)
-    if not specs:
-        columns = ", ".join(row) or "none"
-        raise ConfigError(
-            f"{where}: no column has a known name; the columns are: {columns}. Choose the parts yourself: "
-            "--part jpg=path:COLUMN --part txt=column:COLUMN"
-        )
-    if row.keys() - used:
-        specs.append(PartSpec(part="json", kind="row"))
-    return tuple(specs)
+    return []
+
+
+def _first_of(names: Sequence[str], row: dict[str, Any]) -> str | None:
+    """The first of these names that is a column of the row."""
+    return next((name for name in names if name in row), None)
 
 
 def captions_column(row: dict[str, Any], where: str) -> str:
@@ -202,7 +214,7 @@ def captions_column(row: dict[str, Any], where: str) -> str:
     Raises:
         ConfigError: there is no such column.
     """
-    name = next((name for name in (*_PATH_COLUMNS, "file", "image") if name in row), None)
+    name = _first_of((*_PATH_COLUMNS, "file", "image"), row)
     if name is None:
         raise ConfigError(
             f"{where}: no column names the files: call it file_name; the columns are: {', '.join(row) or 'none'}"
@@ -232,33 +244,41 @@ def _table(name: str, source: ShardSource) -> MediaInput:
 
 
 def _folder(name: str, source: ShardSource, on_notice: Callable[[str], None]) -> list[MediaInput]:
-    captions = source.captions
     listing = list_folder(name)
     tables = [file.name for file in listing.files if is_table(file.name)]
-    others = [file.name for file in listing.files if not is_table(file.name) and file.name not in _DESCRIPTIONS]
+    files = tuple(file for file in listing.files if not is_table(file.name))
+    others = [file.name for file in files if file.name not in DESCRIPTIONS]
     if tables and not others:
         return [_table(os.path.join(name, table), source) for table in tables]  # noqa: PTH118 - keeps "./" as given
     if source.root is not None:
         raise ConfigError(
             f"--root is the folder of the files that a table names, but {name!r} is a folder of files: leave it out"
         )
-    if captions is not None:
-        real = os.path.realpath(captions)
-        tables = [table for table in tables if os.path.realpath(Path(name, table)) != real]
-    elif len(tables) == 1 and tables[0].partition(".")[0] == METADATA_STEM:
-        captions = os.path.join(name, tables.pop())  # noqa: PTH118
-        on_notice(f"{captions} describes the files of {name}")
-    if tables:
+    captions, left = _find_captions(name, tables, source.captions, on_notice)
+    if left:
         raise ConfigError(
-            f"input {name!r} holds a table ({tables[0]!r}, {len(tables):,} in all) beside other files "
-            f"({others[0]!r}, {len(others):,} in all): name the table as input, or add --captions {tables[0]}"
+            f"input {name!r} holds a table ({left[0]!r}, {len(left):,} in all) beside other files "
+            f"({others[0]!r}, {len(others):,} in all): name the table as input, or add --captions {left[0]}"
         )
     table = None if captions is None else open_table(captions)
-    kept = tuple(file for file in listing.files if not is_table(file.name))
-    listing = msgspec.structs.replace(listing, files=kept)
-    if not listing.files:
+    if not files:
         raise ConfigError(f"input {name!r}: the folder holds no files to read")
-    return [MediaInput(name=name, root=str(Path(name).absolute()), listing=listing, captions=table)]
+    root = str(Path(name).absolute())
+    return [MediaInput(name=name, root=root, listing=Listing(files=files), captions=table)]
+
+
+def _find_captions(
+    folder: str, tables: list[str], named: str | None, on_notice: Callable[[str], None]
+) -> tuple[str | None, list[str]]:
+    """The table that describes the files of a folder, if there is one, and the tables in the folder that do not."""
+    if named is not None:
+        real = os.path.realpath(named)
+        return named, [table for table in tables if os.path.realpath(Path(folder, table)) != real]
+    if len(tables) == 1 and tables[0].partition(".")[0] == METADATA_STEM:
+        captions = os.path.join(folder, tables[0])  # noqa: PTH118 - keeps "./" as given
+        on_notice(f"{captions} describes the files of {folder}")
+        return captions, []
+    return None, tables
 
 
 def captions_of(given: MediaInput) -> dict[str, tuple[int, dict[str, Any]]] | None:
@@ -267,11 +287,8 @@ def captions_of(given: MediaInput) -> dict[str, tuple[int, dict[str, Any]]] | No
     Raises:
         InputError: a row cannot be read, names no file, or names a file that another row names too.
     """
-    if given.captions is None:
-        return None
-    return load_captions(
-        given.captions, lambda row: captions_column(row, given.captions.name if given.captions else "")
-    )
+    table = given.captions
+    return None if table is None else load_captions(table, lambda row: captions_column(row, table.name))
 
 
 def is_table(name: str) -> bool:
@@ -285,7 +302,7 @@ def _csv_kind(name: str) -> str | None:
     return ending if ending in ("csv", "tsv") else None
 
 
-def _image_kind(value: Any, root: str) -> str:
+def _image_kind(value: Any, root: str) -> PartKind:
     """Return ``bytes`` if a column of images holds them, ``path`` if it names their files."""
     if not isinstance(value, str):
         return "bytes"

@@ -13,10 +13,10 @@ from headrace.preparing.options import (
     at_least_one,
     check_record_bytes,
     check_run,
-    check_sample_type,
     check_seed,
     check_shares,
 )
+from headrace.samples.media.registry import check_field_map
 from headrace.stores.tar.names import sample_part
 
 PartKind = Literal["path", "column", "bytes", "row"]
@@ -154,7 +154,7 @@ def check_options(options: ShardOptions) -> None:
             "a sample type needs a field map, which says which part each field comes from: give both or neither"
         )
     if output.sample_type is not None:
-        check_sample_type(output.sample_type, output.field_map)
+        check_field_map(output.sample_type, output.field_map)
 
 
 def _check_parts(source: ShardSource) -> None:

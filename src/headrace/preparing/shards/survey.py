@@ -4,22 +4,30 @@ A task writes two files, named by its number:
 
     7.survey    all samples of the task: the key, and name, size and place of each part; all faults
     7.spool     the values of columns, one after another; a part is a range of this file, or a file of the input
+
+`part_content` makes the content of a part from a column: bytes, or the file that the column names. `look` checks that
+the content of a part is what its name says. Of images it reads only the headers.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import functools
+import importlib
+import io
 import os
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from headrace.engine.serving import load, save
-from headrace.errors import HeadraceError, InputError
-from headrace.io import output_errors, write_all
-from headrace.preparing.shards.listing import BadNameError, ListedFile, SampleFiles, checked_key
+from headrace.errors import HeadraceError, InputError, MissingExtraError, StoreError
+from headrace.io import output_errors, safe_relative, write_all
+from headrace.preparing.shards.listing import HEAD_BYTES, BadNameError, ListedFile, SampleFiles, checked_key, image_part
 from headrace.preparing.shards.messages import (
     SPEC,
     FolderTask,
@@ -32,9 +40,9 @@ from headrace.preparing.shards.messages import (
     spool_path,
     survey_path,
 )
-from headrace.preparing.shards.values import BadPartError, NamedFile, look, needs_look, part_content
+from headrace.preparing.shards.options import IMAGE, PartSpec
 from headrace.preparing.sources import Block, SourceFile, Span, open_span
-from headrace.preparing.sources.json import kind
+from headrace.preparing.sources.json import kind as kind_in_words
 
 _BUFFER_BYTES = 1 << 20
 
@@ -110,7 +118,7 @@ class Surveyor:
             if isinstance(row, Mapping):
                 found.append(self._sample(line, functools.partial(self._row_key, row), self._row_parts(row, given)))
             else:
-                found.append(FoundSample(line, "", (), f"not a JSON object but {kind(row)}"))
+                found.append(FoundSample(line, "", (), f"not a JSON object but {kind_in_words(row)}"))
         return sorted(found, key=lambda sample: sample.line) if block.bad else found
 
     def _group_span(self, order: FolderTask) -> FoundSpan:
@@ -141,7 +149,7 @@ class Surveyor:
         return str(value)
 
     def _sample(
-        self, line: int, name_of: Callable[[], str], parts: Iterator[tuple[str, bytes | NamedFile, Path | None]]
+        self, line: int, name_of: Callable[[], str], parts: Iterator[tuple[str, bytes | NamedFile]]
     ) -> FoundSample:
         """Make one sample. The values of a bad sample are not spooled, but their sizes are kept."""
         spooled = self._spooled, len(self._spool)
@@ -153,8 +161,8 @@ class Surveyor:
             key = checked_key(name, self._setup.key_dots) if name else ""
             if self._setup.key_field is not None and not name:
                 raise BadNameError("the key is empty")
-            for part, content, path in parts:
-                self._add_part(found, values, part, content, path)
+            for part, content in parts:
+                self._add_part(found, values, part, content)
             if not found:
                 raise BadPartError("it has no parts")
         except (BadNameError, BadPartError) as error:
@@ -165,41 +173,35 @@ class Surveyor:
         placed = tuple(part if part.path else FoundPart(part.name, part.size, part.offset + begin) for part in found)
         return FoundSample(line, key, placed, bad, name if name != key else "")
 
-    def _add_part(
-        self, found: list[FoundPart], values: bytearray, part: str, content: bytes | NamedFile, path: Path | None
-    ) -> None:
-        is_spooled = isinstance(content, bytes)
-        size = len(content) if isinstance(content, bytes) else content.size
-        at = len(found)
+    def _add_part(self, found: list[FoundPart], values: bytearray, part: str, content: bytes | NamedFile) -> None:
         if isinstance(content, bytes):
-            found.append(FoundPart(part, size, len(values)))
+            made = FoundPart(part, len(content), len(values))
             values += content
         else:
-            found.append(FoundPart(part, size, 0, content.name, content.mtime_ns))
-        if not size:
+            made = FoundPart(part, content.size, 0, content.name, content.mtime_ns)
+        found.append(made)
+        if not made.size:
             raise BadPartError(f"part {part!r} is empty")
         if needs_look(part, verify=self._setup.verify):
-            source: bytes | Path = content if isinstance(content, bytes) else path or Path()
+            source = content if isinstance(content, bytes) else content.path
             try:
                 part = look(part, source, verify=self._setup.verify)
             except BadPartError as error:
-                where = "" if is_spooled else f"{content.name}: "  # type: ignore[union-attr]
-                raise BadPartError(f"{where}{error}") from error
-            found[at] = msgspec.structs.replace(found[at], name=part)
-        if any(other.name == part for other in found[:at]):
+                raise BadPartError(f"{made.path}: {error}" if made.path else str(error)) from error
+            found[-1] = msgspec.structs.replace(made, name=part)
+        if any(other.name == part for other in found[:-1]):
             raise BadPartError(f"it has the part {part!r} twice")
 
-    def _row_parts(self, row: Mapping[str, Any], given: int) -> Iterator[tuple[str, bytes | NamedFile, Path | None]]:
+    def _row_parts(self, row: Mapping[str, Any], given: int) -> Iterator[tuple[str, bytes | NamedFile]]:
         root = self._setup.roots[given]
         rest = row.keys() - self._taken[given]
         for spec in self._setup.parts[given]:
-            content = part_content(spec, row, rest, root)
-            yield spec.part, content, Path(root, content.name) if isinstance(content, NamedFile) else None
+            yield spec.part, part_content(spec, row, rest, root)
 
-    def _group_parts(self, group: SampleFiles, given: int) -> Iterator[tuple[str, bytes | NamedFile, Path | None]]:
+    def _group_parts(self, group: SampleFiles, given: int) -> Iterator[tuple[str, bytes | NamedFile]]:
         root = self._setup.roots[given]
         for part, file in group.files:
-            yield part, _as_listed(file, root), Path(root, file.name)
+            yield part, _as_listed(file, root)
         if group.bad:
             raise BadPartError(group.bad)
         if group.row is not None:
@@ -225,10 +227,192 @@ class Surveyor:
 
 def _as_listed(file: ListedFile, root: str) -> NamedFile:
     """Return a file; it must not have changed since the run began."""
+    path = Path(root, file.name)
     try:
-        status = Path(root, file.name).stat()
+        status = path.stat()
     except OSError as error:
         raise InputError(f"{root}/{file.name}: cannot be read: {error.strerror or error}") from error
     if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
         raise InputError(f"{root}/{file.name}: the file changed during the run; run again when it is complete")
-    return NamedFile(file.name, file.size, file.mtime_ns)
+    return NamedFile(file.name, file.size, file.mtime_ns, path)
+
+
+_SHOWN = 80
+
+
+class BadPartError(ValueError):
+    """A part that cannot be made. The message says which column, what was found, and what to do."""
+
+
+class NamedFile(NamedTuple):
+    """An existing file below the root."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    path: Path
+
+
+def part_content(spec: PartSpec, row: Mapping[str, Any], rest: Collection[str], root: str) -> bytes | NamedFile:
+    """Make the content of one part of a row.
+
+    Args:
+        spec: the part and its column.
+        row: all columns.
+        rest: the columns that no other part uses.
+        root: folder of the files that rows name.
+
+    Raises:
+        BadPartError: the column is missing or null, or the part cannot be made of its value.
+    """
+    if spec.kind == "row":
+        return _json({name: value for name, value in row.items() if name in rest}, "the rest of the row")
+    if spec.column not in row:
+        raise BadPartError(f"no column {spec.column!r}; the columns are: {', '.join(list(row)[:12]) or 'none'}")
+    value = row[spec.column]
+    if value is None:
+        raise BadPartError(f"column {spec.column!r} is null")
+    if spec.kind == "path":
+        if not isinstance(value, str):
+            raise BadPartError(f"column {spec.column!r} must name a file, found {kind_in_words(value)}")
+        return named_file(value, root)
+    if spec.kind == "column":
+        return value.encode() if isinstance(value, str) else _json(value, f"column {spec.column!r}")
+    return _binary(value, spec.column, root)
+
+
+def named_file(value: str, root: str) -> NamedFile:
+    """Find the file that a row names by a path relative to the root, or an absolute path below it.
+
+    Raises:
+        BadPartError: the path leads out of the root, does not exist, or is not a file.
+    """
+    name = value
+    if name.startswith("/"):
+        name = os.path.relpath(name, root)
+    elif name.startswith("./"):
+        name = name[2:]
+    try:
+        safe_relative(name)
+    except StoreError:
+        raise BadPartError(
+            f"the file {value[:_SHOWN]!r} is not below {root}; --root DIR names the folder of the files of a table"
+        ) from None
+    try:
+        path = Path(root, name)
+        status = path.stat()
+    except (OSError, ValueError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        raise BadPartError(f"the file {value[:_SHOWN]!r} below {root} cannot be read: {reason}") from None
+    if not path.is_file():
+        raise BadPartError(f"{value[:_SHOWN]!r} below {root} is not a file")
+    return NamedFile(name, status.st_size, status.st_mtime_ns, path)
+
+
+def _binary(value: Any, column: str, root: str) -> bytes | NamedFile:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, Mapping) and (
+        "bytes" in value or "path" in value
+    ):  # an image of the Hugging Face library ``datasets``
+        if value.get("bytes") is not None:
+            return _binary(value["bytes"], column, root)
+        if isinstance(value.get("path"), str):
+            return named_file(value["path"], root)
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            raise BadPartError(f"column {column!r} is not base64; found {value[:_SHOWN]!r}") from None
+    raise BadPartError(f"column {column!r} must hold bytes, found {kind_in_words(value)}")
+
+
+def _json(value: Any, what: str) -> bytes:
+    if _holds_bytes(value):
+        raise BadPartError(
+            f"{what} holds bytes, which JSON cannot hold: give them a part of their own with --part NAME=bytes:COLUMN"
+        )
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise BadPartError(f"{what} cannot be written as JSON: {error}") from None
+
+
+def _holds_bytes(value: Any) -> bool:
+    if isinstance(value, bytes):
+        return True
+    if isinstance(value, dict):
+        return any(map(_holds_bytes, value.values()))
+    return isinstance(value, list) and any(map(_holds_bytes, value))
+
+
+IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "jp2", "avif"))
+_TEXTS = frozenset(("txt", "text", "transcript"))
+_JSON = frozenset(("json", "jsn"))
+
+
+def needs_look(part: str, *, verify: bool) -> bool:
+    """Whether the content of a part of this name must be read, to rename or to verify it."""
+    return part == IMAGE or (verify and _kind(part) in IMAGES | _TEXTS | _JSON)
+
+
+def look(part: str, content: bytes | Path, *, verify: bool) -> str:
+    """Check the content of a part, and return the name of the part; ``image`` is renamed by its content.
+
+    Raises:
+        BadPartError: the content is not what the name says.
+        MissingExtraError: Pillow is not installed.
+    """
+    try:
+        with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+            return _look(part, file, verify=verify)
+    except OSError as error:
+        raise BadPartError(f"part {part!r} cannot be read: {error.strerror or error}") from error
+
+
+def _look(part: str, file: BinaryIO, *, verify: bool) -> str:
+    if part == IMAGE:
+        head = file.read(HEAD_BYTES)
+        found = image_part(head)
+        if found is None:
+            raise BadPartError(f"part {part!r} is not an image of a known format; its first bytes are {head!r}")
+        part = found
+        file.seek(0)
+    if not verify:
+        return part
+    kind = _kind(part)
+    if kind in IMAGES:
+        _check_image(part, file)
+    elif kind in _TEXTS:
+        try:
+            file.read().decode()
+        except UnicodeDecodeError as error:
+            raise BadPartError(f"part {part!r} is not UTF-8: {error.reason} at byte {error.start:,}") from error
+    elif kind in _JSON:
+        try:
+            msgspec.json.decode(file.read())
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadPartError(f"part {part!r} is not JSON: {error}") from error
+    return part
+
+
+def _check_image(part: str, file: BinaryIO) -> None:
+    try:
+        image = importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise MissingExtraError("--verify needs Pillow for images: pip install 'headrace[image]'") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Warnings about large images do not apply: nothing is decoded here.
+            with image.open(file) as opened:
+                width, height = opened.size
+    except image.DecompressionBombError as error:
+        raise BadPartError(f"part {part!r}: {error}") from error
+    except (OSError, ValueError, SyntaxError, EOFError) as error:
+        raise BadPartError(f"part {part!r} is an image that cannot be read: {error}") from error
+    if not width or not height:
+        raise BadPartError(f"part {part!r} is an image of {width} x {height} pixels")
+
+
+def _kind(part: str) -> str:
+    return part.rpartition(".")[2].lower()

@@ -17,36 +17,40 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazily
 
 if TYPE_CHECKING:
-    from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, SampleBy
+    from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, SpanReader
     from headrace.preparing.sources.find import find_inputs, spool_stdin
     from headrace.preparing.sources.reader import open_span
-    from headrace.preparing.sources.source_file import Format, SourceFile, SpanReader, counted_from, record_noun
-    from headrace.preparing.sources.tasks import (
+    from headrace.preparing.sources.source_file import (
         MAX_TASK_SPANS,
+        Format,
+        SampleBy,
+        SourceFile,
         Span,
         Task,
         choose_task_bytes,
+        counted_from,
         is_hashed_while_read,
         plan_tasks,
+        record_noun,
     )
 
 _HOMES = {
     "BadRecord": "headrace.preparing.sources.block",
     "Block": "headrace.preparing.sources.block",
     "Format": "headrace.preparing.sources.source_file",
-    "MAX_TASK_SPANS": "headrace.preparing.sources.tasks",
+    "MAX_TASK_SPANS": "headrace.preparing.sources.source_file",
     "RecordSpec": "headrace.preparing.sources.block",
-    "SampleBy": "headrace.preparing.sources.block",
+    "SampleBy": "headrace.preparing.sources.source_file",
     "SourceFile": "headrace.preparing.sources.source_file",
-    "Span": "headrace.preparing.sources.tasks",
-    "SpanReader": "headrace.preparing.sources.source_file",
-    "Task": "headrace.preparing.sources.tasks",
-    "choose_task_bytes": "headrace.preparing.sources.tasks",
+    "Span": "headrace.preparing.sources.source_file",
+    "SpanReader": "headrace.preparing.sources.block",
+    "Task": "headrace.preparing.sources.source_file",
+    "choose_task_bytes": "headrace.preparing.sources.source_file",
     "counted_from": "headrace.preparing.sources.source_file",
     "find_inputs": "headrace.preparing.sources.find",
-    "is_hashed_while_read": "headrace.preparing.sources.tasks",
+    "is_hashed_while_read": "headrace.preparing.sources.source_file",
     "open_span": "headrace.preparing.sources.reader",
-    "plan_tasks": "headrace.preparing.sources.tasks",
+    "plan_tasks": "headrace.preparing.sources.source_file",
     "record_noun": "headrace.preparing.sources.source_file",
     "spool_stdin": "headrace.preparing.sources.find",
 }

@@ -25,10 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.errors import InputError
-from headrace.preparing.sources.block import Block, RecordSpec
-from headrace.preparing.sources.columns import ColumnReader, check_rows, load_pyarrow, needed_columns
-from headrace.preparing.sources.source_file import ARROW_FILE_MAGIC, SourceFile, SpanReader
-from headrace.preparing.sources.tasks import Span
+from headrace.preparing.sources.block import Block, RecordSpec, SpanReader
+from headrace.preparing.sources.columnar import ColumnReader, check_rows, load_pyarrow, needed_columns
+from headrace.preparing.sources.source_file import ARROW_FILE_MAGIC
 
 TAIL = struct.Struct("<i6s")
 _BLOCK = np.dtype([("offset", "<i8"), ("metadata_bytes", "<i4"), ("", "<i4"), ("body_bytes", "<i8")])
@@ -119,12 +118,6 @@ class ArrowSpanReader(SpanReader):
     Memory: the file is mapped, and its pages are released after each block. In compressed files (Feather), the needed
     columns of one batch are decompressed at a time.
     """
-
-    def __init__(self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int) -> None:
-        super().__init__(file)
-        self._span = span
-        self._spec = spec
-        self._block_bytes = block_bytes
 
     def blocks(self) -> Iterator[Block]:
         """Yield all records of the span. Damage costs a file only the rows of that batch, but ends a stream."""

@@ -1,16 +1,21 @@
-"""Blocks of records, which the readers of all formats return, in the order of the file."""
+"""Blocks of records, which the readers of all formats return, in the order of the file; and the base of all readers."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Literal
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-SampleBy = Literal["document", "paragraph", "line"]
+from headrace.errors import InputError
+from headrace.preparing.sources.source_file import SampleBy, SourceFile, Span
 
 
 class RecordSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,19 +72,13 @@ class Block:
     """(n,) place of each record, ascending and unique within the file, however it is cut into spans: the byte where its
     line begins (JSON Lines and text, after decompression), or its row (Parquet, Arrow)."""
 
-    num_lines: int
-    """Lines of this block: records, blank lines and bad records."""
-
-    num_blank: int
-    """Lines that hold only white space, and therefore no record."""
-
-    blank_lines: NDArray[np.int64]
-    """(num_blank,) the blank lines, counted from 0 in the span."""
-
     bad: list[BadRecord]
     """Records that cannot be used, in order."""
 
-    input_bytes: int
+    blank_lines: NDArray[np.int64] = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+    """(num_blank,) the lines that hold only white space, and therefore no record, counted from 0 in the span."""
+
+    input_bytes: int = 0
     """Bytes of the file that were read for this block, for the progress; compressed bytes if the file is compressed."""
 
     ids: list[str] | None = None
@@ -88,6 +87,16 @@ class Block:
     records: list[Mapping[str, Any]] | None = None
     """(n,) the whole records, if the spec asks for them."""
 
+    @property
+    def num_blank(self) -> int:
+        """The number of blank lines."""
+        return len(self.blank_lines)
+
+    @property
+    def num_lines(self) -> int:
+        """The number of lines: records, blank lines and bad records."""
+        return len(self.lines) + len(self.blank_lines) + len(self.bad)
+
 
 def bad_block(spec: RecordSpec, bad: list[BadRecord]) -> Block:
     """A block that holds only bad records."""
@@ -95,11 +104,102 @@ def bad_block(spec: RecordSpec, bad: list[BadRecord]) -> Block:
         texts=[[] for _ in spec.fields],
         lines=np.zeros(0, np.int64),
         places=np.zeros(0, np.int64),
-        num_lines=len(bad),
-        num_blank=0,
-        blank_lines=np.zeros(0, np.int64),
         bad=bad,
-        input_bytes=0,
         ids=None if spec.id_field is None else [],
         records=[] if spec.whole else None,
     )
+
+
+EXCERPT_BYTES = 60
+
+
+def bad_utf8(data: bytes, error: UnicodeDecodeError, of: str) -> str:
+    """The message for data that is not UTF-8; ``of`` says what the data is, such as ``line``."""
+    hint = ""
+    if data.startswith(b"\x1f\x8b"):
+        hint = " (it looks compressed with gzip: decompress it first)"
+    elif data.startswith(b"\x28\xb5\x2f\xfd"):
+        hint = " (it looks compressed with zstd: decompress it first)"
+    elif data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        hint = " (it looks like UTF-16: convert it to UTF-8)"
+    found = data[error.start : error.start + 1].hex()
+    begin = max(error.start - 20, 0)
+    near = excerpt(data[begin : begin + 2 * EXCERPT_BYTES])
+    return f"not UTF-8: byte 0x{found} at byte {error.start:,} of the {of}{hint}; found near it {near}"
+
+
+def too_long(head: bytes, size: int, limit_bytes: int, of: str) -> str:
+    """The message for a record above the limit; ``of`` says what the record is, such as ``line``."""
+    return f"a {of} of {size:,} bytes; at most {limit_bytes:,} are allowed; it begins with {excerpt(head)}"
+
+
+def excerpt(line: bytes) -> str:
+    """The beginning of a line, short and printable."""
+    shown = line[:EXCERPT_BYTES].decode("utf-8", "replace").strip()
+    return repr(shown) + ("..." if len(line) > EXCERPT_BYTES else "")
+
+
+class SpanReader(ABC):
+    """Reads one span of one file, once. Formats that are not cut into spans read the whole file.
+
+    Args:
+        file: the file, which is opened when the blocks are iterated.
+        span: the part of it.
+        spec: what to read of each record.
+        block_bytes: bytes of text in a block, roughly.
+        max_record_bytes: a longer line (paragraph, document) is a bad record.
+    """
+
+    def __init__(
+        self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int, max_record_bytes: int
+    ) -> None:
+        self._file = file
+        self._span = span
+        self._spec = spec
+        self._block_bytes = block_bytes
+        self._max_record_bytes = max_record_bytes
+        self.begin = 0
+        """``[begin, end)`` was covered, in the unit of the file's extent; known when `blocks` is exhausted. It joins
+        without a gap with the spans before and after. Both are 0 if no line begins in the span."""
+        self.end = 0
+        self.xxh3_128 = ""
+        """Hash of the file, known when `blocks` is exhausted, if `is_hashed_while_read`; else empty."""
+
+    @abstractmethod
+    def blocks(self) -> Iterator[Block]:
+        """Yield all records of the span, in order. The blocks depend only on file and span, and are never empty.
+
+        A record that cannot be used is in `Block.bad`. Nothing follows after a fatal one, and the rest of the file
+        counts as covered.
+
+        Raises:
+            InputError: the file cannot be read, or has changed since the run began.
+        """
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        """The file, unbuffered. It must not have changed since the run began, nor change while it is read."""
+        try:
+            with Path(self._file.path).open("rb", buffering=0) as raw:
+                self._file.check_unchanged(os.fstat(raw.fileno()))
+                yield raw
+                self._file.check_unchanged(os.fstat(raw.fileno()))
+        except OSError as error:
+            raise InputError(f"{self._file.name}: the file cannot be read: {error.strerror or error}") from error
+
+    def _check_unchanged(self) -> None:
+        """Check a file that pyarrow opens by its path, before and after it is read."""
+        try:
+            self._file.check_unchanged(os.stat(self._file.path))  # noqa: PTH116
+        except OSError as error:
+            raise InputError(f"{self._file.name}: the file cannot be read: {error.strerror or error}") from error
+
+    def _with_input_bytes(self, blocks: Iterator[Block], first_row: int, num_rows: int) -> Iterator[Block]:
+        """Divide the bytes of a file evenly among its rows; the sum over all spans is exact."""
+        row = first_row
+        for block in blocks:
+            end = row + block.num_lines
+            size = self._file.size_bytes
+            block.input_bytes = size * end // num_rows - size * row // num_rows
+            row = end
+            yield block

@@ -15,9 +15,8 @@ from headrace.errors import ConfigError, InputError
 from headrace.io import AtomicFile, check_local, expand_braces, natural_key
 from headrace.preparing.sources.arrow import describe_arrow
 from headrace.preparing.sources.block import RecordSpec
-from headrace.preparing.sources.compressed import load_zstandard
+from headrace.preparing.sources.columnar import describe_parquet
 from headrace.preparing.sources.json import is_list
-from headrace.preparing.sources.parquet import describe_parquet
 from headrace.preparing.sources.source_file import (
     FORMATS_IN_WORDS,
     HEAD_BYTES,
@@ -28,6 +27,7 @@ from headrace.preparing.sources.source_file import (
     is_unread_data,
     sniff,
 )
+from headrace.preparing.sources.streams import load_zstandard
 
 STDIN = "-"
 
@@ -125,34 +125,40 @@ def _take(name: str) -> list[str]:
 
 
 def _search(folder: str) -> list[str]:
-    found: dict[bool, list[str]] = {True: [], False: []}
+    texts: list[str] = []
+    data: list[str] = []
     others: list[str] = []
     for relative in sorted((name for name, entry in walk(folder) if _is_file(entry)), key=natural_key):
         kind = format_of(relative)
         if kind is not None:
-            found[kind.startswith("txt")].append(relative)
+            (texts if kind.startswith("txt") else data).append(relative)
         elif is_unread_data(relative):
             others.append(relative)
-    texts, data = found[True], found[False]
-    if others and not data and not texts and all(other.endswith(".tar") for other in others):
-        raise ConfigError(
-            f"input {folder!r} is a folder of tar shards, which is indexed in place without --tokenizer; "
-            f"with it, only text is prepared: {FORMATS_IN_WORDS}"
-        )
+    found = texts or data
     if others:
-        raise ConfigError(
-            f"input {folder!r} holds files that may be data but cannot be read: {others[0]!r} ({len(others):,} such "
-            "files). Convert them, or name only the files to read, with a glob for example."
-        )
+        raise _unread(folder, others, is_alone=not found)
     if texts and data:
         raise ConfigError(
             f"input {folder!r} holds text files ({texts[0]!r}, {len(texts):,} of them) beside other data "
             f"({data[0]!r}, {len(data):,} of them): they may be notes or part of the corpus. Name the files to read, "
             f"{_all_of(folder, texts[0])!r} and {_all_of(folder, data[0])!r} for both."
         )
-    if not texts and not data:
+    if not found:
         raise ConfigError(f"input {folder!r}: this folder holds nothing to read: {FORMATS_IN_WORDS}")
-    return [os.path.join(folder, relative) for relative in texts or data]  # noqa: PTH118 - keeps "./" as given
+    return [os.path.join(folder, relative) for relative in found]  # noqa: PTH118 - keeps "./" as given
+
+
+def _unread(folder: str, others: list[str], *, is_alone: bool) -> ConfigError:
+    """The error for files that may be data but cannot be read; ``is_alone`` if the folder holds no other data."""
+    if is_alone and all(other.endswith(".tar") for other in others):
+        return ConfigError(
+            f"input {folder!r} is a folder of tar shards, which is indexed in place without --tokenizer; "
+            f"with it, only text is prepared: {FORMATS_IN_WORDS}"
+        )
+    return ConfigError(
+        f"input {folder!r} holds files that may be data but cannot be read: {others[0]!r} ({len(others):,} such "
+        "files). Convert them, or name only the files to read, with a glob for example."
+    )
 
 
 def _all_of(folder: str, relative: str) -> str:

@@ -6,7 +6,6 @@ Many instruction sets are published as such an array.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -17,11 +16,18 @@ import numpy as np
 import xxhash
 
 from headrace.errors import InputError
-from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, bad_block
-from headrace.preparing.sources.lines import BOM, Lines, split_lines
-from headrace.preparing.sources.source_file import SourceFile, SpanReader
+from headrace.preparing.sources.block import (
+    BadRecord,
+    Block,
+    RecordSpec,
+    SpanReader,
+    bad_block,
+    bad_utf8,
+    excerpt,
+    too_long,
+)
+from headrace.preparing.sources.streams import BOM, Lines, split_lines
 
-EXCERPT_BYTES = 60
 _ID = "identity"
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -128,32 +134,6 @@ class RecordReader:
         return value[field]
 
 
-def bad_utf8(data: bytes, error: UnicodeDecodeError, of: str) -> str:
-    """The message for data that is not UTF-8; ``of`` says what the data is, such as ``line``."""
-    hint = ""
-    if data.startswith(b"\x1f\x8b"):
-        hint = " (it looks compressed with gzip: decompress it first)"
-    elif data.startswith(b"\x28\xb5\x2f\xfd"):
-        hint = " (it looks compressed with zstd: decompress it first)"
-    elif data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        hint = " (it looks like UTF-16: convert it to UTF-8)"
-    found = data[error.start : error.start + 1].hex()
-    begin = max(error.start - 20, 0)
-    near = excerpt(data[begin : begin + 2 * EXCERPT_BYTES])
-    return f"not UTF-8: byte 0x{found} at byte {error.start:,} of the {of}{hint}; found near it {near}"
-
-
-def too_long(head: bytes, size: int, limit_bytes: int, of: str) -> str:
-    """The message for a record above the limit; ``of`` says what the record is, such as ``line``."""
-    return f"a {of} of {size:,} bytes; at most {limit_bytes:,} are allowed; it begins with {excerpt(head)}"
-
-
-def excerpt(line: bytes) -> str:
-    """The beginning of a line, short and printable."""
-    shown = line[:EXCERPT_BYTES].decode("utf-8", "replace").strip()
-    return repr(shown) + ("..." if len(line) > EXCERPT_BYTES else "")
-
-
 def kind(value: object) -> str:
     """The type of a JSON value in words."""
     if value is None:
@@ -236,11 +216,8 @@ class JsonlParser:
             texts=reader.texts(records),
             lines=np.flatnonzero(good) + first_line,
             places=begins[good],
-            num_lines=len(split),
-            num_blank=len(blank),
-            blank_lines=np.array(blank, np.int64) + first_line,
             bad=bad,
-            input_bytes=0,
+            blank_lines=np.array(blank, np.int64) + first_line,
             ids=reader.ids(records),
             records=reader.wholes(records),
         )
@@ -279,20 +256,10 @@ def is_list(path: str) -> bool:
 class ListReader(SpanReader):
     """Reads all records of the array. Memory: the whole file, and an object for each record."""
 
-    def __init__(self, file: SourceFile, spec: RecordSpec, *, block_bytes: int, max_record_bytes: int) -> None:
-        super().__init__(file)
-        self._spec = spec
-        self._block_bytes = block_bytes
-        self._max_record_bytes = max_record_bytes
-
     def blocks(self) -> Iterator[Block]:
         """Yield all records. An array that is malformed anywhere is one bad record, as nothing of it is reliable."""
-        self._check_unchanged()
-        try:
-            data = Path(self._file.path).read_bytes()
-            self._file.check_unchanged(os.stat(self._file.path))  # noqa: PTH116
-        except OSError as error:
-            raise InputError(f"{self._file.name}: the file cannot be read: {error.strerror or error}") from error
+        with self._opened() as raw:
+            data = raw.read()
         self.xxh3_128 = xxhash.xxh3_128_hexdigest(data)
         try:
             entries = msgspec.json.decode(data.removeprefix(BOM), type=list[msgspec.Raw])
@@ -338,11 +305,7 @@ class ListReader(SpanReader):
             texts=reader.texts(records),
             lines=np.array(good, np.int64),
             places=np.array(good, np.int64),
-            num_lines=len(entries),
-            num_blank=0,
-            blank_lines=np.zeros(0, np.int64),
             bad=bad,
-            input_bytes=0,
             ids=reader.ids(records),
             records=reader.wholes(records),
         )

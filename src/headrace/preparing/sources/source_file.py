@@ -1,18 +1,33 @@
-"""An input file: its format, by its name and first bytes; its state when the run began; and the base of all readers."""
+"""An input file: its format, by its name and first bytes, and its state when the run began; and the tasks of a run.
+
+`plan_tasks` plans which parts of which files make a task, in pure integer arithmetic. A task is a list of *spans*,
+ranges of input files. What a span counts depends on the file, see `SourceFile.extent`.
+
+Files of lines are cut by bytes: a span owns every line whose **first byte** lies in it, so spans may be cut anywhere,
+and the plan does not need to read the files. Two lines of 6 bytes, cut at byte 4:
+
+    a a a a | a \\n b b b b b \\n        span [0, 4) owns the whole line a, and reads on to byte 6
+    0       4      6                    span [4, 12) owns line b, which begins at byte 6
+
+If a line is longer than a span, the spans in its middle own no lines. Row groups of Parquet and record batches of Arrow
+are never cut, but several of them may share a span. All other files, such as compressed ones, are one span.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
 
 from headrace.errors import InputError
-from headrace.preparing.sources.block import Block, SampleBy
 
 Format = Literal["jsonl", "jsonl.gz", "jsonl.zst", "json", "parquet", "arrow", "txt", "txt.gz", "txt.zst", "csv", "tsv"]
+
+SampleBy = Literal["document", "paragraph", "line"]
+"""What a record of a text file is."""
 
 _ENDINGS: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -38,13 +53,14 @@ _UNREAD_ENDINGS = (
     *(".json", ".csv", ".tsv", ".avro", ".orc", ".tar", ".tgz", ".gz", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".zip"),
     ".7z",
 )
-_DESCRIPTIONS = frozenset(
+DESCRIPTIONS = frozenset(
     (
         *("config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "headrace.json"),
         *("index.json", "manifest.json", "meta.json", "metadata.json", "state.json"),
         *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
     )
 )
+"""Names of files that describe other files, and hold no records."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -65,7 +81,7 @@ def format_of(name: str) -> Format | None:
 def is_unread_data(name: str) -> bool:
     """Whether a file in a folder may, by its name, be data of a format that cannot be read."""
     base = name.rpartition("/")[2].lower()
-    return base not in _DESCRIPTIONS and format_of(base) is None and base.endswith(_UNREAD_ENDINGS)
+    return base not in DESCRIPTIONS and format_of(base) is None and base.endswith(_UNREAD_ENDINGS)
 
 
 def sniff(head: bytes) -> Format:
@@ -185,41 +201,83 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class SpanReader(ABC):
-    """Reads one span of one file, once."""
+MIN_TASK_BYTES = 1 << 19
+MAX_TASK_BYTES = 16 << 20
+MAX_TASK_SPANS = 4096
 
-    def __init__(self, file: SourceFile) -> None:
-        self._file = file
-        self.begin = 0
-        """``[begin, end)`` was covered, in the unit of the file's extent; known when `blocks` is exhausted. It joins
-        without a gap with the spans before and after. Both are 0 if no line begins in the span."""
-        self.end = 0
-        self.xxh3_128 = ""
-        """Hash of the file, known when `blocks` is exhausted, if `is_hashed_while_read`; else empty."""
 
-    @abstractmethod
-    def blocks(self) -> Iterator[Block]:
-        """Yield all records of the span, in order. The blocks depend only on file and span, and are never empty.
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """``[begin, end)`` of input number ``file``, in the unit of its extent; an empty file is the span ``[0, 0)``."""
 
-        A record that cannot be used is in `Block.bad`. Nothing follows after a fatal one, and the rest of the file
-        counts as covered.
+    file: int
+    begin: int
+    end: int
 
-        Raises:
-            InputError: the file cannot be read, or has changed since the run began.
-        """
 
-    def _check_unchanged(self) -> None:
-        try:
-            self._file.check_unchanged(os.stat(self._file.path))  # noqa: PTH116
-        except OSError as error:
-            raise InputError(f"{self._file.name}: the file cannot be read: {error.strerror or error}") from error
+class Task(msgspec.Struct, frozen=True, array_like=True):
+    """Spans that one worker reads one after another; ``number`` is the task's place in the output, from 0."""
 
-    def _with_input_bytes(self, blocks: Iterator[Block], first_row: int, num_rows: int) -> Iterator[Block]:
-        """Divide the bytes of a file evenly among its rows; the sum over all spans is exact."""
-        row = first_row
-        for block in blocks:
-            end = row + block.num_lines
-            size = self._file.size_bytes
-            block.input_bytes = size * end // num_rows - size * row // num_rows
-            row = end
-            yield block
+    number: int
+    spans: tuple[Span, ...]
+
+
+def choose_task_bytes(total_bytes: int) -> int:
+    """The bytes of a task: a power of two from 0.5 to 16 MiB. Even small inputs make enough tasks for all cores.
+
+    It depends only on the input (the sum of `SourceFile.text_bytes`), never on the number of workers.
+    """
+    wanted = max(total_bytes // 256, MIN_TASK_BYTES)
+    return min(1 << (wanted - 1).bit_length(), MAX_TASK_BYTES)
+
+
+def plan_tasks(files: Sequence[SourceFile], *, task_bytes: int, max_spans: int) -> list[Task]:
+    """Cut files into tasks of about ``task_bytes`` of text, in order. Cost: O(files + units + tasks).
+
+    A file above ``task_bytes`` is cut into spans, and each is a task. If the file can be cut at any byte, the spans are
+    of nearly equal size; if it has units, a span has as many adjacent units as fit, at least one; else the span is the
+    whole file. Adjacent smaller files share a task until it holds ``task_bytes`` or ``max_spans`` files.
+    """
+    tasks: list[Task] = []
+    open_spans: list[Span] = []
+    open_bytes = 0
+
+    def close() -> None:
+        nonlocal open_bytes
+        if open_spans:
+            tasks.append(Task(len(tasks), tuple(open_spans)))
+            open_spans.clear()
+            open_bytes = 0
+
+    for number, file in enumerate(files):
+        if file.text_bytes > task_bytes:
+            close()
+            for begin, end in itertools.pairwise(_cuts(file, task_bytes)):
+                tasks.append(Task(len(tasks), (Span(number, begin, end),)))
+            continue
+        if open_bytes + file.text_bytes > task_bytes or len(open_spans) >= max_spans:
+            close()
+        open_spans.append(Span(number, 0, file.extent))
+        open_bytes += file.text_bytes
+    close()
+    return tasks
+
+
+def is_hashed_while_read(file: SourceFile, span: Span) -> bool:
+    """Whether the reader of this span also computes the hash of the file, so that no other pass is needed."""
+    return file.format not in ("parquet", "arrow") and (span.begin, span.end) == (0, file.extent)
+
+
+def _cuts(file: SourceFile, task_bytes: int) -> Iterator[int]:
+    """The begins of the spans of a file, and finally the end of the file."""
+    if file.can_split:
+        pieces = -(-file.extent // task_bytes)
+        yield from (file.extent * piece // pieces for piece in range(pieces + 1))
+        return
+    yield 0
+    span_bytes = 0
+    for unit, unit_bytes in enumerate(file.unit_bytes):
+        if unit and span_bytes + unit_bytes > task_bytes:
+            yield unit
+            span_bytes = 0
+        span_bytes += unit_bytes
+    yield file.extent

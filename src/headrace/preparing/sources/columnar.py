@@ -1,10 +1,15 @@
-"""Turns Arrow record batches into blocks of records, for both Parquet and Arrow files."""
+"""Turns Arrow record batches into blocks of records, and reads Parquet files by row groups.
+
+The memory does not depend on the size of a row group. Arrow files, whose batches are read in `arrow`, become blocks in
+the same way.
+"""
 
 from __future__ import annotations
 
 import importlib
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import InputError, MissingExtraError
-from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, bad_block
-from headrace.preparing.sources.json import bad_utf8
+from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, SpanReader, bad_block, bad_utf8
 
 MAX_BATCH_ROWS = 1024
 MAX_UNIT_ROWS = 1 << 31
@@ -91,6 +95,7 @@ class ColumnReader:
 
     def __init__(self, spec: RecordSpec, *, first_row: int, block_bytes: int, name: str) -> None:
         self._spec = spec
+        self._named = [field for field in (*spec.fields, spec.id_field) if field is not None]
         self._first_row = first_row
         self._block_bytes = block_bytes
         self._pa = load_pyarrow("pyarrow", name)
@@ -129,8 +134,8 @@ class ColumnReader:
         """Yield the last block, if it holds anything."""
         block, rows = self._block, self._rows
         self._block, self._rows, self._held_bytes = bad_block(self._spec, []), [], 0
-        if block.num_lines:
-            block.places = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+        if rows:
+            block.places = np.concatenate(rows)
             block.lines = block.places - self._first_row
             yield block
 
@@ -162,31 +167,28 @@ class ColumnReader:
 
     def _take(self, batch: Any) -> None:
         bad: dict[int, str] = {}
-        texts = [self._to_texts(self._plain(batch.column(field)), field, bad) for field in self._spec.fields]
-        ids = None
-        if self._spec.id_field is not None:
-            ids = self._to_texts(self._plain(batch.column(self._spec.id_field)), self._spec.id_field, bad)
-        wholes = self._to_records(batch, bad) if self._spec.whole else None
+        columns = [self._to_texts(self._plain(batch.column(field)), field, bad) for field in self._named]
+        if self._spec.whole:
+            columns.append(self._to_records(batch, bad))
         rows = np.arange(self.row, self.row + batch.num_rows)
         if bad:
             good = [row for row in range(batch.num_rows) if row not in bad]
-            texts = [[column[row] for row in good] for column in texts]
-            ids = None if ids is None else [ids[row] for row in good]
-            wholes = None if wholes is None else [wholes[row] for row in good]
+            columns = [[column[row] for row in good] for column in columns]
             rows = rows[good]
             first = self.row - self._first_row
             self._block.bad += [BadRecord(first + row, self.row + row, bad[row]) for row in sorted(bad)]
-        for collected, column in zip(self._block.texts, texts, strict=True):
+        for collected, column in zip(self._collected(), columns, strict=True):
             collected += column
-        if self._block.ids is not None and ids is not None:
-            self._block.ids += ids
-        if self._block.records is not None and wholes is not None:
-            self._block.records += wholes
-        self._block.num_lines += batch.num_rows
+        texts = columns[: len(self._spec.fields)]
         self._rows.append(rows)
         self._held_bytes += ROW_BYTES * batch.num_rows + sum(sum(map(len, column)) for column in texts)
-        self._held_bytes += 0 if self._spec.fields else batch.nbytes
+        self._held_bytes += 0 if texts else batch.nbytes
         self.row += batch.num_rows
+
+    def _collected(self) -> list[list[Any]]:
+        """The lists of the block, in the order of the columns that `_take` reads: texts, ids, whole records."""
+        block = self._block
+        return [*block.texts, *(part for part in (block.ids, block.records) if part is not None)]
 
     def _plain(self, column: Any) -> Any:
         return column.storage if isinstance(column.type, self._pa.BaseExtensionType) else column
@@ -246,3 +248,114 @@ def _plain_type(pa: ModuleType, kind: Any) -> Any:
 def _columns_in_words(schema: Any) -> str:
     shown = ", ".join(f"{field.name!r} ({field.type})" for field in list(schema)[:12])
     return (shown or "none") + (f" and {len(schema) - 12} more" if len(schema) > 12 else "")
+
+
+READ_BYTES = 1 << 20
+BATCHES_A_BLOCK = 4
+"""In sorted files, rows of similar length lie together; small batches limit the memory for a run of long rows."""
+
+
+def describe_parquet(path: str, spec: RecordSpec, name: str) -> tuple[int, tuple[int, ...]]:
+    """The number of row groups, and the uncompressed bytes of the needed columns of each.
+
+    Raises:
+        InputError: the file is not a whole Parquet file, or a column is missing or not text.
+        MissingExtraError: pyarrow is not installed.
+    """
+    with _open(path, name) as file:
+        metadata = file.metadata
+        columns = _leaves(metadata, _names(file, spec, name))
+        groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+        check_rows([group.num_rows for group in groups], "row group", name)
+        sizes = tuple(_bytes_of(group, columns) for group in groups)
+    return len(sizes), sizes
+
+
+class ParquetSpanReader(SpanReader):
+    """Reads row groups ``[begin, end)``. Pages are read when they are needed, only in this thread.
+
+    Memory: a few batches of rows and one page of each column, see `ColumnReader`.
+    """
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield all records of the span. Damage costs only the rows of that row group that come after it."""
+        name = self._file.name
+        self._check_unchanged()
+        with _open(self._file.path, name) as file:
+            metadata = file.metadata
+            rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+            names = _names(file, self._spec, name)
+            first_row = sum(rows[: self._span.begin])
+            reader = ColumnReader(self._spec, first_row=first_row, block_bytes=self._block_bytes, name=name)
+            blocks = self._read(file, reader, names, rows)
+            yield from self._with_input_bytes(blocks, first_row, sum(rows))
+        self._check_unchanged()
+        self.begin, self.end = self._span.begin, self._span.end
+
+    def _read(self, file: Any, reader: ColumnReader, names: list[str], rows: list[int]) -> Iterator[Block]:
+        pa = load_pyarrow("pyarrow", self._file.name)
+        leaves = _leaves(file.metadata, names)
+        end_row = reader.row
+        for group in range(self._span.begin, self._span.end):
+            end_row += rows[group]
+            batches = file.iter_batches(
+                batch_size=self._batch_rows(file.metadata.row_group(group), leaves),
+                row_groups=[group],
+                columns=names,
+                use_threads=False,
+            )
+            try:
+                for batch in batches:
+                    yield from reader.add(batch)
+                damage = "it ends too early"
+            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise InputError(f"{self._file.name}: the file cannot be read: {error}") from error
+                damage = str(error).splitlines()[0]
+            if reader.row > end_row:
+                raise InputError(f"{self._file.name}: row group {group:,} has more rows than its {rows[group]:,}")
+            if reader.row < end_row:
+                message = f"row group {group:,} is damaged from row {reader.row:,} of the file on: {damage}"
+                yield from reader.lose(end_row - reader.row, message)
+        yield from reader.flush()
+
+    def _batch_rows(self, group: Any, leaves: list[int]) -> int:
+        wanted: int = self._block_bytes // BATCHES_A_BLOCK * group.num_rows // max(_bytes_of(group, leaves), 1)
+        return min(max(wanted, 1), MAX_BATCH_ROWS)
+
+
+def _open(path: str, name: str) -> Any:
+    pa = load_pyarrow("pyarrow", name)
+    pq = load_pyarrow("pyarrow.parquet", name)
+    try:
+        Path(path).open("rb").close()  # raises the system's own message if it refuses access
+        return pq.ParquetFile(
+            pa.OSFile(path), pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True
+        )
+    except OSError as error:
+        if error.errno is not None:
+            raise InputError(f"{name}: the file cannot be read: {error.strerror or error}") from error
+        raise _broken(name, error) from error
+    except pa.ArrowException as error:
+        raise _broken(name, error) from error
+
+
+def _broken(name: str, error: Exception) -> InputError:
+    what = str(error).splitlines()[0]
+    return InputError(f"{name}: not a whole Parquet file: {what} Was it copied or written whole?")
+
+
+def _names(file: Any, spec: RecordSpec, name: str) -> list[str]:
+    schema = file.schema_arrow
+    return [schema.field(at).name for at in needed_columns(schema, spec, name)]
+
+
+def _leaves(metadata: Any, names: list[str]) -> list[int]:
+    """Indices of the Parquet leaf columns of these columns, several if a column is nested."""
+    paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
+    return [at for at, path in enumerate(paths) if any(path == name or path.startswith(f"{name}.") for name in names)]
+
+
+def _bytes_of(group: Any, leaves: list[int]) -> int:
+    """Uncompressed bytes of these columns of a row group."""
+    return sum(group.column(at).total_uncompressed_size for at in leaves)
