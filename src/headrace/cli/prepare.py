@@ -19,7 +19,7 @@ from click import Option
 
 from headrace.cli import prepare_energon, prepare_job, prepare_media, prepare_recipe, prepare_text
 from headrace.cli.command import usage_errors
-from headrace.cli.executors import OPTIONS, taken_from
+from headrace.cli.prepare_job import OPTIONS, taken_from
 from headrace.cli.prepare_options import JSON
 
 _SUBCOMMANDS = (prepare_text.command, prepare_recipe.command, prepare_media.command, prepare_energon.command)

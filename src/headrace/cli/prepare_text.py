@@ -11,8 +11,7 @@ import click
 from click import Option
 
 from headrace.cli import prepare_options as common
-from headrace.cli.executors import executor_of
-from headrace.cli.prepare_job import run_job
+from headrace.cli.prepare_job import executor_of, run_job
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, short, size
