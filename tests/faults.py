@@ -42,7 +42,7 @@ class InlineWorkers:
     A task waits, in a thread, until each of its pieces was taken note of: a kill finds it half-way.
     """
 
-    def __init__(self, num_workers: int, setup: Setup, main: str, serve: object) -> None:
+    def __init__(self, num_workers: int, setup: Setup, main: str, serve: object = None) -> None:
         self._num_workers = num_workers
         self._worker = TextWorker(Parent(self, os.getppid()), setup)  # type: ignore[arg-type]
         self._orders: list[tuple[int, Order]] = []
@@ -172,7 +172,7 @@ def watched(changes: Changes) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("write", "pwrite"):
             patch.setattr(os, name, counted("write", getattr(os, name)))
-        for name in ("ftruncate", "fsync", "unlink", "rmdir", "rename"):
+        for name in ("ftruncate", "fsync", "unlink", "rmdir", "rename", "link"):
             patch.setattr(os, name, counted(name, getattr(os, name)))
         for name in ("rename", "unlink"):  # some versions of Python do not go by way of os
             patch.setattr(Path, name, counted(name, getattr(Path, name)))

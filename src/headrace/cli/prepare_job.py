@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -259,20 +260,21 @@ def finish(context: click.Context, output: str, workers: int | None, quiet: bool
 
 def run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> None:
     """Take a planned job to its end with an executor, and print the report."""
-    from headrace.engine.executors import drive
-    from headrace.engine.job import Show
-    from headrace.preparing import open_job
+    from headrace.engine.job import PLAN_NAME, Show
+    from headrace.preparing import finish_job, open_job
+    from headrace.preparing.output_folder import WORK_NAME
 
-    job = open_job(output)
-    kind = import_module(f"headrace.cli.{_KINDS[job.kind]}")
+    is_planned = (Path(output) / WORK_NAME / PLAN_NAME).exists()
+    name = _KINDS[open_job(output).kind if is_planned else "text"]
+    kind = import_module(f"headrace.cli.{name}")
     with ProgressBar(quiet=quiet) as bar:
         show = Show(
             tasks=partial(show_tasks, bar), progress=partial(kind.show, bar), notice=common.notes(bar, quiet=quiet)
         )
-        found = drive(job, executor, show)
+        found = finish_job(output, executor, show)
         elapsed_s = bar.elapsed_s
     if found is None:
-        described = executor.describe(job)
+        described = executor.describe(open_job(output))
         common.show(described, [f"{output}: {line}" for line in described.notes], as_json=as_json, quiet=quiet)
         return
     common.show(

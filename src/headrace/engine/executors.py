@@ -8,6 +8,7 @@ import msgspec
 
 from headrace.engine.doing import Doer, Limits
 from headrace.engine.job import Job, Phase, Show
+from headrace.errors import HeadraceError
 
 
 class Handed(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,4 +110,7 @@ def drive(job: Job, executor: Executor, show: Show) -> Any:
         if receipts.open_tasks and not executor.run(job, phase, show):
             return None
         job.advance(phase, show)
+        following = job.phase()
+        if following is not None and following.name == phase.name:
+            raise HeadraceError(f"phase {phase.name!r} is over, and no other begins. Please report this defect.")
     return job.finish(show)

@@ -117,7 +117,10 @@ class Job(ABC):
 
     @abstractmethod
     def advance(self, phase: Phase, show: Show) -> None:
-        """Do what has to be done in order once a phase is over, so that `phase` returns the next."""
+        """Do what has to be done in order once a phase is over, so that `phase` returns the next, or None.
+
+        If another process has completed the job meanwhile, `phase` returns None from then on.
+        """
 
     @abstractmethod
     def finish(self, show: Show) -> Any:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from headrace.preparing.energon import prepare_energon
     from headrace.preparing.estimate import Estimate
     from headrace.preparing.filters import FilterSpec
-    from headrace.preparing.jobs import open_job
+    from headrace.preparing.jobs import finish_job, open_job
     from headrace.preparing.options import ErrorOptions, OutputOptions, RecordOptions, TextOptions, TokenOptions
     from headrace.preparing.run_plan import TextProgress
     from headrace.preparing.shards import ShardOptions, estimate_shards, prepare_shards
@@ -67,6 +67,7 @@ _HOMES = {
     "estimate_recipe": "headrace.preparing.api",
     "estimate_shards": "headrace.preparing.shards",
     "estimate_text": "headrace.preparing.api",
+    "finish_job": "headrace.preparing.jobs",
     "open_job": "headrace.preparing.jobs",
     "plan_recipe": "headrace.preparing.api",
     "plan_text": "headrace.preparing.api",
@@ -91,6 +92,7 @@ __all__ = [
     "estimate_recipe",
     "estimate_shards",
     "estimate_text",
+    "finish_job",
     "open_job",
     "plan_recipe",
     "plan_text",

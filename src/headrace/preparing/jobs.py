@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from headrace.engine import job
+from headrace.engine.executors import Executor, drive
+from headrace.engine.job import Show
 from headrace.io import check_local
-from headrace.preparing.output_folder import WORK_NAME
+from headrace.preparing.output_folder import WORK_NAME, OutputFolder
+from headrace.stores import MANIFEST_NAME, load_manifest
 
 KINDS: Final = {"text": "headrace.preparing.text_job:TextJob"}
 
@@ -25,3 +29,20 @@ def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) ->
     """
     check_local(output)
     return job.open_job(output, WORK_NAME, KINDS, checks_software=checks_software)
+
+
+def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -> Any:
+    """Take the job that was planned in a folder to its end; see `headrace.engine.executors.drive`.
+
+    If the job is complete already, this returns its manifest, and removes what a kill may have left of its work.
+
+    Raises:
+        OutputError: nothing was planned in this folder.
+        Exception: see `drive`.
+    """
+    check_local(output)
+    if (Path(output) / WORK_NAME / job.PLAN_NAME).exists() or not (Path(output) / MANIFEST_NAME).exists():
+        return drive(open_job(output), executor, show)
+    with OutputFolder(output, overwrite=False, restart=False):
+        show.notice(f"{output}: the output is complete already")
+    return load_manifest(output)

@@ -28,7 +28,7 @@ from typing import IO, Any, Literal
 import msgspec
 import xxhash
 
-from headrace.engine.job import PHASE_PREFIX
+from headrace.engine.job import PHASE_PREFIX, PLAN_NAME
 from headrace.errors import OutputError, StoreError
 from headrace.io import atomic_write, claim_folder, hash_bytes, output_errors, safe_relative, sync_folder
 from headrace.preparing.ledger import LedgerState
@@ -340,9 +340,10 @@ class OutputFolder:
     def _clear(self) -> None:
         """Remove what an earlier run left.
 
-        The description of the run is removed first, so that a kill never leaves it without its files. The commit is
-        removed last, so that until then the same run is known to be complete.
+        The plan and the description of the run are removed first, so that a kill never leaves them without their files.
+        The commit is removed last, so that until then the same run is known to be complete.
         """
+        (self.work / PLAN_NAME).unlink(missing_ok=True)
         (self.work / RUN_NAME).unlink(missing_ok=True)
         for entry in list(os.scandir(self.work)):
             if entry.name not in ("lock", STDIN_NAME, COMMIT_NAME):

@@ -69,12 +69,15 @@ class TextJob(Job):
             self._mark = mark_of(work)
         self._plan = msgspec.structs.replace(found, tokenizer=msgspec.structs.replace(found.tokenizer, json=data))
         self._orders = self._plan.all_orders()
+        self._is_complete = False
         function = self._plan.options.filters.function
         if function is not None and function_fingerprint(function) != self._run["filter"]:
             raise ConfigError(f"--filter {function}: its code on this host differs from that of the plan")
 
     def phase(self) -> Phase | None:
         """See `Job`. A phase of encoding that is over is still returned if its documents have to be sorted."""
+        if self._is_complete:
+            return None
         state = load_state(self.work)
         if state is not None and state.phase == "sort":
             phase = sorting(self._mark, state.num_buckets)
@@ -128,7 +131,9 @@ class TextJob(Job):
         """See `Job`: put the documents of a shuffled run into their buckets."""
         if self._plan.is_shuffled and not phase.name.startswith("sort"):
             with self._folder() as folder:
-                if not folder.begin(self._run, is_made=self._is_made):
+                if folder.begin(self._run, is_made=self._is_made):
+                    self._is_complete = True
+                else:
                     self._local_run(folder, show).gather()
 
     def finish(self, show: Show) -> Manifest:

@@ -1,0 +1,265 @@
+"""Planned runs on "hosts" that share a folder: killed at any change on disk, with a full disk, and as if it were NFS.
+
+The workers run inside this process, see `faults`; `tests/interop/machines` has real clusters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import random
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import faults
+from counts import cases, spread
+from headrace.engine import doing, heartbeat
+from headrace.engine.doing import Doer, Limits
+from headrace.engine.executors import LocalExecutor, drive
+from headrace.engine.job import Show
+from headrace.errors import HeadraceError, OutputError
+from headrace.io import once
+from headrace.preparing import (
+    ErrorOptions,
+    OutputOptions,
+    RecordOptions,
+    TextOptions,
+    TokenOptions,
+    finish_job,
+    open_job,
+    plan_text,
+    prepare_text,
+)
+from headrace.preparing.output_folder import WORK_NAME
+
+TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
+CASES = {
+    "plain": TextOptions(tokens=TOKENS, task_bytes=3000, workers=1),
+    "shuffled, no duplicates, bad records": TextOptions(
+        tokens=TOKENS,
+        task_bytes=3000,
+        workers=1,
+        deduplicate=True,
+        records=RecordOptions(id_field="id"),
+        output=OutputOptions(shuffle=7, shard_tokens=4000),
+        errors=ErrorOptions(on_error="skip"),
+    ),
+}
+
+
+@contextlib.contextmanager
+def small_jobs() -> Iterator[None]:
+    """Small pieces, workers inside this process, and no patience with processes that are gone."""
+    with faults.small_run(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doing, "WorkerProcesses", faults.InlineWorkers)
+        patch.setattr(heartbeat, "STALE_S", 0.0)
+        patch.setattr(doing, "REFRESH_S", 0.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("inputs")
+    faults.write_inputs(folder / "good", with_bad=False)
+    faults.write_inputs(folder / "bad", with_bad=True)
+    return {"plain": folder / "good", "shuffled, no duplicates, bad records": folder / "bad"}
+
+
+@pytest.fixture(scope="module")
+def wanted(kit: Any, inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """What local runs make."""
+    folder = tmp_path_factory.mktemp("wanted")
+    with small_jobs():
+        for name, options in CASES.items():
+            prepare_text([inputs[name]], folder / name, tokenizer=kit.tokenizer, options=options)
+    return {name: faults.content(folder / name) for name in CASES}
+
+
+def do_some(output: Path, *, seed: int = 0, most: int | None = None) -> None:
+    """One process does tasks, in the order that it finds; it ends when none is open."""
+    if not (output / WORK_NAME / "plan.json").exists():
+        return  # it is complete
+    job = open_job(output)
+    phase = job.phase()
+    if phase is None:
+        return
+    receipts = job.receipts(phase)
+    receipts.refresh()
+    order = random.Random(seed).sample(receipts.open_tasks, len(receipts.open_tasks))
+    doer = Doer(job, phase, wanted=order, workers=2, waits=False, limits=Limits(most), on_progress=lambda _: None)
+    doer.run()
+
+
+def finish(output: Path) -> None:
+    """Do what is left, and remove what a kill left."""
+    finish_job(output, LocalExecutor(workers=2), Show())
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("action", [do_some, finish])
+def test_killed_at_any_change(
+    name: str, action: Any, kit: Any, inputs: dict[str, Path], wanted: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    with small_jobs():
+
+        def planned(number: int) -> Path:
+            output = tmp_path / f"{number}"
+            plan_text([inputs[name]], output, tokenizer=kit.tokenizer, options=CASES[name])
+            if action is finish:
+                do_some(output)
+            return output
+
+        first = planned(0)
+        changes = len(faults.list_changes(lambda: action(first)))
+        finish(first)
+        assert faults.content(first) == wanted[name]
+        for moment in sorted(spread(changes, cases(12, 400))):
+            output = planned(moment + 1)
+            faults.run_killed(lambda output=output: action(output), moment)
+            do_some(output, seed=moment)
+            finish(output)
+            assert faults.content(output) == wanted[name], f"killed before change {moment} of {changes}"
+
+
+@pytest.mark.parametrize("action", [do_some, finish])
+def test_a_full_disk(
+    action: Any, kit: Any, inputs: dict[str, Path], wanted: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    name = "plain"
+    with small_jobs():
+        for moment in sorted(spread(120, cases(8, 120))):
+            output = tmp_path / f"{moment}"
+            plan_text([inputs[name]], output, tokenizer=kit.tokenizer, options=CASES[name])
+            if action is finish:
+                do_some(output)
+            with faults.full_disk(moment), contextlib.suppress(OutputError):
+                action(output)
+            finish(output)
+            assert faults.content(output) == wanted[name]
+
+
+class Nfs:
+    """A folder with the habits of NFS, as a seed decides: what others made is seen late, and replies are lost."""
+
+    def __init__(self, seed: int, *, has_links: bool) -> None:
+        self._chance = random.Random(seed)
+        self._has_links = has_links
+        self._listdir, self._link, self._read = os.listdir, os.link, Path.read_bytes
+
+    def listdir(self, path: Any = ".") -> list[str]:
+        names = self._listdir(path)
+        late = "receipts" in str(path) or "claims" in str(path)
+        return [name for name in names if not late or self._chance.random() < 0.7]
+
+    def link(self, *args: Any, **options: Any) -> None:
+        if not self._has_links:
+            raise OSError(1, "no hard links")
+        self._link(*args, **options)
+        if self._chance.random() < 0.3:  # the reply is lost, and the client calls again
+            self._link(*args, **options)
+
+    @contextlib.contextmanager
+    def mounted(self, host: str) -> Iterator[None]:
+        """This process is on this host, whose clock is wrong by minutes."""
+        wrong_s = self._chance.uniform(-600, 600)
+        clock = time.time
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "listdir", self.listdir)
+            patch.setattr(os, "link", self.link)
+            patch.setattr(socket, "gethostname", lambda: host)
+            patch.setattr(platform, "node", lambda: host)
+            patch.setattr(time, "time", lambda: clock() + wrong_s)
+            patch.setattr(once, "_WAIT_S", 0.0)
+            yield
+
+
+@settings(max_examples=cases(6, 60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(seed=st.integers(0, 1 << 32), has_links=st.booleans(), name=st.sampled_from(sorted(CASES)))
+def test_hosts_that_share_a_folder_like_nfs(
+    seed: int,
+    has_links: bool,
+    name: str,
+    kit: Any,
+    inputs: dict[str, Path],
+    wanted: dict[str, dict[str, bytes]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    chance = random.Random(seed)
+    output = tmp_path_factory.mktemp("nfs") / "out"
+    nfs = Nfs(seed, has_links=has_links)
+    with small_jobs():
+        with nfs.mounted("login"):
+            plan_text([inputs[name]], output, tokenizer=kit.tokenizer, options=CASES[name])
+        for turn in range(chance.randint(1, 8)):
+            host = f"node{chance.randrange(3)}"
+
+            def act(host: str = host, turn: int = turn) -> None:
+                with nfs.mounted(host):
+                    do_some(output, seed=turn, most=chance.randint(1, 9))
+
+            # Some hosts die on the way.
+            faults.run_killed(act, chance.choice([chance.randrange(200), 1 << 30]))
+        with nfs.mounted("node0"):
+            finish(output)
+    assert faults.content(output) == wanted[name]
+
+
+def test_the_second_finisher_throws_its_files_away(
+    kit: Any, inputs: dict[str, Path], wanted: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    with small_jobs(), pytest.MonkeyPatch.context() as patch:
+        plan_text([inputs["plain"]], output, tokenizer=kit.tokenizer, options=CASES["plain"])
+        job = open_job(output)
+        phase = job.phase()
+        assert phase is not None
+        second = Doer(
+            job, phase, wanted=None, workers=1, claims=False, waits=False, limits=Limits(), on_progress=lambda _: None
+        )
+        do_some(output)  # after the second has looked, and before it begins
+        patch.setattr(second, "_refresh", lambda: None)
+        patch.setattr(second._receipts, "read", lambda task_index: None)
+        assert second.run() == 0
+        folders = [path for path in second._receipts.folder.iterdir() if "." in path.name]
+        assert len(folders) == 1  # that of the first
+        finish(output)
+    assert faults.content(output) == wanted["plain"]
+
+
+def test_two_that_finish_at_once(
+    kit: Any, inputs: dict[str, Path], wanted: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    with small_jobs():
+        plan_text([inputs["plain"]], output, tokenizer=kit.tokenizer, options=CASES["plain"])
+        do_some(output)
+        met: list[HeadraceError] = []
+
+        def also(_: object) -> None:
+            if not met:
+                with pytest.raises(OutputError, match="another headrace prepare is writing to this folder") as caught:
+                    drive(open_job(output), LocalExecutor(workers=1), Show())
+                met.append(caught.value)
+
+        drive(open_job(output), LocalExecutor(workers=1), Show(progress=also))
+    assert met
+    assert faults.content(output) == wanted["plain"]
+
+
+def test_inputs_that_changed_since_the_plan(kit: Any, tmp_path: Path) -> None:
+    faults.write_inputs(tmp_path / "in", with_bad=False)
+    output = tmp_path / "out"
+    with small_jobs():
+        plan_text([tmp_path / "in"], output, tokenizer=kit.tokenizer, options=CASES["plain"])
+        with (tmp_path / "in" / "a.jsonl").open("a") as file:
+            file.write('{"text": "one more"}\n')
+        with pytest.raises(HeadraceError, match=r"a\.jsonl: .*changed"):
+            do_some(output)
