@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from headrace.preparing.jobs import open_job
     from headrace.preparing.options import ErrorOptions, OutputOptions, RecordOptions, TextOptions, TokenOptions
     from headrace.preparing.run_plan import TextProgress
-    from headrace.preparing.shards import ShardOptions, estimate_shards, prepare_shards
+    from headrace.preparing.shards import ShardOptions, estimate_shards, plan_shards, prepare_shards
 
 _HOMES = {
     "ErrorOptions": "headrace.preparing.options",
@@ -69,6 +69,7 @@ _HOMES = {
     "estimate_text": "headrace.preparing.api",
     "open_job": "headrace.preparing.jobs",
     "plan_recipe": "headrace.preparing.api",
+    "plan_shards": "headrace.preparing.shards",
     "plan_text": "headrace.preparing.api",
     "prepare": "headrace.preparing.choosing",
     "prepare_energon": "headrace.preparing.energon",
@@ -93,6 +94,7 @@ __all__ = [
     "estimate_text",
     "open_job",
     "plan_recipe",
+    "plan_shards",
     "plan_text",
     "prepare",
     "prepare_energon",

@@ -9,7 +9,10 @@ from headrace.engine import job
 from headrace.io import check_local
 from headrace.preparing.output_folder import WORK_NAME
 
-KINDS: Final = {"text": "headrace.preparing.text_job:TextJob"}
+KINDS: Final = {
+    "shards": "headrace.preparing.shards.job:ShardJob",
+    "text": "headrace.preparing.text_job:TextJob",
+}
 
 
 def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) -> job.Job:
