@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         prepare_text,
     )
     from headrace.preparing.choosing import prepare
-    from headrace.preparing.energon import prepare_energon
+    from headrace.preparing.energon import plan_energon, prepare_energon
     from headrace.preparing.estimate import Estimate
     from headrace.preparing.filters import FilterSpec
     from headrace.preparing.jobs import open_job
@@ -68,6 +68,7 @@ _HOMES = {
     "estimate_shards": "headrace.preparing.shards",
     "estimate_text": "headrace.preparing.api",
     "open_job": "headrace.preparing.jobs",
+    "plan_energon": "headrace.preparing.energon",
     "plan_recipe": "headrace.preparing.api",
     "plan_shards": "headrace.preparing.shards",
     "plan_text": "headrace.preparing.api",
@@ -93,6 +94,7 @@ __all__ = [
     "estimate_shards",
     "estimate_text",
     "open_job",
+    "plan_energon",
     "plan_recipe",
     "plan_shards",
     "plan_text",
