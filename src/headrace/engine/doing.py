@@ -136,10 +136,8 @@ class Doer:
         self._refresh()
         with self._heartbeat:
             self._queue.extend(self._unclaimed())
-            first = self._next_task()
-            while first is not None:
-                self._work(first)
-                first = self._left_over()
+            while (task := self._next_task() or self._left_over()) is not None:
+                self._work(task)
         with contextlib.suppress(OSError):
             self._results.rmdir()  # if there is nothing in it
         return len(self.seconds)

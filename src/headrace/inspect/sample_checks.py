@@ -24,10 +24,9 @@ from headrace.inspect.samples import SampleOptions, need_samples, open_sample_st
 from headrace.io import PreadReader
 from headrace.io.readers import ByteArray, IntArray
 from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
-from headrace.preparing.energon.work import WORK_NAME
 from headrace.stores import MANIFEST_NAME, Manifest, Problem, check_file, load_manifest
 from headrace.stores.energon import EnergonStore, Splits
-from headrace.stores.energon.config_file import META_FOLDER
+from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 from headrace.stores.energon.splits import find_splits
 from headrace.stores.quarantine import add_bad_samples
 from headrace.stores.sample_store import SampleStore
@@ -221,7 +220,7 @@ def _unvouched(store: SampleStore, path: str, manifest: Manifest | None) -> tupl
     vouched: set[Path] = set()
     if isinstance(store, EnergonStore):
         meta = store.root / META_FOLDER
-        files |= {file for file in meta.glob("**/*") if file.is_file() and WORK_NAME not in file.parts}
+        files |= {file for file in meta.glob("**/*") if file.is_file() and META_WORK_NAME not in file.parts}
         with contextlib.suppress(StoreError):
             if (state := load_state(store.root)) is not None:
                 vouched |= {meta / file.name for file in state.files}

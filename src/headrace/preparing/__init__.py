@@ -45,13 +45,13 @@ if TYPE_CHECKING:
         prepare_text,
     )
     from headrace.preparing.choosing import prepare
-    from headrace.preparing.energon import prepare_energon
+    from headrace.preparing.energon import plan_energon, prepare_energon
     from headrace.preparing.estimate import Estimate
     from headrace.preparing.filters import FilterSpec
     from headrace.preparing.jobs import finish_job, open_job
     from headrace.preparing.options import ErrorOptions, OutputOptions, RecordOptions, TextOptions, TokenOptions
     from headrace.preparing.run_plan import TextProgress
-    from headrace.preparing.shards import ShardOptions, estimate_shards, prepare_shards
+    from headrace.preparing.shards import ShardOptions, estimate_shards, plan_shards, prepare_shards
 
 _HOMES = {
     "ErrorOptions": "headrace.preparing.options",
@@ -69,7 +69,9 @@ _HOMES = {
     "estimate_text": "headrace.preparing.api",
     "finish_job": "headrace.preparing.jobs",
     "open_job": "headrace.preparing.jobs",
+    "plan_energon": "headrace.preparing.energon",
     "plan_recipe": "headrace.preparing.api",
+    "plan_shards": "headrace.preparing.shards",
     "plan_text": "headrace.preparing.api",
     "prepare": "headrace.preparing.choosing",
     "prepare_energon": "headrace.preparing.energon",
@@ -94,7 +96,9 @@ __all__ = [
     "estimate_text",
     "finish_job",
     "open_job",
+    "plan_energon",
     "plan_recipe",
+    "plan_shards",
     "plan_text",
     "prepare",
     "prepare_energon",

@@ -12,12 +12,21 @@ from headrace.engine.job import Show
 from headrace.io import check_local
 from headrace.preparing.output_folder import WORK_NAME, OutputFolder
 from headrace.stores import MANIFEST_NAME, load_manifest
+from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 
-KINDS: Final = {"text": "headrace.preparing.text_job:TextJob"}
+WORK_NAMES: Final = (WORK_NAME, f"{META_FOLDER}/{META_WORK_NAME}")
+KINDS: Final = {
+    "energon": "headrace.preparing.energon.job:EnergonJob",
+    "shards": "headrace.preparing.shards.job:ShardJob",
+    "text": "headrace.preparing.text_job:TextJob",
+}
 
 
 def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) -> job.Job:
     """Open the job that was planned in a folder.
+
+    A job that makes a new output has its plan in ``.headrace-prepare``; one that makes an Energon dataset of a folder,
+    in place, has it in ``.nv-meta/.headrace``. If there are plans at both places, the first is opened.
 
     Args:
         output: the folder.
@@ -28,7 +37,8 @@ def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) ->
         ConfigError: the software of this host differs from that of the plan.
     """
     check_local(output)
-    return job.open_job(output, WORK_NAME, KINDS, checks_software=checks_software)
+    planned = (name for name in WORK_NAMES if Path(output, name, job.PLAN_NAME).exists())
+    return job.open_job(output, next(planned, WORK_NAME), KINDS, checks_software=checks_software)
 
 
 def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -> Any:
@@ -41,7 +51,8 @@ def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -
         Exception: see `drive`.
     """
     check_local(output)
-    if (Path(output) / WORK_NAME / job.PLAN_NAME).exists() or not (Path(output) / MANIFEST_NAME).exists():
+    is_planned = any(Path(output, name, job.PLAN_NAME).exists() for name in WORK_NAMES)
+    if is_planned or not Path(output, MANIFEST_NAME).exists():
         return drive(open_job(output), executor, show)
     with OutputFolder(output, overwrite=False, restart=False):
         show.notice(f"{output}: the output is complete already")

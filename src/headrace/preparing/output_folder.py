@@ -229,6 +229,23 @@ class OutputFolder:
             self._run = run
         return ""
 
+    def resume(self) -> Manifest | None:
+        """Continue the run that was planned in this folder.
+
+        Returns:
+            The manifest of its output, if another process has completed the run meanwhile; None if it is to be done.
+
+        Raises:
+            OutputError: the work folder cannot be read.
+            StoreError: there is neither an unfinished run nor output.
+        """
+        self._run = self._unfinished()
+        if self._run is None:
+            return load_manifest(self.path)
+        with output_errors(self.work, "use as the work folder"):
+            self._remove_temporaries()
+        return None
+
     @property
     def earlier(self) -> Mapping[str, Any]:
         """The description of an unfinished run in this folder, or of the run whose output is here; else empty."""

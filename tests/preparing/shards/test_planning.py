@@ -16,8 +16,8 @@ from headrace.preparing.shards.planning import (
     GOOD,
     Gathered,
     cut,
+    cut_shards,
     output_order,
-    plan_shards,
     split_ends,
 )
 from headrace.stores.tar.names import sample_part
@@ -61,13 +61,13 @@ def test_splits_take_all(num_samples: int, shares: list[float]) -> None:
 
 def test_a_plan() -> None:
     sizes = np.full(10, 4, np.int64)
-    plan = plan_shards(sizes, ShardOutput(samples_per_shard=None, shard_bytes=10, split_ratio=(8, 1, 1)))
+    plan = cut_shards(sizes, ShardOutput(samples_per_shard=None, shard_bytes=10, split_ratio=(8, 1, 1)))
     assert plan.bounds == (0, 2, 4, 6, 8, 9, 10)
     assert plan.splits == {"train": (0, 4), "val": (4, 5), "test": (5, 6)}
-    plan = plan_shards(sizes, ShardOutput(samples_per_shard=7, shard_bytes=None))
+    plan = cut_shards(sizes, ShardOutput(samples_per_shard=7, shard_bytes=None))
     assert plan.bounds == (0, 7, 10)
     assert plan.splits == {"train": (0, 2), "val": (2, 2), "test": (2, 2)}
-    plan = plan_shards(sizes[:1], ShardOutput(split_ratio=(1, 1)))
+    plan = cut_shards(sizes[:1], ShardOutput(split_ratio=(1, 1)))
     assert plan.splits == {"train": (0, 0), "val": (0, 1), "test": (1, 1)}
 
 

@@ -5,7 +5,8 @@ scanning     finds the tars of a folder, in Energon's order, and reads the heade
 state        what earlier runs recorded, to find the shards that have not changed
 media        metadata of images, video and sound, in tars or in plain files
 work         the hidden folder of a run, and the worker processes that read shards
-run          `prepare_energon`, and the steps of a run in their order
+run          `prepare_energon`, and the steps of a run in their order; `plan_energon`
+  job        the same, with shards that processes on any hosts read
   committer  writes the shards into index.sqlite
   finishing  writes split.yaml, dataset.yaml and .info.json; all new files appear together, or after a kill by the
              next run
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from headrace.preparing.energon.options import DatasetChoice, EnergonOptions, MediaFilter, SplitChoice
 from headrace.preparing.energon.report import DuplicateKey, EnergonProgress, EnergonReport
-from headrace.preparing.energon.run import prepare_energon
+from headrace.preparing.energon.run import plan_energon, prepare_energon
 
 __all__ = [
     "DatasetChoice",
@@ -27,5 +28,6 @@ __all__ = [
     "EnergonReport",
     "MediaFilter",
     "SplitChoice",
+    "plan_energon",
     "prepare_energon",
 ]

@@ -192,9 +192,14 @@ def read_media(root: Path, folder: Path, task: MediaTask, wanted: MediaFilter) -
         row = finder.row(name, kind, data) if kind is not None else None
         if row is not None:
             rows.append(row)
-    save(folder / f"{task.task_index}.media", rows)
+    save(media_path(folder, task.task_index), rows)
 
 
-def load_media(folder: Path, task_index: int) -> Iterator[MediaRow]:
-    """Load the rows that `read_media` saved for a task."""
-    yield from load(folder / f"{task_index}.media", list[MediaRow]) or ()
+def media_path(folder: Path, task_index: int) -> Path:
+    """Return the path of the saved rows of a task."""
+    return folder / f"{task_index}.media"
+
+
+def load_media(folder: Path, task_index: int) -> list[MediaRow] | None:
+    """Load the rows that `read_media` saved for a task; None if there are none."""
+    return load(media_path(folder, task_index), list[MediaRow])

@@ -1,7 +1,7 @@
 """`prepare_energon`, and the run that prepares the tars of a folder.
 
 A run writes what Energon and `EnergonStore` read, for a folder of tars, a JSONL file, a folder of media or a
-metadataset.
+metadataset. `plan_energon` leaves the reading to processes on any hosts, see `job`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from headrace.engine.processes import usable_cores
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import check_local
 from headrace.preparing.energon.committer import Indexed, ShardCommitter
 from headrace.preparing.energon.finishing import Finisher
-from headrace.preparing.energon.media import find_files, load_media, media_tasks
+from headrace.preparing.energon.media import MediaTask, find_files, load_media, media_tasks
 from headrace.preparing.energon.metadataset import prepare_joins
 from headrace.preparing.energon.options import EnergonOptions, MediaFilter, check_options
 from headrace.preparing.energon.report import EnergonProgress, EnergonReport
 from headrace.preparing.energon.scanning import FoundTar, ShardScan, find_shards, load_scan
 from headrace.preparing.energon.state import DatasetState, ShardState, is_indexed, read_state, tell_of_new_index
-from headrace.preparing.energon.work import ReadSetup, ScanTask, WorkFolder, read_all
+from headrace.preparing.energon.work import ReadPlan, ScanTask, WorkFolder, read_all
 from headrace.stores.energon.config_file import INDEX_NAME, INFO_NAME, META_FOLDER, UUID_NAME, folder_kind
 from headrace.stores.energon.info import read_info
 from headrace.stores.energon.jsonl import index_place, write_lines
@@ -64,14 +66,10 @@ class ShardsRun:
 
     def run(self) -> EnergonReport:
         """Do the whole run; see `prepare_energon`."""
-        options = self._options
-        found = find_shards(self._root, options.exclude, refuse_compressed=not self._skips, on_notice=self._on_notice)
-        with WorkFolder(self._root, restart=options.restart) as work:
+        found = self._found()
+        with WorkFolder(self._root, restart=self._options.restart) as work:
             splits = self._splits()
-            before = DatasetState() if options.overwrite else read_state(self._root)
-            media = options.media or (before.index.media if before.index is not None else None)
-            if media is not None and options.media is None and not options.index_only:
-                self._on_notice(f"metadata of media are gathered as before: {_described(media)}")
+            before, media = self._before()
             known = self._known(splits)
             to_read = self._to_read(found, before, media)
             if to_read is None:
@@ -79,8 +77,39 @@ class ShardsRun:
                 indexed = Indexed(to_read=set(), before=before, media=media, states=states, duplicates=None)
             else:
                 indexed = self._index(work, found, to_read, before, media)
-            finisher = Finisher(self._root, options, self._on_notice)
+            finisher = Finisher(self._root, self._options, self._on_notice)
             return finisher.finish(work, indexed, splits, known)
+
+    def plan(self) -> None:
+        """Leave the reading of the shards to processes on any hosts; see `plan_energon`."""
+        found = self._found()
+        with WorkFolder(self._root, restart=self._options.restart) as work:
+            self._splits()
+            before, media = self._before()
+            to_read = self._to_read(found, before, media) or set()
+            wanted = [tar for tar in found if tar.name in to_read]
+            work.plan(lambda: self._plan([tar for tar in wanted if not self._is_read(work, tar, media)], media))
+
+    def _found(self) -> list[FoundTar]:
+        return find_shards(
+            self._root, self._options.exclude, refuse_compressed=not self._skips, on_notice=self._on_notice
+        )
+
+    def _before(self) -> tuple[DatasetState, MediaFilter | None]:
+        """Return the state of the dataset, and the media whose metadata are gathered."""
+        options = self._options
+        before = DatasetState() if options.overwrite else read_state(self._root)
+        media = options.media or (before.index.media if before.index is not None else None)
+        if media is not None and options.media is None and not options.index_only:
+            self._on_notice(f"metadata of media are gathered as before: {_described(media)}")
+        return before, media
+
+    def _plan(self, tars: Sequence[FoundTar], media: MediaFilter | None) -> ReadPlan:
+        tasks = tuple(ScanTask(task_index, tar) for task_index, tar in enumerate(tars))
+        return ReadPlan(options=_lasting(self._options), media=media, tasks=tasks)
+
+    def _is_read(self, work: WorkFolder, tar: FoundTar, media: MediaFilter | None) -> bool:
+        return load_scan(work.scans, tar, media, skips_faults=self._skips) is not None
 
     def _splits(self) -> Splits | None:
         """Return the existing split file; None if a new one has to be made.
@@ -170,19 +199,15 @@ class ShardsRun:
     ) -> Generator[ShardScan]:
         """Yield the scans of the shards to read, in order. Those that an unfinished run has read are not read again."""
         wanted = [tar for tar in found if tar.name in to_read]
-        ready = {tar.name for tar in wanted if load_scan(work.scans, tar, media, skips_faults=self._skips) is not None}
+        work.adopt()
+        ready = {task_index for task_index, tar in enumerate(wanted) if self._is_read(work, tar, media)}
         if ready:
             self._on_notice(f"continuing the unfinished run in this folder: {len(ready):,} shards are read")
-        orders = [
-            ScanTask(task_index, tar) for task_index, tar in enumerate(tar for tar in wanted if tar.name not in ready)
-        ]
-        setup = ReadSetup(
-            parent=os.getpid(), root=str(self._root.absolute()), scans=str(work.scans.absolute()), media=media,
-            skips_faults=self._skips,
-        )  # fmt: skip
+        plan = self._plan(wanted, media)
+        setup = plan.setup(self._root, work.scans, adds_index=True)
         total_bytes = sum(tar.size for tar in wanted)
         worker_bytes = WORKER_BYTES if media is None else MEDIA_WORKER_BYTES
-        useful = -(-sum(order.tar.size for order in orders) // worker_bytes)
+        useful = -(-sum(tar.size for task_index, tar in enumerate(wanted) if task_index not in ready) // worker_bytes)
         num_workers = min(self._options.workers or usable_cores(), useful)
         done = done_bytes = 0
 
@@ -197,10 +222,9 @@ class ShardsRun:
                 )
             )
 
-        with contextlib.closing(read_all(orders, setup, num_workers, report)) as done_tasks:
+        with contextlib.closing(read_all(plan.tasks, ready, setup, num_workers, report)) as done_tasks:
             for tar in wanted:
-                if tar.name not in ready:
-                    next(done_tasks)
+                next(done_tasks)
                 scan = load_scan(work.scans, tar, media, skips_faults=self._skips)
                 if scan is None:
                     raise InputError(f"{self._root / tar.name}: the saved scan of this shard is incomplete; run again")
@@ -262,14 +286,72 @@ def prepare_energon(
     options = EnergonOptions() if options is None else options
     check_options(options)
     root = Path(path)
-    if root.is_file() and root.suffix in (".jsonl", ".yaml"):
+    if _is_single(root):
         _check_plain(root, options)
         return _lines(root) if root.suffix == ".jsonl" else _joins(root, on_notice)
-    if not root.is_dir():
-        raise InputError(f"{path}: expected a folder of tars, a .jsonl, or the .yaml of a metadataset")
-    if options.media_only and folder_kind(root) != "webdataset":
-        return _media(root, options, on_progress)
+    if _is_of_media(root, options):
+        plan = _media_plan(root, options)
+        return run_media(root, plan, workers=options.workers, restart=options.restart, on_progress=on_progress)
     return ShardsRun(root, options, on_progress=on_progress, on_notice=on_notice).run()
+
+
+def plan_energon(
+    path: str | os.PathLike[str],
+    *,
+    options: EnergonOptions | None = None,
+    on_notice: Callable[[str], None] = lambda message: None,
+) -> None:
+    """Plan a run of `prepare_energon` in the dataset, for processes on any hosts to read its shards, see `open_job`.
+
+    The result is the same. What an unfinished run or an older plan has read is not read again.
+
+    Args:
+        path: a folder of tars, or with ``media_only`` a folder of files, that all hosts can write to.
+        options: see `prepare_energon`.
+        on_notice: see `prepare_energon`.
+
+    Raises:
+        ConfigError: the options are not valid, or the path is a ``.jsonl`` or a metadataset.
+        InputError, StoreError, OutputError: as `prepare_energon`.
+    """
+    check_local(path)
+    options = EnergonOptions() if options is None else options
+    check_options(options)
+    root = Path(path)
+    if _is_single(root):
+        raise ConfigError(
+            f"{path}: a {root.suffix} is not planned for other processes; prepare it here: it is one step"
+        )
+    if not _is_of_media(root, options):
+        ShardsRun(root, options, on_progress=lambda progress: None, on_notice=on_notice).plan()
+        return
+    plan = _media_plan(root, options)
+    with WorkFolder(root, restart=options.restart) as work:
+        if work.planned != plan:
+            work.clear()
+        work.plan(lambda: plan)
+
+
+def _is_single(path: Path) -> bool:
+    """Whether the path is a ``.jsonl`` or a metadataset, which are prepared in one step.
+
+    Raises:
+        InputError: it is no folder either.
+    """
+    if path.is_file() and path.suffix in (".jsonl", ".yaml"):
+        return True
+    if not path.is_dir():
+        raise InputError(f"{path}: expected a folder of tars, a .jsonl, or the .yaml of a metadataset")
+    return False
+
+
+def _is_of_media(root: Path, options: EnergonOptions) -> bool:
+    return options.media_only and folder_kind(root) != "webdataset"
+
+
+def _lasting(options: EnergonOptions) -> EnergonOptions:
+    """Return the options that a plan keeps: those that are not of one process alone."""
+    return msgspec.structs.replace(options, workers=None, restart=False)
 
 
 def _check_plain(path: Path, options: EnergonOptions) -> None:
@@ -299,7 +381,7 @@ def _joins(path: Path, on_notice: Callable[[str], None]) -> EnergonReport:
     )
 
 
-def _media(root: Path, options: EnergonOptions, on_progress: Callable[[EnergonProgress], None]) -> EnergonReport:
+def _media_plan(root: Path, options: EnergonOptions) -> ReadPlan:
     if options.media is None:
         raise ConfigError("media_only needs a choice of files: by extension, by header or by glob")
     if any(root.glob("*.tar")) and folder_kind(root) is None:
@@ -309,23 +391,38 @@ def _media(root: Path, options: EnergonOptions, on_progress: Callable[[EnergonPr
     names = find_files(root, options.media)
     if not names:
         raise InputError(f"{root}: no file is chosen as a medium")
-    with WorkFolder(root, restart=True) as work:
-        tasks = media_tasks(names)
-        setup = ReadSetup(
-            parent=os.getpid(), root=str(root.absolute()), scans=str(work.scans.absolute()), media=options.media,
-            skips_faults=False,
-        )  # fmt: skip
+    return ReadPlan(options=_lasting(options), media=options.media, tasks=tuple(media_tasks(names)))
+
+
+def run_media(
+    root: Path,
+    plan: ReadPlan,
+    *,
+    workers: int | None,
+    restart: bool,
+    on_progress: Callable[[EnergonProgress], None],
+) -> EnergonReport:
+    """Gather the metadata of the files of a plan; what others have read of it is not read again."""
+    tasks = [task for task in plan.tasks if isinstance(task, MediaTask)]
+    total = sum(len(task.names) for task in tasks)
+    with WorkFolder(root, restart=restart) as work:
+        if work.planned != plan:
+            work.clear()  # files may have changed since they were read
+        work.adopt()
+        ready = [task.task_index for task in tasks if load_media(work.scans, task.task_index) is not None]
         done = 0
 
         def report() -> None:
-            on_progress(EnergonProgress(done=done, total=len(names), done_bytes=0, total_bytes=0, samples=done))
+            on_progress(EnergonProgress(done=done, total=total, done_bytes=0, total_bytes=0, samples=done))
 
-        for task_index in read_all(tasks, setup, options.workers or usable_cores(), report):
+        setup = plan.setup(root, work.scans, adds_index=False)
+        for task_index in read_all(tasks, ready, setup, workers or usable_cores(), report):
             done += len(tasks[task_index].names)
             report()
-        rows = [row for task in tasks for row in load_media(work.scans, task.task_index)]
-        update_media(root, rows, [(options.media.strategy, ",".join(options.media.patterns))])
+        rows = [row for task in tasks for row in load_media(work.scans, task.task_index) or ()]
+        chosen = [] if plan.media is None else [(plan.media.strategy, ",".join(plan.media.patterns))]
+        update_media(root, rows, chosen)
         tell_of_new_index(root)
         work.finish()
     index = str(root / META_FOLDER / INDEX_NAME)
-    return EnergonReport(kind="media", path=str(root), samples=len(names), media=len(rows), written=(index,))
+    return EnergonReport(kind="media", path=str(root), samples=total, media=len(rows), written=(index,))

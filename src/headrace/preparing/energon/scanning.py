@@ -164,8 +164,10 @@ def load_scan(scans: Path, tar: FoundTar, media: MediaFilter | None, *, skips_fa
     return scan
 
 
-def scan_tar(root: Path, scans: Path, tar: FoundTar, media: MediaFilter | None, *, skips_faults: bool) -> ShardScan:
-    """Read the headers of a shard and its media; save the scan, and write the ``.tar.idx`` if there is none yet.
+def scan_tar(
+    root: Path, scans: Path, tar: FoundTar, media: MediaFilter | None, *, skips_faults: bool, adds_index: bool
+) -> ShardScan:
+    """Read the headers of a shard and its media; save the scan, and add the ``.tar.idx`` if there is none yet.
 
     A ``.tar.idx`` that exists and differs is replaced at the end of the run, together with the other files.
 
@@ -191,7 +193,7 @@ def scan_tar(root: Path, scans: Path, tar: FoundTar, media: MediaFilter | None, 
     scan = ShardScan(
         tar, media, skips_faults, offsets, scanned.keys, bounds, scanned.part_names, places, sizes, rows, tuple(faults)
     )
-    if scan.count and not index_path(path).exists():
+    if adds_index and scan.count and not index_path(path).exists():
         write_tar_index(root, scan)
     save(scan_path(scans, tar.name), scan)
     return scan

@@ -1,6 +1,8 @@
 """The hidden folder of a run, ``.nv-meta/.headrace``, and the worker processes that read shards and files.
 
     lock          held by the run
+    plan.json     what processes on any hosts read, if that is left to them, see `job`
+    phase-*/      what they have read
     scans/        one file for each shard that was read; the next run continues from there
     staged/       the new files
     commit        what is still to be moved and removed; once it exists the run is complete, and the next run carries it
@@ -13,14 +15,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import shutil
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
 import msgspec
 
+from headrace.engine.job import PHASE_PREFIX, PLAN_NAME, Phase, TaskResult, load_plan, receipts_of, save_plan
 from headrace.engine.processes import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks
 from headrace.engine.serving import (
     Done,
@@ -33,9 +37,9 @@ from headrace.engine.serving import (
     serve,
 )
 from headrace.errors import HeadraceError, OutputError
-from headrace.io import claim_folder, output_errors, sync_folder
-from headrace.preparing.energon.media import MediaTask, read_media
-from headrace.preparing.energon.options import MediaFilter
+from headrace.io import claim_folder, hash_bytes, output_errors, sync_folder
+from headrace.preparing.energon.media import MediaTask, media_path, read_media
+from headrace.preparing.energon.options import EnergonOptions, MediaFilter
 from headrace.preparing.energon.scanning import (
     FoundTar,
     ShardScan,
@@ -44,9 +48,7 @@ from headrace.preparing.energon.scanning import (
     scan_tar,
     write_tar_index,
 )
-from headrace.stores.energon.config_file import META_FOLDER
-
-WORK_NAME: Final = ".headrace"
+from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True):
@@ -74,7 +76,7 @@ class WorkFolder:
         self._root = root
         self._restart = restart
         self._meta = root / META_FOLDER
-        self.path = self._meta / WORK_NAME
+        self.path = self._meta / META_WORK_NAME
         self.scans = self.path / "scans"
         self.staged = self.path / "staged"
         self._lock: IO[bytes] | None = None
@@ -92,7 +94,7 @@ class WorkFolder:
                 if commit is not None:
                     self._execute(commit)
                 if self._restart or commit is not None:
-                    shutil.rmtree(self.scans, ignore_errors=True)
+                    self.clear()
                 shutil.rmtree(self.staged, ignore_errors=True)
                 self.scans.mkdir(exist_ok=True)
                 (self.staged / META_FOLDER).mkdir(parents=True)
@@ -100,6 +102,56 @@ class WorkFolder:
                 self._lock.close()
                 raise
         return self
+
+    def clear(self) -> None:
+        """Remove what earlier runs have read, and what is planned."""
+        (self.path / PLAN_NAME).unlink(missing_ok=True)
+        for path in self.path.iterdir():
+            if path.name.startswith(PHASE_PREFIX):
+                shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(self.scans, ignore_errors=True)
+        self.scans.mkdir()
+
+    @property
+    def planned(self) -> ReadPlan | None:
+        """What is left to processes on any hosts; None if nothing is.
+
+        Raises:
+            OutputError: the plan cannot be read.
+        """
+        if not (self.path / PLAN_NAME).exists():
+            return None
+        return msgspec.json.decode(load_plan(self.path).plan, type=ReadPlan)
+
+    def plan(self, make: Callable[[], ReadPlan]) -> None:
+        """Leave reading to processes on any hosts. What was read by another plan before is not read again.
+
+        Args:
+            make: plans what is not in `scans`.
+
+        Raises:
+            OutputError: the plan cannot be written.
+        """
+        if make() == self.planned:
+            return
+        self.adopt()
+        plan = make()
+        for task in plan.tasks:
+            if isinstance(task, ScanTask):  # that of a shard which has changed since
+                scan_path(self.scans, task.tar.name).unlink(missing_ok=True)
+        save_plan(self.path, KIND, plan, {})
+
+    def adopt(self) -> None:
+        """Move what other processes have read to `scans`.
+
+        Raises:
+            OutputError: it cannot be read or moved.
+        """
+        plan = self.planned
+        if plan is not None:
+            receipts = receipts_of(self.path, plan.phase)
+            receipts.refresh()
+            receipts.adopt(self.scans)
 
     def commit(self, *, remove: Sequence[str], indexed: Sequence[str], moves: Sequence[str]) -> None:
         """Move the new files into place; see `Commit`.
@@ -141,8 +193,10 @@ class WorkFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._is_complete or not any(self.scans.iterdir()):
+        plan = self.path / PLAN_NAME
+        if self._is_complete or not (plan.exists() or any(self.scans.iterdir())):
             if not (self.path / "commit").exists():
+                plan.unlink(missing_ok=True)  # before what its tasks have made
                 shutil.rmtree(self.path, ignore_errors=True)
         else:
             shutil.rmtree(self.staged, ignore_errors=True)
@@ -165,6 +219,8 @@ class ReadSetup(msgspec.Struct, frozen=True, kw_only=True):
     scans: str
     media: MediaFilter | None
     skips_faults: bool
+    adds_index: bool
+    """Whether the ``.tar.idx`` of a shard is written at once if there is none, and not only at the end of the run."""
 
 
 class ScanTask(msgspec.Struct, frozen=True, tag=True):
@@ -175,34 +231,78 @@ class ScanTask(msgspec.Struct, frozen=True, tag=True):
 
 
 ReadTask = ScanTask | MediaTask
+KIND: Final = "energon"
 
 
-def do(setup: ReadSetup, task: ReadTask) -> None:
+class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read, and the options of the run.
+
+    Attributes:
+        options: all options.
+        media: the media whose metadata are gathered.
+        tasks: the shards, or files of a folder of media.
+    """
+
+    options: EnergonOptions
+    media: MediaFilter | None
+    tasks: tuple[ReadTask, ...]
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of reading. Its name tells it from that of another plan."""
+        return Phase(
+            name=f"scan-{hash_bytes(msgspec.json.encode(self))[:8]}",
+            num_tasks=len(self.tasks),
+            total_bytes=sum(task.tar.size for task in self.tasks if isinstance(task, ScanTask)),
+        )
+
+    def setup(self, root: Path, scans: Path, *, adds_index: bool) -> ReadSetup:
+        """Return the first message to workers that read the dataset ``root`` and save what they find in ``scans``."""
+        return ReadSetup(
+            parent=os.getpid(),
+            root=str(root.absolute()),
+            scans=str(scans.absolute()),
+            media=self.media,
+            skips_faults=self.options.errors.on_error == "skip",
+            adds_index=adds_index,
+        )
+
+
+def do(setup: ReadSetup, task: ReadTask) -> TaskResult:
     """Do one task; raises what `scan_tar` and `read_media` raise."""
     root, scans = Path(setup.root), Path(setup.scans)
     if isinstance(task, ScanTask):
-        scan_tar(root, scans, task.tar, setup.media, skips_faults=setup.skips_faults)
-    elif setup.media is not None:
+        scan = scan_tar(
+            root, scans, task.tar, setup.media, skips_faults=setup.skips_faults, adds_index=setup.adds_index
+        )
+        name = scan_path(scans, task.tar.name).name
+        return TaskResult(files=(name,), counts={"bytes": task.tar.size, "samples": scan.count})
+    if setup.media is not None:
         read_media(root, scans, task, setup.media)
+    return TaskResult(files=(media_path(scans, task.task_index).name,), counts={"samples": len(task.names)})
 
 
 def handle(setup: ReadSetup, task: ReadTask) -> Reply:
     """Do one task in a worker; any error becomes a `Failed`."""
 
     def done() -> Reply:
-        do(setup, task)
-        return Done(task.task_index, 0, True)
+        return Done.of(task.task_index, do(setup, task))
 
     return attempted(task.task_index, done)
 
 
 def read_all(
-    tasks: Sequence[ReadTask], setup: ReadSetup, num_workers: int, on_wait: Callable[[], None]
+    tasks: Sequence[ReadTask],
+    ready: Collection[int],
+    setup: ReadSetup,
+    num_workers: int,
+    on_wait: Callable[[], None],
 ) -> Generator[int]:
     """Do the tasks, and yield the index of each in order once it is done.
 
     Args:
         tasks: the tasks, with indices from 0.
+        ready: those that were done before.
         setup: the first message to the workers.
         num_workers: number of worker processes; with 1 this process does the tasks.
         on_wait: called now and then while workers run.
@@ -211,18 +311,26 @@ def read_all(
         InputError, OutputError: the error of the first failed task, by index.
         WorkerError: workers ended before their work was done.
     """
-    if min(num_workers, len(tasks)) <= 1:
+    num_workers = min(num_workers, len(tasks) - len(ready))
+    if num_workers <= 1:
         for task in tasks:
-            do(setup, task)
+            if task.task_index not in ready:
+                do(setup, task)
             yield task.task_index
         return
 
     def waited(progress: Progress | None) -> None:
         on_wait()
 
-    with WorkerProcesses(min(num_workers, len(tasks)), setup, MAIN) as workers:
+    with WorkerProcesses(num_workers, setup, MAIN) as workers:
         results = run_tasks(
-            workers, tasks, first_task=0, ready=[], run_ahead=8 * RUN_AHEAD, on_progress=waited, interval_s=REPORT_S
+            workers,
+            tasks,
+            first_task=0,
+            ready=[Done(task_index) for task_index in ready],
+            run_ahead=8 * RUN_AHEAD,
+            on_progress=waited,
+            interval_s=REPORT_S,
         )
         for result in results:
             if isinstance(result, Failed):

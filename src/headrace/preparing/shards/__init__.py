@@ -5,7 +5,8 @@
                 columns go to a spool, so that every part is a range of some file
     planning    gives all samples their numbers, finds duplicates, and decides the order and the shards
     filling     in workers: copies the parts of a shard into its tar and index
-    run         `prepare_shards`: all of this, continued after any number of interruptions
+    run         `prepare_shards`: all of this, continued after any number of interruptions; `plan_shards`
+    job         the same, done by processes on any hosts
     finishing   manifest, ledger and `.nv-meta`
 
 The contents of each shard are decided by sizes alone, before any shard is written. So workers can write whole shards in
@@ -17,7 +18,7 @@ from __future__ import annotations
 from headrace.preparing.shards.estimate import ShardEstimate, estimate_shards
 from headrace.preparing.shards.messages import ShardProgress
 from headrace.preparing.shards.options import PartSpec, ShardOptions, ShardOutput, ShardSource
-from headrace.preparing.shards.run import prepare_shards
+from headrace.preparing.shards.run import plan_shards, prepare_shards
 
 __all__ = [
     "PartSpec",
@@ -27,5 +28,6 @@ __all__ = [
     "ShardProgress",
     "ShardSource",
     "estimate_shards",
+    "plan_shards",
     "prepare_shards",
 ]

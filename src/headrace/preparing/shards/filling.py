@@ -10,6 +10,7 @@ from typing import BinaryIO, Final
 import msgspec
 import xxhash
 
+from headrace.engine.job import TaskResult
 from headrace.engine.serving import save
 from headrace.errors import HeadraceError, InputError, OutputError
 from headrace.preparing.shards.messages import FilledShard, FillTask, FoundPart, ListedSample, ShardSetup, spool_path
@@ -46,7 +47,7 @@ def list_path(folder: str | Path, shard: int) -> Path:
 
 
 def done_path(folder: str | Path, shard: int) -> Path:
-    """Return the path of the file that says that a shard is complete."""
+    """Return the path of the file beside a shard that says that it is complete."""
     return Path(folder) / f"{shard}.done"
 
 
@@ -88,7 +89,7 @@ class Filler:
         self._report = report
         self._spools: dict[int, BinaryIO] = {}
 
-    def run(self, order: FillTask) -> None:
+    def run(self, order: FillTask) -> TaskResult:
         """Write a shard, then the file that says that it is complete.
 
         Raises:
@@ -128,7 +129,11 @@ class Filler:
             file_bytes=file_bytes,
             file_hashes={given: sums.xxh3_128 for given, sums in hashes.items()},
         )
-        save(done_path(self._setup.done, order.shard), filled, sync=True)
+        path = done_path(self._setup.shards, order.shard)
+        save(path, filled, sync=True)
+        return TaskResult(
+            files=(*(file.name for file in filled.files), path.name), counts={"bytes": copied, "samples": len(samples)}
+        )
 
     def _file(self, given: int, part: FoundPart, sums: FileHashes) -> Iterator[bytes]:
         path = Path(self._setup.survey.roots[given], part.path)

@@ -155,8 +155,8 @@ class Totals:
 def build_manifest(
     work: Path,
     inputs: Sequence[MediaInput],
-    parts: Sequence[tuple[PartSpec, ...]],
     options: ShardOptions,
+    asked: Mapping[str, Any],
     planned: Planned,
     totals: Totals,
 ) -> Manifest:
@@ -169,7 +169,7 @@ def build_manifest(
     seed = options.output.shuffle
     manifest = Manifest(
         inputs=_inputs(inputs, planned.hashes, totals, options),
-        options=_options(parts, options, planned),
+        options=_options(asked, planned),
         order=InputOrder() if seed is None else ShuffledOrder(seed=seed),
         outputs=tuple(totals.outputs),
         ledger=Ledger(documents=planned.documents, tokens=TokenLedger(made=0, kept=0), contents=planned.contents),
@@ -215,12 +215,13 @@ def _inputs(
     return (*first, *more)
 
 
-def _options(parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions, planned: Planned) -> dict[str, Any]:
+def _options(asked: Mapping[str, Any], planned: Planned) -> dict[str, Any]:
     splits = {name: list(shards) for name, shards in planned.plan.splits.items()}
-    return {**_asked(parts, options), "splits": splits, "meta_files": list(META_FILES)}
+    return {**asked, "splits": splits, "meta_files": list(META_FILES)}
 
 
-def _asked(parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions) -> dict[str, Any]:
+def asked_options(parts: Sequence[tuple[PartSpec, ...]], options: ShardOptions) -> dict[str, Any]:
+    """Return what the manifest records of the options."""
     groups = {name: as_read_back(getattr(options, name)) for name in ("source", "output", "errors")}
     return {**groups, "kind": "shards", "parts": [[str(spec) for spec in specs] for specs in parts]}
 
@@ -234,7 +235,7 @@ def is_made(
     are in the shards.
     """
     planned = {name: manifest.options.get(name) for name in ("splits", "meta_files")}
-    if manifest.options != {**_asked(parts, options), **planned} or manifest.ledger.documents.dropped:
+    if manifest.options != {**asked_options(parts, options), **planned} or manifest.ledger.documents.dropped:
         return False
     found: list[tuple[str, str]] = []
     for given in inputs:

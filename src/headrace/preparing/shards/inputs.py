@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.engine.job import Phase
 from headrace.engine.serving import save
 from headrace.errors import ConfigError, InputError, some
 from headrace.io import check_local, expand_braces, natural_key, output_errors
@@ -121,7 +122,7 @@ def open_table(name: str) -> SourceFile:
     if kind is None:
         if (format_of(name) or "txt").startswith("txt"):
             raise ConfigError(f"input {name!r} is not a table by its name; tables are {_ENDINGS_IN_WORDS}")
-        return find_inputs([name], spec=SPEC)[0]
+        return msgspec.structs.replace(find_inputs([name], spec=SPEC)[0], path=str(Path(name).absolute()))
     try:
         status = os.stat(name)  # noqa: PTH116
     except OSError as error:
@@ -324,10 +325,40 @@ class SurveyTasks(msgspec.Struct, frozen=True, kw_only=True):
         orders: the survey tasks, in the order of the input.
         sums: tasks for tables that no survey task hashes. The number of captions is that of their input plus
             ``len(inputs)``.
+        total_bytes: size of all inputs.
     """
 
     orders: tuple[SurveyOrder, ...]
     sums: tuple[SumTask, ...]
+    total_bytes: int
+
+    def placed(self) -> list[SurveyOrder | SumTask]:
+        """Return all tasks, each with a place: those of the survey, then those that hash."""
+        sums = [msgspec.structs.replace(order, place=place) for place, order in enumerate(self.sums, len(self.orders))]
+        return [*self.orders, *sums]
+
+
+class MediaPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """All that decides a run, on any host.
+
+    Attributes:
+        inputs: tables and folders, without what only planning needs: listings, and sizes of units.
+        parts: for each input the parts that its columns become.
+        options: all options.
+        asked: what the manifest records of them; a number is written there as it was given, 8 or 8.0.
+        tasks: the tasks of the first phase.
+    """
+
+    inputs: tuple[MediaInput, ...]
+    parts: tuple[tuple[PartSpec, ...], ...]
+    options: ShardOptions
+    asked: dict[str, Any]
+    tasks: SurveyTasks
+
+    def surveying(self, mark: str) -> Phase:
+        """The first phase, for processes that do its tasks in any order; see `SurveyTasks.placed`."""
+        num_tasks = len(self.tasks.orders) + len(self.tasks.sums)
+        return Phase(name=f"survey-{mark}", num_tasks=num_tasks, total_bytes=self.tasks.total_bytes)
 
 
 def plan_survey(
@@ -360,7 +391,14 @@ def plan_survey(
                 sums.append(SumTask(number, _light(given.table)))
             moved = Task(len(orders), (Span(number, span.begin, span.end),))
             orders.append(TableTask(moved, (_light(given.table),)))
-    return SurveyTasks(orders=tuple(orders), sums=tuple(sums))
+    total_bytes = sum(given.total_bytes for given in inputs)
+    return SurveyTasks(orders=tuple(orders), sums=tuple(sums), total_bytes=total_bytes)
+
+
+def planned_input(given: MediaInput) -> MediaInput:
+    """Leave out what only planning needs of an input, as of a folder the names of its files."""
+    table, captions = (file and _light(file) for file in (given.table, given.captions))
+    return msgspec.structs.replace(given, table=table, listing=None, captions=captions)
 
 
 def _light(file: SourceFile) -> SourceFile:

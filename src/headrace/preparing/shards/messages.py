@@ -51,7 +51,6 @@ class ShardSetup(msgspec.Struct, frozen=True, kw_only=True):
     survey: SurveySetup
     lists: str
     shards: str
-    done: str
 
 
 class TableTask(msgspec.Struct, frozen=True, tag=True):
@@ -97,11 +96,12 @@ class SumTask(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     file: SourceFile
+    place: int = -1
 
     @property
     def task_index(self) -> int:
-        """Always -1: the result has no position, and is used as soon as it arrives."""
-        return -1
+        """-1 if the result has no position, and is used as soon as it arrives."""
+        return self.place
 
 
 ShardOrder = TableTask | FolderTask | FillTask | SumTask

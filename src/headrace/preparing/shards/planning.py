@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from headrace.engine.job import Phase
 from headrace.engine.serving import load
 from headrace.errors import HeadraceError, InputError
 from headrace.io import FileSum, output_errors, write_all
@@ -134,7 +135,7 @@ def output_order(kept: IntArray, seed: int | None) -> IntArray:
     return kept[permute(ranks, len(kept), source_key(seed, "", "prepare shuffle"))]
 
 
-def plan_shards(sizes: IntArray, output: ShardOutput) -> ShardPlan:
+def cut_shards(sizes: IntArray, output: ShardOutput) -> ShardPlan:
     """Cut samples into shards in their order. Each shard is as full as the limits allow; parts never share a shard.
 
     For example, five samples of 4 bytes with at most 10 bytes per shard and a split of 4 to 1 give the shards
@@ -196,6 +197,10 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     origins: tuple[FileSum, ...]
     hashes: dict[int, str]
     """Hashes of tables by the number of their input, and of captions by that number plus ``len(inputs)``."""
+
+    def writing(self, mark: str) -> Phase:
+        """The second phase, for processes that do its tasks in any order."""
+        return Phase(name=f"write-{mark}", num_tasks=self.plan.num_shards, total_bytes=self.contents.kept)
 
 
 class Sums:
@@ -277,7 +282,7 @@ class Planner:
             why = ", ".join(f"{name} {count:,}" for name, count in dropped.items()) or "the inputs are empty"
             raise NothingLeftError(f"none of {len(fates):,} samples is left: {why}. Nothing was written.")
         order = output_order(kept, self._options.output.shuffle)
-        plan = plan_shards(sums.gathered.tar_bytes[order], self._options.output)
+        plan = cut_shards(sums.gathered.tar_bytes[order], self._options.output)
         self._write_lists(lists, plan, order, len(fates))
         return Planned(
             plan=plan,

@@ -1,21 +1,26 @@
 """`prepare_shards`: write media files and tables into tar shards, in two phases over worker processes.
 
+`plan_shards` leaves these phases to processes on any hosts, see `job`.
+
 `ShardRun` drives the workers; `ShardWorker` is the code in a worker, which does one task after another until its parent
 closes the connection.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from headrace.engine.job import Phase, TaskResult, receipts_of, save_plan
 from headrace.engine.processes import REPORT_S, RUN_AHEAD, AnyTask, WorkerProcesses, run_tasks, usable_cores
+from headrace.engine.receipts import Receipt, sync_files
 from headrace.engine.serving import (
     Done,
     Failed,
@@ -30,19 +35,20 @@ from headrace.engine.serving import (
 from headrace.errors import HeadraceError, InputError, MissingExtraError, OutputError
 from headrace.io import check_local, file_sum, output_errors
 from headrace.preparing.ledger import check_tolerance
-from headrace.preparing.output_folder import OutputFolder
+from headrace.preparing.output_folder import OutputFolder, mark_of
 from headrace.preparing.shards.filling import Filler, done_path
 from headrace.preparing.shards.finishing import (
     ORIGINS_NAME,
     SHARDS_NAME,
     Totals,
+    asked_options,
     build_manifest,
     is_made,
     moves,
     shard_name,
     write_nv_meta,
 )
-from headrace.preparing.shards.inputs import MediaInput, SurveyTasks, choose_parts, described, find_media, plan_survey
+from headrace.preparing.shards.inputs import MediaPlan, choose_parts, described, find_media, plan_survey, planned_input
 from headrace.preparing.shards.messages import (
     FilledShard,
     FillTask,
@@ -81,12 +87,12 @@ class ShardWorker:
         if isinstance(order, SumTask):
             digest = file_sum(order.file.path).xxh3_128
             order.file.check_unchanged(os.stat(order.file.path))  # noqa: PTH116
-            return Done.of(-1, (order.number, digest))
-        if isinstance(order, FillTask):
-            self._filler.run(order)
+            result = TaskResult(value={"file": order.number, "xxh3_128": digest})
+        elif isinstance(order, FillTask):
+            result = self._filler.run(order)
         else:
-            self._surveyor.run(order)
-        return Done(order.task_index, 0, True)
+            result = self._surveyor.run(order)
+        return Done.of(order.task_index, result)
 
     def _report(self, size: int, samples: int, content: int) -> None:
         self._parent.report(Progress(self._task_index, size, samples, content))
@@ -97,7 +103,8 @@ def main(descriptor: int) -> None:
     serve(descriptor, ShardSetup, ShardOrder, lambda parent, setup: ShardWorker(parent, setup).handle)
 
 
-SURVEYS_NAME, LISTINGS_NAME, LISTS_NAME, DONE_NAME = "surveys", "listings", "lists", "done"
+KIND = "shards"
+SURVEYS_NAME, LISTINGS_NAME, LISTS_NAME = "surveys", "listings", "lists"
 PLANNED_NAME, HASHES_NAME = "planned", "hashes"
 _ADVICE = (
     "Nothing was written; correct or remove it and run again with --restart, or skip bad samples with --on-error skip."
@@ -113,53 +120,77 @@ class ShardRun:
     def __init__(
         self,
         folder: OutputFolder,
-        inputs: Sequence[MediaInput],
-        parts: Sequence[tuple[PartSpec, ...]],
-        tasks: SurveyTasks,
-        options: ShardOptions,
+        plan: MediaPlan,
         *,
         on_progress: Callable[[ShardProgress], None],
         on_notice: Callable[[str], None],
     ) -> None:
         self._folder = folder
         self._work = folder.work
-        self._inputs = inputs
-        self._parts = parts
-        self._tasks = tasks
-        self._options = options
+        self._mark = mark_of(folder.work)
+        self._plan = plan
+        self._inputs = plan.inputs
+        self._tasks = plan.tasks
+        self._options = plan.options
         self._on_progress = on_progress
         self._on_notice = on_notice
         self._underway: dict[int, Progress] = {}
         self._workers: WorkerProcesses | None = None
 
+    def survey(self) -> None:
+        """Survey all inputs and plan the shards; the rest is for a later run."""
+        with self._kept(), ExitStack() as stack:
+            self._planned(stack)
+        self._folder.keep()
+
     def run(self) -> tuple[Manifest, dict[str, str]]:
         """Do the whole run; returns the manifest, and the files to move into place (see `OutputFolder.commit`)."""
-        with output_errors(self._work, "create folders in"):
-            for name in (SURVEYS_NAME, SHARDS_NAME, DONE_NAME):
-                (self._work / name).mkdir(exist_ok=True)
-        try:
+        with self._kept():
             with ExitStack() as stack:
-                planned = load(self._work / PLANNED_NAME, Planned) or self._survey(stack)
-                self._check_errors(planned.errors, planned.documents.read)
+                planned = self._planned(stack)
                 totals = self._fill(planned, stack)
             self._check_unchanged()
             names = [shard_name(shard) for shard in range(planned.plan.num_shards)]
             filled = (self._filled(shard) for shard in range(planned.plan.num_shards))
             write_nv_meta(self._work / SHARDS_NAME, names, filled, planned.plan, self._options.output)
-            manifest = build_manifest(self._work, self._inputs, self._parts, self._options, planned, totals)
+            manifest = build_manifest(self._work, self._inputs, self._options, self._plan.asked, planned, totals)
+        self._folder.keep()
+        return manifest, moves(manifest)
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """On an error, keep what is done if the same command could continue."""
+        try:
+            yield
         except BaseException as error:
             if self._is_worth_keeping(error):
                 self._folder.keep()
                 if not isinstance(error, HeadraceError):
                     self._on_notice("the work so far is kept: the same command continues from there")
             raise
-        self._folder.keep()
-        return manifest, moves(manifest)
+
+    def _planned(self, stack: ExitStack) -> Planned:
+        with output_errors(self._work, "create folders in"):
+            for name in (SURVEYS_NAME, SHARDS_NAME):
+                (self._work / name).mkdir(exist_ok=True)
+        planned = load(self._work / PLANNED_NAME, Planned) or self._survey(stack)
+        self._check_errors(planned.errors, planned.documents.read)
+        return planned
+
+    def _adopt(self, phase: Phase, name: str) -> Mapping[int, Receipt]:
+        """Move the files of tasks that other processes did into a folder of this run; return their receipts."""
+        receipts = receipts_of(self._work, phase)
+        receipts.refresh()
+        receipts.adopt(self._work / name)
+        return receipts.done
 
     def _survey(self, stack: ExitStack) -> Planned:
         surveys = self._work / SURVEYS_NAME
         sums = Sums(self._inputs)
         hashes: dict[int, str] = load(self._work / HASHES_NAME, dict[int, str]) or {}
+        for receipt in self._adopt(self._plan.surveying(self._mark), SURVEYS_NAME).values():
+            if receipt.value is not None:
+                hashes[receipt.value["file"]] = receipt.value["xxh3_128"]
         ready = [Done(order.task_index, 0, True) for order in self._tasks.orders if self._survey_of(order.task_index)]
         if ready:
             self._on_notice(
@@ -167,7 +198,7 @@ class ShardRun:
             )
         orders: list[AnyTask] = [order for order in self._tasks.sums if order.number not in hashes]
         orders += self._tasks.orders
-        total_bytes = sum(given.total_bytes for given in self._inputs)
+        total_bytes = self._tasks.total_bytes
 
         def report(progress: Progress | None) -> None:
             own = self._own(progress, len_done)
@@ -183,8 +214,8 @@ class ShardRun:
         len_done = 0
         for result in self._results(stack, orders, ready, report):
             if result.task_index < 0:
-                number, digest = result.read(tuple[int, str])
-                hashes[number] = digest
+                found = result.read(TaskResult).value
+                hashes[found["file"]] = found["xxh3_128"]
                 save(self._work / HASHES_NAME, hashes)
                 continue
             survey = self._survey_of(result.task_index)
@@ -216,10 +247,11 @@ class ShardRun:
 
     def _fill(self, planned: Planned, stack: ExitStack) -> Totals:
         bounds = planned.plan.bounds
+        self._adopt(planned.writing(self._mark), SHARDS_NAME)
         ready = [Done(shard, 0, True) for shard in range(len(bounds) - 1) if self._filled_or_none(shard)]
         if ready:
             self._on_notice(f"continuing the unfinished run in this folder: {len(ready):,} shards are done")
-        orders: list[AnyTask] = [FillTask(shard, shard_name(shard)) for shard in range(len(bounds) - 1)]
+        orders = fill_tasks(planned)
         totals = Totals()
         written = 0
 
@@ -251,7 +283,7 @@ class ShardRun:
         return filled
 
     def _filled_or_none(self, shard: int) -> FilledShard | None:
-        filled = load(done_path(self._work / DONE_NAME, shard), FilledShard)
+        filled = load(done_path(self._work / SHARDS_NAME, shard), FilledShard)
         if filled is None:
             return None
         for file in filled.files:
@@ -269,7 +301,7 @@ class ShardRun:
     def _results(
         self,
         stack: ExitStack,
-        orders: list[AnyTask],
+        orders: Sequence[AnyTask],
         ready: Sequence[Done],
         report: Callable[[Progress | None], None],
     ) -> Iterator[Done]:
@@ -280,7 +312,8 @@ class ShardRun:
         wanted = min(self._options.workers or usable_cores(), len(orders) - len(ready))
         if self._workers is None or len(self._workers) < wanted:
             stack.close()
-            self._workers = stack.enter_context(WorkerProcesses(wanted, self._setup(), MAIN))
+            setup = setup_of(self._work.absolute(), self._plan)
+            self._workers = stack.enter_context(WorkerProcesses(wanted, setup, MAIN))
         for result in run_tasks(
             self._workers,
             orders,
@@ -293,24 +326,6 @@ class ShardRun:
             if isinstance(result, Failed):
                 raise result.error()
             yield result
-
-    def _setup(self) -> ShardSetup:
-        work, source = self._work.absolute(), self._options.source
-        return ShardSetup(
-            parent=os.getpid(),
-            survey=SurveySetup(
-                parts=tuple(self._parts),
-                key_field=source.key_field,
-                key_dots=source.key_dots,
-                verify=source.verify,
-                max_record_bytes=source.max_record_bytes,
-                roots=tuple(given.root for given in self._inputs),
-                folder=str(work / SURVEYS_NAME),
-            ),
-            lists=str(work / LISTS_NAME),
-            shards=str(work / SHARDS_NAME),
-            done=str(work / DONE_NAME),
-        )
 
     def _check_errors(self, errors: Sequence[ErrorEntry], num_read: int | None = None) -> None:
         check_tolerance(errors, self._options.errors, noun="samples", advice=_ADVICE, num_read=num_read)
@@ -333,6 +348,30 @@ class ShardRun:
         except InputError:
             return False
         return True
+
+
+def fill_tasks(planned: Planned) -> list[FillTask]:
+    """Return the tasks of the second phase."""
+    return [FillTask(shard, shard_name(shard)) for shard in range(planned.plan.num_shards)]
+
+
+def setup_of(work: Path, plan: MediaPlan) -> ShardSetup:
+    """Return the first message to the workers of a local run in a work folder, which has an absolute path."""
+    source = plan.options.source
+    return ShardSetup(
+        parent=os.getpid(),
+        survey=SurveySetup(
+            parts=plan.parts,
+            key_field=source.key_field,
+            key_dots=source.key_dots,
+            verify=source.verify,
+            max_record_bytes=source.max_record_bytes,
+            roots=tuple(given.root for given in plan.inputs),
+            folder=str(work / SURVEYS_NAME),
+        ),
+        lists=str(work / LISTS_NAME),
+        shards=str(work / SHARDS_NAME),
+    )
 
 
 def deciding(
@@ -386,23 +425,78 @@ def prepare_shards(
     notice = on_notice or (lambda message: None)
     check_ready(options)
     with OutputFolder(output, overwrite=options.overwrite, restart=options.restart) as folder:
-        found = find_media(inputs, options.source, notice)
-        parts = [choose_parts(given, options.source) for given in found]
-        if not options.source.parts:
-            for given, specs in zip(found, parts, strict=True):
-                if specs:
-                    notice(f"{given.name}: {', '.join(map(str, specs))}")
-        described_run = deciding([described(given) for given in found], parts, options)
-        if complete := folder.begin(described_run, is_made=lambda manifest: is_made(manifest, found, parts, options)):
-            notice(complete)
+        plan = _begun(inputs, folder, options, notice)
+        if plan is None:
             return load_manifest(folder.path)
-        tasks = plan_survey(found, options, Path(folder.work) / LISTINGS_NAME, notice)
-        run = ShardRun(
-            folder, found, parts, tasks, options, on_progress=on_progress or (lambda progress: None), on_notice=notice
-        )
+        run = ShardRun(folder, plan, on_progress=on_progress or (lambda progress: None), on_notice=notice)
         manifest, moves = run.run()
         folder.commit(moves)
         return manifest
+
+
+def plan_shards(
+    inputs: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    options: ShardOptions | None = None,
+    on_notice: Callable[[str], None] | None = None,
+) -> None:
+    """Plan a run of `prepare_shards` in its output folder, for processes on any hosts to do its tasks, see `open_job`.
+
+    The output is the same, byte for byte. If the run is planned or complete already, this does nothing.
+
+    Args:
+        inputs: see `prepare_shards`; they must have the same paths on all hosts.
+        output: a folder that all hosts can write to, by the same path.
+        options: see `prepare_shards`.
+        on_notice: see `prepare_shards`.
+
+    Raises:
+        ConfigError, InputError, OutputError, MissingExtraError: as `prepare_shards`.
+
+    Example:
+        >>> headrace.preparing.plan_shards(["images"], "shared-shards")
+        >>> headrace.preparing.open_job("shared-shards").phase().name.partition("-")[0]
+        'survey'
+    """
+    check_local(inputs, output)
+    options = options or ShardOptions()
+    check_ready(options)
+    with OutputFolder(output, overwrite=options.overwrite, restart=options.restart) as folder:
+        plan = _begun(inputs, folder, options, on_notice or (lambda message: None))
+        if plan is not None:
+            listings = folder.work / LISTINGS_NAME
+            if listings.exists():
+                sync_files(listings, os.listdir(listings))  # noqa: PTH208 - names alone
+            save_plan(folder.work, KIND, plan, {})
+            folder.keep()
+
+
+def _begun(
+    inputs: Sequence[str | os.PathLike[str]],
+    folder: OutputFolder,
+    options: ShardOptions,
+    notice: Callable[[str], None],
+) -> MediaPlan | None:
+    """Begin or continue a run in a folder that was claimed; return its plan, or None if its output is complete."""
+    found = find_media(inputs, options.source, notice)
+    parts = [choose_parts(given, options.source) for given in found]
+    if not options.source.parts:
+        for given, specs in zip(found, parts, strict=True):
+            if specs:
+                notice(f"{given.name}: {', '.join(map(str, specs))}")
+    described_run = deciding([described(given) for given in found], parts, options)
+    if complete := folder.begin(described_run, is_made=lambda manifest: is_made(manifest, found, parts, options)):
+        notice(complete)
+        return None
+    tasks = plan_survey(found, options, Path(folder.work) / LISTINGS_NAME, notice)
+    return MediaPlan(
+        inputs=tuple(map(planned_input, found)),
+        parts=tuple(parts),
+        options=options,
+        asked=asked_options(parts, options),
+        tasks=tasks,
+    )
 
 
 def check_ready(options: ShardOptions) -> None:

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
+from headrace.engine.job import TaskResult
 from headrace.engine.serving import load, save
 from headrace.errors import HeadraceError, InputError, MissingExtraError, StoreError
 from headrace.io import output_errors, safe_relative, write_all
@@ -66,7 +67,7 @@ class Surveyor:
         self._spool_file: BinaryIO | None = None
         self._found = [0, 0, 0]
 
-    def run(self, order: TableTask | FolderTask) -> None:
+    def run(self, order: TableTask | FolderTask) -> TaskResult:
         """Write survey and spool of a task.
 
         Raises:
@@ -83,7 +84,10 @@ class Surveyor:
         if not survey.spool_bytes:
             with output_errors(path, "remove"):
                 path.unlink()
-        save(survey_path(folder, order.task_index), survey, sync=True)
+        paths = [survey_path(folder, order.task_index), *([path] if survey.spool_bytes else [])]
+        save(paths[0], survey, sync=True)
+        input_bytes, samples, _ = self._found
+        return TaskResult(files=tuple(path.name for path in paths), counts={"bytes": input_bytes, "samples": samples})
 
     def survey(self, order: TableTask | FolderTask) -> ShardSurvey:
         """Return what a task finds; raises InputError as `run` does."""

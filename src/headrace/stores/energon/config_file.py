@@ -144,6 +144,9 @@ JSON_SPLIT_NAME: Final = "split.json"
 DATASET_NAME: Final = "dataset.yaml"
 INDEX_NAME: Final = "index.sqlite"
 UUID_NAME: Final = "index.uuid"
+META_WORK_NAME: Final = ".headrace"
+"""Where an unfinished preparation keeps its files."""
+
 ENERGON_VERSION: Final = "7.4.1"
 """Version of Energon whose layout is written."""
 

@@ -1,0 +1,124 @@
+"""Does planned jobs as unlucky processes on several hosts would, with workers inside this process."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+import killing
+from headrace.engine import doing
+from headrace.engine.doing import Doer, Limits
+from headrace.engine.executors import LocalExecutor, drive
+from headrace.engine.job import Job, Phase, Show
+from headrace.engine.receipts import Receipt, remove_files, sync_files
+from headrace.engine.serving import Done, Parent, Reply
+
+
+class InlineWorkers:
+    """Stands for `WorkerProcesses`, for any function that serves a worker."""
+
+    def __init__(self, num_workers: int, setup: msgspec.Struct, main: str) -> None:
+        module, _, function = main.partition(":")
+        served: list[Any] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(f"{module}.serve", lambda *arguments: served.extend(arguments))
+            getattr(importlib.import_module(module), function)(-1)
+        _, setup_type, self._orders, handler = served
+        first = msgspec.msgpack.decode(msgspec.msgpack.encode(setup), type=setup_type)
+        self._handle = handler(_Ignored(), first)
+        self._num_workers = num_workers
+        self._sent: deque[tuple[int, bytes]] = deque()
+
+    def __enter__(self) -> InlineWorkers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return self._num_workers
+
+    def send(self, worker: int, order: Any) -> None:
+        self._sent.append((worker, msgspec.msgpack.encode(order)))
+
+    def receive(self, timeout_s: float) -> list[tuple[int, Reply]]:
+        if not self._sent:
+            return []
+        worker, data = self._sent.pop()
+        return [(worker, self._handle(msgspec.msgpack.decode(data, type=self._orders)))]
+
+
+class _Ignored(Parent):
+    def __init__(self) -> None:
+        pass
+
+    def send(self, reply: Reply) -> None:
+        pass
+
+    def report(self, progress: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def inline() -> Iterator[None]:
+    """Workers of jobs are inside this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doing, "WorkerProcesses", InlineWorkers)
+        yield
+
+
+def attempt(job: Job, phase: Phase, task_index: int, name: str) -> Receipt:
+    """Do a task in a folder of this name, up to the moment before its receipt is created."""
+    results = job.receipts(phase).folder / name
+    results.mkdir(exist_ok=True)
+    workers = InlineWorkers(1, job.setup(phase, results.absolute()), job.main)
+    workers.send(0, job.tasks(phase)[task_index])
+    ((_, reply),) = workers.receive(0.0)
+    assert isinstance(reply, Done), reply
+    found = job.result(phase, [reply], results)
+    sync_files(results, found.files)
+    return Receipt(
+        task_index=task_index, attempt=name, host="a", finished_s=0.0, seconds=0.0, files=found.files,
+        counts=found.counts, value=found.value,
+    )  # fmt: skip
+
+
+def by_hand(open_job: Callable[[], Job], chooser: random.Random) -> None:
+    """Do some tasks of the phase, in any order, by processes of which some die, and some come second."""
+    job = open_job()
+    phase = job.phase()
+    assert phase is not None
+    receipts = job.receipts(phase)
+    receipts.prepare()
+    for number, task_index in enumerate(chooser.choices(receipts.tasks, k=len(receipts.tasks))):
+        receipt = attempt(open_job(), phase, task_index, f"host-{chooser.randrange(3)}-{number}")
+        if chooser.random() < 0.7 and not receipts.create(receipt):
+            remove_files(receipts.folder / receipt.attempt, receipt.files)
+
+
+def do(job: Job, phase: Phase, wanted: Sequence[int] | None = None) -> None:
+    """Do tasks of the phase by a process that has no misfortune."""
+    doer = Doer(job, phase, wanted=wanted, workers=1, waits=True, limits=Limits(), on_progress=lambda progress: None)
+    doer.run()
+
+
+def do_all(open_job: Callable[[], Job], chooser: random.Random) -> Any:
+    """Do a whole job, with all that can happen on the way."""
+    quiet = Show()
+    while (phase := open_job().phase()) is not None:
+        by_hand(open_job, chooser)
+        some = chooser.sample(range(phase.num_tasks), phase.num_tasks // 2)
+        for wanted in (some, None):
+            do(open_job(), phase, wanted)
+        killing.run(lambda phase=phase: open_job().advance(phase, quiet), moment=chooser.randrange(60))  # type: ignore[misc]
+        open_job().advance(phase, quiet)
+    if not killing.run(lambda: open_job().finish(quiet), moment=chooser.randrange(60)):
+        return drive(open_job(), LocalExecutor(workers=1), quiet)
+    return None

@@ -1,0 +1,165 @@
+"""Datasets whose shards are read in any order, by several processes, with deaths in between."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import jobs_by_hand
+from counts import cases
+from energon_made import PNG, write_tar
+from headrace.engine.executors import LocalExecutor, drive
+from headrace.engine.job import Show
+from headrace.errors import ConfigError, InputError, OutputError
+from headrace.preparing import ErrorOptions, open_job
+from headrace.preparing.energon import (
+    EnergonOptions,
+    EnergonReport,
+    MediaFilter,
+    SplitChoice,
+    plan_energon,
+    prepare_energon,
+)
+from headrace.stores.energon import SqliteIndex
+
+SPLIT = SplitChoice(ratio=(2, 1))
+CASES = {
+    "new": EnergonOptions(split=SPLIT),
+    "media": EnergonOptions(split=SPLIT, media=MediaFilter(strategy="EXTENSION")),
+    "indices": EnergonOptions(index_only=True),
+    "again": EnergonOptions(split=SPLIT, overwrite=True, duplicates="drop", errors=ErrorOptions(on_error="skip")),
+}
+
+
+@pytest.fixture(autouse=True)
+def inline() -> Iterator[None]:
+    with jobs_by_hand.inline():
+        yield
+
+
+def make(root: Path, num_shards: int = 7) -> Path:
+    root.mkdir()
+    for shard in range(num_shards):
+        write_tar(root / f"s{shard}.tar", [(f"k{shard}{number}.png", PNG) for number in range(shard % 3)])
+    return root
+
+
+def begun(folder: Path, case: str) -> Path:
+    """A dataset as it is before the run."""
+    root = make(folder / "begun")
+    if case == "again":
+        prepare_energon(root, options=EnergonOptions(split=SPLIT))
+        write_tar(root / "s1.tar", [("k20.txt", b"a key that comes twice"), ("other.txt", b"x")])
+        (root / "s5.tar").write_bytes((root / "s5.tar").read_bytes()[:-1500] + b"broken" * 250)
+        (root / "s4.tar").unlink()
+        write_tar(root / "a.tar", [("a.txt", b"a")])
+    return root
+
+
+def content(root: Path) -> dict[str, bytes]:
+    """All files, without the times within them."""
+    paths = sorted(path for path in root.rglob("*") if path.is_file())
+    found = {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+    state = re.sub(rb'"mtime_ns": \d+|"xxh3_128": "\w+"', b"", found[".nv-meta/headrace.json"])
+    return {**found, ".nv-meta/headrace.json": state}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_history_gives_the_bytes_of_a_local_run(case: str, tmp_path: Path) -> None:
+    start = begun(tmp_path, case)
+    local = shutil.copytree(start, tmp_path / "local", copy_function=shutil.copy2)
+    told = prepare_energon(local, options=CASES[case])
+    for seed in range(cases(4, 200)):
+        root = shutil.copytree(start, tmp_path / f"{seed}", copy_function=shutil.copy2)
+        plan_energon(root, options=CASES[case])
+        assert list(root.glob("*.idx")) == [] or case == "again", "tasks write nothing outside of their folder"
+        report = jobs_by_hand.do_all(lambda root=root: open_job(root), random.Random(seed))  # type: ignore[misc]
+        assert content(root) == content(local), seed
+        if isinstance(report, EnergonReport):
+            assert (report.samples, report.split, report.faults) == (told.samples, told.split, told.faults)
+        with pytest.raises(OutputError, match="nothing is planned in this folder, or it is complete"):
+            open_job(root)
+
+
+@pytest.mark.parametrize("seed", range(cases(3, 200)))
+def test_a_folder_of_media(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.preparing.energon.media.FILES_A_TASK", 3)
+    options = EnergonOptions(media=MediaFilter(strategy="EXTENSION"), media_only=True)
+    for name in ("local", "planned"):
+        (tmp_path / name).mkdir()
+        for number in range(14):
+            (tmp_path / name / f"{number}.png").write_bytes(PNG)
+    prepare_energon(tmp_path / "local", options=options)
+    root = tmp_path / "planned"
+    plan_energon(root, options=options)
+    late = open_job(root)
+    jobs_by_hand.do_all(lambda: open_job(root), random.Random(seed))
+    local, planned = (SqliteIndex(tmp_path / name / ".nv-meta/index.sqlite") for name in ("local", "planned"))
+    assert list(planned.media()) == list(local.media())
+    assert len(list(planned.media())) == 14
+    assert planned.media_filters() == local.media_filters()
+    assert [path.name for path in (root / ".nv-meta").iterdir()] == ["index.sqlite"]
+    assert drive(late, LocalExecutor(workers=1), Show()).samples == 14
+    assert [path.name for path in (root / ".nv-meta").iterdir()] == ["index.sqlite"]
+
+
+def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
+    """A shard that is repaired after the plan is planned anew, and read alone."""
+    root = make(tmp_path / "d")
+    whole = (root / "s5.tar").read_bytes()
+    (root / "s5.tar").write_bytes(whole[:-1500] + b"broken" * 250)
+    plan_energon(root, options=CASES["new"])
+    phase = open_job(root).phase()
+    assert phase is not None
+    jobs_by_hand.do(open_job(root), phase, [0, 1, 2, 3, 4, 6])
+    plan_energon(root, options=CASES["new"])
+    assert open_job(root).phase() == phase
+    with pytest.raises(InputError, match=r"s5\.tar"):
+        drive(open_job(root), LocalExecutor(workers=1), Show())
+    (root / "s5.tar").write_bytes(whole)
+    with pytest.raises(InputError, match="changed during the run"):
+        drive(open_job(root), LocalExecutor(workers=1), Show())
+    plan_energon(root, options=CASES["new"])
+    phase = open_job(root).phase()
+    assert phase is not None
+    assert phase.num_tasks == 1
+    report = drive(open_job(root), LocalExecutor(workers=1), Show())
+    assert (report.shards, report.read, report.samples) == (4, 7, 6)
+    plan_energon(root, options=EnergonOptions())
+    assert open_job(root).phase() is None
+    assert drive(open_job(root), LocalExecutor(workers=1), Show()).unchanged == 7
+
+
+def test_a_local_run_goes_on_with_what_others_read(tmp_path: Path) -> None:
+    root = make(tmp_path / "d")
+    plan_energon(root, options=CASES["new"])
+    job = open_job(root)
+    phase = job.phase()
+    assert phase is not None
+    jobs_by_hand.do(job, phase, [0, 3, 4])
+    notices: list[str] = []
+    prepare_energon(root, options=CASES["new"], on_notice=notices.append)
+    assert "continuing the unfinished run in this folder: 3 shards are read" in notices
+    assert job.phase() is None
+    assert drive(job, LocalExecutor(workers=1), Show()).unchanged == 7
+    plan_energon(root, options=EnergonOptions(overwrite=True))
+    prepare_energon(root, options=EnergonOptions(restart=True))
+    assert not (root / ".nv-meta/.headrace").exists()
+
+
+def test_what_cannot_be_planned(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("{}\n")
+    (tmp_path / "x.yaml").write_text("splits: {}\n")
+    for name in ("x.jsonl", "x.yaml"):
+        with pytest.raises(ConfigError, match="prepare it here: it is one step"):
+            plan_energon(tmp_path / name)
+    with pytest.raises(InputError, match="expected a folder of tars"):
+        plan_energon(tmp_path / "none")
+    with pytest.raises(ConfigError, match="there is no split file yet"):
+        plan_energon(make(tmp_path / "d"))
+    assert not (tmp_path / "d/.nv-meta").exists()
