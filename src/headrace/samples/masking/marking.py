@@ -347,15 +347,14 @@ class Marker:
             rest=options.train_on_prompt,
         )
         pieces = cut(layout, turn.message, decision, parts)
+        must_end = train_end and wants_end
         if train_end != decision.is_trained:
             pieces = [
-                replace(piece, is_trained=train_end and wants_end, why=Why.SPAN)
-                if piece.region == Region.END_OF_TURN
-                else piece
+                replace(piece, is_trained=must_end, why=Why.SPAN) if piece.region == Region.END_OF_TURN else piece
                 for piece in pieces
             ]
         required = None
-        if train_end and wants_end:
+        if must_end:
             required = layout.end_of_turn or self._tagged_end(text, turn) or (turn.stop, turn.stop)
         return overlay(pieces, over) if over else pieces, required
 

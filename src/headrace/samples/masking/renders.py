@@ -243,17 +243,11 @@ def find_unwritten(renders: Renders, prefixes: Prefixes, *, proved: bool) -> lis
 
     ``proved`` says that the contents of assistants are known to be written.
     """
-    messages = renders.conversation.messages
-    rendered = renders.rendered(len(messages))
-    arguments = renders.arguments
-    begins = rendered.message_begins
-    if begins and all(
-        _stands(rendered.text, begins[number], message, prefixes.get(_kind(message, number, arguments)))
-        for number, message in enumerate(messages)
-        if not (proved and message.get("role") == "assistant")
-    ):
+    if _stand_as_known(renders, prefixes, proved=proved):
         return []
-    marked, marks = _marked(messages, renders.unused(rendered.text))
+    messages = renders.conversation.messages
+    text = renders.text(len(messages))
+    marked, marks = _marked(messages, renders.unused(text))
     try:
         shown = renders.render(marked)
     except InputError:
@@ -261,7 +255,7 @@ def find_unwritten(renders: Renders, prefixes: Prefixes, *, proved: bool) -> lis
         return [
             Unwritten(number, _says_nothing_else(message))
             for number, message in enumerate(messages)
-            if content_of(message) not in rendered.text
+            if content_of(message) not in text
         ]
     found = []
     for number, (message, own) in enumerate(zip(messages, marks, strict=True)):
@@ -272,8 +266,20 @@ def find_unwritten(renders: Renders, prefixes: Prefixes, *, proved: bool) -> lis
             found.append(Unwritten(number, max(places) < 0 and _says_nothing_else(message)))
         elif shown.message_begins and places[0] >= shown.message_begins[number]:
             prefix = shown.text[shown.message_begins[number] : places[0]]
-            prefixes[_kind(message, number, arguments)] = prefix
+            prefixes[_kind(message, number, renders.arguments)] = prefix
     return found
+
+
+def _stand_as_known(renders: Renders, prefixes: Prefixes, *, proved: bool) -> bool:
+    """Return whether every content stands where contents of its kind are known to stand. This needs no rendering."""
+    messages, arguments = renders.conversation.messages, renders.arguments
+    rendered = renders.rendered(len(messages))
+    begins = rendered.message_begins
+    return bool(begins) and all(
+        _stands(rendered.text, begins[number], message, prefixes.get(_kind(message, number, arguments)))
+        for number, message in enumerate(messages)
+        if not (proved and message.get("role") == "assistant")
+    )
 
 
 def _kind(message: Message, number: int, arguments: str) -> tuple[str, int, str]:

@@ -86,13 +86,20 @@ def token_lengths(json: dict[str, Any]) -> TokenLengths | None:
     normalizers = _unrolled(json.get("normalizer"), "normalizers")
     steps = _unrolled(json.get("pre_tokenizer"), "pretokenizers")
     byte_levels = [step for step in steps if step["type"] == "ByteLevel"]
-    if kind == "BPE" and not model.get("byte_fallback") and byte_levels:
-        is_plain = any(not step.get("add_prefix_space", True) for step in byte_levels)
-        if not is_plain or any(step["type"] != "NFC" for step in normalizers):
-            return None
-        table, breaks = _tables(json, {number: len(token) for token, number in model.get("vocab", {}).items()})
-        return TokenLengths(table, breaks, form="NFC" if normalizers else None)
+    if kind == "BPE" and byte_levels and not model.get("byte_fallback"):
+        return _of_bytes(json, normalizers, byte_levels)
     return _of_pieces(json, kind, [*normalizers, *steps])
+
+
+def _of_bytes(
+    json: dict[str, Any], normalizers: list[dict[str, Any]], byte_levels: list[dict[str, Any]]
+) -> TokenLengths | None:
+    """Return the lengths of a tokeniser of bytes; None if it adds spaces or changes the text otherwise."""
+    adds_spaces = all(step.get("add_prefix_space", True) for step in byte_levels)
+    if adds_spaces or any(step["type"] != "NFC" for step in normalizers):
+        return None
+    table, breaks = _tables(json, {number: len(token) for token, number in json["model"].get("vocab", {}).items()})
+    return TokenLengths(table, breaks, form="NFC" if normalizers else None)
 
 
 def _of_pieces(json: dict[str, Any], kind: str, steps: list[dict[str, Any]]) -> TokenLengths | None:
