@@ -14,7 +14,7 @@ import yaml
 from headrace.config import convert
 from headrace.errors import ConfigError
 from headrace.samples.layouts import NUM_RECORDS, Recognised, recognise, without_nulls
-from headrace.samples.layouts.recognise import SAID
+from headrace.samples.layouts.known import SAID
 from headrace.samples.recipe.astrai import is_astrai, read_astrai
 from headrace.samples.recipe.check import check_recipe, check_size
 from headrace.samples.recipe.recipe import AUTO, MAKES, Recipe, TemplateSpec
