@@ -18,7 +18,7 @@ from headrace.config import describe, nearest
 from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Message, Preference, Prompt, Text
 from headrace.samples.layouts.fields import check_text
-from headrace.samples.layouts.layout import Layout, assistant, cut, join, user
+from headrace.samples.layouts.layout import BESIDE, Layout, assistant, cut, join, user
 from headrace.samples.layouts.turns import LayoutOptions
 
 
@@ -29,7 +29,7 @@ class MessagesLayout(Layout):
     says = "messages: a conversation of messages with role and content"
     makes = Conversation
     required = ("messages",)
-    optional = ("system", "tools", "chat_template_kwargs")
+    optional = BESIDE
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
         """Return whether the field looks like a list of messages."""
@@ -109,7 +109,7 @@ class CompletionLayout(Layout):
     says = "prompt, completion: strings, or lists of messages"
     makes = Completion
     required: ClassVar[tuple[str, ...]] = ("prompt", "completion")
-    optional = ("system", "tools", "chat_template_kwargs")
+    optional = BESIDE
     pair: ClassVar[tuple[str, str]] = ("prompt", "completion")
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
@@ -277,7 +277,7 @@ class PreferenceLayout(Layout):
     says = "chosen, rejected, and usually prompt: strings, or lists of messages"
     makes = Preference
     required = ("chosen", "rejected")
-    optional = ("prompt", "system", "tools", "chat_template_kwargs")
+    optional = ("prompt", *BESIDE)
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
         """Return whether both answers are strings, or both are lists of messages."""
@@ -358,7 +358,7 @@ class IntelLayout(Layout):
     says = "question, chosen, rejected, and usually system: strings"
     makes = Preference
     required = ("question", "chosen", "rejected")
-    optional = ("system", "tools", "chat_template_kwargs")
+    optional = BESIDE
 
     def convert(self, record: Mapping[str, Any]) -> Preference:
         """Convert the record; see `Layout.convert`."""
@@ -401,7 +401,7 @@ class RankedLayout(Layout):
     says = "conversations, and one message each in chosen and rejected"
     makes = Preference
     required = ("conversations", "chosen", "rejected")
-    optional = ("system", "tools", "chat_template_kwargs")
+    optional = BESIDE
     turns: ClassVar[str] = "conversations"
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
@@ -450,7 +450,7 @@ class PromptLayout(Layout):
     says = "prompt: a string or a list of messages; all other fields are kept beside it"
     makes = Prompt
     required = ("prompt",)
-    optional = ("system", "tools", "chat_template_kwargs")
+    optional = BESIDE
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Return whether the record fits, as `Layout.fits` does, and holds no answer."""
@@ -482,7 +482,7 @@ class GroupLayout(Layout):
     says = "prompt, responses, rewards: several answers to one prompt, each with its reward"
     makes = Group
     required = ("prompt", "responses", "rewards")
-    optional = ("system", "tools", "chat_template_kwargs")
+    optional = BESIDE
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
         """Return whether responses and rewards are lists, and the prompt is a string or a list of messages."""

@@ -23,8 +23,7 @@ from headrace.samples.conversation import Completion, Conversation, Group, Prefe
 from headrace.samples.layouts import Sample, assistant, join, user
 from headrace.samples.layouts.fields import Fields, check_text
 from headrace.samples.layouts.turns import LayoutOptions, MessageReader
-from headrace.samples.maker.ends import Ends, EndTokens
-from headrace.samples.maker.sequences import Asked, MadeSequence, RecordCounts, joined, plain
+from headrace.samples.maker.sequences import Asked, Ends, EndTokens, MadeSequence, RecordCounts, joined, plain
 from headrace.samples.masking.marking import Marked, Marker, decide
 from headrace.samples.masking.options import RendersAhead, Template
 from headrace.samples.masking.pieces import Region, Why

@@ -92,33 +92,26 @@ class Closers:
             text = text[closer.end :]
         return found
 
-    def agreement(self, text: str, whole: str, floor: int, *, with_end: bool, usual_end: str | None) -> int | None:
+    def agreement(self, text: str, whole: str) -> int | None:
         """Return how far ``whole`` begins with ``text``, except for tokens that only the end of a conversation has.
 
         ``text`` is what the template makes of the first messages. Some templates close a conversation with a token of
         its own (``<|end|>\n<|endoftext|>``), which the whole text has only at its end. So everything before the special
         tokens at the end of ``text`` must be equal, and these are compared one by one. None if the texts differ
-        earlier. Tokens before ``floor`` are not such an end.
-
-        ``with_end``: the token that ends the last turn must be equal too. It is the last ``usual_end`` among the
-        tokens, or the last of all if there is none.
+        earlier.
         """
-        if whole.startswith(text):
-            return len(text)
-        pieces = self.trailing(text, floor, len(text))
-        agreed = pieces[0].begin if pieces else len(text)
-        if not whole.startswith(text[:agreed]):
-            return None
-        for piece in pieces:
-            if not whole.startswith(piece.of(text), piece.begin):
-                break
-            agreed = piece.end
-        if with_end:
-            special = [piece for piece in pieces if piece.is_special]
-            usual = [piece for piece in special if piece.of(text) == usual_end]
-            if any(piece.end > agreed for piece in (usual or special)[-1:]):
-                return None
-        return agreed
+        pieces = self.trailing(text, 0, len(text))
+        begin = pieces[0].begin if pieces else len(text)
+        return same_until(pieces, text, whole, begin) if whole.startswith(text[:begin]) else None
+
+
+def same_until(pieces: Iterable[Closer], text: str, whole: str, begin: int) -> int:
+    """Return where the first ``pieces`` of ``text`` end, in a row from ``begin`` on, that ``whole`` has there too."""
+    for piece in pieces:
+        if piece.begin != begin or not whole.startswith(piece.of(text), begin):
+            break
+        begin = piece.end
+    return begin
 
 
 class Ending(NamedTuple):
@@ -148,7 +141,7 @@ class _Probe(NamedTuple):
     adds_prompt: bool
     """Whether it has a generation prompt."""
     asked: str
-    """Everything that it writes before the answer, with and without the generation prompt."""
+    """Everything that it writes before an answer: in the generation prompt, and in a text with the answer."""
     tail: str | None
     """What it writes after an answer that ends the text; None if the answer does not stand there."""
     joiner: str

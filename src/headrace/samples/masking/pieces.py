@@ -281,7 +281,7 @@ def labelled(
     for message in range(count):
         try:
             last = message == count - 1
-            end = len(text) if last else _agreement(renders, message, text, closers)
+            end = len(text) if last else closers.agreement(renders.text(message + 1), text)
             placed = None if message in starts else renders.placed(count, message)
         except InputError:
             continue
@@ -298,10 +298,6 @@ def labelled(
             labels += cut(layout, message, found, everything)
         begin = end
     return _relabelled(pieces, [label for label in labels if label.end > label.begin])
-
-
-def _agreement(renders: Renders, message: int, text: str, closers: Closers) -> int | None:
-    return closers.agreement(renders.text(message + 1), text, 0, with_end=False, usual_end=None)
 
 
 def _header(begin: int, end: int, message: int) -> TextRange:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from headrace.errors import InputError
 from headrace.samples.conversation import Message
-from headrace.samples.masking.endings import Closer, Closers, Ending
+from headrace.samples.masking.endings import Closer, Closers, Ending, same_until
 from headrace.samples.masking.renders import Renders, content_of, opens, thought_of
 
 ASSISTANT = "assistant"
@@ -115,11 +115,7 @@ def check_turn(renders: Renders, how: Comparison, message: int, count: int) -> T
     if not whole.startswith(alone[: stop if how.ends else begin]) or begin < turn.start:
         return MisplacedTurn(message, "history", _difference(whole, alone))
     stop = stop if whole.startswith(alone[:stop]) else begin
-    after = stop
-    for piece in how.closers.trailing(alone, stop, limit):
-        if piece.begin != after or not whole.startswith(piece.of(alone), piece.begin):
-            break
-        after = piece.end
+    after = same_until(how.closers.trailing(alone, stop, limit), alone, whole, stop)
     return turn._replace(stop=after, end=(begin, stop))
 
 
