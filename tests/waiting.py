@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -15,14 +16,21 @@ from headrace.loader.workers.worker import State
 
 
 def waits_for_the_bad_sample(number: int = media_texts.BAD) -> Wait | None:
-    """The wait of a loader for a worker that is at a sample, when all else is done."""
+    """The wait of a loader for the message with a sample that its worker is at, when all else is done.
+
+    A worker may be at the sample while its message before that one is still on the way: that is another wait.
+    """
     for one in list(pool._living):
         worker_set = one._worker_set
-        wait = None if worker_set is None or worker_set._watch is None else worker_set._watch._wait
-        if worker_set is not None and wait is not None:
+        watched = None if worker_set is None else worker_set._watch
+        wait = None if watched is None else watched._wait
+        if worker_set is not None and watched is not None and wait is not None:
+            sent = next(iter(list(worker_set._order.sent)), None)
             rows = [worker_set._table.row(at) for at in range(worker_set._num_workers)]
             awaited = rows.pop(wait.worker)
-            if awaited.state is State.READING and awaited.sample == number:
+            is_there = awaited.state is State.READING and awaited.sample == number
+            # Looked at last: only if the wait has lasted until now, what was sent belongs to it.
+            if is_there and sent is not None and sent.number == awaited.task and watched._wait is wait:
                 return wait if all(row.state is State.WAITING for row in rows) else None
     return None
 
@@ -32,11 +40,14 @@ class Clock:
 
     Args:
         runs_on: whether it runs on when the wait is over its limit: for a worker that does not even say where it is.
+        flag: the file of `media_texts.Once`, before which the clock does not run: the worker says that it begins a
+            sample before it touches the file, and one that ended in between would do it all again.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, runs_on: bool = False) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, runs_on: bool = False, flag: Path | None = None) -> None:
         self._now = self._last = monotonic()
         self._runs_on = runs_on
+        self._flag = flag
         for module in (workers_set, watch):
             monkeypatch.setattr(module, "monotonic", self)
 
@@ -46,7 +57,7 @@ class Clock:
         if not any(_waits(one) for one in list(pool._living)):
             self._now += passed
         elif (wait := waits_for_the_bad_sample()) is not None and (self._runs_on or self._now < wait.until):
-            self._now += 0.05
+            self._now += 0.05 if self._flag is None or self._flag.exists() else 0.0
         return self._now
 
 

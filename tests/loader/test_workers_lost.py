@@ -75,7 +75,7 @@ def test_a_lost_worker_is_replaced_and_nothing_changes(
     monkeypatch: pytest.MonkeyPatch,
     action: Callable[[Any], Any],
 ) -> None:
-    Clock(monkeypatch, runs_on=action is media_texts.stops)
+    Clock(monkeypatch, runs_on=action is media_texts.stops, flag=tmp_path / "done")
     once = media_texts.Once(tmp_path / "done", action)
     assert texts_of(loader_of(media_texts.loaded(texts, once), timeout_s=0.4)) == EXPECTED
     [warning] = warnings_in(caplog)

@@ -1,4 +1,4 @@
-"""``headrace where`` and ``headrace trace``: the inputs that documents come from, and the steps that samples come to."""
+"""``headrace where`` and ``headrace trace``: the inputs that documents come from, and the steps that see a sample."""
 
 from __future__ import annotations
 
