@@ -18,6 +18,7 @@ import torch
 
 import framed_made
 import media_texts
+from counts import PATIENCE_S
 from headrace import ConfigError, Loader, MediaDataset, Order, Run
 from headrace.loader import Reading
 from headrace.loader import reading as threads
@@ -183,10 +184,11 @@ class TakenFrom(SimpleQueue[Any]):
 def test_threads_stop_that_take_their_last_task_at_this_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(threading.enumerate())
     monkeypatch.setattr(threads, "SimpleQueue", TakenFrom)
+    monkeypatch.setattr(threads, "_STOP_S", PATIENCE_S)
     held = threading.Event()
 
     def read(task: int) -> int:
-        return task if task == 0 or held.wait(10) else -1
+        return task if task == 0 or held.wait(PATIENCE_S) else -1
 
     stream = threads.in_threads([read], ((n, n) for n in range(9)), Reading(prefetch=4), str)
     assert next(stream) == (0, 0)
