@@ -10,28 +10,29 @@ import pytest
 
 import media_texts
 from headrace.loader.workers import pool, watch
-from headrace.loader.workers import worker_set as workers_set
 from headrace.loader.workers.watch import Wait
 from headrace.loader.workers.worker import State
 
 
-def waits_for_the_bad_sample(number: int = media_texts.BAD) -> Wait | None:
-    """The wait of a loader for the message with a sample that its worker is at, when all else is done.
+def waits_for_the_bad_sample(number: int = media_texts.BAD, *, only_for_it: bool = False) -> Wait | None:
+    """The wait of a loader for a worker that is at a sample, when all else is done.
 
-    A worker may be at the sample while its message before that one is still on the way: that is another wait.
+    It may be for the message before that one: a worker that holds its interpreter, or was stopped, keeps it back. With
+    ``only_for_it`` all messages before were handed over.
     """
     for one in list(pool._living):
         worker_set = one._worker_set
         watched = None if worker_set is None else worker_set._watch
         wait = None if watched is None else watched._wait
         if worker_set is not None and watched is not None and wait is not None:
-            sent = next(iter(list(worker_set._order.sent)), None)
+            first = next(iter(list(worker_set._order.sent)), None)
             rows = [worker_set._table.row(at) for at in range(worker_set._num_workers)]
             awaited = rows.pop(wait.worker)
-            is_there = awaited.state is State.READING and awaited.sample == number
-            # Looked at last: only if the wait has lasted until now, what was sent belongs to it.
-            if is_there and sent is not None and sent.number == awaited.task and watched._wait is wait:
-                return wait if all(row.state is State.WAITING for row in rows) else None
+            if awaited.state is State.READING and awaited.sample == number:
+                # Looked at last: only if the wait has lasted until now, what was sent first belongs to it.
+                is_due = first is not None and first.number == awaited.task and watched._wait is wait
+                is_all = all(row.state is State.WAITING for row in rows)
+                return wait if is_all and (is_due or not only_for_it) else None
     return None
 
 
@@ -48,7 +49,7 @@ class Clock:
         self._now = self._last = monotonic()
         self._runs_on = runs_on
         self._flag = flag
-        for module in (workers_set, watch):
+        for module in (pool, watch):
             monkeypatch.setattr(module, "monotonic", self)
 
     def __call__(self) -> float:

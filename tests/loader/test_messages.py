@@ -19,7 +19,7 @@ from PIL import Image
 from counts import PATIENCE_S
 from headrace import Loader, MediaDataset, Order, Run
 from headrace.loader import Reading
-from headrace.loader.buffers import Blocks
+from headrace.loader.feeds import Blocks
 from headrace.loader.ragged import read_ragged
 from headrace.loader.spans import SPAN_BYTES, SPAN_ROWS, SPAN_ROWS_HERE, SPAN_SECONDS, BatchSpan, Cost, Pace, SpanRows
 from headrace.loader.workers import messages

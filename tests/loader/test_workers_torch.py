@@ -22,7 +22,7 @@ from counts import PATIENCE_S
 from headrace import ConfigError, Loader, MediaDataset, Order, Run
 from headrace.loader import Reading
 from headrace.loader import reading as threads
-from headrace.loader.workers import torch_loader
+from headrace.loader.workers import processes as worker_processes
 from waiting import waits_for_the_bad_sample
 
 EXPECTED = [str(number) for number in range(40)]
@@ -59,7 +59,7 @@ def test_after_an_interrupt_the_rest_comes(texts: Path, tmp_path: Path) -> None:
 
     def interrupt() -> None:
         # The worker says that it is at the sample before it notes, by the file, that it has hung once.
-        while waits_for_the_bad_sample() is None or not flag.exists():
+        while waits_for_the_bad_sample(only_for_it=True) is None or not flag.exists():
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -133,7 +133,7 @@ def test_a_torch_that_names_otherwise_what_is_its_own(
     def without(thing: Any, name: str, default: Any) -> Any:
         return default if name in names else getattr(thing, name, default)
 
-    monkeypatch.setattr(torch_loader, "getattr", without, raising=False)
+    monkeypatch.setattr(worker_processes, "getattr", without, raising=False)
     loader = loader_of(MediaDataset.open(texts, **media_texts.TEXT), restart=True)
     assert texts_of(loader) == texts_of(loader) == EXPECTED
     loader.close()
