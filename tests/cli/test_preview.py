@@ -17,10 +17,10 @@ from rich.cells import cell_len
 
 import previews_made
 import recipe_runs
-from headrace.inspect import documents as choosing
 from headrace.inspect import page_of, preview
-from headrace.inspect.documents import figures_of
+from headrace.inspect import token_preview as choosing
 from headrace.inspect.lines import Style, preview_lines
+from headrace.inspect.token_preview import figures_of
 from headrace.plan.packing import Packing
 from headrace.preparing import prepare_recipe
 from headrace.samples.recipe import parse_recipe

@@ -1,7 +1,7 @@
 """Origins: which line of which input a document or a sample comes from, for ``headrace where`` and ``headrace trace``.
 
 `document_origins` follows documents of copies to the store that they were copied from, and on to the inputs of that
-store; `input_texts` reads the records again.
+store, whose records it reads again.
 """
 
 from __future__ import annotations
