@@ -27,7 +27,7 @@ _MEANING = {
 
 def outside_run(position: int, length: int | None) -> str | None:
     """Return in words that a position is outside a run of a length, None for an endless one; None if it is within."""
-    if 0 <= position and (length is None or position <= length):
+    if position >= 0 and (length is None or position <= length):
         return None
     run = "this endless run, whose positions begin at 0" if length is None else f"this run of {length:,} samples"
     return f"position {position:,} is outside {run}"
@@ -117,7 +117,8 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise StateError(f"the saved {outside}")
         if (step := schedule.step_of(self.position)) != self.step:
             raise StateError(
-                f"the saved state says step {self.step} at position {self.position}, which is in step {step} of this run"
+                f"the saved state says step {self.step} at position {self.position}, which is in step {step} of this"
+                " run"
             )
         return self._drawn(recipe, schedule, length) if is_before else self
 

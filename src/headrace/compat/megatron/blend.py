@@ -8,6 +8,7 @@ from operator import index
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.compat.megatron.gpt import ONE_PART_SPLITS, GPTDataset
 from headrace.datasets.dataset import Fields, FixedDataset, Sample, shown_fields
@@ -62,7 +63,7 @@ class GPTBlend(FixedDataset):
         size: int | None = None,
         allow_different_tokenizers: bool = False,
     ) -> None:
-        if not datasets or (weights is not None and len(weights) != len(datasets)):
+        if not datasets or len(datasets if weights is None else weights) != len(datasets):
             raise ConfigError(
                 f"{len(datasets)} datasets and {0 if weights is None else len(weights)} weights; give at least one"
                 " dataset, and one weight for each"
@@ -72,22 +73,25 @@ class GPTBlend(FixedDataset):
                 "weights and size go together; give both, or neither for every sample of every dataset once"
             )
         shown = [shown_fields(dataset) for dataset in datasets]
-        for other in shown[1:]:
-            if other != shown[0]:
-                raise ConfigError(f"the datasets of a blend must have the same fields, found {shown[0]} and {other}")
+        if others := [fields for fields in shown if fields != shown[0]]:
+            raise ConfigError(f"the datasets of a blend must have the same fields, found {shown[0]} and {others[0]}")
         if not allow_different_tokenizers:
             check_one_tokenizer((f"dataset {number}", dataset) for number, dataset in enumerate(datasets))
         self.datasets = tuple(datasets)
         self.weights = None if weights is None else normalised_weights(weights)
-        lengths = [len(dataset) for dataset in datasets]
-        if self.weights is None:
-            self.dataset_index, self.dataset_sample_index = build_exhaustive_blending_indices(lengths)
-        else:
-            self.dataset_index, self.dataset_sample_index = build_blending_indices(self.weights, index(size or 0))
-            names = [one.store.path if isinstance(one, GPTDataset) else one.describe() for one in datasets]
-            check_draws(self.dataset_index, lengths, names)
+        self.dataset_index, self.dataset_sample_index = self._chosen(size)
         if not len(self.dataset_index):
             raise ConfigError("the blend has no samples: size is at least 1")
+
+    def _chosen(self, size: int | None) -> tuple[NDArray[np.int16], IntArray]:
+        """Return, for each sample of the blend, the number of its dataset and its number there."""
+        lengths = [len(dataset) for dataset in self.datasets]
+        if self.weights is None or size is None:
+            return build_exhaustive_blending_indices(lengths)
+        chosen, samples = build_blending_indices(self.weights, index(size))
+        names = [one.store.path if isinstance(one, GPTDataset) else one.describe() for one in self.datasets]
+        check_draws(chosen, lengths, names)
+        return chosen, samples
 
     @classmethod
     def of(

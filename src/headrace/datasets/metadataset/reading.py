@@ -77,6 +77,12 @@ _OF_KIND: Final[dict[str, tuple[str, ...]]] = {
 }
 _OF_CHILD: Final[dict[str | None, tuple[str, ...]]] = {None: (), "datasets": ("weight", "subflavor")}
 _OF_OTHER_CHILD: Final = ("weight", "repetitions")
+_SHARE_IN: Final[dict[str | None, tuple[str, str]]] = {
+    "blend": ("weight", "repetitions"),
+    "datasets": ("weight", "repetitions"),
+    "blend_epochized": ("repetitions", "weight"),
+}
+"""Kind of mix -> the key that sets an entry's share in it, and the key that does not go with it."""
 _OF_COLUMN: Final = ("path", "nonmatch", "split_part", "subflavors", *_FILES)
 _CLASSES: Final = ("Metadataset", "MetadatasetV2")
 _UNTIL: Final = re.compile(r"([0-9][0-9_,]*)\s+(steps?|samples?)")
@@ -122,17 +128,10 @@ def read_splits(content: Any, where: str) -> Splits:
 
 def _node(value: Any, where: str, child_of: str | None) -> Entry:
     found = convert(value, _Map, where)
-    kinds = [kind for kind in _OF_KIND if kind in found]
-    allowed = [kind for kind in _OF_KIND if kind != "datasets" or child_of is None]
-    if len(kinds) != 1 or kinds[0] not in allowed:
-        hint = next(filter(None, (nearest(key, allowed) for key in found)), "")
-        found_kinds = " and ".join(kinds) or f"only {', '.join(map(repr, found)) or 'nothing'}{hint}"
-        raise ConfigError(f"{where}: expected exactly one of {', '.join(allowed)}; found {found_kinds}")
-    kind = kinds[0]
+    kind = _kind(found, where, child_of)
     check_keys(found, (*_OF_KIND[kind], *_ALL, *_OF_CHILD.get(child_of, _OF_OTHER_CHILD)), where)
-    wrong = {"blend": "repetitions", "datasets": "repetitions", "blend_epochized": "weight"}.get(child_of or "")
-    if wrong is not None and wrong in found:
-        right = "weight" if wrong == "repetitions" else "repetitions"
+    right, wrong = _SHARE_IN.get(child_of, (None, None))
+    if wrong in found:
         raise ConfigError(f"{where}: {wrong} does not go with {child_of}; use {right}")
     values = _common(found, where, kind)
     if kind == "path":
@@ -144,6 +143,17 @@ def _node(value: Any, where: str, child_of: str | None) -> Entry:
         joiner = _reference(found.get("joiner"), f"{where}.joiner")
         return convert({**values, "columns": columns, "joiner": joiner}, JoinEntry, where)
     return _mix_entry(values, where, kind)
+
+
+def _kind(found: _Map, where: str, child_of: str | None) -> str:
+    """Return the kind of an entry: the only key of an entry that names one."""
+    kinds = [kind for kind in _OF_KIND if kind in found]
+    allowed = [kind for kind in _OF_KIND if kind != "datasets" or child_of is None]
+    if len(kinds) != 1 or kinds[0] not in allowed:
+        hint = next(filter(None, (nearest(key, allowed) for key in found)), "")
+        found_kinds = " and ".join(kinds) or f"only {', '.join(map(repr, found)) or 'nothing'}{hint}"
+        raise ConfigError(f"{where}: expected exactly one of {', '.join(allowed)}; found {found_kinds}")
+    return kinds[0]
 
 
 def _common(found: _Map, where: str, kind: str) -> _Map:
