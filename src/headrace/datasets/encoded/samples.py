@@ -35,10 +35,9 @@ from headrace.encoders import (
     hook_of,
     is_of_sample,
 )
-from headrace.encoders.hooks import function_hook
 from headrace.encoders.mapping import fields_of
 from headrace.encoders.pipeline import READING, Output
-from headrace.encoders.task_encoder import BoundCooker
+from headrace.encoders.task_encoder import BoundCooker, function_hook
 from headrace.errors import ConfigError, HeadraceError, SampleError, SkipSample
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import EpochAddresses, source_key, substitute_index
