@@ -13,8 +13,18 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from headrace.datasets.counts import CountedDataset, Counts, counted
-from headrace.datasets.dataset import Dataset, Fields, FixedDataset, RaggedDataset, Sample, Traits, empty
+from headrace.datasets.dataset import (
+    CountedDataset,
+    Counts,
+    Dataset,
+    Fields,
+    FixedDataset,
+    RaggedDataset,
+    Sample,
+    Traits,
+    counted,
+    empty,
+)
 from headrace.datasets.origins import Origins
 from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.datasets.loss_masks import SupervisedShare, mask_name
-from headrace.datasets.pack_plans import StoreLengths
-from headrace.datasets.sft_records import TOKEN_KEYS
+from headrace.datasets.packed_sequences import StoreLengths
+from headrace.datasets.records import TOKEN_KEYS
 from headrace.errors import ConfigError, StoreError
 from headrace.inspect.description import describe_key
 from headrace.inspect.figures import count

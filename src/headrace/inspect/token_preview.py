@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from headrace.copying.plan import is_copy
-from headrace.datasets.pack_plans import StoreLengths, make_plan
+from headrace.datasets.packed_sequences import StoreLengths, make_plan
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.description import find_manifest
 from headrace.inspect.document_origins import find_origins, place_in_input

@@ -15,9 +15,8 @@ import numpy as np
 from headrace.compat.astrai.stores import lacks_offsets, shards_of
 from headrace.compat.astrai.windows import COMPUTED, FIELDS, StreamWindows, TrainType
 from headrace.datasets.dataset import Dataset
-from headrace.datasets.records import Collation
+from headrace.datasets.records import Collation, SFTDataset
 from headrace.datasets.rl_records import GroupDataset, PreferenceDataset
-from headrace.datasets.sft_records import SFTDataset
 from headrace.errors import ConfigError
 from headrace.stores import Store, open_keys
 from headrace.stores import open_tokens as open_store

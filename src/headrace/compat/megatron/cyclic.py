@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.datasets.counts import CountedDataset, Counts, counted
-from headrace.datasets.dataset import FixedDataset, FixedWrapper, Sample, Traits
+from headrace.datasets.dataset import CountedDataset, Counts, FixedDataset, FixedWrapper, Sample, Traits, counted
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.megatron import CyclicOrder

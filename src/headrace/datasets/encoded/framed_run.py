@@ -25,12 +25,9 @@ import msgspec
 import numpy as np
 
 from headrace.datasets.encoded.framed import Framed, FramedSources
-from headrace.datasets.encoded.keys import of_framed
-from headrace.datasets.encoded.samples import check_restorable
+from headrace.datasets.encoded.samples import check_restorable, of_framed
 from headrace.datasets.encoded.unit_reader import UnitReader
-from headrace.datasets.located import Located, by_source
-from headrace.datasets.outline import sources_outline
-from headrace.datasets.run import Run
+from headrace.datasets.run import Located, Run, by_source, sources_outline
 from headrace.datasets.sample_watch import Tell
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.plan import BatchSchedule, IntArray, Order, RunRecipe

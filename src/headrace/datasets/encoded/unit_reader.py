@@ -15,9 +15,16 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 
 from headrace.datasets.encoded.framed import Framed, FramedSources, MadeOutput, MadeSample
-from headrace.datasets.encoded.keys import RestoreKey, keyed, of_framed, restore_key_of
-from headrace.datasets.encoded.samples import of_one_group, one_batch, raise_failure
-from headrace.datasets.located import Located
+from headrace.datasets.encoded.samples import (
+    RestoreKey,
+    keyed,
+    of_framed,
+    of_one_group,
+    one_batch,
+    raise_failure,
+    restore_key_of,
+)
+from headrace.datasets.run import Located
 from headrace.datasets.sample_watch import SampleWatch, Tell
 from headrace.encoders import CallKey, Fault, FaultLog, HookFailure
 from headrace.errors import ConfigError, SkipSample, StateError
