@@ -30,7 +30,7 @@ from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import EpochAddresses
-from headrace.plan.recorded_names import recorded_name
+from headrace.plan.recipe import recorded_name
 
 _WATCHED_SAMPLES = 8
 """Number of samples in each process that are checked for random numbers from global generators."""

@@ -17,7 +17,7 @@ import msgspec
 from headrace.encoders.mapping import batched, fields_of, made
 from headrace.errors import ConfigError
 from headrace.plan.keys import derive
-from headrace.plan.recorded_names import recorded_name
+from headrace.plan.recipe import recorded_name
 from headrace.samples.media import Cooker, SampleDecoder
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -18,7 +18,7 @@ from headrace.datasets.encoded.framed_run import are_journals_of, read_journals
 from headrace.errors import ConfigError, StateError
 from headrace.plan import BatchSchedule, Cursor
 from headrace.plan.framed import Journal, Lanes, LaneState, Unit
-from headrace.plan.split import taken_by
+from headrace.plan.slots import taken_by
 from headrace.tracing.answers import Times, Topology, Traced, TracedUnit
 from headrace.tracing.history import SHOWN, History, history_of
 

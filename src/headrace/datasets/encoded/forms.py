@@ -22,7 +22,7 @@ from headrace.errors import ConfigError
 from headrace.plan.framed import BestFit, FramedForm, GroupBatches, HookPacks, Selected, ShuffleBuffer, Singles
 from headrace.plan.measured import Grouping
 from headrace.plan.packing import Packing
-from headrace.plan.recorded_names import recorded_name
+from headrace.plan.recipe import recorded_name
 
 MeasuredForm = Grouping | Packing
 Form = FramedForm | MeasuredForm

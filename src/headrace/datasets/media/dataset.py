@@ -26,7 +26,7 @@ from headrace.datasets.media.file_stores import (
 from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError, HeadraceError, SampleError
 from headrace.plan import IntArray
-from headrace.plan.recorded_names import recorded_name
+from headrace.plan.recipe import recorded_name
 from headrace.samples.media import (
     Cooker,
     CrudeSample,

@@ -12,7 +12,7 @@ from headrace.datasets.media.face import SampleDataset
 from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
-from headrace.plan.recorded_names import recorded_name
+from headrace.plan.recipe import recorded_name
 from headrace.samples.media import Sample, SampleDecoder
 from headrace.samples.media.sample import BASE_FIELDS
 from headrace.stores import JoinedStore, PartPlace, RawSample

@@ -30,7 +30,7 @@ from headrace.errors import ConfigError
 from headrace.plan.keys import GOLDEN, IntArray, derive_array, source_key
 from headrace.plan.permutation import permute_each, unpermute_each
 from headrace.plan.schedule import BatchSchedule
-from headrace.plan.split import Share, micro_batches
+from headrace.plan.slots import Share, micro_batches
 
 FRAMED_FORMAT = 2
 """Version of the algorithms behind lanes, frames and forms. A change to any unit raises it.
