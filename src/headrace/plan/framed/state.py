@@ -37,8 +37,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import ConfigError, StateError
-from headrace.plan.framed.lane import LaneState
-from headrace.plan.framed.lanes import OLDEST, Lanes
+from headrace.plan.framed.lanes import OLDEST, Lanes, LaneState
 from headrace.plan.keys import IntArray
 
 VERSION = 1
