@@ -245,7 +245,7 @@ class FramedRun:
 
     def new_sources(self) -> FramedSources:
         """Return the datasets under the hooks, for one reader."""
-        return self.data.sources(dict(zip(self.paths, self.stream.datasets, strict=True)))
+        return self.data.sources(dict(zip(self.stream.paths, self.stream.datasets, strict=True)))
 
     def locate(self, positions: IntArray) -> Located:
         """Return dataset and address of the sample at each position. O(log sources), reads nothing."""

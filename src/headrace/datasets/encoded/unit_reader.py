@@ -316,13 +316,13 @@ class UnitReader:
         lane, unit = number % num_lanes, number // num_lanes
         self._pass(lane, unit)
         self._next[lane] = max(self._next.get(lane, 0), unit + 1)
-        return self._walk.units(np.array([number], dtype=np.int64))[0]
+        return self._walk.unit(number)
 
     def _pass(self, lane: int, until: int) -> None:
         """Release the units of a lane before ``until``: others make them, or they were delivered before a resume."""
         num_lanes = self._lanes.num_lanes
         for unit in range(self._next.get(lane, until), until):
-            passed = self._walk.units(np.array([unit * num_lanes + lane], dtype=np.int64))[0]
+            passed = self._walk.unit(unit * num_lanes + lane)
             if passed is None:
                 break
             for pair in _pairs(passed.items):

@@ -478,13 +478,16 @@ class Walk:
         self.lanes: dict[int, Lane] = {}
         self.figures = FrameTotals()
 
-    def units(self, numbers: IntArray) -> list[Unit | None]:
-        """Return the units with these numbers in the run, (n,) int64; None for those after the end of their lane.
+    def unit(self, number: int) -> Unit | None:
+        """Return the unit with this number in the run; None if it is after the end of its lane.
 
         Raises:
             StateError: no state of the lane was passed, or the unit is before it.
         """
-        return [self._unit(number) for number in numbers.tolist()]
+        unit, lane = divmod(number, self.framing.lanes.num_lanes)
+        if lane not in self.lanes:
+            self.lanes[lane] = Lane(self.framing, self._find, self._known(lane), self.figures)
+        return self.lanes[lane].unit(unit)
 
     def states(self, number: int, served: Collection[int]) -> tuple[LaneState, ...]:
         """Return the states of the ``served`` lanes, and of those walked so far, after ``number`` units of the run.
@@ -498,12 +501,6 @@ class Walk:
         """Forget the states before the first ``number`` units of the run, which have been delivered."""
         for lane, walked in self.lanes.items():
             walked.forget(self.framing.lanes.next_unit(lane, number))
-
-    def _unit(self, number: int) -> Unit | None:
-        unit, lane = divmod(number, self.framing.lanes.num_lanes)
-        if lane not in self.lanes:
-            self.lanes[lane] = Lane(self.framing, self._find, self._known(lane), self.figures)
-        return self.lanes[lane].unit(unit)
 
     def _state(self, lane: int, unit: int) -> LaneState:
         if lane in self.lanes:
