@@ -1,6 +1,6 @@
 """`Run`: data, order and batches, which together fix every byte of every step.
 
-`Located` says where samples are that are planned but not read; `outline` describes in words what a run is made of.
+`Located` says where samples are that are planned but not read; `sources_outline` shows the sources of a run as a tree.
 """
 
 from __future__ import annotations
@@ -287,26 +287,19 @@ class Run:
 
     def describe(self) -> str:
         """Return the mix as a tree with shares, samples and tokens, then order and batches, in a few lines."""
-        return outline(self.plan, self.datasets, self.schedule, self.length)
+        lines = sources_outline(self.plan, self.datasets)
+        if self.order.kind == "shards":
+            lines.append(_mixing(self.plan, self.schedule))
+        pieces = [f"{size:,} samples from step {step:,}" for step, size in self.schedule.pieces]
+        lines.append(f"global batch: {', '.join(pieces)}")
+        length = "endless" if self.length is None else f"{self.length:,} samples, {self.num_steps:,} steps"
+        lines.append(f"length: {length}")
+        lines.extend(_deviation(self.plan.root, self.datasets))
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         length = "endless" if self.length is None else f"{self.length:,} samples in {self.num_steps:,} steps"
         return f"<Run: {len(self.datasets)} sources, {length}>"
-
-
-def outline(plan: Plan, datasets: Sequence[Dataset], schedule: BatchSchedule, length: int | None) -> str:
-    """Return the tree of sources with their shares, then order, length and batches."""
-    lines = sources_outline(plan, datasets)
-    if plan.order.kind == "shards":
-        lines.append(_mixing(plan, schedule))
-    pieces = [f"{size:,} samples from step {step:,}" for step, size in schedule.pieces]
-    lines.append(f"global batch: {', '.join(pieces)}")
-    if length is None:
-        lines.append("length: endless")
-    else:
-        lines.append(f"length: {length:,} samples, {schedule.step_of(length - 1) + 1:,} steps")
-    lines.extend(_deviation(plan.root, datasets))
-    return "\n".join(lines)
 
 
 def sources_outline(plan: Plan, datasets: Sequence[Dataset]) -> list[str]:
