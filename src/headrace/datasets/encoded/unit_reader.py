@@ -301,15 +301,14 @@ class UnitReader:
             self._next.pop(lane, None)
             self._ahead.pop(lane, None)
         if left:
-            self._faults = {pair: some for pair, some in self._faults.items() if self._lane_of(pair[0]) not in left}
-            self._held.drop(lambda key: self._lane_of(_position(key)) in left)
+            self._faults = {
+                pair: some for pair, some in self._faults.items() if self._lanes.lane_of(pair[0]) not in left
+            }
+            self._held.drop(lambda key: self._lanes.lane_of(_position(key)) in left)
 
     def forget(self, number: int) -> None:
         """The first ``number`` units of the run are delivered, so that states before them are not needed."""
         self._walk.forget(number)
-
-    def _lane_of(self, position: int) -> int:
-        return int(self._lanes.lanes_of(np.array([position], dtype=np.int64))[0])
 
     def _unit(self, number: int) -> Unit | None:
         num_lanes = self._lanes.num_lanes
@@ -393,7 +392,7 @@ class UnitReader:
     def _located(self, positions: IntArray) -> Located:
         """Return where the samples at positions of a lane are, and look up the next positions for later frames."""
         lanes = self._lanes
-        lane = int(lanes.lanes_of(positions[:1])[0])
+        lane = lanes.lane_of(int(positions[0]))
         found = self._ahead.get(lane)
         rows = np.zeros(0, dtype=np.int64) if found is None else np.searchsorted(found.positions, positions)
         if found is None or rows[-1] == len(found.positions) or (found.positions[rows] != positions).any():

@@ -143,6 +143,10 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             return within
         return unpermute_each(within, self._group_sizes(numbers), derive_array(self.key, numbers))
 
+    def lane_of(self, position: int) -> int:
+        """Return the lane that takes one position."""
+        return int(self.lanes_of(np.array([position], dtype=np.int64))[0])
+
     def _group_sizes(self, numbers: IntArray) -> IntArray:
         """The number of positions in each group; groups beyond the end count as whole."""
         if self.num_positions is None:
