@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.datasets.loss_masks import mask_name, supervised_share
-from headrace.datasets.sft_records import TOKEN_KEYS
+from headrace.datasets.records import TOKEN_KEYS
 from headrace.errors import ConfigError
 from headrace.inspect.answers import Answer, OnProgress
 from headrace.inspect.figures import count, listing, plural, size, table

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.datasets import PackedSequenceDataset, Sample
-from headrace.datasets.pack_plans import StoreLengths, plan_name
+from headrace.datasets.packed_sequences import StoreLengths, plan_name
 from headrace.errors import StoreError
 from headrace.inspect.answers import Answer, OnProgress, problem_of, took
 from headrace.inspect.description import find_manifest, open_key, opened_keys, shards_of

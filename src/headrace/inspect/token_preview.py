@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from headrace.copying.plan import is_copy
 from headrace.datasets.loss_masks import SupervisedShare, mask_name
-from headrace.datasets.pack_plans import StoreLengths, make_plan
-from headrace.datasets.sft_records import TOKEN_KEYS
+from headrace.datasets.packed_sequences import StoreLengths, make_plan
+from headrace.datasets.records import TOKEN_KEYS
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.inspect.description import describe_key, find_manifest
 from headrace.inspect.document_origins import find_origins, place_in_input

@@ -14,7 +14,7 @@ from headrace.datasets.dataset import Dataset
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.media.dataset import DEFAULT_DECODER, OfCrude
 from headrace.datasets.media.file_stores import CachePool
-from headrace.datasets.metadataset.tree import JoinedSource, NamedSource, SourceColumn
+from headrace.datasets.metadataset.reading import JoinedSource, NamedSource, SourceColumn
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.windows import WindowDataset
 from headrace.errors import ConfigError, StoreError
