@@ -16,7 +16,7 @@ from headrace.stores.sample_store import PartPlace, RawSample
 from headrace.stores.store import Problem, Store
 from headrace.stores.tar.index import index_path
 from headrace.stores.tar.names import SUFFIXES, check_uncompressed
-from headrace.stores.tar.shards import TarShards
+from headrace.stores.tar.store import TarShards
 from headrace.stores.token_layouts import Opening, token_store
 
 

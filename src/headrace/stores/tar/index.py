@@ -1,6 +1,6 @@
 """The index ``.tar.idx`` of a tar shard, which is read or made by a pass over the tar, and a table of keys.
 
-It is a file of `headrace.stores.offsets`. Entry i is the offset of the first header of sample i,
+It is a file of `headrace.stores.kept_arrays`. Entry i is the offset of the first header of sample i,
 including its extension headers. Entry N is the offset of the end, which is the first block of zeros. Sample 0 is always
 read from byte 0.
 """
@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from headrace.errors import InputError, OutputError, StoreError
 from headrace.io import Reader, cache_folder, output_errors, reader
 from headrace.stores.arguments import IntArray
-from headrace.stores.kept_arrays import kept_name
-from headrace.stores.offsets import ENTRY, ENTRY_BYTES, read_offsets, write_offsets
+from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES, kept_name, read_offsets, write_offsets
 from headrace.stores.tar.headers import BLOCK
 from headrace.stores.tar.scan import TarFault, scan_shard
 
