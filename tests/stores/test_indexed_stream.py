@@ -10,7 +10,7 @@ from headrace.errors import StoreError
 from headrace.io import reader
 from headrace.stores.indexed.index import ContiguousStream, Index, ScatteredStream, check_bounds, examine
 from headrace.stores.indexed.layout import open_index
-from headrace.testing.indexed import write_raw
+from headrace.testing.shards import write_raw
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,7 @@ import headrace.stores as stores
 from counts import cases
 from headrace.errors import ConfigError, StoreError
 from headrace.stores import JsonlStore, ShardedStore, Store, kept_arrays
-from headrace.testing.stores import StoreContract
-from headrace.testing.strategies import Documents
+from headrace.testing.stores import Documents, StoreContract
 
 
 def lines(path: Path, *records: Any) -> Path:

@@ -1,4 +1,4 @@
-"""``.nv-meta/index.sqlite``: the place of each sample by its key, and of each part by its name; read, searched, checked.
+"""``.nv-meta/index.sqlite``: the place of each sample by its key, and of each part by its name; read and searched.
 
 `SqliteIndex` reads it. `KeyLookup` finds samples by key in it or, if there is none, in the shards. `check_index`
 compares it with the shards.
