@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from headrace.io import file_sum
 from headrace.stores import (
@@ -29,10 +30,9 @@ from headrace.stores import (
     save_manifest,
 )
 from headrace.stores.indexed.layout import IdxLayout, dtype_code
-from headrace.testing.stores import Documents
 
 
-def write_shard(prefix: Path, documents: Documents, dtype: str = "uint16") -> WrittenShard:
+def write_shard(prefix: Path, documents: Sequence[NDArray[Any]], dtype: str = "uint16") -> WrittenShard:
     """Write a valid shard."""
     with IndexedWriter(prefix, dtype=dtype) as writer:
         if documents:
@@ -93,7 +93,7 @@ def manifest_of(outputs: Sequence[OutputShard], *, key: str | None = None) -> Ma
     )
 
 
-def write_keyed(folder: Path, **keys: tuple[DTypeLike, Documents]) -> WrittenShard:
+def write_keyed(folder: Path, **keys: tuple[DTypeLike, Sequence[NDArray[Any]]]) -> WrittenShard:
     """Write a valid shard; ``keys`` holds the dtype and the documents of each key."""
     with KeyedWriter(folder, dtypes={key: dtype for key, (dtype, _) in keys.items()}) as writer:
         tokens = {key: np.concatenate([np.empty(0, dtype), *parts]) for key, (dtype, parts) in keys.items()}

@@ -17,7 +17,7 @@ import numpy as np
 from headrace.errors import InputError
 from headrace.io import PreadReader, Reader
 from headrace.stores.arguments import IntArray
-from headrace.stores.tar.headers import BLOCK, Fetch, HeaderError, Window, next_member, plain_member
+from headrace.stores.tar.headers import BLOCK, Fetch, HeaderError, Member, Window, next_member, plain_member
 from headrace.stores.tar.names import check_uncompressed, sample_part
 
 _TAIL_BYTES: Final = 1 << 20
@@ -98,80 +98,110 @@ def scan_shard(
     return found
 
 
+class _Collected:
+    """The samples of a shard that were found so far; the attributes are those of `ScannedShard`."""
+
+    def __init__(self) -> None:
+        self.offsets, self.bounds = array("q"), array("q")
+        self.keys: list[str] = []
+        self.part_names: list[str] = []
+        self.part_offsets, self.part_sizes = array("q"), array("q")
+        self.faults: list[TarFault] = []
+
+    def add_fault(self, byte: int, message: str, *, sample: int | None = None, ends: bool) -> None:
+        """Add a fault; the sample is the next one unless another is named."""
+        number = len(self.keys) if sample is None else sample
+        self.faults.append(TarFault(byte=byte, sample=number, message=message, ends=ends))
+
+    def drop_last(self) -> int:
+        """Drop the last sample, which may lack parts, and return where it begins; 0 if there is none."""
+        if not self.keys:
+            return 0
+        first = self.bounds.pop()
+        del self.keys[-1], self.part_names[first:], self.part_offsets[first:], self.part_sizes[first:]
+        return self.offsets.pop()
+
+    def shard(self, end: int, size: int) -> ScannedShard:
+        """Return everything as a shard, whose last sample ends at ``end``."""
+        return ScannedShard(
+            offsets=np.array([*self.offsets, end], np.int64),
+            keys=self.keys,
+            part_bounds=np.array([*self.bounds, len(self.part_names)], np.int64),
+            part_names=self.part_names,
+            part_offsets=np.array(self.part_offsets, np.int64),
+            part_sizes=np.array(self.part_sizes, np.int64),
+            size=size,
+            faults=tuple(self.faults),
+        )
+
+
 def _scan(window: Window, *, hidden: bool) -> ScannedShard:
-    fetch, size = window.fetch, window.size
-    offsets, bounds = array("q"), array("q")
-    part_offsets, part_sizes = array("q"), array("q")
-    keys: list[str] = []
-    part_names: list[str] = []
-    faults: list[TarFault] = []
-    key: str | None = None
-    same: str | None = None
-    at = 0
+    found = _Collected()
     try:
-        if not size:
+        if not window.size:
             raise HeaderError(0, "the file is empty")
-        while True:
-            plain = plain_member(fetch(at, BLOCK)) if size - at >= BLOCK else None
-            begin = at
-            if plain is not None:
-                name, num_bytes = plain
-                data = at + BLOCK
-                at = data + (num_bytes + 511 & -512)
-                if at > size:
-                    found_bytes = max(0, min(num_bytes, size - data))
-                    raise HeaderError(
-                        begin, f"cut short: a member has {num_bytes:,} bytes, of which {found_bytes:,} are there"
-                    )
-                sparse = False
-            else:
-                member = next_member(fetch, at, size)
-                if member is None:
-                    break
-                name, num_bytes, data, at = member.name, member.size, member.data, member.end
-                begin, sparse = member.offset, member.sparse
-                if not member.regular:
-                    continue
-            if same is not None and name.startswith(same) and "/" not in (part := name[len(same) :]):
-                pass
-            elif (found := sample_part(name, hidden=hidden)) is None:
-                continue
-            else:
-                if found[0] != key:
-                    key = found[0]
-                    same = None if key.startswith("__") else key + "."
-                    offsets.append(begin)
-                    bounds.append(len(part_names))
-                    keys.append(key)
-                part = found[1]
-            if sparse:
-                message = f"part {part!r} is a sparse file without its holes; pack it again without -S"
-                faults.append(TarFault(byte=begin, sample=len(keys) - 1, message=message, ends=False))
-            part_names.append(part)
-            part_offsets.append(data)
-            part_sizes.append(num_bytes)
-        if (behind := _behind_end(window, at)) is not None:
+        end = _collect(window, found, hidden=hidden)
+        if (behind := _behind_end(window, end)) is not None:
             message = "there are more data after the end of the archive: does the file hold several archives?"
-            faults.append(TarFault(byte=behind, sample=len(keys), message=message, ends=True))
+            found.add_fault(behind, message, ends=True)
     except HeaderError as error:
-        # The last sample may lack parts.
-        if keys:
-            at = offsets.pop()
-            del keys[-1], part_names[bounds[-1] :], part_offsets[bounds[-1] :], part_sizes[bounds[-1] :]
-            bounds.pop()
+        end = found.drop_last()
+        found.add_fault(error.at, error.message, ends=True)
+    return found.shard(end, window.size)
+
+
+def _collect(window: Window, found: _Collected, *, hidden: bool) -> int:
+    """Collect all samples, and return the offset of the end of the archive."""
+    fetch, size = window.fetch, window.size
+    add_name, add_offset, add_size = found.part_names.append, found.part_offsets.append, found.part_sizes.append
+    key: str | None = None
+    same: str | tuple[()] = ()
+    at = 0
+    while True:
+        plain = plain_member(fetch(at, BLOCK)) if size - at >= BLOCK else None
+        if plain is not None:
+            name, num_bytes = plain
+            begin, data, sparse = at, at + BLOCK, False
+            at = data + (num_bytes + 511 & -512)
+            if at > size:
+                there = max(0, min(num_bytes, size - data))
+                raise HeaderError(begin, f"cut short: a member has {num_bytes:,} bytes, of which {there:,} are there")
         else:
-            at = 0
-        faults.append(TarFault(byte=error.at, sample=len(keys), message=error.message, ends=True))
-    return ScannedShard(
-        offsets=np.array([*offsets, at], np.int64),
-        keys=keys,
-        part_bounds=np.array([*bounds, len(part_names)], np.int64),
-        part_names=part_names,
-        part_offsets=np.array(part_offsets, np.int64),
-        part_sizes=np.array(part_sizes, np.int64),
-        size=size,
-        faults=tuple(faults),
-    )
+            member = next_member(fetch, at, size)
+            if member is None:
+                return at
+            name, num_bytes, begin, data, at, sparse = _named(member)
+        # No name begins with an empty tuple.
+        if name.startswith(same) and "/" not in (part := name[len(same) :]):
+            pass
+        elif (split := sample_part(name, hidden=hidden)) is None:
+            continue
+        else:
+            if split[0] != key:
+                key = split[0]
+                same = _same(key)
+                found.offsets.append(begin)
+                found.bounds.append(len(found.part_names))
+                found.keys.append(key)
+            part = split[1]
+        if sparse:
+            found.add_fault(begin, _HOLES.format(part), sample=len(found.keys) - 1, ends=False)
+        add_name(part)
+        add_offset(data)
+        add_size(num_bytes)
+
+
+_HOLES: Final = "part {!r} is a sparse file without its holes; pack it again without -S"
+
+
+def _named(member: Member) -> tuple[str, int, int, int, int, bool]:
+    """Return name, size, offset, data, end and sparse of a member; no name if it is a link, device or folder."""
+    return member.name if member.regular else "", member.size, member.offset, member.data, member.end, member.sparse
+
+
+def _same(key: str) -> str | tuple[()]:
+    """Return how names of the same key begin; nothing if they could be among the names that are skipped."""
+    return () if key.startswith("__") else key + "."
 
 
 def _behind_end(window: Window, at: int) -> int | None:
@@ -235,46 +265,35 @@ def walk_sample(
     """
     parts: dict[str, T] = {}
     key: str | None = None
-    same: str | None = None
+    same: str | tuple[()] = ()
     skipped = 0
     at = begin
     while at < end:
         plain = plain_member(fetch(at, BLOCK)) if end - at >= BLOCK else None
         if plain is not None:
             name, size = plain
-            data = at + BLOCK
+            data, sparse = at + BLOCK, False
             after = data + (size + 511 & -512)
-            sparse = False
             if after > end:
                 raise WalkError(at, key, f"a member of {size:,} bytes goes past the end of the sample at byte {end}")
         else:
-            try:
-                member = next_member(fetch, at, end)
-            except HeaderError as error:
-                raise WalkError(error.at, key, error.message) from None
-            if member is None:
-                raise WalkError(at, key, f"the archive ends here, but the sample should end at byte {end}")
-            name, data, size, after, sparse = member.name, member.data, member.size, member.end, member.sparse
-            if not member.regular:
-                at, skipped = after, skipped + 1
-                continue
-        if same is not None and name.startswith(same) and "/" not in (part := name[len(same) :]):
+            name, size, _, data, after, sparse = _named(_member_inside(fetch, at, end, key))
+        # No name begins with an empty tuple.
+        if name.startswith(same) and "/" not in (part := name[len(same) :]):
             pass
-        elif (found := sample_part(name, hidden=hidden)) is None:
+        elif (split := sample_part(name, hidden=hidden)) is None:
             at, skipped = after, skipped + 1
             continue
-        elif key is None:
-            key, part = found
-            # Names that begin like this have the same key, unless they could be among the names that are skipped.
-            same = None if key.startswith("__") else key + "."
-        elif found[0] == key:
-            part = found[1]
         else:
-            raise WalkError(
-                at, key, f"the member {name!r} of another sample comes before this sample's end at byte {end}"
-            )
+            if key is None:
+                key = split[0]
+                same = _same(key)
+            elif split[0] != key:
+                message = f"the member {name!r} of another sample comes before this sample's end at byte {end}"
+                raise WalkError(at, key, message)
+            part = split[1]
         if sparse:
-            raise WalkError(at, key, f"part {part!r} is a sparse file without its holes; pack it again without -S")
+            raise WalkError(at, key, _HOLES.format(part))
         if wanted is None or part in wanted:
             parts[part] = take(data, size)
         at = after
@@ -282,6 +301,17 @@ def walk_sample(
         others = f"; {skipped} members belong to no sample" if skipped else ""
         raise WalkError(begin, None, f"there is no part of a sample up to byte {end}{others}")
     return key, parts
+
+
+def _member_inside(fetch: Fetch, at: int, end: int, key: str | None) -> Member:
+    """Return the member at ``at``, which is no plain one; raises WalkError if it is not inside the sample."""
+    try:
+        member = next_member(fetch, at, end)
+    except HeaderError as error:
+        raise WalkError(error.at, key, error.message) from None
+    if member is None:
+        raise WalkError(at, key, f"the archive ends here, but the sample should end at byte {end}")
+    return member
 
 
 _CALL_BYTES: Final = 16 << 20
