@@ -58,11 +58,17 @@ def convert(value: Any, kind: type[T], where: str = "") -> T:
 
 def check_keys(value: Mapping[Any, Any], known: Iterable[str], where: str = "") -> None:
     """Raise a `ConfigError` that gives the path of the first unknown key, and the nearest of the known ones."""
+    for message in unknown_keys(value, known, where):
+        raise ConfigError(message)
+
+
+def unknown_keys(value: Mapping[Any, Any], known: Iterable[str], where: str = "") -> Iterator[str]:
+    """Yield a message for each unknown key, which gives its path, the nearest of the known ones, and all of them."""
     known = list(known)
     for key in value:
         if key not in known:
             hint = nearest(str(key), known)
-            raise ConfigError(f"{below(where, key)} is unknown{hint}; allowed here are {', '.join(known)}")
+            yield f"{below(where, key)} is unknown{hint}; allowed here are {', '.join(known)}"
 
 
 def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:

@@ -30,6 +30,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     place: str
     message: str
 
+    @classmethod
+    def of(cls, path: str, error: Exception) -> Problem:
+        """Return an error in reading a file as a problem of the file, whose path the message need not repeat."""
+        return cls(path=path, place="", message=str(error).removeprefix(f"{path}: "))
+
     def __str__(self) -> str:
         return f"{self.path}: {self.place}: {self.message}" if self.place else f"{self.path}: {self.message}"
 

@@ -231,7 +231,7 @@ class JsonlSamplesStore(SampleStore):
         try:
             found = scan_lines(self.path, self._reader.for_pass())
         except HeadraceError as error:
-            yield Problem(path=self.path, place="", message=str(error).removeprefix(f"{self.path}: "))
+            yield Problem.of(self.path, error)
             return
         if not np.array_equal(found, self._offsets):
             yield Problem(path=self.path, place="", message="its index belongs to another file; make it again")

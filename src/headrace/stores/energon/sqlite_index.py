@@ -335,7 +335,7 @@ def check_index(index: SqliteIndex, info: Info, names: Sequence[str], shards: Da
                     place, message = fault
                     yield Problem(path=path, place=f"{name}: {place}" if place else name, message=message)
     except HeadraceError as error:
-        yield Problem(path=path, place="", message=str(error).removeprefix(f"{path}: "))
+        yield Problem.of(path, error)
 
 
 def _fault(index: SqliteIndex, number: int, at: int, shards: DatasetShards) -> tuple[str, str] | None:

@@ -1,12 +1,13 @@
 """`EnergonStore`, which reads a dataset that Energon or Headrace prepared: shards below a folder with a ``.nv-meta``.
 
-`open_dataset` reads its info and split files, and `check_keys` compares the keys of all shards with each other.
+`open_dataset` reads its info and split files, and `find_repeated_keys` compares the keys of all shards with each other.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -35,7 +36,7 @@ from headrace.stores.tar.store import MadeIndexes, TarShards
 _log = logging.getLogger("headrace")
 
 
-def check_keys(path: str, names: Sequence[str], shards: DatasetShards) -> Iterator[Problem]:
+def find_repeated_keys(path: str, names: Sequence[str], shards: DatasetShards) -> Iterator[Problem]:
     """Find keys that several samples of the tars have, by another pass over the headers, with 16 bytes a sample."""
     bounds = [0]
     read: list[int] = []
@@ -50,17 +51,16 @@ def check_keys(path: str, names: Sequence[str], shards: DatasetShards) -> Iterat
             bounds.append(bounds[-1] + len(found))
             yield from found
 
+    def place(number: int) -> tuple[int, int]:
+        which = bisect_right(bounds, number) - 1
+        return read[which], number - bounds[which]
+
     faults = Faults(path, "keys")
-    for numbers in KeyTable(keys(), -1).repeated():
-        places: dict[str, list[str]] = {}
-        for number in numbers:
-            which = int(np.searchsorted(bounds, number, side="right")) - 1
-            at, index = read[which], number - bounds[which]
-            places.setdefault(shards.key(at, index), []).append(f"{names[at]} sample {index}")
-        for key, where in places.items():
-            if len(where) > 1 and faults.to_name(np.array([True])):
-                message = f"occurs {len(where)} times: {', '.join(where[:5])}; keys must be unique"
-                yield Problem(path=path, place=f"key {key!r}", message=message)
+    for key, numbers in KeyTable(keys(), -1).repeated(lambda number: shards.key(*place(number))):
+        if faults.to_name(np.array([True])):
+            where = ", ".join(f"{names[at]} sample {index}" for at, index in map(place, numbers[:5]))
+            message = f"occurs {len(numbers)} times: {where}; keys must be unique"
+            yield Problem(path=path, place=f"key {key!r}", message=message)
     yield from faults.rest()
 
 
@@ -366,7 +366,7 @@ class EnergonStore(SampleStore):
             yield from self._shards.check(shard)
         if self.index is not None:
             yield from check_index(self.index, self.info, self._distinct, self._shards)
-        yield from check_keys(self.path, self._distinct, self._shards)
+        yield from find_repeated_keys(self.path, self._distinct, self._shards)
 
     def close(self) -> None:
         """Close all files."""

@@ -292,7 +292,7 @@ class Hdf5Store(SegmentedStore):
                 self.file, key=self._keys[0], using=copy.copy(self._reader), order=self._order, vouched=vouched
             )
         except StoreError as error:
-            yield Problem(path=self.file, place="", message=str(error).removeprefix(f"{self.file}: "))
+            yield Problem.of(self.file, error)
             return
         with store:
             for key in store.keys:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import operator
@@ -69,40 +70,27 @@ def check_indexed(
     open store does not matter. This takes one pass over the ``.idx``, and one pass over the ``.bin`` for each of these:
     checksums, if a manifest lists the shard; and ids, if ``vocab_size`` is set.
     """
-    using = copy.copy(using)  # a copy has no files open
-    try:
-        yield from _check(prefix, using, opened, vouched, vocab_size)
-    finally:
-        using.close()
-
-
-def _check(
-    prefix: str,
-    using: Reader,
-    opened: Callable[[Reader], Index],
-    vouched: OutputShard | None,
-    vocab_size: int | None,
-) -> Iterator[Problem]:
-    vouched, problems = entry_beside(prefix, "indexed", vouched)
-    yield from problems
-    path = prefix + ".bin"
-    index, stream = None, None
-    try:
-        bin_bytes = using.size(path)
-        index = opened(using)
-        faults = list(_check_index(index, bin_bytes))
-        yield from faults
-        stream = examine(index) if not faults else None
-    except StoreError as error:
-        yield Problem(path=prefix, place="", message=str(error))
-    if vouched is not None:
-        yield from check_sums(prefix, vouched, index, stream)
-    if index is not None and stream is not None:
-        yield from _check_coverage(path, index, stream, bin_bytes)
+    with contextlib.closing(copy.copy(using)) as using:  # a copy has no files open
+        vouched, problems = entry_beside(prefix, "indexed", vouched)
+        yield from problems
+        path = prefix + ".bin"
+        index, stream = None, None
+        try:
+            bin_bytes = using.size(path)
+            index = opened(using)
+            faults = list(_check_index(index, bin_bytes))
+            yield from faults
+            stream = examine(index) if not faults else None
+        except StoreError as error:
+            yield Problem(path=prefix, place="", message=str(error))
         if vouched is not None:
-            yield from _check_counts(prefix, vouched, index, stream)
-        if vocab_size is not None and (vouched is None or all(info.ids for info in vouched.keys.values())):
-            yield from _check_ids(path, using, index, stream, vocab_size)
+            yield from check_sums(prefix, vouched, index, stream)
+        if index is not None and stream is not None:
+            yield from _check_coverage(path, index, stream, bin_bytes)
+            if vouched is not None:
+                yield from _check_counts(prefix, vouched, index, stream)
+            if vocab_size is not None and (vouched is None or all(info.ids for info in vouched.keys.values())):
+                yield from _check_ids(path, using, index, stream, vocab_size)
 
 
 def _check_index(index: Index, bin_bytes: int) -> Iterator[Problem]:

@@ -52,7 +52,7 @@ def check_shard(path: str, offsets: IntArray, *, using: Reader, hidden: bool) ->
     try:
         found = scan_shard(path, hidden=hidden, on_fault="keep", using=using.for_pass())
     except HeadraceError as error:
-        yield Problem(path=path, place="", message=str(error).removeprefix(f"{path}: "))
+        yield Problem.of(path, error)
         return
     for fault in found.faults:
         yield Problem(path=path, place=f"byte {fault.byte}", message=f"sample {fault.sample}: {fault.message}")
@@ -245,7 +245,7 @@ class TarShards:
         try:
             offsets = self.offsets(shard)
         except StoreError as error:
-            yield Problem(path=path, place="", message=str(error).removeprefix(f"{path}: "))
+            yield Problem.of(path, error)
             return
         yield from check_shard(path, offsets, using=self.reader, hidden=self._hidden)
 
@@ -549,12 +549,9 @@ class TarStore(SampleStore):
 
     def _repeated_keys(self) -> Iterator[Problem]:
         faults = Faults(self.path, "keys")
-        for numbers in self._keys().repeated():
-            keys = [self.key(number) for number in numbers]
-            for first, key in zip(numbers, keys, strict=True):
-                same = [number for number, other in zip(numbers, keys, strict=True) if other == key]
-                if first == same[0] and len(same) > 1 and faults.to_name(np.array([True])):
-                    where = ", ".join(f"{self.shards[shard]} sample {at}" for shard, at in map(self._locate, same[:5]))
-                    message = f"key {key!r} occurs {len(same)} times: {where}; keys must be unique"
-                    yield Problem(path=self.path, place=f"sample {first}", message=message)
+        for key, numbers in self._keys().repeated(self.key):
+            if faults.to_name(np.array([True])):
+                where = ", ".join(f"{self.shards[shard]} sample {at}" for shard, at in map(self._locate, numbers[:5]))
+                message = f"key {key!r} occurs {len(numbers)} times: {where}; keys must be unique"
+                yield Problem(path=self.path, place=f"sample {numbers[0]}", message=message)
         yield from faults.rest()
