@@ -30,7 +30,7 @@ from headrace.stores.energon import EnergonStore, Splits
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.splits import find_splits
 from headrace.stores.quarantine import add_bad_samples
-from headrace.stores.sample_store import SampleStore
+from headrace.stores.store import SampleStore
 from headrace.stores.tar.index import index_path
 
 

@@ -22,7 +22,7 @@ from headrace.samples.media.decoding.failing import MAX_PIXELS, reraise
 from headrace.samples.media.field_map import META_PARTS, FieldMap, first_that_works, parts_of
 from headrace.stores import Problem
 from headrace.stores.quarantine import BadSample
-from headrace.stores.sample_store import RawSample, SampleStore
+from headrace.stores.store import RawSample, SampleStore
 
 TASK_SAMPLES: Final = 64
 MAX_NAMED: Final = 1000

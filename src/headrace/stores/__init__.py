@@ -56,8 +56,7 @@ if TYPE_CHECKING:
     )
     from headrace.stores.opening import open, open_keys, open_tokens
     from headrace.stores.provenance import Provenance, ProvenanceState, ProvenanceWriter
-    from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
-    from headrace.stores.store import Problem, Store
+    from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore, Store
     from headrace.stores.tar.store import TarStore
     from headrace.stores.writer import Writer
     from headrace.stores.written import FileState, KeyInfo, OutputShard, WriterState, WrittenShard
@@ -93,14 +92,14 @@ _HOMES = {
     "Manifest": "headrace.stores.manifest",
     "OutputShard": "headrace.stores.written",
     "PROVENANCE_NAME": "headrace.stores.manifest",
-    "PartPlace": "headrace.stores.sample_store",
+    "PartPlace": "headrace.stores.store",
     "Problem": "headrace.stores.store",
     "Provenance": "headrace.stores.provenance",
     "ProvenanceState": "headrace.stores.provenance",
     "ProvenanceWriter": "headrace.stores.provenance",
-    "RawSample": "headrace.stores.sample_store",
+    "RawSample": "headrace.stores.store",
     "SampleLedger": "headrace.stores.manifest",
-    "SampleStore": "headrace.stores.sample_store",
+    "SampleStore": "headrace.stores.store",
     "ShardedStore": "headrace.stores.combined",
     "ShuffledOrder": "headrace.stores.manifest",
     "Store": "headrace.stores.store",

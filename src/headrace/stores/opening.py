@@ -31,8 +31,7 @@ from headrace.stores.indexed.layout import Dialect, Documents, IndexedOptions
 from headrace.stores.json.store import JSON_SUFFIXES, is_object
 from headrace.stores.manifest import MANIFEST_NAME
 from headrace.stores.quarantine import quarantined
-from headrace.stores.sample_store import SampleStore
-from headrace.stores.store import Store
+from headrace.stores.store import SampleStore, Store
 from headrace.stores.tar.names import SUFFIXES as COMPRESSED
 from headrace.stores.tar.names import TarPaths
 from headrace.stores.tar.store import TarStore

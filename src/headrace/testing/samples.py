@@ -15,7 +15,7 @@ import pytest
 
 from headrace.errors import HeadraceError, StoreError
 from headrace.io import OPEN_FILES, reader
-from headrace.stores.sample_store import SampleStore
+from headrace.stores.store import SampleStore
 from headrace.testing.damage import restored
 
 Samples = list[tuple[str, dict[str, bytes]]]

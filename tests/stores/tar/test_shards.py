@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from counts import cases
 from headrace.errors import HeadraceError, InputError, StoreError
 from headrace.stores.kept_arrays import write_offsets
-from headrace.stores.sample_store import PartPlace, RawSample
+from headrace.stores.store import PartPlace, RawSample
 from headrace.stores.tar import scan as runs
 from headrace.stores.tar import store as shards
 from headrace.stores.tar.index import index_path

@@ -23,8 +23,7 @@ from headrace.io import Reader, hash_bytes, reader
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.json.index import read_lines
 from headrace.stores.kept_arrays import kept_index, read_offsets, write_offsets
-from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
-from headrace.stores.store import Problem
+from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore
 
 SUFFIX: Final = ".jsonl.idx"
 _CHUNK_BYTES: Final = 16 << 20

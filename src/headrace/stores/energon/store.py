@@ -27,8 +27,7 @@ from headrace.stores.energon.shards import DatasetShards
 from headrace.stores.energon.splits import DEFAULT_PART, SplitPart, find_splits, read_splits, split_part, whole
 from headrace.stores.energon.sqlite_index import KeyLookup, check_index
 from headrace.stores.kept_arrays import num_entries
-from headrace.stores.sample_store import Numbering, PartPlace, RawSample, SampleStore
-from headrace.stores.store import Problem
+from headrace.stores.store import Numbering, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.index import KeyTable, index_path
 from headrace.stores.tar.names import sample_part
 from headrace.stores.tar.store import MadeIndexes, TarShards

@@ -21,8 +21,7 @@ from headrace.io import Reader, reader
 from headrace.stores.arguments import IntArray, positions
 from headrace.stores.checking import Faults
 from headrace.stores.kept_arrays import ENTRY_BYTES
-from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
-from headrace.stores.store import Problem
+from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.headers import Fetch, Window
 from headrace.stores.tar.index import (
     IndexPlace,
