@@ -240,7 +240,12 @@ class _Connections(threading.local):
 
 def open_read_only(path: Path) -> sqlite3.Connection:
     """Open a connection that neither locks nor writes, and does not check whether the file changes."""
-    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
+    return sqlite3.connect(read_only_uri(path), uri=True)
+
+
+def read_only_uri(path: Path) -> str:
+    """Return the URI by which SQLite opens or attaches a file as `open_read_only` does."""
+    return f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
 
 
 _SAMPLES: Final = "SELECT tar_file_id, sample_key, sample_index, byte_offset, byte_size FROM samples"

@@ -15,7 +15,6 @@ import contextlib
 import copy
 import io
 import os
-import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -35,6 +34,7 @@ from headrace.io import (
     output_errors,
     reader,
     sync_folder,
+    temporary_path,
     write_all,
 )
 from headrace.stores.arguments import read_only
@@ -381,7 +381,7 @@ class Hdf5Writer(FileWriter):
     ) -> None:
         super().__init__(path, dtypes, values, *HDF5_SUFFIXES)
         h5py = load_h5py(str(self._path))
-        self._temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+        self._temporary = temporary_path(self._path)
         with output_errors(self._path, "create"):
             self._output = _Output(self._temporary)
         self._file = h5py.File(self._output, "w")

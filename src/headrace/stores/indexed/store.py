@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -350,7 +349,7 @@ class IndexedStore(Store):
         Raises:
             IndexError: there is no such sequence, or the range is not within it.
         """
-        number = _sequence_number(index, self.num_sequences)
+        number = document_number(index, self.num_sequences, "sequence")
         size, begin = self.index.sequence(number)
         if size < 0:
             raise StoreError(f"{self.index.path}: sequence {number} has {size} tokens; sizes may not be negative")
@@ -540,11 +539,3 @@ class IndexedStore(Store):
             )
         stored = tokens_at(self._reader, self._bin, self._dtype, offset, length)
         return read_only(token_ids(stored, self._shift, self._bin)) if self._shift else stored
-
-
-def _sequence_number(index: int, num_sequences: int) -> int:
-    number = operator.index(index)
-    number += num_sequences if number < 0 else 0
-    if not 0 <= number < num_sequences:
-        raise IndexError(f"sequence {index} is out of range; the store has {num_sequences} sequences")
-    return number
