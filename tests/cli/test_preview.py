@@ -24,7 +24,7 @@ from headrace.inspect.token_preview import figures_of
 from headrace.plan.packing import Packing
 from headrace.preparing import prepare_recipe
 from headrace.samples.recipe import parse_recipe
-from headrace.testing.keyed import write_keyed
+from headrace.testing.shards import write_keyed
 from recipes_made import USER, YES
 
 

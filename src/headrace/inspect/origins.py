@@ -21,7 +21,7 @@ from headrace.inspect.figures import count, listing, separated, size
 from headrace.preparing.sources.source_file import counted_from, record_noun
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Manifest, Provenance, load_manifest
 from headrace.stores.energon.store import EnergonStore
-from headrace.stores.sample_store import SampleStore
+from headrace.stores.store import SampleStore
 
 if TYPE_CHECKING:
     from headrace.datasets.origins import Origin

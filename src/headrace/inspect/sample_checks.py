@@ -44,7 +44,7 @@ from headrace.stores.energon import EnergonStore, Splits
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.splits import find_splits
 from headrace.stores.quarantine import BadSample, add_bad_samples
-from headrace.stores.sample_store import RawSample, SampleStore
+from headrace.stores.store import RawSample, SampleStore
 from headrace.stores.tar.index import index_path
 
 TASK_SAMPLES: Final = 64

@@ -22,7 +22,7 @@ from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
 from headrace.stores.energon.splits import find_splits
 from headrace.stores.energon.sqlite_index import SqliteIndex
 from headrace.stores.quarantine import QuarantinedStore
-from headrace.stores.sample_store import SampleStore
+from headrace.stores.store import SampleStore
 
 LOOKED_AT: Final = 1000
 """The number of samples whose parts are examined, evenly spread over the store."""

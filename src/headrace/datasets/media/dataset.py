@@ -43,7 +43,7 @@ from headrace.stores import EnergonStore, PartPlace, RawSample, Reader, SampleSt
 from headrace.stores import open as open_store
 from headrace.stores.energon import DatasetConfig, Reference
 from headrace.stores.energon.splits import config_path
-from headrace.stores.sample_layouts import sample_layout
+from headrace.stores.opening import sample_layout
 
 _OF_THE_RUN: Final = ("max_samples_per_sequence", "parallel_shard_iters", "shuffle_over_epochs", "training")
 """Keys of Energon's file that concern the order, which the run decides here."""

@@ -22,7 +22,7 @@ from headrace.plan.packing import Packing
 from headrace.samples.media import Cooker, SampleDecoder, resolve_sample_type
 from headrace.stores import open_tokens
 from headrace.stores.energon import EnergonStore, JoinColumn, JoinedStore, Reference
-from headrace.stores.sample_layouts import sample_layout
+from headrace.stores.opening import sample_layout
 
 Open = Callable[[NamedSource | JoinedSource], Dataset | None]
 
