@@ -77,7 +77,7 @@ def write_shards(root: Path, shape: str, num_samples: int, a_shard: int) -> list
 def make_dataset(root: Path, shape: str, num_samples: int, a_shard: int = 1000) -> Path:
     """Write shards with a complete ``.nv-meta``, and two descriptions of the samples: crude, and with captions."""
     from headrace.stores.energon import SqliteWriter, write_info, write_splits
-    from headrace.stores.offsets import write_offsets
+    from headrace.stores.kept_arrays import write_offsets
     from headrace.stores.tar.index import index_path
     from headrace.stores.tar.scan import scan_shard
 

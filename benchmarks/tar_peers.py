@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from headrace.stores import EnergonStore
-from headrace.stores.tar.shards import keep_freed_memory
+from headrace.stores.tar.store import keep_freed_memory
 
 warnings.simplefilter("ignore")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from energon_made import write_shards
 from headrace.stores.energon import SqliteWriter, write_info, write_splits
-from headrace.stores.offsets import write_offsets
+from headrace.stores.kept_arrays import write_offsets
 from headrace.stores.tar.index import index_path
 from headrace.stores.tar.scan import scan_shard
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from headrace.testing.keyed import write_keyed
+from headrace.testing.shards import write_keyed
 from recipes_made import NO, TEMPLATE, TOKENS, USER, YES, make, tokenizer_json
 
 HARD = 'Grüße 😀\tok </div><script>alert(1)</script> "&amp;" \x1b[31mred\u202eabc'

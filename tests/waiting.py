@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic
 
 import pytest
 
 import media_texts
 from headrace.loader.workers import pool, watch
-from headrace.loader.workers import worker_set as workers_set
 from headrace.loader.workers.watch import Wait
 from headrace.loader.workers.worker import State
 
 
-def waits_for_the_bad_sample(number: int = media_texts.BAD) -> Wait | None:
-    """The wait of a loader for a worker that is at a sample, when all else is done."""
+def waits_for_the_bad_sample(number: int = media_texts.BAD, *, only_for_it: bool = False) -> Wait | None:
+    """The wait of a loader for a worker that is at a sample, when all else is done.
+
+    It may be for the message before that one: a worker that holds its interpreter, or was stopped, keeps it back. With
+    ``only_for_it`` all messages before were handed over.
+    """
     for one in list(pool._living):
         worker_set = one._worker_set
-        wait = None if worker_set is None or worker_set._watch is None else worker_set._watch._wait
-        if worker_set is not None and wait is not None:
+        watched = None if worker_set is None else worker_set._watch
+        wait = None if watched is None else watched._wait
+        if worker_set is not None and watched is not None and wait is not None:
+            first = next(iter(list(worker_set._order.sent)), None)
             rows = [worker_set._table.row(at) for at in range(worker_set._num_workers)]
             awaited = rows.pop(wait.worker)
             if awaited.state is State.READING and awaited.sample == number:
-                return wait if all(row.state is State.WAITING for row in rows) else None
+                # Looked at last: only if the wait has lasted until now, what was sent first belongs to it.
+                is_due = first is not None and first.number == awaited.task and watched._wait is wait
+                is_all = all(row.state is State.WAITING for row in rows)
+                return wait if is_all and (is_due or not only_for_it) else None
     return None
 
 
@@ -32,12 +41,15 @@ class Clock:
 
     Args:
         runs_on: whether it runs on when the wait is over its limit: for a worker that does not even say where it is.
+        flag: the file of `media_texts.Once`, before which the clock does not run: the worker says that it begins a
+            sample before it touches the file, and one that ended in between would do it all again.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, runs_on: bool = False) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, runs_on: bool = False, flag: Path | None = None) -> None:
         self._now = self._last = monotonic()
         self._runs_on = runs_on
-        for module in (workers_set, watch):
+        self._flag = flag
+        for module in (pool, watch):
             monkeypatch.setattr(module, "monotonic", self)
 
     def __call__(self) -> float:
@@ -46,7 +58,7 @@ class Clock:
         if not any(_waits(one) for one in list(pool._living)):
             self._now += passed
         elif (wait := waits_for_the_bad_sample()) is not None and (self._runs_on or self._now < wait.until):
-            self._now += 0.05
+            self._now += 0.05 if self._flag is None or self._flag.exists() else 0.0
         return self._now
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -57,11 +58,17 @@ def convert(value: Any, kind: type[T], where: str = "") -> T:
 
 def check_keys(value: Mapping[Any, Any], known: Iterable[str], where: str = "") -> None:
     """Raise a `ConfigError` that gives the path of the first unknown key, and the nearest of the known ones."""
+    for message in unknown_keys(value, known, where):
+        raise ConfigError(message)
+
+
+def unknown_keys(value: Mapping[Any, Any], known: Iterable[str], where: str = "") -> Iterator[str]:
+    """Yield a message for each unknown key, which gives its path, the nearest of the known ones, and all of them."""
     known = list(known)
     for key in value:
         if key not in known:
             hint = nearest(str(key), known)
-            raise ConfigError(f"{below(where, key)} is unknown{hint}; allowed here are {', '.join(known)}")
+            yield f"{below(where, key)} is unknown{hint}; allowed here are {', '.join(known)}"
 
 
 def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:
@@ -145,12 +152,12 @@ def _find_fault(value: Any, kind: Any, where: str) -> None:
 
 def _parts(value: Any, kind: Any, where: str) -> Iterator[tuple[Any, Any, str]]:
     """Yield what a value holds, with the type and path of each; the value itself may stand for a member of a union."""
-    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    kind = _bare(kind)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        yield from ((value, member, where) for member in [m for m in arguments if _suits(value, m)][:1])
+        yield from [(value, member, where) for member in arguments if _suits(value, member)][:1]
     elif origin in (tuple, list) and isinstance(value, list | tuple):
-        kinds = arguments if origin is tuple and arguments[-1] is not ... else (arguments[0],) * len(value)
+        kinds = arguments if origin is tuple and arguments[-1] is not ... else itertools.repeat(arguments[0])
         for number, (part, part_kind) in enumerate(zip(value, kinds, strict=False)):
             yield part, part_kind, f"{where}[{number}]"
     elif origin is dict and isinstance(value, dict):
@@ -174,7 +181,7 @@ def _fields(value: dict[Any, Any], kind: type[msgspec.Struct], where: str) -> It
 
 def _suits(value: Any, kind: Any) -> bool:
     """Return whether a value is meant for this member of a union."""
-    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    kind = _bare(kind)
     origin = get_origin(kind)
     if kind is types.NoneType:
         return value is None
@@ -186,6 +193,11 @@ def _suits(value: Any, kind: Any) -> bool:
         config = kind.__struct_config__
         return config.tag is None or value.get(config.tag_field) == config.tag
     return isinstance(origin or kind, type) and isinstance(value, origin or kind) and type(value) is not bool
+
+
+def _bare(kind: Any) -> Any:
+    """Return a type without what `typing.Annotated` adds to it."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def _is_struct(kind: Any) -> bool:

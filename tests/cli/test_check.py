@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,7 @@ def test_ids_of_every_key(run: Any, tmp_path: Path, layout: str, monkeypatch: py
     monkeypatch.setattr(made, "VOCAB_SIZE", 20)
     folder = made.two_keys(tmp_path / "store", layout)
     assert run("check", folder).exit_code == 0
-    monkeypatch.setattr("headrace.inspect.store_checks._vocab_size", lambda _: 6)
+    monkeypatch.setattr("headrace.inspect.store_checks.load_tokenizer", lambda _: SimpleNamespace(vocab_size=6))
     found = json.loads(run("check", folder, "--tokenizer", "any", "--json").stdout)
     at_fault = {Path(problem["path"]).name.partition("_")[0].removesuffix(".bin") for problem in found["problems"]}
     assert at_fault == {"title", "body"}

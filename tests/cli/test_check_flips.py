@@ -19,7 +19,7 @@ import shards_made
 from copies_made import drawn
 from counts import cases
 from headrace.copying import convert, merge, split
-from headrace.datasets.pack_plans import plan_name
+from headrace.datasets.packed_sequences import plan_name
 from headrace.preparing import OutputOptions, TextOptions, TokenOptions, prepare_text
 from headrace.preparing.energon import EnergonOptions, SplitChoice, prepare_energon
 from headrace.preparing.shards import ShardOptions

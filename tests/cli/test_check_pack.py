@@ -13,7 +13,7 @@ import pytest
 import headrace
 import made
 from headrace.datasets import PackedSequenceDataset, Sample
-from headrace.datasets.pack_plans import plan_name
+from headrace.datasets.packed_sequences import plan_name
 from headrace.plan import IntArray
 from headrace.plan.packing import PackItems
 from headrace.stores import IndexedWriter

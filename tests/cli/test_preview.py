@@ -17,14 +17,14 @@ from rich.cells import cell_len
 
 import previews_made
 import recipe_runs
-from headrace.inspect import documents as choosing
 from headrace.inspect import page_of, preview
-from headrace.inspect.documents import figures_of
+from headrace.inspect import token_preview as choosing
 from headrace.inspect.lines import Style, preview_lines
+from headrace.inspect.token_preview import figures_of
 from headrace.plan.packing import Packing
 from headrace.preparing import prepare_recipe
 from headrace.samples.recipe import parse_recipe
-from headrace.testing.keyed import write_keyed
+from headrace.testing.shards import write_keyed
 from recipes_made import USER, YES
 
 

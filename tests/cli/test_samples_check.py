@@ -16,7 +16,7 @@ import energon_made
 import media_stores_made as stores
 import shards_made
 from energon_prepared import prepared as prepare_dataset
-from headrace.inspect import sample_decoding
+from headrace.inspect import sample_checks
 from headrace.preparing.shards import PartSpec, ShardOptions, ShardSource
 
 
@@ -285,7 +285,7 @@ def test_a_broken_video_and_an_empty_sound(run: Any, tmp_path: Path) -> None:
 
 
 def test_any_number_of_workers_finds_the_same(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_decoding, "TASK_SAMPLES", 3)
+    monkeypatch.setattr(sample_checks, "TASK_SAMPLES", 3)
     members = [(f"{number:02d}.json", b"{}" if number % 5 else b"{bad") for number in range(20)]
     energon_made.write_tar(tmp_path / "x.tar", members)
     one = checked(run, tmp_path, "--decode", "--workers", 1)
@@ -296,7 +296,7 @@ def test_any_number_of_workers_finds_the_same(run: Any, tmp_path: Path, monkeypa
 
 
 def test_more_faults_than_anybody_reads(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_decoding, "MAX_NAMED", 5)
+    monkeypatch.setattr(sample_checks, "MAX_NAMED", 5)
     energon_made.write_tar(tmp_path / "x.tar", [(f"{number:02d}.json", b"{bad") for number in range(20)])
     _, _, problems = checked(run, tmp_path, "--decode", "--workers", 1)
     assert len(problems) == 6

@@ -23,7 +23,7 @@ from counts import cases
 from headrace.inspect import pages
 from headrace.inspect.samples import PartViewer, look_at
 from headrace.samples.media import parse_field_map
-from headrace.stores.sample_store import RawSample
+from headrace.stores.store import RawSample
 
 VOID = {"meta", "input", "br", "img"}
 TAGS = {

@@ -24,15 +24,15 @@ from PIL import Image
 import media_made
 from counts import cases
 from headrace.errors import ConfigError, MissingExtraError
-from headrace.inspect import terminal_images
-from headrace.inspect.terminal_images import blocks, choose_images, drawer
+from headrace.inspect import lines as terminal_images
+from headrace.inspect.lines import blocks, choose_images, drawer
 
 SIZES = st.tuples(st.integers(1, 700), st.integers(1, 700))
 PATIENCE_S = 120
 PROGRAM = """
 import sys
 from PIL import Image
-from headrace.inspect.terminal_images import choose_images, drawer
+from headrace.inspect.lines import choose_images, drawer
 if {without}:
     sys.modules["textual_image"] = None
     import importlib.util as found

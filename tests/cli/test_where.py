@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.inspect import input_texts
+from headrace.inspect import document_origins
 from headrace.io import file_sum
 from headrace.stores import (
     DocumentLedger,
@@ -178,7 +178,7 @@ def test_for_people(run: Any, jsonl: Path, tmp_path: Path) -> None:
 def test_show(run: Any, jsonl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = prepare(tmp_path, jsonl)
     assert run("where", store, 9, "--show").stdout.endswith(f"\n\ntext:\n{TEXTS[9]}\n")
-    monkeypatch.setattr(input_texts, "FREE_BYTES", 10)
+    monkeypatch.setattr(document_origins, "FREE_BYTES", 10)
     [found] = ask(run, store, 9)
     assert (found["texts"], found["note"]) == (
         None,
@@ -329,6 +329,6 @@ def test_where_lines_begin(
     wanted = sorted(data.draw(st.sets(st.integers(0, len(lines) - 1))))
     begins = [sum(len(line) + 1 for line in lines[:number]) for number in wanted]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(input_texts, "_READ_BYTES", size)
-        assert list(input_texts._offsets(path, wanted)) == list(zip(wanted, begins, strict=True))
-        assert list(input_texts._offsets(path, [len(lines) + 5])) == []
+        patch.setattr(document_origins, "_READ_BYTES", size)
+        assert list(document_origins._offsets(path, wanted)) == list(zip(wanted, begins, strict=True))
+        assert list(document_origins._offsets(path, [len(lines) + 5])) == []

@@ -201,7 +201,7 @@ def test_modes_are_kept_or_refused(tmp_path: Path) -> None:
 
 
 def test_permuted_pointers_are_put_in_order(tmp_path: Path) -> None:
-    from headrace.testing.indexed import write_raw
+    from headrace.testing.shards import write_raw
 
     write_raw(tmp_path / "a", "uint16", [2, 1], [2, 0], [0, 1, 2], np.array([7, 8, 9], "<u2").tobytes())
     headrace.convert(tmp_path / "a", tmp_path / "out", format="indexed")

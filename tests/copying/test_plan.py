@@ -18,7 +18,7 @@ from headrace.copying.plan import (
     whole,
 )
 from headrace.errors import ConfigError
-from headrace.plan.megatron.splits import split_ranges
+from headrace.plan.megatron.sampling import split_ranges
 
 LENGTHS = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 40)), max_size=40)
 

@@ -11,7 +11,7 @@ import made
 from copies_made import content, documents, drawn, pair
 from headrace.copying import CopyOptions, copied_documents
 from headrace.errors import ConfigError
-from headrace.plan.megatron.splits import split_ranges
+from headrace.plan.megatron.sampling import split_ranges
 from headrace.stores import load_manifest
 
 

@@ -26,7 +26,7 @@ from headrace.errors import InputError, StateError, StoreError
 from headrace.plan.cursor import Cursor
 from headrace.stores import keep_arrays
 from headrace.testing.damage import endured
-from headrace.testing.indexed import write_raw
+from headrace.testing.shards import write_raw
 from headrace.tracing import read_run_file, save_run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "megatron_cache"

@@ -11,7 +11,7 @@ import torch
 import records_made
 from headrace import ConfigError, Loader, PreferenceDataset, Run, StoreError
 from headrace.compat.astrai import DatasetFactory, load_dataset
-from headrace.testing.keyed import write_raw_keyed
+from headrace.testing.shards import write_raw_keyed
 
 
 def flat(folder: Path, num_tokens: int, keys: tuple[str, ...] = ("tokens",)) -> Path:

@@ -40,7 +40,7 @@ from headrace.loader import flatten_packed
 from headrace.plan import derive_array
 from headrace.plan.packed_check import check_packed
 from headrace.stores import Store
-from headrace.testing.keyed import write_keyed
+from headrace.testing.shards import write_keyed
 
 IN_ORDER = Order(kind="none")
 PACKING = Packing(seq_len=32, strategy="best_fit_split")

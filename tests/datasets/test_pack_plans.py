@@ -21,8 +21,8 @@ import headrace
 import killing
 from counts import PATIENCE_S
 from headrace import ConfigError, PackedSequenceDataset, Packing, StoreError
-from headrace.datasets import pack_plans
-from headrace.datasets.pack_plans import StoreLengths, make_plan, plan_name
+from headrace.datasets import packed_sequences
+from headrace.datasets.packed_sequences import StoreLengths, make_plan, plan_name
 from headrace.errors import OutputError
 from headrace.io import cache_folder
 from headrace.plan.packing import PackPlan
@@ -56,13 +56,13 @@ def store(corpus: list[corpora.Corpus]) -> Store:
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[Packing]:
     """Each packing that was planned, not found."""
     calls = []
-    plan_packs = pack_plans.plan_packs
+    plan_packs = packed_sequences.plan_packs
 
     def counted(lengths: Any, packing: Packing) -> PackPlan:
         calls.append(packing)
         return plan_packs(lengths, packing)
 
-    monkeypatch.setattr(pack_plans, "plan_packs", counted)
+    monkeypatch.setattr(packed_sequences, "plan_packs", counted)
     return calls
 
 
@@ -119,10 +119,10 @@ def test_small_plans_are_not_kept_unless_asked_for(
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     PackedSequenceDataset(store, PACKINGS[0])
     assert not (tmp_path / "cache").exists()
-    monkeypatch.setattr(pack_plans, "KEPT_DOCUMENTS", store.num_documents)
+    monkeypatch.setattr(packed_sequences, "KEPT_DOCUMENTS", store.num_documents)
     PackedSequenceDataset(store, PACKINGS[0])
     assert not (tmp_path / "cache").exists()
-    monkeypatch.setattr(pack_plans, "KEPT_DOCUMENTS", store.num_documents - 1)
+    monkeypatch.setattr(packed_sequences, "KEPT_DOCUMENTS", store.num_documents - 1)
     first = PackedSequenceDataset(store, PACKINGS[0])
     name = plan_name(store, PACKINGS[0])
     assert check_arrays(tmp_path / "cache" / "packs", name) == []
@@ -145,7 +145,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cached(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache folder of a run in which every plan is kept."""
-    monkeypatch.setattr(pack_plans, "KEPT_DOCUMENTS", 0)
+    monkeypatch.setattr(packed_sequences, "KEPT_DOCUMENTS", 0)
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "packs"
 
@@ -191,7 +191,7 @@ def test_a_cache_below_a_file(cached: Path, store: Store) -> None:
 
 def test_no_home(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user without an entry in the list of users, as containers have them, and without a HOME."""
-    monkeypatch.setattr(pack_plans, "KEPT_DOCUMENTS", 0)
+    monkeypatch.setattr(packed_sequences, "KEPT_DOCUMENTS", 0)
     for name in ("HEADRACE_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
 

@@ -14,7 +14,7 @@ import packs_plainly
 from counts import cases
 from headrace import ConfigError, PackedSequenceDataset, Packing, stores
 from headrace.plan import derive_array
-from headrace.testing.keyed import write_keyed
+from headrace.testing.shards import write_keyed
 from packs_plainly import check_samples
 
 

@@ -18,7 +18,7 @@ from counts import cases
 from headrace import Blend, ConfigError, Order, PackedSequenceDataset, Packing, Run, WindowDataset, stores
 from headrace.plan import derive_array
 from headrace.plan.packing import plan_packs
-from headrace.testing.keyed import write_keyed
+from headrace.testing.shards import write_keyed
 from packs_plainly import check_samples
 
 FIELDS = packs_plainly.FIELDS

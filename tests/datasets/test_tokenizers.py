@@ -15,7 +15,7 @@ from headrace.compat.astrai import StreamWindows
 from headrace.compat.megatron import GPTBlend, GPTDataset
 from headrace.datasets import FilledDataset
 from headrace.stores import IndexedStore, TokenizerInfo, open_keys, save_manifest
-from headrace.testing.indexed import vouch_for
+from headrace.testing.shards import vouch_for
 
 ONE, OTHER = "1" * 32, "2" * 32
 

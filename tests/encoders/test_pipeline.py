@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from counts import cases
 from headrace import ConfigError
 from headrace.encoders import CallKey, EncoderPipeline, HookFailure, TaskEncoder, stateless
-from headrace.encoders.hooks import STAGES, function_hook, seed_of
 from headrace.encoders.pipeline import Output
+from headrace.encoders.task_encoder import STAGES, function_hook, seed_of
 
 NUMPY: Any = np.random
 

@@ -14,8 +14,8 @@ import torch
 
 from headrace import ConfigError
 from headrace.encoders import get_failure_tolerance, get_stateless, stateless
-from headrace.encoders.hooks import GENERATORS, generators_of, may_draw
 from headrace.encoders.pipeline import SavedGenerators
+from headrace.encoders.task_encoder import GENERATORS, generators_of, may_draw
 
 NUMPY: Any = np.random
 """The global generator, which is what is tested."""

@@ -17,7 +17,7 @@ import warm
 from counts import PATIENCE_S, cases
 from headrace.compat.megatron.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from headrace.errors import StoreError
-from headrace.testing.indexed import write_raw
+from headrace.testing.shards import write_raw
 
 pytestmark = pytest.mark.interop
 

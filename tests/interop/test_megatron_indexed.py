@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import headrace.stores as stores
-from headrace.testing.indexed import write_shard
+from headrace.testing.shards import write_shard
 
 pytestmark = pytest.mark.interop
 

@@ -33,7 +33,7 @@ from headrace.datasets import Collation, Dataset, Traits
 from headrace.loader import Balance, Ranks, Reading
 from headrace.plan import Bucketing, balanced, costs_of
 from headrace.stores import KeyedStore
-from headrace.testing.keyed import write_keyed
+from headrace.testing.shards import write_keyed
 from runs_made import Numbers
 
 COUNT = 61

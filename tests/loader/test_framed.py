@@ -335,8 +335,11 @@ def test_all_ranks_end_together_and_gather_their_states(place: Path, tmp_path: P
     assert [n for batch in resumed for n in batch["unit_numbers"].tolist()] == [n for n in alone if n >= 10]
 
 
-def life(run: FramedRun, folder: Path, num_workers: int) -> None:
-    """Goes on from the last file, and writes one for each micro-batch: what it holds, and the state after it."""
+def life(run: FramedRun, folder: Path, num_workers: int, most: int) -> None:
+    """Goes on from the last file, and writes one for each micro-batch: what it holds, and the state after it.
+
+    When there are ``most`` files it waits to be killed.
+    """
     loader = Loader(run, micro_batch_size=1, reading=Reading(num_threads=0, num_workers=num_workers, **FORK))
     if files := sorted(folder.glob("*.json")):
         loader.load_state_dict(json.loads(files[-1].read_text())["state"])
@@ -345,20 +348,21 @@ def life(run: FramedRun, folder: Path, num_workers: int) -> None:
         whole = folder / f"{loader.position:04d}.json"
         whole.with_suffix(".part").write_text(text)
         whole.with_suffix(".part").rename(whole)
-        time.sleep(0.002)
+        if len(list(folder.glob("*.json"))) >= most:
+            signal.pause()
 
 
 def lives(run: FramedRun, folder: Path) -> Iterator[int]:
     """Processes that are killed after some files each, until one comes to its end; their exit codes."""
     number = 0
     while True:
+        wanted = len(list(folder.glob("*.json"))) + (2, 7, 4, 9)[number % 4]
         child = os.fork()
         if child == 0:
             try:
-                life(run, folder, number % 3)
+                life(run, folder, number % 3, wanted + 2)
             finally:
                 os._exit(0)
-        wanted = len(list(folder.glob("*.json"))) + (2, 7, 4, 9)[number % 4]
         ended = 0
         while not ended:
             if len(list(folder.glob("*.json"))) >= wanted:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counts import cases
+from counts import PATIENCE_S, cases
 from headrace import BatchSchedule, StateError
 from headrace.loader.framed.feed import LaneHistory, MadeBatch, up_to_the_end
 from headrace.loader.framed.parts import BatchPart, parts
@@ -135,9 +135,9 @@ def test_all_ranks_end_after_the_last_step_that_has_a_unit(
         def agreed(step: int) -> int:
             said[number] = step
             calls[number] += 1
-            barrier.wait(10)
+            barrier.wait(PATIENCE_S)
             highest = max(said)
-            barrier.wait(10)
+            barrier.wait(PATIENCE_S)
             return highest
 
         found[number] = list(up_to_the_end(ranks[number].made(), -1, ranks[number].known_step, agreed))

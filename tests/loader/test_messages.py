@@ -16,9 +16,10 @@ import pytest
 import torch
 from PIL import Image
 
+from counts import PATIENCE_S
 from headrace import Loader, MediaDataset, Order, Run
 from headrace.loader import Reading
-from headrace.loader.buffers import Blocks
+from headrace.loader.feeds import Blocks
 from headrace.loader.ragged import read_ragged
 from headrace.loader.spans import SPAN_BYTES, SPAN_ROWS, SPAN_ROWS_HERE, SPAN_SECONDS, BatchSpan, Cost, Pace, SpanRows
 from headrace.loader.workers import messages
@@ -36,7 +37,7 @@ COUNT = 70
 def _no_thread_is_left() -> Iterator[None]:
     """What is pickled for other processes is served to them by a thread, with which no test after these would fork."""
     yield
-    resource_sharer.stop(timeout=10)
+    resource_sharer.stop(timeout=PATIENCE_S)
 
 
 def sent(batch: dict[str, Any]) -> dict[str, Any]:

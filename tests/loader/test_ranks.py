@@ -29,6 +29,15 @@ def test_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         Ranks.detect(model_parallel_size=2)
 
 
+@pytest.mark.parametrize(("variable", "value"), [("RANK", "first"), ("RANK", ""), ("WORLD_SIZE", "8.0")])
+def test_a_variable_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=f"the environment variable {variable} is {value!r}; expected a whole number"):
+        Ranks.detect()
+
+
 @pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0)])
 def test_impossible_ranks_are_refused(rank: int, world_size: int) -> None:
     with pytest.raises(ConfigError, match="ranks run from 0"):

@@ -35,13 +35,15 @@ def main():
     # This one has names in /dev/shm; workers do not take it over.
     torch.multiprocessing.set_sharing_strategy("file_system")
     multiprocessing.current_process()._config["semprefix"] = f"/headrace{{os.getpid()}}"
-    action = {{"kill": media_texts.arrays, "exit": media_texts.stops}}[how]
+    action, bad = {{"kill": (media_texts.arrays, 25), "exit": (media_texts.stops, media_texts.BAD)}}[how]
     run = Run(media_texts.loaded(Path(root), action), global_batch_size=4, order=Order(kind="none"), epochs=1)
     loader = Loader(run, micro_batch_size=4, reading=Reading(num_workers=2, start_method=method))
     iterator = iter(loader)
     kept = [next(iterator) for _ in range(3 if how == "kill" else 1)]
     globals()["kept"] = loader, iterator, kept
-    time.sleep(0.3)
+    workers = loader._feed._reader._workers._worker_set
+    while workers._watch._once_started is not None or not any(workers._table.row(at).sample == bad for at in (0, 1)):
+        time.sleep(0.001)
     print(json.dumps([process.pid for process in multiprocessing.active_children()]), flush=True)
     if how == "kill":
         signal.pause()

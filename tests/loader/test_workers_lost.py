@@ -24,7 +24,7 @@ from headrace.datasets.encoded import EncodedDataset
 from headrace.encoders import DefaultTaskEncoder, stateless
 from headrace.loader import Reading
 from headrace.loader import reading as threads
-from headrace.loader.workers import torch_loader
+from headrace.loader.workers import processes as worker_processes
 from headrace.loader.workers.pool import WorkerPool
 from headrace.samples.media import TextSample
 from waiting import Clock, clock_that
@@ -75,7 +75,7 @@ def test_a_lost_worker_is_replaced_and_nothing_changes(
     monkeypatch: pytest.MonkeyPatch,
     action: Callable[[Any], Any],
 ) -> None:
-    Clock(monkeypatch, runs_on=action is media_texts.stops)
+    Clock(monkeypatch, runs_on=action is media_texts.stops, flag=tmp_path / "done")
     once = media_texts.Once(tmp_path / "done", action)
     assert texts_of(loader_of(media_texts.loaded(texts, once), timeout_s=0.4)) == EXPECTED
     [warning] = warnings_in(caplog)
@@ -145,7 +145,7 @@ def test_a_message_cut_in_two(texts: Path) -> None:
     loader = loader_of(media_texts.loaded(texts, media_texts.large), micro_batch_size=1, num_workers=1, prefetch=4)
     iterator = iter(loader)
     found = list(next(iterator)["text"])
-    pipe = torch_loader.pipe_of(loader._feed._reader._workers._worker_set._batches)  # type: ignore[attr-defined]
+    pipe = worker_processes.pipe_of(loader._feed._reader._workers._worker_set._batches)  # type: ignore[attr-defined]
     while select.select([], [pipe], [], 0)[1]:
         time.sleep(0.001)
     # Half of the next message is in the pipe, the other half waits for room.
@@ -161,9 +161,9 @@ def test_killed_before_the_first_task(
 ) -> None:
     others = set(active_children())
     kills = iter([signal.SIGKILL, signal.SIGKILL])
-    balanced_step = torch_loader.TaskSampler.__iter__
+    balanced_step = worker_processes.TaskSampler.__iter__
 
-    def killed_then_dealt(order: torch_loader.TaskSampler) -> Iterator[Any]:
+    def killed_then_dealt(order: worker_processes.TaskSampler) -> Iterator[Any]:
         workers = set(active_children()) - others  # torch asks for tasks once before there are any
         if workers and (kill := next(kills, None)):
             pid = workers.pop().pid or 0
@@ -171,7 +171,7 @@ def test_killed_before_the_first_task(
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # where torch raises, if it does
         return balanced_step(order)
 
-    monkeypatch.setattr(torch_loader.TaskSampler, "__iter__", killed_then_dealt)
+    monkeypatch.setattr(worker_processes.TaskSampler, "__iter__", killed_then_dealt)
     assert texts_of(loader_of(MediaDataset.open(texts, **media_texts.TEXT))) == EXPECTED
     assert len(warnings_in(caplog)) == 2
 

@@ -149,3 +149,8 @@ def test_bad_weights_are_refused(bad: list[float]) -> None:
 def test_bad_shares_are_refused(bad: list[int]) -> None:
     with pytest.raises(ConfigError, match="shares must"):
         BlendTree(bad)
+
+
+def test_a_tree_without_shares_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no shares; give one for each"):
+        BlendTree([])

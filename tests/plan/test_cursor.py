@@ -94,6 +94,12 @@ def test_what_is_no_state_of_this_run_is_refused(change: dict[str, Any], message
         Cursor.from_dict({**cursor().to_dict(), **change}).verified(recipe(), SCHEDULE, 50, saved=None)
 
 
+def test_a_position_below_0_is_outside_an_endless_run() -> None:
+    state = {**cursor().to_dict(), "position": -1}
+    with pytest.raises(StateError, match="saved position -1 is outside this endless run, whose positions begin at 0"):
+        Cursor.from_dict(state).verified(recipe(), SCHEDULE, None, saved=None)
+
+
 @pytest.mark.parametrize("name", ["kind", "version", "recipe", "step", "position"])
 def test_a_missing_field_is_refused(name: str) -> None:
     state = cursor().to_dict()

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from counts import cases, python_steps
 from headrace.errors import ConfigError
-from headrace.plan.packing.first_fit import next_fit
+from headrace.plan.packing.fitting import next_fit
 
-# By its name: `headrace.plan.packing.first_fit` may be the function.
-MODULE = importlib.import_module("headrace.plan.packing.first_fit")
+# By its name: `headrace.plan.packing.fitting` may be the function.
+MODULE = importlib.import_module("headrace.plan.packing.fitting")
 
 
 def naive(lengths: list[int], seq_len: int) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import headrace.encoders
 import headrace.samples.media
 from headrace.compat.energon.wrappers import FunctionEncoder
-from headrace.plan.recorded_names import FIRST_MODULES, recorded_name
+from headrace.plan.recipe import FIRST_MODULES, recorded_name
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "recorded_names.json"
 

@@ -12,9 +12,8 @@ import headrace.stores as stores
 from headrace.errors import StoreError
 from headrace.stores.indexed.pairs import AlephAlphaStore
 from headrace.stores.store import Store
-from headrace.testing.indexed import write_shard
-from headrace.testing.stores import StoreContract
-from headrace.testing.strategies import Documents
+from headrace.testing.shards import write_shard
+from headrace.testing.stores import Documents, StoreContract
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "indexed_dialects"
 

@@ -10,8 +10,8 @@ import pytest
 import headrace.stores as stores
 from headrace.io import FileHasher, checksum
 from headrace.stores import IndexedStore, Problem
-from headrace.testing.indexed import vouch_for, write_raw, write_shard
-from headrace.testing.strategies import numbered_documents
+from headrace.testing.shards import vouch_for, write_raw, write_shard
+from headrace.testing.stores import numbered_documents
 
 
 def check(prefix: Path, **options: int) -> list[str]:

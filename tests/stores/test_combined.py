@@ -16,9 +16,8 @@ import headrace.stores as stores
 from counts import cases
 from headrace.errors import ConfigError, StoreError
 from headrace.stores import CombinedStore, IndexedWriter, OutputShard, ShardedStore, Store, save_manifest
-from headrace.testing.indexed import manifest_of, write_shard
-from headrace.testing.stores import StoreContract
-from headrace.testing.strategies import Documents, numbered_documents
+from headrace.testing.shards import manifest_of, write_shard
+from headrace.testing.stores import Documents, StoreContract, numbered_documents
 
 
 @pytest.fixture(autouse=True)

@@ -23,8 +23,8 @@ from headrace.stores.provenance import INFO_NAME, SKIPPED_NAME, SPANS_NAME
 from headrace.stores.quarantine import QUARANTINE_NAME, add_bad_samples, bad_sample
 from headrace.stores.tar.store import TarStore
 from headrace.testing.damage import endured
-from headrace.testing.keyed import write_keyed
-from headrace.testing.strategies import numbered_documents
+from headrace.testing.shards import write_keyed
+from headrace.testing.stores import numbered_documents
 from tars_made import write_tar
 
 GOLDEN = Path(__file__).parents[1] / "golden"

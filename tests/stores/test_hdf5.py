@@ -27,9 +27,8 @@ from headrace.stores import (
     save_manifest,
     write_hdf5,
 )
-from headrace.testing.indexed import manifest_of
-from headrace.testing.stores import StoreContract
-from headrace.testing.strategies import Documents, numbered_documents
+from headrace.testing.shards import manifest_of
+from headrace.testing.stores import Documents, StoreContract, numbered_documents
 
 h5py = pytest.importorskip("h5py", reason="pip install 'headrace[hdf5]'")
 

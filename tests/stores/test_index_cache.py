@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.compat.megatron import cache_export
-from headrace.compat.megatron.cache_export import ChunkedArray, write_cache
-from headrace.compat.megatron.caches import map_array, read_text
+from headrace.compat.megatron import caches
+from headrace.compat.megatron.caches import ChunkedArray, map_array, read_text, write_cache
 from headrace.errors import OutputError, StoreError
 
 
@@ -75,10 +74,8 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_description_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
-    commit = cache_export.commit
-    monkeypatch.setattr(
-        cache_export, "commit", lambda made: (seen.append([file.path.name for file in made]), commit(made))
-    )
+    commit = caches.commit
+    monkeypatch.setattr(caches, "commit", lambda made: (seen.append([file.path.name for file in made]), commit(made)))
     write_cache(tmp_path, "s", "text", arrays())
     assert seen == [["s-rows.npy", "s-ids.npy", "s-none.npy", "s-description.txt"]]
 

@@ -9,9 +9,8 @@ import pytest
 
 import headrace.stores as stores
 from headrace.stores import ShardedStore, Store
-from headrace.testing.indexed import vouch_for, write_raw, write_shard
-from headrace.testing.stores import StoreContract
-from headrace.testing.strategies import Documents
+from headrace.testing.shards import vouch_for, write_raw, write_shard
+from headrace.testing.stores import Documents, StoreContract
 
 
 @pytest.fixture(autouse=True)

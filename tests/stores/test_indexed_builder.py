@@ -26,8 +26,8 @@ from headrace.io import file_sum
 from headrace.stores import KeyInfo, WrittenShard
 from headrace.stores.indexed.layout import IndexedOptions
 from headrace.stores.indexed.store import IndexedStore
-from headrace.testing.indexed import write_raw, write_shard
-from headrace.testing.strategies import numbered_documents
+from headrace.testing.shards import write_raw, write_shard
+from headrace.testing.stores import numbered_documents
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

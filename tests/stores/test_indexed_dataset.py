@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from counts import cases
 from headrace.compat.megatron.indexed_dataset import IndexedDataset
 from headrace.errors import StoreError
-from headrace.testing.indexed import write_raw
+from headrace.testing.shards import write_raw
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SEQUENCES = [[1, 2, 3], [4, 5], [6, 7], [], [8, 9]]

@@ -21,10 +21,8 @@ from headrace.stores.indexed.index import ArrayPlace, IntegerColumn
 from headrace.stores.indexed.layout import IdxLayout, IndexedOptions
 from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.store import Store
-from headrace.testing.indexed import vouch_for, write_raw, write_shard
-from headrace.testing.keyed import write_keyed
-from headrace.testing.stores import StoreContract
-from headrace.testing.strategies import Documents, numbered_documents
+from headrace.testing.shards import vouch_for, write_keyed, write_raw, write_shard
+from headrace.testing.stores import Documents, StoreContract, numbered_documents
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DIALECTS = GOLDEN / "indexed_dialects"

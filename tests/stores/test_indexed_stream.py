@@ -8,17 +8,16 @@ import pytest
 import headrace.stores as stores
 from headrace.errors import StoreError
 from headrace.io import reader
-from headrace.stores.indexed.index import Index
+from headrace.stores.indexed.index import ContiguousStream, Index, ScatteredStream, check_bounds, examine
 from headrace.stores.indexed.layout import open_index
-from headrace.stores.indexed.stream import ContiguousStream, ScatteredStream, check_bounds, examine
-from headrace.testing.indexed import write_raw
+from headrace.testing.shards import write_raw
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of three entries, so that ten sequences are several."""
-    monkeypatch.setattr("headrace.stores.indexed.stream.CHUNK", 3)
-    monkeypatch.setattr("headrace.stores.indexed.check.CHUNK", 3)
+    monkeypatch.setattr("headrace.stores.indexed.index.CHUNK", 3)
+    monkeypatch.setattr("headrace.stores.indexed.store.CHUNK", 3)
 
 
 SIZES = [2, 0, 1, 3, 1, 0, 0, 2, 1, 4]

@@ -17,8 +17,8 @@ import headrace.stores as stores
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.io import file_sum
 from headrace.stores import IndexedWriter, KeyInfo, optimal_dtype, token_file
-from headrace.testing.indexed import write_shard
-from headrace.testing.strategies import numbered_documents
+from headrace.testing.shards import write_shard
+from headrace.testing.stores import numbered_documents
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "indexed"
 

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 import headrace.stores as stores
 from counts import cases
 from headrace.errors import ConfigError, StoreError
-from headrace.stores import JsonlStore, ShardedStore, Store, offsets
-from headrace.testing.stores import StoreContract
-from headrace.testing.strategies import Documents
+from headrace.stores import JsonlStore, ShardedStore, Store, kept_arrays
+from headrace.testing.stores import Documents, StoreContract
 
 
 def lines(path: Path, *records: Any) -> Path:
@@ -180,15 +179,15 @@ def test_check(tmp_path: Path) -> None:
 class TestIndex:
     @pytest.fixture
     def path(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        monkeypatch.setattr("headrace.stores.offsets._KEPT_BYTES", 1)
-        monkeypatch.setattr("headrace.stores.offsets._ENDS_BYTES", 8)
+        monkeypatch.setattr("headrace.stores.kept_arrays._KEPT_BYTES", 1)
+        monkeypatch.setattr("headrace.stores.kept_arrays._ENDS_BYTES", 8)
         monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
         (tmp_path / "data").mkdir()
         return lines(tmp_path / "data" / "x.jsonl", *({"tokens": [at] * at, "r": [at / 2]} for at in range(50)))
 
     def test_is_kept_beside_the_file(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         first = stores.open(path)
-        (kept,) = (path.parent / offsets.INDEX_FOLDER).iterdir()
+        (kept,) = (path.parent / kept_arrays.INDEX_FOLDER).iterdir()
         assert (kept / "kept.json").exists()
 
         def refuse(*_: object) -> None:
@@ -208,7 +207,7 @@ class TestIndex:
             stores.open(path)
 
     def test_is_kept_elsewhere_where_the_folder_cannot_be_written(self, path: Path, tmp_path: Path) -> None:
-        (path.parent / offsets.INDEX_FOLDER).touch()  # so that no folder of this name can be made, even by root
+        (path.parent / kept_arrays.INDEX_FOLDER).touch()  # so that no folder of this name can be made, even by root
         assert stores.open(path).num_documents == 50
         assert len(list((tmp_path / "cache" / "jsonl").iterdir())) == 1
         assert stores.open(path).num_documents == 50
@@ -230,10 +229,10 @@ class TestIndex:
 
     def test_chunks(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         wanted = stores.open(path).fingerprint
-        shutil.rmtree(path.parent / offsets.INDEX_FOLDER)
+        shutil.rmtree(path.parent / kept_arrays.INDEX_FOLDER)
         for size in (1, 7, 64):
             monkeypatch.setattr("headrace.stores.json.index._CHUNK_BYTES", size)
-            monkeypatch.setattr("headrace.stores.offsets._KEPT_BYTES", 1 << 30)
+            monkeypatch.setattr("headrace.stores.kept_arrays._KEPT_BYTES", 1 << 30)
             store = stores.open(path)
             assert store.fingerprint == wanted
             assert store.document(49).tolist() == [49] * 49

@@ -18,9 +18,8 @@ from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.io import file_sum
 from headrace.stores import JsonlWriter, KeyInfo, OutputShard, Store, WrittenShard, save_manifest
 from headrace.stores.manifest import find_manifest
-from headrace.testing.indexed import manifest_of
-from headrace.testing.stores import StoreContract
-from headrace.testing.strategies import Documents
+from headrace.testing.shards import manifest_of
+from headrace.testing.stores import Documents, StoreContract
 
 ONE = np.array([1])
 

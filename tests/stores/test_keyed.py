@@ -10,9 +10,8 @@ import pytest
 import headrace.stores as stores
 from headrace.errors import ConfigError, StoreError
 from headrace.stores import KeyedStore, ShardedStore, Store
-from headrace.testing.keyed import vouch_for_keyed, write_keyed, write_raw_keyed
-from headrace.testing.stores import StoreContract
-from headrace.testing.strategies import Documents, numbered_documents
+from headrace.testing.shards import vouch_for_keyed, write_keyed, write_raw_keyed
+from headrace.testing.stores import Documents, StoreContract, numbered_documents
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "keyed"
 

@@ -11,8 +11,8 @@ import headrace.stores as stores
 import made
 from headrace.errors import StoreError
 from headrace.stores import KeyedStore
-from headrace.testing.keyed import vouch_for_keyed, write_keyed, write_raw_keyed
-from headrace.testing.strategies import numbered_documents
+from headrace.testing.shards import vouch_for_keyed, write_keyed, write_raw_keyed
+from headrace.testing.stores import numbered_documents
 
 
 def entry(**changes: str) -> bytes:

@@ -14,9 +14,8 @@ import headrace.stores as stores
 from headrace.errors import ConfigError, InputError, OutputError
 from headrace.io import file_sum
 from headrace.stores import KeyedWriter, KeyInfo, OutputShard, WrittenShard, save_manifest, token_file
-from headrace.testing.indexed import manifest_of
-from headrace.testing.keyed import write_keyed
-from headrace.testing.strategies import numbered_documents
+from headrace.testing.shards import manifest_of, write_keyed
+from headrace.testing.stores import numbered_documents
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "keyed"
 

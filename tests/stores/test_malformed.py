@@ -15,7 +15,7 @@ import headrace.stores as stores
 from counts import cases
 from headrace.errors import StoreError
 from headrace.testing.damage import other_byte
-from headrace.testing.indexed import write_raw
+from headrace.testing.shards import write_raw
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "indexed"
 IDX = (GOLDEN / "uint16.idx").read_bytes()

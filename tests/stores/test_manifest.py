@@ -20,7 +20,7 @@ from headrace.stores import (
     load_manifest,
     save_manifest,
 )
-from headrace.testing.indexed import manifest_of
+from headrace.testing.shards import manifest_of
 
 
 def file(name: str, **changes: object) -> FileSum:

@@ -14,9 +14,8 @@ import headrace.stores as stores
 import made
 from headrace.errors import ConfigError, StoreError
 from headrace.stores import CombinedStore, IndexedStore, KeyedStore, ShardedStore
-from headrace.testing.indexed import vouch_for, write_raw, write_shard
-from headrace.testing.keyed import write_keyed
-from headrace.testing.strategies import numbered_documents
+from headrace.testing.shards import vouch_for, write_keyed, write_raw, write_shard
+from headrace.testing.stores import numbered_documents
 
 
 def make(prefix: Path, *lengths: int, dtype: str = "uint16") -> None:

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from headrace import ConfigError, stores
-from headrace.testing.indexed import write_shard
-from headrace.testing.keyed import write_keyed
-from headrace.testing.strategies import numbered_documents
+from headrace.testing.shards import write_keyed, write_shard
+from headrace.testing.stores import numbered_documents
 
 LENGTHS = [5, 0, 3, 7, 0, 2, 4]
 CUT = 3

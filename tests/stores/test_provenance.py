@@ -19,7 +19,7 @@ from headrace.errors import ConfigError, HeadraceError, OutputError, StoreError
 from headrace.io import file_sum
 from headrace.stores import Provenance, ProvenanceState, ProvenanceWriter
 from headrace.stores import provenance as provenance_files
-from headrace.stores.provenance_writer import MAX_REASONS
+from headrace.stores.provenance import MAX_REASONS
 
 REASONS = ["blank", "bad", "min_chars", "filter:not English", "duplicate"]
 FILES = ["ids.npy", "ids_ends.npy", "order.npy", "provenance.json", "skipped.npy", "spans.npy"]

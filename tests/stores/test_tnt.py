@@ -14,8 +14,7 @@ from headrace.errors import StoreError
 from headrace.stores.indexed.pairs import TntStore
 from headrace.stores.store import Store
 from headrace.testing.damage import other_byte
-from headrace.testing.stores import StoreContract
-from headrace.testing.strategies import Documents
+from headrace.testing.stores import Documents, StoreContract
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "indexed_dialects"
 IDX = (GOLDEN / "tnt-megatron.idx").read_bytes()

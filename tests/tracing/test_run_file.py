@@ -89,7 +89,7 @@ def test_another_run_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="describes another run: pass the position from which"):
         save_run(made(1), path)
     for wrong in (-1, 1_001):
-        with pytest.raises(ConfigError, match="outside this run of 1000 samples"):
+        with pytest.raises(ConfigError, match="outside this run of 1,000 samples"):
             save_run(made(), path, position=wrong)
     with pytest.raises(ConfigError, match="step is at least 0"):
         save_run(made(), path, position=0, step=-1)

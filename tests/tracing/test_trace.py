@@ -19,7 +19,7 @@ from counts import cases, python_steps
 from headrace.datasets import Run
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Bucketing, Cursor, Leaf, LimitNode, Node, Order, Share, micro_batches
-from headrace.plan.split import taken_by
+from headrace.plan.slots import taken_by
 from headrace.tracing import Topology, history_of, save_run, trace_sample, trace_step
 from headrace.tracing.history import Chapter, History
 

@@ -35,22 +35,22 @@ import click
 from headrace._version import __version__
 
 COMMANDS = {
-    "cat": "cat:command",
-    "check": "check:command",
+    "cat": "samples:cat",
+    "check": "stores:check",
     "check-cache": "caches:check_cache",
     "convert": "copying:convert",
     "export-cache": "caches:export_cache",
-    "info": "info:command",
-    "ls": "ls:command",
+    "info": "stores:info",
+    "ls": "samples:ls",
     "measure": "measure:command",
     "merge": "copying:merge",
     "prepare": "prepare:command",
-    "preview": "preview:command",
-    "quarantine": "quarantine:command",
-    "render": "render:command",
+    "preview": "preview:preview",
+    "quarantine": "samples:quarantine",
+    "render": "preview:render",
     "split": "copying:split",
-    "trace": "trace:command",
-    "where": "where:command",
+    "trace": "origins:trace",
+    "where": "origins:where",
 }
 
 __all__ = ["main"]

@@ -75,7 +75,7 @@ def export_cache(
     the paths. A cache that exists already with the same bytes is left as it is.
     """
     wanted = numbers(num_samples, data_of)
-    from headrace.compat.megatron.cache_export import cache_options
+    from headrace.compat.megatron.caches import cache_options
 
     chosen = {name: value for name, value in named.items() if value is not None}
     if "tokenizer" in chosen:

@@ -1,4 +1,7 @@
-"""``headrace preview``: show documents as text, with the tokens that are trained, and samples with their pictures."""
+"""``headrace preview`` and ``headrace render``: samples of a store in readable form, and how a recipe makes a sample.
+
+Both mark the tokens that are trained, on a terminal or on a page of HTML.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from headrace.cli.command import (
     print_json,
     write_file,
 )
+from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import size
 
@@ -102,7 +106,7 @@ if TYPE_CHECKING:
 )
 @json_option
 @click.pass_context
-def command(ctx: click.Context, /, path: str, html: str | None, plain: bool, as_json: bool, **_: Any) -> None:
+def preview(ctx: click.Context, /, path: str, html: str | None, plain: bool, as_json: bool, **_: Any) -> None:
     """Show documents of the store at PATH as text, and which of their tokens are trained.
 
     By default the tokeniser is the one that the store was made with. Roles are shown if special tokens mark them.
@@ -179,3 +183,35 @@ def write_page(name: str, text: str, *, quiet: bool) -> None:
     write_file(name, data)
     if not quiet:
         click.echo(f"{name}: {size(len(data))}")
+
+
+@click.command(cls=Command, name="render", short_help="Show what a recipe makes of one record, and why.")
+@click.argument("recipe", metavar="RECIPE")
+@click.option(
+    "--record", metavar="N", type=int, required=True, help="Number of the record, counted from 0 over all inputs."
+)
+@click.option("--input", "input_path", metavar="FILE", help="Read this file instead of the only input of the recipe.")
+@click.option("--tokenizer", metavar="PATH", help="A tokenizer.json or its folder, if the recipe names none.")
+@click.option("--now", metavar="TIME", help="Time that the template sees, as 2026-03-01T23:59 (default: now).")
+@click.option(
+    "--plain", is_flag=True, help="Write [[trained]] instead of using colours; default if the output is not a terminal."
+)
+@click.option("--html", "html", metavar="FILE", help="Write a self-contained page.")
+@json_option
+def render(recipe: str, record: int, plain: bool, html: str | None, as_json: bool, **options: Any) -> None:
+    """Show one record of the inputs of RECIPE, step by step.
+
+    Shows its layout, its messages, the text that the template makes of them, the tokens, which of them are trained and
+    why, and what is cut off. If the record is dropped or refused, the reason is shown. Nothing is written.
+    """
+    if html is not None:
+        check_page_name(html)
+    with ProgressBar(quiet=as_json) as bar:
+        rendering = inspect.render(recipe, record, **options, on_progress=bar.update)
+    if html is not None:
+        write_page(html, inspect.page_of(rendering), quiet=as_json)
+    if as_json:
+        print_json(rendering)
+    elif html is None:
+        lines = inspect.rendering_lines(rendering, inspect.Style.of(sys.stdout, plain=plain))
+        click.echo("\n".join(lines), color=True)

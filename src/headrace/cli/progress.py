@@ -27,6 +27,17 @@ class _Phase(NamedTuple):
     done: float
     amounts: Mapping[str, float]
 
+    def pace(self, now: float, done: float, total: float | None, speeds: Mapping[str, float]) -> list[str]:
+        """Return the speed in each unit since the phase began, and how long the rest will take, as far as known."""
+        took_s, done_here = now - self.begin_s, done - self.done
+        if took_s <= 0:
+            return []
+        rates = {unit: (amount - self.amounts.get(unit, 0)) / took_s for unit, amount in speeds.items()}
+        words = [f"{short(rate)}{unit}/s" for unit, rate in rates.items() if rate > 0]
+        if total and done_here > 0:
+            words.append(f"{duration((total - done) / done_here * took_s)} left")
+        return words
+
 
 class ProgressBar:
     """Shows the latest `update`; used as a context manager it removes its bars at the end.
@@ -74,22 +85,16 @@ class ProgressBar:
         if self._quiet:
             return
         now = time.monotonic()
-        begins = self._phase is None or self._phase.name != phase
-        if self._phase is None or begins:
-            before, self._phase = self._phase, _Phase(phase, now, done, dict(speeds))
-            if before is not None:
-                self._finish(before.name)
+        before = self._phase
+        begins = before is None or before.name != phase
+        current = self._phase = _Phase(phase, now, done, dict(speeds)) if before is None or begins else before
+        if before is not None and begins:
+            self._finish(before.name)
         every_s = BAR_EVERY_S if self._is_terminal else PLAIN_EVERY_S
         if now - self._shown_s < every_s and not (begins and self._is_terminal):
             return
         self._shown_s = now
-        words = [text] if text else []
-        took_s = now - self._phase.begin_s
-        if took_s > 0:
-            rates = {unit: (amount - self._phase.amounts.get(unit, 0)) / took_s for unit, amount in speeds.items()}
-            words += [f"{short(rate)}{unit}/s" for unit, rate in rates.items() if rate > 0]
-            if total and (done_here := done - self._phase.done) > 0:
-                words.append(f"{duration((total - done) / done_here * took_s)} left")
+        words = [*([text] if text else []), *current.pace(now, done, total, speeds)]
         if self._is_terminal:
             self._draw(phase, done, total, "  ".join(words))
         else:

@@ -22,7 +22,7 @@ from headrace.datasets.loss_masks import AUTO, shown_mask, used_mask
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray
 from headrace.plan.arithmetic import integers
-from headrace.plan.packing.first_fit import next_fit
+from headrace.plan.packing.fitting import next_fit
 from headrace.plan.segments import IGNORED_LABEL
 from headrace.stores import Store
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from headrace.copying.formats import FormatName
 from headrace.errors import ConfigError, StoreError
-from headrace.plan.megatron.splits import split_ranges
+from headrace.plan.megatron.sampling import split_ranges
 from headrace.stores import Manifest
 from headrace.stores.arguments import IntArray
 from headrace.stores.writer import ShardFilling

@@ -17,28 +17,34 @@ from headrace._lazy import lazily
 if TYPE_CHECKING:
     from headrace.datasets.accounts import check_supervised, count_samples, count_step
     from headrace.datasets.blend import Blend, ScheduledBlend, Stage
-    from headrace.datasets.counts import CountedDataset, Counts
-    from headrace.datasets.dataset import Dataset, Fields, FixedDataset, RaggedDataset, Sample, Traits
+    from headrace.datasets.dataset import (
+        CountedDataset,
+        Counts,
+        Dataset,
+        Fields,
+        FixedDataset,
+        RaggedDataset,
+        Sample,
+        Traits,
+    )
     from headrace.datasets.encoded import EncodedDataset, Framed, FramedRun, MeasuredDataset
     from headrace.datasets.lengths import Concat, FilledDataset, Limit, Repeat, Subset
-    from headrace.datasets.located import Located
     from headrace.datasets.mapped import MapDataset
     from headrace.datasets.measuring import MeasuredFacts, measure
     from headrace.datasets.media import JoinedMediaDataset, MediaDataset
     from headrace.datasets.mix import Mix
     from headrace.datasets.packed_sequences import PackedSequenceDataset
-    from headrace.datasets.records import Collation, RecordDataset
+    from headrace.datasets.records import Collation, RecordDataset, SFTDataset
     from headrace.datasets.rl_records import GroupDataset, PreferenceDataset, PromptDataset
-    from headrace.datasets.run import Run
-    from headrace.datasets.sft_records import SFTDataset
+    from headrace.datasets.run import Located, Run
     from headrace.datasets.windows import WindowDataset
 
 _HOMES = {
     "Blend": "headrace.datasets.blend",
     "Collation": "headrace.datasets.records",
     "Concat": "headrace.datasets.lengths",
-    "CountedDataset": "headrace.datasets.counts",
-    "Counts": "headrace.datasets.counts",
+    "CountedDataset": "headrace.datasets.dataset",
+    "Counts": "headrace.datasets.dataset",
     "Dataset": "headrace.datasets.dataset",
     "EncodedDataset": "headrace.datasets.encoded",
     "Fields": "headrace.datasets.dataset",
@@ -49,7 +55,7 @@ _HOMES = {
     "GroupDataset": "headrace.datasets.rl_records",
     "JoinedMediaDataset": "headrace.datasets.media",
     "Limit": "headrace.datasets.lengths",
-    "Located": "headrace.datasets.located",
+    "Located": "headrace.datasets.run",
     "MapDataset": "headrace.datasets.mapped",
     "MeasuredDataset": "headrace.datasets.encoded",
     "MeasuredFacts": "headrace.datasets.measuring",
@@ -62,7 +68,7 @@ _HOMES = {
     "RecordDataset": "headrace.datasets.records",
     "Repeat": "headrace.datasets.lengths",
     "Run": "headrace.datasets.run",
-    "SFTDataset": "headrace.datasets.sft_records",
+    "SFTDataset": "headrace.datasets.records",
     "Sample": "headrace.datasets.dataset",
     "ScheduledBlend": "headrace.datasets.blend",
     "Stage": "headrace.datasets.blend",

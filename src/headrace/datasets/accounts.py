@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from headrace.datasets.counts import Counts, counted
-from headrace.datasets.located import Located, by_source
-from headrace.datasets.run import Run
+from headrace.datasets.dataset import Counts, counted
+from headrace.datasets.run import Located, Run, by_source
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
 

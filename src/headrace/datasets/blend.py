@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
-from math import isqrt
+from math import gcd, isqrt
 from operator import index
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
+from headrace.config import check_choice
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.mix import Mix, check_children, check_named, joined, length_of, node_of
 from headrace.errors import ConfigError
@@ -87,26 +87,10 @@ class Blend(Mix):
     ) -> None:
         if index(block_samples) < 1:
             raise ConfigError(f"block_samples is at least 1, found {block_samples}")
-        check_named(children)
-        numbers = weights if weights is not None else repeats
-        if numbers is not None and not isinstance(numbers, Mapping):
-            raise ConfigError(
-                f"weights or repeats are {numbers!r:.80}; expected a number for each name, such as"
-                f" {{{', '.join(f'{name!r}: 0.5' for name in list(children)[:2])}}}"
-            )
-        if numbers is None or (weights is not None and repeats is not None):
-            raise ConfigError("a blend needs either weights or repeats, and not both")
-        if not children or children.keys() != numbers.keys():
-            raise ConfigError(
-                f"a blend needs a number for each name: names {sorted(children)}, numbers {sorted(numbers)}"
-            )
-        for name in children:
-            check_positive(f"source {name!r} has weight or repeat", numbers[name])
-        if unit not in ("samples", "tokens"):
-            raise ConfigError(f"unit is {unit!r}; allowed are 'samples', 'tokens'")
-        if end not in ("endless", "samples", "first_exhausted", "all_exhausted"):
-            raise ConfigError(f"end is {end!r}; allowed are 'endless', 'samples', 'first_exhausted', 'all_exhausted'")
-        if repeats is not None and (end != "endless" or unit != "samples" or num_samples is not None):
+        self.numbers = _numbers_by_name(children, weights, repeats)
+        check_choice("unit", unit, get_args(Unit))
+        check_choice("end", end, get_args(End))
+        if repeats is not None and (unit, end, num_samples) != ("samples", "endless", None):
             raise ConfigError("a blend by repeats has an end of its own: unit, end and num_samples are for weights")
         if (end == "samples") != (num_samples is not None):
             raise ConfigError(f"num_samples goes with end='samples', found end={end!r} and num_samples={num_samples}")
@@ -114,40 +98,32 @@ class Blend(Mix):
         self.block_samples = index(block_samples)
         self.unit = unit
         self.end = "repeats" if repeats is not None else end
-        self.numbers = {name: numbers[name] for name in children}
         self._wanted = num_samples
         check_children(self.children, allow_different_tokenizers=allow_different_tokenizers)
 
     @cached_property
     def shares(self) -> tuple[int, ...]:
         """Integers in proportion to which the sources are mixed; for a blend that ends, exact counts of blocks."""
-        numbers = list(self.numbers.values())
         if self.end == "repeats":
-            lengths = self._lengths()
-            counts = [rounded(Fraction(number) * length) for number, length in zip(numbers, lengths, strict=True)]
-            return tuple(
-                self._blocks(f"{name!r} by its repeats", n) for name, n in zip(self.children, counts, strict=True)
-            )
+            counts = {name: rounded(Fraction(self.numbers[name]) * n) for name, n in self._lengths().items()}
+            return tuple(self._blocks(f"{name!r} by its repeats", count) for name, count in counts.items())
+        weights = exact_weights(list(self.numbers.values()))
         if self.unit == "tokens":
             tokens = [child.num_tokens_per_sample for child in self.children.values()]
-            weights = [w / Fraction(t) for w, t in zip(exact_weights(numbers), tokens, strict=True)]
-        else:
-            weights = exact_weights(numbers)
+            weights = [weight / Fraction(number) for weight, number in zip(weights, tokens, strict=True)]
         if self.end == "endless":
             return tuple(quantised(weights))
         if self._wanted is not None:
             if self._wanted < 1:
                 raise ConfigError(f"num_samples is at least 1, found {self._wanted}")
             return tuple(apportion(self._blocks("num_samples", self._wanted), exact_weights(weights)))
-        lengths = self._lengths()
-        if self.end == "first_exhausted":
-            short = [name for name, length in zip(self.children, lengths, strict=True) if length < self.block_samples]
-            if short:
-                raise ConfigError(f"{short} have less than one block of {self.block_samples:,} samples")
-            lengths = [length // self.block_samples for length in lengths]
-        else:
-            lengths = [-(-length // self.block_samples) for length in lengths]
-        return tuple(counts_until(self.end, weights, lengths))
+        # A blend that ends with its first source reads whole blocks of it; one that ends with its last, a begun one
+        # too.
+        partial = 0 if self.end == "first_exhausted" else self.block_samples - 1
+        blocks = {name: (length + partial) // self.block_samples for name, length in self._lengths().items()}
+        if short := [name for name, number in blocks.items() if not number]:
+            raise ConfigError(f"{short} have less than one block of {self.block_samples:,} samples")
+        return tuple(counts_until(self.end, weights, list(blocks.values())))
 
     @property
     def num_samples(self) -> int | None:
@@ -177,12 +153,33 @@ class Blend(Mix):
             )
         return num_samples // self.block_samples
 
-    def _lengths(self) -> list[int]:
+    def _lengths(self) -> dict[str, int]:
         lengths = {name: length_of(child) for name, child in self.children.items()}
-        endless = [name for name, length in lengths.items() if length is None]
-        if endless:
+        if endless := [name for name, length in lengths.items() if length is None]:
             raise ConfigError(f"{self.end!r} needs the length of every source, and {endless} are endless blends")
-        return [length for length in lengths.values() if length is not None]
+        return {name: length for name, length in lengths.items() if length is not None}
+
+
+def _numbers_by_name(
+    children: Mapping[str, Dataset | Mix],
+    weights: Mapping[str, Weight] | None,
+    repeats: Mapping[str, Weight] | None,
+) -> dict[str, Weight]:
+    """Return the weights or the repeats, whichever are given, in the order of the children."""
+    check_named(children)
+    numbers = weights if weights is not None else repeats
+    if numbers is not None and not isinstance(numbers, Mapping):
+        raise ConfigError(
+            f"weights or repeats are {numbers!r:.80}; expected a number for each name, such as"
+            f" {{{', '.join(f'{name!r}: 0.5' for name in list(children)[:2])}}}"
+        )
+    if numbers is None or (weights is not None and repeats is not None):
+        raise ConfigError("a blend needs either weights or repeats, and not both")
+    if not children or children.keys() != numbers.keys():
+        raise ConfigError(f"a blend needs a number for each name: names {sorted(children)}, numbers {sorted(numbers)}")
+    for name in children:
+        check_positive(f"source {name!r} has weight or repeat", numbers[name])
+    return {name: numbers[name] for name in children}
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -246,7 +243,12 @@ class ScheduledBlend(Mix):
         check_children(self.children, allow_different_tokenizers=allow_different_tokenizers)
         for name, child in self.children.items():
             _check_no_passes(name, child)
-        self._check()
+        _check_stages(self.stages, self.block_samples)
+        for stage in self.stages:
+            self._check_weights(stage.weights)
+        used = {name for stage in self.stages for name, weight in stage.weights.items() if weight}
+        if never := [name for name in self.children if name not in used]:
+            raise ConfigError(f"{never} have no weight in any stage of the schedule: leave them out")
 
     @property
     def num_samples(self) -> None:
@@ -292,34 +294,6 @@ class ScheduledBlend(Mix):
             segments.append((begin, branch))
         return Schedule(path, tuple(segments))
 
-    def _check(self) -> None:
-        if not self.stages:
-            raise ConfigError("a schedule of weights needs at least one stage")
-        if wrong := [stage for stage in self.stages if not isinstance(stage, Stage)]:
-            raise ConfigError(
-                f"a stage is {wrong[0]!r:.80}; expected a headrace.datasets.Stage(weights=..., until=...)"
-            )
-        untils = [stage.until for stage in self.stages]
-        ends = [0, *(until for until in untils if until is not None)]
-        if untils[-1] is not None or None in untils[:-1] or any(low >= high for low, high in pairwise(ends)):
-            raise ConfigError(
-                f"the stages of a schedule must end at rising samples, and the last one has no end; found {untils}"
-            )
-        if self.block_samples < 1 or any(end % self.block_samples for end in ends):
-            raise ConfigError(
-                f"block_samples is {self.block_samples}, and every stage must be whole blocks; stages end at {untils}"
-            )
-        if self.stages[0].ramp or self.stages[-1].ramp:
-            raise ConfigError(
-                "the first and the last stage of a schedule have constant weights: a ramp begins with the weights "
-                "of the stage before it, and ends at its until"
-            )
-        for stage in self.stages:
-            self._check_weights(stage.weights)
-        never = [name for name in self.children if not any(one.weights.get(name) for one in self.stages)]
-        if never:
-            raise ConfigError(f"{never} have no weight in any stage of the schedule: leave them out")
-
     def _check_weights(self, weights: Mapping[str, float]) -> None:
         if unknown := sorted(weights.keys() - self.children.keys()):
             raise ConfigError(f"the schedule has weights of {unknown}; the sources are {sorted(self.children)}")
@@ -327,6 +301,29 @@ class ScheduledBlend(Mix):
             raise ConfigError(
                 f"the weights of a stage must be finite and not below 0, and at least one above 0; found {weights}"
             )
+
+
+def _check_stages(stages: Sequence[Stage], block_samples: int) -> None:
+    """Raise ConfigError unless stages of constant weights and ramps follow one another in whole blocks."""
+    if not stages:
+        raise ConfigError("a schedule of weights needs at least one stage")
+    if wrong := [stage for stage in stages if not isinstance(stage, Stage)]:
+        raise ConfigError(f"a stage is {wrong[0]!r:.80}; expected a headrace.datasets.Stage(weights=..., until=...)")
+    untils = [stage.until for stage in stages]
+    ends = [0, *(until or 0 for until in untils[:-1])]
+    if untils[-1] is not None or ends != sorted(set(ends)):
+        raise ConfigError(
+            f"the stages of a schedule must end at rising samples, and the last one has no end; found {untils}"
+        )
+    if block_samples < 1 or gcd(*ends) % block_samples:
+        raise ConfigError(
+            f"block_samples is {block_samples}, and every stage must be whole blocks; stages end at {untils}"
+        )
+    if stages[0].ramp or stages[-1].ramp:
+        raise ConfigError(
+            "the first and the last stage of a schedule have constant weights: a ramp begins with the weights "
+            "of the stage before it, and ends at its until"
+        )
 
 
 def _check_no_passes(name: str, child: Dataset | Mix) -> None:

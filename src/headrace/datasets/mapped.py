@@ -13,14 +13,24 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from headrace.datasets.counts import CountedDataset, Counts, counted
-from headrace.datasets.dataset import Dataset, Fields, FixedDataset, RaggedDataset, Sample, Traits, empty
+from headrace.datasets.dataset import (
+    CountedDataset,
+    Counts,
+    Dataset,
+    Fields,
+    FixedDataset,
+    RaggedDataset,
+    Sample,
+    Traits,
+    counted,
+    empty,
+)
 from headrace.datasets.origins import Origins
 from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import EpochAddresses
-from headrace.plan.recorded_names import recorded_name
+from headrace.plan.recipe import recorded_name
 
 _WATCHED_SAMPLES = 8
 """Number of samples in each process that are checked for random numbers from global generators."""

@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.counts import CountedDataset, Counts
-from headrace.datasets.dataset import Fields, Sample, Traits
+from headrace.datasets.dataset import CountedDataset, Counts, Fields, Sample, Traits
 from headrace.datasets.loss_masks import check_labels
 from headrace.datasets.records import (
     Collation,

@@ -1,24 +1,72 @@
-"""`Run`: data, order and batches, which together fix every byte of every step."""
+"""`Run`: data, order and batches, which together fix every byte of every step.
+
+`Located` says where samples are that are planned but not read; `sources_outline` shows the sources of a run as a tree.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from headrace.datasets.dataset import Dataset, Fields, FixedDataset, RaggedDataset, Sample, Traits, empty, repeated
-from headrace.datasets.located import Located, by_source
 from headrace.datasets.mix import Mix, homogeneous_samples, named_datasets, node_of, wrong_data
-from headrace.datasets.outline import outline
 from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
-from headrace.plan import BatchSchedule, Draw, IntArray, Lookup, Order, Plan, RunRecipe
+from headrace.plan import (
+    BatchSchedule,
+    Branch,
+    ConcatNode,
+    Draw,
+    Inner,
+    IntArray,
+    Leaf,
+    LimitNode,
+    Lookup,
+    Node,
+    Order,
+    Plan,
+    RepeatNode,
+    RunRecipe,
+    Schedule,
+    order_quality,
+)
 from headrace.plan.bucketing import BucketedOrder, Bucketing
 from headrace.plan.nodes import node_recipe
 from headrace.plan.recipe import order_format
 from headrace.plan.slots import draw_of
+
+
+class Located(NamedTuple):
+    """Samples that are planned but not read.
+
+    Each is (n,) int64: positions in the run, numbers of the sources, and addresses in the sources' datasets.
+    """
+
+    positions: IntArray
+    sources: IntArray
+    addresses: IntArray
+
+    def rows(self, begin: int, end: int) -> Located:
+        """Return the rows from ``begin`` to ``end - 1``."""
+        return Located(self.positions[begin:end], self.sources[begin:end], self.addresses[begin:end])
+
+
+def by_source(sources: IntArray) -> Iterator[tuple[int, slice | IntArray]]:
+    """Yield each source that occurs, with its rows."""
+    rows = np.argsort(sources, kind="stable")
+    ordered = sources[rows]
+    firsts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(rows)]
+    for first, end in pairwise(firsts):
+        if end - first == 1:
+            # With many sources most have one row, and a slice is the cheapest way to write a single row.
+            row = int(rows[first])
+            yield int(ordered[first]), slice(row, row + 1)
+        elif end > first:
+            yield int(ordered[first]), rows[first:end]
 
 
 class Run:
@@ -239,8 +287,105 @@ class Run:
 
     def describe(self) -> str:
         """Return the mix as a tree with shares, samples and tokens, then order and batches, in a few lines."""
-        return outline(self.plan, self.datasets, self.schedule, self.length)
+        lines = sources_outline(self.plan, self.datasets)
+        if self.order.kind == "shards":
+            lines.append(_mixing(self.plan, self.schedule))
+        pieces = [f"{size:,} samples from step {step:,}" for step, size in self.schedule.pieces]
+        lines.append(f"global batch: {', '.join(pieces)}")
+        length = "endless" if self.length is None else f"{self.length:,} samples, {self.num_steps:,} steps"
+        lines.append(f"length: {length}")
+        lines.extend(_deviation(self.plan.root, self.datasets))
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         length = "endless" if self.length is None else f"{self.length:,} samples in {self.num_steps:,} steps"
         return f"<Run: {len(self.datasets)} sources, {length}>"
+
+
+def sources_outline(plan: Plan, datasets: Sequence[Dataset]) -> list[str]:
+    """Return lines: the tree of sources with their shares, then the order."""
+    by_path = {leaf.path: dataset for leaf, dataset in zip(plan.leaves, datasets, strict=True)}
+    return [*_tree(plan.root, by_path, "", ""), f"order: {_order(plan.order)}"]
+
+
+def _tree(node: Node, by_path: dict[str, Dataset], first: str, rest: str) -> Iterator[str]:
+    name = node.path.rpartition("/")[2] or "run"
+    if isinstance(node, Leaf):
+        dataset = by_path[node.path]
+        length = "endless" if dataset.traits.is_endless else f"{node.num_samples:,} samples an epoch"
+        yield f"{first}{name}: {length}, {dataset.describe()}"
+        return
+    length = "endless" if node.num_samples is None else f"{node.num_samples:,} samples a pass"
+    yield f"{first}{name}: {_KINDS[type(node)]}, {length}"
+    for i, (child, part) in enumerate(zip(node.children, _parts(node), strict=True)):
+        last = i + 1 == len(node.children)
+        if isinstance(node, Schedule) and 0 < i < len(node.children) - 1 and len(node.children) > _SHOWN:
+            # A ramp may have a thousand mixes.
+            if i == 1:
+                yield f"{rest}├─ {len(node.children) - 2:,} mixes between the first and the last"
+            continue
+        yield from _tree(child, by_path, rest + ("└─ " if last else "├─ ") + part, rest + ("   " if last else "│  "))
+
+
+_SHOWN = 4
+"""Most mixes of a schedule that are all shown; of more, only the first and the last are."""
+
+_KINDS: dict[type[Node], str] = {
+    Branch: "blend",
+    ConcatNode: "one after another",
+    LimitNode: "the first samples of every pass",
+    RepeatNode: "repeated",
+    Schedule: "one mix after another",
+}
+
+
+def _parts(node: Inner) -> list[str]:
+    """Return what stands before each child: its share, or where it begins."""
+    if isinstance(node, Branch):
+        return [f"{100 * share / sum(node.shares):.3f} % " for share in node.shares]
+    if isinstance(node, Schedule):
+        return [f"from sample {begin:,}: " for begin in node.begins.tolist()]
+    return [""] * len(node.children)
+
+
+def _order(order: Order) -> str:
+    if order.kind == "none":
+        return "as stored, the same in every epoch"
+    if order.kind == "full":
+        return f"every epoch a permutation of all samples, seed {order.seed}"
+    if order.kind == "shards":
+        return (
+            f"slices of at most {order.max_samples_per_sequence:,} neighbours of a shard, the samples of "
+            f"{order.parallel_shard_iters:,} of them permuted together, seed {order.seed}"
+        )
+    return (
+        f"blocks of {order.block_samples:,} samples permuted, then samples within windows of {order.window_blocks:,} "
+        f"blocks, seed {order.seed}"
+    )
+
+
+def _mixing(plan: Plan, schedule: BatchSchedule) -> str:
+    """Return how well the order for shards mixes the largest source: a tenth of a second, no data is read."""
+    leaf = max(plan.leaves, key=lambda leaf: leaf.num_samples)
+    batch_samples = max(2, schedule.pieces[0][1])
+    found = order_quality(plan.order, leaf.num_samples, leaf.shards, batch_samples=batch_samples, path=leaf.path)
+    of = f" of {leaf.path}, the largest source" if leaf.path else ""
+    return (
+        f"mixing{of}: {found.same_shard_pairs:.2f} times the pairs of one shard in a batch that a uniform order of as "
+        f"many shards ({found.open_shards:,}) has, median displacement {found.displacement:.0%} of a uniform order's, "
+        f"{found.mean_run_samples:,.1f} neighbours read together"
+    )
+
+
+def _deviation(root: Node, datasets: Sequence[Dataset]) -> Iterator[str]:
+    """Yield how far the tokens of a source may stray from its token share while its samples keep to theirs."""
+    if isinstance(root, Branch):
+        if not all(dataset.traits.has_tokens for dataset in datasets):
+            yield f"expected deviation: below 2 samples of each of {len(datasets)} sources at every prefix"
+            return
+        worst = max(dataset.deviation_tokens_per_sample for dataset in datasets)
+        tokens = max(dataset.num_tokens_per_sample for dataset in datasets)
+        yield (
+            f"expected deviation: below 2 samples ({2 * tokens:,.0f} tokens) of each of {len(datasets)} sources at "
+            f"every prefix, and {worst:,.0f} tokens times the square root of its samples for their uneven lengths"
+        )

@@ -9,8 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.counts import CountedDataset, Counts
-from headrace.datasets.dataset import Fields, FixedDataset, Sample, Traits
+from headrace.datasets.dataset import CountedDataset, Counts, Fields, FixedDataset, Sample, Traits
 from headrace.datasets.loss_masks import AUTO, Labels, check_labels, check_store, shown_mask, used_mask
 from headrace.datasets.origins import Origins, window_origins, windows_over
 from headrace.errors import ConfigError

@@ -30,16 +30,20 @@ if TYPE_CHECKING:
         is_of_sample,
         read_fault_report,
     )
-    from headrace.encoders.hooks import CallKey, Hook, get_failure_tolerance, get_stateless, stateless
     from headrace.encoders.mapping import batch_list, batch_stack
     from headrace.encoders.pipeline import EncoderPipeline, HookFailure, Selection
     from headrace.encoders.task_encoder import (
         AugmentTaskEncoder,
+        CallKey,
         DefaultTaskEncoder,
+        Hook,
         TaskEncoder,
         bound_cookers,
         checked_encoder,
+        get_failure_tolerance,
+        get_stateless,
         hook_of,
+        stateless,
     )
     from headrace.errors import SkipSample
     from headrace.samples.media import (
@@ -69,7 +73,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AugmentTaskEncoder": "headrace.encoders.task_encoder",
     "Batch": "headrace.samples.media",
-    "CallKey": "headrace.encoders.hooks",
+    "CallKey": "headrace.encoders.task_encoder",
     "CaptioningSample": "headrace.samples.media",
     "Cooker": "headrace.samples.media",
     "CrudeSample": "headrace.samples.media",
@@ -79,7 +83,7 @@ _HOMES = {
     "Fault": "headrace.encoders.faults",
     "FaultLog": "headrace.encoders.faults",
     "FaultReport": "headrace.encoders.faults",
-    "Hook": "headrace.encoders.hooks",
+    "Hook": "headrace.encoders.task_encoder",
     "HookFailure": "headrace.encoders.pipeline",
     "ImageClassificationSample": "headrace.samples.media",
     "ImageSample": "headrace.samples.media",
@@ -105,12 +109,12 @@ _HOMES = {
     "cooker": "headrace.samples.media",
     "edataclass": "headrace.samples.media:sample_type",
     "generic_batch": "headrace.samples.media",
-    "get_failure_tolerance": "headrace.encoders.hooks",
-    "get_stateless": "headrace.encoders.hooks",
+    "get_failure_tolerance": "headrace.encoders.task_encoder",
+    "get_stateless": "headrace.encoders.task_encoder",
     "hook_of": "headrace.encoders.task_encoder",
     "is_of_sample": "headrace.encoders.faults",
     "read_fault_report": "headrace.encoders.faults",
-    "stateless": "headrace.encoders.hooks",
+    "stateless": "headrace.encoders.task_encoder",
 }
 
 __all__ = [

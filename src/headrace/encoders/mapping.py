@@ -33,23 +33,27 @@ def made(kind: type[Any], fields: Mapping[str, Any], hook: str) -> Any:
     """
     if issubclass(kind, dict):
         return kind(fields)
-    if dataclasses.is_dataclass(kind):
-        own = [field for field in dataclasses.fields(kind) if field.init]
-        names = [field.name for field in own]
-        free = dataclasses.MISSING
-        needed = [field.name for field in own if field.default is free and field.default_factory is free]
-    elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        names = list(kind._fields)
-        needed = [name for name in names if name not in getattr(kind, "_field_defaults", {})]
-    else:
+    is_needed = _arguments_of(kind)
+    if is_needed is None:
         raise ConfigError(f"{hook}: {kind.__name__} is neither a dataclass, a named tuple nor a dict")
-    missing = [name for name in needed if name not in fields]
-    if missing:
+    if missing := [name for name, needed in is_needed.items() if needed and name not in fields]:
         raise ConfigError(
             f"{hook}: {kind.__name__} needs {', '.join(missing)}; there are {', '.join(map(str, fields))}: give the"
             f" fields the same names, or override {hook}"
         )
-    return kind(**{name: fields[name] for name in names if name in fields})
+    return kind(**{name: fields[name] for name in is_needed if name in fields})
+
+
+def _arguments_of(kind: type[Any]) -> dict[str, bool] | None:
+    """Return the fields that make a dataclass or a named tuple, and whether each is needed; None for other types."""
+    if dataclasses.is_dataclass(kind):
+        free = dataclasses.MISSING
+        own = [field for field in dataclasses.fields(kind) if field.init]
+        return {field.name: field.default is field.default_factory is free for field in own}
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        defaults = getattr(kind, "_field_defaults", {})
+        return {name: name not in defaults for name in kind._fields}
+    return None
 
 
 def batched(samples: Sequence[Any], kind: type[Any]) -> Any:

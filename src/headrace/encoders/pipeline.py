@@ -21,8 +21,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from headrace.encoders.hooks import CALL, Call, CallKey, Hook
-from headrace.encoders.task_encoder import TaskEncoder, encoder_recipe, hooks_of
+from headrace.encoders.task_encoder import CALL, Call, CallKey, Hook, TaskEncoder, encoder_recipe, hooks_of
 from headrace.errors import ConfigError, SkipSample
 
 _MASK63 = (1 << 63) - 1

@@ -11,11 +11,11 @@ origins, ``lines()`` is what it prints without. Files by topic:
 
     questions            describe, check and preview: what is at the path, and which options are for it
     description, store_checks, token_preview                    of stores of tokens
-    sample_description, sample_checks, sample_preview           of samples with named parts; `sample_decoding` decodes
+    sample_description, sample_checks, sample_preview           of samples with named parts
     metadataset, kept    of mixes; of what ``headrace measure`` and plans of packs keep
-    shown                what previews hold; `documents` and `samples` read it, `token_texts` turns ids into texts
-    origins, rendering   where documents come from (`document_origins`, `input_texts`); what a recipe makes of a record
-    lines                previews and renderings as lines of a terminal; `figures` formats numbers
+    shown                what previews hold; `samples` reads parts, `token_texts` turns ids into texts
+    origins, rendering   where samples and documents come from (`document_origins`); what a recipe makes of a record
+    lines                previews and renderings as lines of a terminal, with pictures; `figures` formats numbers
     pages                previews and renderings as one HTML file
 
 Nothing that a ``dataset.yaml`` names is imported, and pickles are not read. Pictures need Pillow, video and sound need
@@ -33,7 +33,15 @@ if TYPE_CHECKING:
     from headrace.inspect.description import Description, PackFigures, describe_store, pack_figures
     from headrace.inspect.document_origins import DocumentOrigins
     from headrace.inspect.kept import KeptVerdict, MeasuredDescription, check_kept, describe_facts
-    from headrace.inspect.lines import Style, parts_heading, parts_lines, preview_lines, rendering_lines
+    from headrace.inspect.lines import (
+        Style,
+        choose_images,
+        drawer,
+        parts_heading,
+        parts_lines,
+        preview_lines,
+        rendering_lines,
+    )
     from headrace.inspect.metadataset import MetadatasetDescription, MixVerdict, check_mix, describe_metadataset
     from headrace.inspect.origins import SampleOrigins, find_shards, where, with_inputs
     from headrace.inspect.pages import page_of
@@ -60,7 +68,6 @@ if TYPE_CHECKING:
     from headrace.inspect.samples import SampleOptions, find_part, need_samples, read_part
     from headrace.inspect.shown import MAX_SAMPLES, Preview, PreviewOptions, Rendering
     from headrace.inspect.store_checks import Verdict, check_packs, check_store
-    from headrace.inspect.terminal_images import choose_images, drawer
     from headrace.inspect.token_preview import preview_tokens
 
 _HOMES = {
@@ -98,13 +105,13 @@ _HOMES = {
     "check_packs": "headrace.inspect.store_checks",
     "check_samples": "headrace.inspect.sample_checks",
     "check_store": "headrace.inspect.store_checks",
-    "choose_images": "headrace.inspect.terminal_images",
+    "choose_images": "headrace.inspect.lines",
     "describe": "headrace.inspect.questions",
     "describe_facts": "headrace.inspect.kept",
     "describe_metadataset": "headrace.inspect.metadataset",
     "describe_samples": "headrace.inspect.sample_description",
     "describe_store": "headrace.inspect.description",
-    "drawer": "headrace.inspect.terminal_images",
+    "drawer": "headrace.inspect.lines",
     "find_part": "headrace.inspect.samples",
     "find_shards": "headrace.inspect.origins",
     "kind_of": "headrace.inspect.answers",

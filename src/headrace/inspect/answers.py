@@ -16,7 +16,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.figures import duration, writable
 from headrace.stores import Problem
 from headrace.stores.kept_arrays import KEPT_NAME
-from headrace.stores.sample_layouts import sample_layout
+from headrace.stores.opening import sample_layout
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.datasets.loss_masks import mask_name, supervised_share
-from headrace.datasets.sft_records import TOKEN_KEYS
+from headrace.datasets.records import TOKEN_KEYS
 from headrace.errors import ConfigError
 from headrace.inspect.answers import Answer, OnProgress
 from headrace.inspect.figures import count, listing, plural, size, table
@@ -120,7 +121,6 @@ def describe_store(path: str, options: IndexedOptions = AS_FOUND) -> Description
         keys = tuple(_with_share(describe_key(key, store), stores) for key, store in stores.items())
         shards = [shard for store in stores.values() for shard in shards_of(store)]
         files = {file for store in stores.values() for file in store.files}
-        manifest = find_manifest(path)
         return Description(
             path=path,
             format=shards[0].format,
@@ -129,13 +129,17 @@ def describe_store(path: str, options: IndexedOptions = AS_FOUND) -> Description
             tokens=sum(key.tokens for key in keys),
             bytes=sum(file.stat().st_size for file in files),
             keys=keys,
-            tokenizer=manifest.tokenizer if manifest else None,
-            backend=manifest.backend if manifest else None,
-            order=manifest.order if manifest else None,
-            inputs=manifest.inputs if manifest else None,
-            ledger=manifest.ledger if manifest else None,
-            errors=len(manifest.errors) if manifest else None,
+            **_recorded(find_manifest(path)),
         )
+
+
+def _recorded(manifest: Manifest | None) -> dict[str, Any]:
+    """Return the fields of a description that come from the manifest."""
+    fields = ("tokenizer", "backend", "order", "inputs", "ledger")
+    return {
+        **{name: getattr(manifest, name, None) for name in fields},
+        "errors": None if manifest is None else len(manifest.errors),
+    }
 
 
 def opened_keys(path: str, options: IndexedOptions) -> dict[str, Store]:

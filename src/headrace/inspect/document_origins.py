@@ -1,10 +1,15 @@
-"""Where documents come from: which line of which input, through any number of copies of the store."""
+"""Where documents come from: which line of which input, through any number of copies of the store.
+
+The text of a record is read again from the input that the store was made of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,13 +19,152 @@ from headrace.copying.plan import SourceEntry, is_copy
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.inspect.answers import Answer
 from headrace.inspect.figures import count, listing, plural, separated
-from headrace.inspect.input_texts import InputTexts, describe_input
+from headrace.plan import IntArray
+from headrace.preparing.sources import Block, RecordSpec, SampleBy, SourceFile, Span, find_inputs, open_span
+from headrace.preparing.sources.source_file import counted_from, format_of, record_noun
+from headrace.preparing.sources.streams import MAX_LINE_BYTES
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Manifest, OutputShard, Provenance, load_manifest
 from headrace.stores.manifest import find_manifest
 from headrace.stores.opening import open_keys
 
-if TYPE_CHECKING:
-    pass
+FREE_BYTES = 256 << 20
+"""Inputs up to this size are read for texts by default; larger ones only with ``read_all``."""
+
+_READ_BYTES = 1 << 20
+
+
+def describe_input(manifest: Manifest, file: int) -> tuple[str, int]:
+    """Return what is counted in an input, such as ``line``, and whether people count it from 0 or from 1."""
+    entry = manifest.inputs[file]
+    kind = entry.format or format_of(entry.path) or "jsonl"
+    unit = record_noun(kind, record_options(manifest).sample_by)
+    return unit, counted_from(unit)
+
+
+class _Records(msgspec.Struct, frozen=True):
+    """The options of a run that decide what a record is."""
+
+    fields: tuple[str, ...] = ("text",)
+    sample_by: SampleBy = "document"
+    max_record_bytes: int | None = None
+
+
+class InputTexts:
+    """Reads the texts of records, by input and line. All records of a file are read in one pass."""
+
+    def __init__(self, manifest: Manifest, *, read_all: bool) -> None:
+        self._manifest = manifest
+        self._read_all = read_all
+        self._found: dict[tuple[int, int], dict[str, str]] = {}
+        self._notes: dict[int, str] = {}
+
+    def want(self, places: Iterable[tuple[int, int]]) -> None:
+        """Read the records at these pairs of input and line."""
+        lines_of: dict[int, list[int]] = {}
+        for file, line in sorted(set(places)):
+            lines_of.setdefault(file, []).append(line)
+        for file, lines in lines_of.items():
+            note = self._obstacle(file)
+            if not note:
+                try:
+                    self._read(file, lines)
+                except HeadraceError as error:
+                    note = str(error)
+            self._notes[file] = note or "the record cannot be found; the input has changed"
+
+    def get(self, file: int, line: int) -> tuple[dict[str, str] | None, str]:
+        """Return the texts by field and an empty text; or None and the reason, which is empty if none were wanted."""
+        found = self._found.get((file, line))
+        return found, "" if found is not None else self._notes.get(file, "")
+
+    def _obstacle(self, file: int) -> str:
+        entry = self._manifest.inputs[file]
+        if entry.path == "-":
+            return "the input was standard input, which is gone"
+        try:
+            size = Path(entry.path).stat().st_size
+        except OSError as error:
+            return f"the input cannot be read: {error.strerror or error}"
+        if size != entry.size:
+            return f"the input has changed: it had {entry.size:,} bytes, and has {size:,}"
+        if size > FREE_BYTES and not self._read_all:
+            return "the input is large, and was not read; with --show it is read up to the record"
+        return ""
+
+    def _read(self, file: int, lines: list[int]) -> None:
+        options = record_options(self._manifest)
+        fields = options.fields
+        # A recipe reads whole records.
+        spec = RecordSpec(fields=fields, sample_by=options.sample_by, whole=not fields, lists=not fields)
+        [source] = find_inputs([self._manifest.inputs[file].path], spec=spec)
+        for line, texts in texts_at(source, spec, lines, options.max_record_bytes):
+            self._found[file, line] = dict(zip(fields or ("record",), texts, strict=True))
+
+
+def texts_at(
+    source: SourceFile, spec: RecordSpec, lines: list[int], max_record_bytes: int | None = None
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield line and texts of the records on these lines (ascending) that can be read; whole records are JSON."""
+    limit = max_record_bytes or MAX_LINE_BYTES
+    if source.can_split:
+        for line, offset in _offsets(Path(source.path), lines):
+            # A span of one byte holds only the line that begins at it.
+            for block in open_span(source, Span(0, offset, offset + 1), spec, max_record_bytes=limit).blocks():
+                if len(block.lines):
+                    yield line, _texts_of(block, 0)
+        return
+    wanted = set(lines)
+    for block in open_span(source, Span(0, 0, source.extent), spec, max_record_bytes=limit).blocks():
+        for index, line in enumerate(block.lines.tolist()):
+            if line in wanted:
+                yield line, _texts_of(block, index)
+                wanted.remove(line)
+        if not wanted:
+            return
+
+
+def _texts_of(block: Block, index: int) -> list[str]:
+    if block.texts or block.records is None:
+        return [texts[index] for texts in block.texts]
+    return [json.dumps(block.records[index], ensure_ascii=False, default=str)]
+
+
+def _offsets(path: Path, lines: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield lines (ascending) with the byte at which each begins. Reads up to the last one, and counts newlines."""
+    reached = begin = 0
+    rest = iter(lines)
+    line = next(rest, None)
+    with path.open("rb") as file:
+        while line is not None:
+            if line == 0:
+                yield 0, 0
+                line = next(rest, None)
+                continue
+            piece = file.read(_READ_BYTES)
+            if not piece:
+                return
+            num_newlines = piece.count(b"\n")
+            while line is not None and line <= reached + num_newlines:
+                at = -1
+                for _ in range(line - reached):
+                    at = piece.find(b"\n", at + 1)
+                yield line, begin + at + 1
+                line = next(rest, None)
+            reached += num_newlines
+            begin += len(piece)
+
+
+def record_options(manifest: Manifest) -> _Records:
+    """Return the options of the run that decide what a record is.
+
+    Raises:
+        StoreError: the options have types that no run writes.
+    """
+    try:
+        given = manifest.options.get("records")
+        return msgspec.convert(given if isinstance(given, dict) else {}, _Records)
+    except msgspec.ValidationError as error:
+        raise StoreError(f"the manifest is damaged: options: records: {error}") from error
 
 
 class ShardPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,50 +235,25 @@ def find_origins(
             f"{PROVENANCE_NAME}/"
         )
     series = {key: [entry for entry in manifest.outputs if key in entry.keys] for key in manifest.keys}
-    begin, end = 0, sum(entry.documents for entry in next(iter(series.values()), []))
-    if shard is not None:
-        siblings = series[next(iter(shard.keys))]
-        begin = sum(entry.documents for entry in siblings[: siblings.index(shard)])
-        end = begin + shard.documents
-    for document in documents:
-        if not 0 <= document < end - begin:
-            raise ConfigError(f"{path} has no document {document}; it has {end - begin:,}, counted from 0")
-    chosen = np.array(documents, np.int64) + begin
+    chosen = _in_whole_store(path, series, shard, documents)
+    find = partial(find_origins, read_all=read_all, with_texts=with_texts)
     if domain is not None:  # a part of a split store, which keeps the origins of all its parts
-        whole = (chosen + int(domain["first_document"])).tolist()
-        origins = find_origins(str(folder.parent), whole, read_all=read_all, with_texts=with_texts)
+        origins = find(str(folder.parent), (chosen + int(domain["first_document"])).tolist())
         return [
             msgspec.structs.replace(origin, document=number)
             for origin, number in zip(origins, chosen.tolist(), strict=True)
         ]
     parts = _parts(folder, series, chosen.tolist()) if with_texts else [()] * len(chosen)
     if not manifest.provenance:
-        return copied_origins(
-            manifest,
-            chosen.tolist(),
-            parts,
-            lambda source, numbers: find_origins(source, numbers, read_all=read_all, with_texts=with_texts),
-        )
-    provenance = Provenance(folder / PROVENANCE_NAME)
-    if provenance.num_documents != sum(entry.documents for entry in next(iter(series.values()))):
-        raise StoreError(
-            f"{provenance.folder}: holds the origins of {provenance.num_documents:,} documents, but {MANIFEST_NAME} "
-            f"lists {manifest.ledger.documents.kept:,}; one of the two belongs to another store"
-        )
-    files, lines = (array.tolist() for array in provenance.locate(chosen))
-    if max(files) >= len(manifest.inputs):
-        raise StoreError(
-            f"{provenance.folder}: names input {max(files)}, but {MANIFEST_NAME} lists {len(manifest.inputs)} inputs; "
-            "one of the two was changed"
-        )
-    ids = provenance.ids(chosen) if provenance.has_ids else [None] * len(chosen)
+        return copied_origins(manifest, chosen.tolist(), parts, find)
+    places = _places_in_inputs(folder, manifest, chosen)
     texts = InputTexts(manifest, read_all=read_all)
     if with_texts:
-        texts.want(zip(files, lines, strict=True))
+        texts.want((file, line) for file, line, _ in places)
     origins = []
-    for document, file, line, name, part in zip(chosen.tolist(), files, lines, ids, parts, strict=True):
+    for document, (file, line, name), part in zip(chosen.tolist(), places, parts, strict=True):
         unit, counted_from = describe_input(manifest, file)
-        found, note = texts.get(file, line) if with_texts else (None, "")
+        found, note = texts.get(file, line)
         origins.append(
             DocumentOrigin(
                 document=document,
@@ -149,6 +268,52 @@ def find_origins(
             )
         )
     return origins
+
+
+def _in_whole_store(
+    path: str, series: dict[str, list[OutputShard]], shard: OutputShard | None, documents: Sequence[int]
+) -> IntArray:
+    """Return (n,) int64: the numbers over all shards of documents that are counted in a shard, or over all anyway.
+
+    Raises:
+        ConfigError: there is no such document.
+    """
+    begin, end = 0, _num_documents(next(iter(series.values()), []))
+    if shard is not None:
+        siblings = series[next(iter(shard.keys))]
+        begin = _num_documents(siblings[: siblings.index(shard)])
+        end = begin + shard.documents
+    for document in documents:
+        if not 0 <= document < end - begin:
+            raise ConfigError(f"{path} has no document {document}; it has {end - begin:,}, counted from 0")
+    return np.array(documents, np.int64) + begin
+
+
+def _num_documents(shards: Sequence[OutputShard]) -> int:
+    return sum(entry.documents for entry in shards)
+
+
+def _places_in_inputs(folder: Path, manifest: Manifest, documents: IntArray) -> list[tuple[int, int, str | None]]:
+    """Return for each document the number of its input, its line there, and its id, if ids are kept.
+
+    Raises:
+        StoreError: the provenance is of another store than the manifest.
+    """
+    provenance = Provenance(folder / PROVENANCE_NAME)
+    first = next(iter(manifest.keys))
+    if provenance.num_documents != _num_documents([entry for entry in manifest.outputs if first in entry.keys]):
+        raise StoreError(
+            f"{provenance.folder}: holds the origins of {provenance.num_documents:,} documents, but {MANIFEST_NAME} "
+            f"lists {manifest.ledger.documents.kept:,}; one of the two belongs to another store"
+        )
+    files, lines = (array.tolist() for array in provenance.locate(documents))
+    if max(files) >= len(manifest.inputs):
+        raise StoreError(
+            f"{provenance.folder}: names input {max(files)}, but {MANIFEST_NAME} lists {len(manifest.inputs)} inputs; "
+            "one of the two was changed"
+        )
+    ids = provenance.ids(documents) if provenance.has_ids else [None] * len(documents)
+    return list(zip(files, lines, ids, strict=True))
 
 
 def _find_store(path: str) -> tuple[Path, Manifest, OutputShard | None]:

@@ -35,7 +35,7 @@ from headrace.inspect.samples import SampleOptions, closed, options_of, plain_da
 from headrace.inspect.store_checks import Verdict, check_store
 from headrace.plan import BatchSchedule, Branch, Leaf, LimitNode, Node, RepeatNode, Schedule
 from headrace.stores import Problem
-from headrace.stores.sample_layouts import sample_layout
+from headrace.stores.opening import sample_layout
 
 
 class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):

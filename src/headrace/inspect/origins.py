@@ -1,7 +1,7 @@
 """Origins: which line of which input a document or a sample comes from, for ``headrace where`` and ``headrace trace``.
 
 `document_origins` follows documents of copies to the store that they were copied from, and on to the inputs of that
-store; `input_texts` reads the records again.
+store, whose records it reads again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.inspect.figures import count, listing, separated, size
 from headrace.preparing.sources.source_file import counted_from, record_noun
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Manifest, Provenance, load_manifest
 from headrace.stores.energon.store import EnergonStore
-from headrace.stores.sample_store import SampleStore
+from headrace.stores.store import SampleStore
 
 if TYPE_CHECKING:
     from headrace.datasets.origins import Origin

@@ -1,7 +1,8 @@
 """What can be asked of any path: `describe`, `check` and `preview`. They find out what is there, and answer for it.
 
 This is the only place that tells tokens from samples, metadatasets and kept arrays, and that refuses options which are
-for a path of another kind.
+for a path of another kind. What answers for one kind is named here, and imported when such a path comes: decoding media
+and tokenising load many modules, and most paths need neither.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import msgspec
 
-from headrace import inspect
 from headrace.config import check_keys
 from headrace.errors import ConfigError
 from headrace.inspect.answers import (
@@ -29,30 +30,35 @@ from headrace.inspect.answers import (
     kind_of,
     unseen,
 )
+from headrace.inspect.description import describe_store, pack_figures
+from headrace.inspect.kept import check_kept, describe_facts
+from headrace.inspect.shown import Preview, PreviewOptions
 from headrace.plan.packing import Packing
 from headrace.stores import Dialect, Documents, IndexedOptions
 
 if TYPE_CHECKING:
-    from headrace.inspect import (
-        Description,
-        KeptVerdict,
-        MeasuredDescription,
-        MetadatasetDescription,
-        MixPreview,
-        MixVerdict,
-        OpenPreview,
-        PackFigures,
-        Preview,
-        PreviewOptions,
-        SampleDescription,
-        SamplePreview,
-        SampleVerdict,
-        Verdict,
-    )
+    from headrace.inspect.description import Description, PackFigures
+    from headrace.inspect.kept import KeptVerdict, MeasuredDescription
+    from headrace.inspect.metadataset import MetadatasetDescription, MixVerdict
+    from headrace.inspect.sample_checks import SampleVerdict
+    from headrace.inspect.sample_description import SampleDescription
+    from headrace.inspect.sample_preview import MixPreview, OpenPreview, SamplePreview
+    from headrace.inspect.store_checks import Verdict
 
     AnyDescription = Description | SampleDescription | MetadatasetDescription | MeasuredDescription | PackFigures
     AnyVerdict = Verdict | SampleVerdict | MixVerdict | KeptVerdict
     AnyPreview = Preview | SamplePreview | MixPreview
+
+CHECKS: Final = {"samples": "sample_checks:check_samples", "metadataset": "metadataset:check_mix"}
+"""The functions that check samples, by the kind of their path."""
+
+OPENS: Final = {"samples": "sample_preview:open_samples", "metadataset": "sample_preview:open_mix"}
+"""The functions that open samples for a preview, by the kind of their path."""
+
+
+def _named(place: str) -> Any:
+    """Import and return what ``"module:name"`` of this room stands for."""
+    return resolve_name(f"{__package__}.{place}")
 
 
 def describe(
@@ -101,8 +107,11 @@ def describe(
     path = os.fspath(path)
     kind = kind_of(path)
     if kind == "metadataset" and not packs:
-        return inspect.describe_metadataset(path, steps=steps, global_batch_size=global_batch_size)
-    if kind == "kept" and (facts := inspect.describe_facts(path)) is not None:
+        mix: MetadatasetDescription = _named("metadataset:describe_metadataset")(
+            path, steps=steps, global_batch_size=global_batch_size
+        )
+        return mix
+    if kind == "kept" and (facts := describe_facts(path)) is not None:
         return facts
     if steps is not None or global_batch_size is not None:
         raise ConfigError(
@@ -110,11 +119,12 @@ def describe(
         )
     options = IndexedOptions(dialect=dialect, documents=documents)
     if packs:
-        return inspect.pack_figures(path, packs, options, key=key, on_progress=on_progress)
+        return pack_figures(path, packs, options, key=key, on_progress=on_progress)
     if key is not None:
         raise ConfigError(f"`key={key}` needs `packs=N`: add it, or leave `key` out")
-    of_samples = inspect.SampleOptions(split_config=split_config, dataset_config=dataset_config)
-    return inspect.describe_samples(path, of_samples) or inspect.describe_store(path, options)
+    of_samples = _named("samples:SampleOptions")(split_config=split_config, dataset_config=dataset_config)
+    samples: SampleDescription | None = _named("sample_description:describe_samples")(path, of_samples)
+    return samples or describe_store(path, options)
 
 
 class CheckOptions(TypedDict, total=False):
@@ -188,17 +198,16 @@ def check(
     path = os.fspath(path)
     kind = kind_of(path)
     if kind == "kept":
-        return inspect.check_kept(path)
+        return check_kept(path)
     check_keys(options, CheckOptions.__annotations__)
     check_fit(path, kind, _given(options), CHECK_FITS)
     begin_s = time.monotonic()
     verdict: Verdict | SampleVerdict | MixVerdict
     if kind == "tokens":
         verdict = _check_tokens(path, options, on_progress)
-    elif kind == "samples":
-        verdict = inspect.check_samples(path, inspect.SampleCheck.of(options), on_progress=on_progress)
     else:
-        verdict = inspect.check_mix(path, inspect.SampleCheck.of(options), on_progress=on_progress)
+        of_samples = _named("sample_checks:SampleCheck").of(options)
+        verdict = _named(CHECKS[kind])(path, of_samples, on_progress=on_progress)
     return msgspec.structs.replace(verdict, seconds=round(time.monotonic() - begin_s, 3))
 
 
@@ -212,13 +221,17 @@ def _check_tokens(path: str, options: CheckOptions, on_progress: OnProgress) -> 
     if packing is None and (key is not None or folder is not None):
         raise ConfigError("the options of packs need the length of a pack: add `packing=N`")
     indexed = IndexedOptions(dialect=options.get("dialect"), documents=options.get("documents", "indices"))
-    verdict = inspect.check_store(path, indexed, tokenizer=options.get("tokenizer"), on_progress=on_progress)
+    verdict: Verdict = _named("store_checks:check_store")(
+        path, indexed, tokenizer=options.get("tokenizer"), on_progress=on_progress
+    )
     if packing is None:
         return verdict
     if not verdict.ok:
         return msgspec.structs.replace(verdict, packs=None)
     place = None if folder is None else Path(folder)
-    packs, faults = inspect.check_packs(path, packing, indexed, key=key, plan_folder=place, on_progress=on_progress)
+    packs, faults = _named("store_checks:check_packs")(
+        path, packing, indexed, key=key, plan_folder=place, on_progress=on_progress
+    )
     return msgspec.structs.replace(verdict, ok=not faults, problems=tuple(faults), packs=packs)
 
 
@@ -256,7 +269,7 @@ def preview(path: str | os.PathLike[str], **options: Unpack[PreviewOptions]) -> 
         ('a picture of word3', 'the image in jpg')
     """
     with open_preview(path, **options) as found:
-        return found if isinstance(found, inspect.Preview) else found.read()
+        return found if isinstance(found, Preview) else found.read()
 
 
 @contextlib.contextmanager
@@ -276,12 +289,12 @@ def open_preview(path: str | os.PathLike[str], **options: Unpack[PreviewOptions]
     """
     path = os.fspath(path)
     kind = kind_of(path)
-    check_keys(options, inspect.PreviewOptions.__annotations__)
+    check_keys(options, PreviewOptions.__annotations__)
     check_fit(path, kind, _given(options), PREVIEW_FITS)
     if kind in ("tokens", "kept"):
         if options.get("any_tokenizer") and options.get("tokenizer") is None:
             raise ConfigError("`any_tokenizer` needs `tokenizer=PATH`: name the other tokeniser")
-        yield inspect.preview_tokens(path, options)
+        yield _named("token_preview:preview_tokens")(path, options)
         return
-    with inspect.open_mix(path, options) if kind == "metadataset" else inspect.open_samples(path, options) as found:
+    with _named(OPENS[kind])(path, options) as found:
         yield found

@@ -452,17 +452,11 @@ def render(
         loaded = with_now(loaded, now, path)
     loaded = with_inputs(loaded, [] if input_path is None else [input_path])
     found = find_record(loaded, record, on_progress)
-    layout, why = "", "the recipe has sections, which are read field by field"
-    if not loaded.by_sections:
-        loaded, recognised = resolve_layout(loaded, found.first, source=found.source)
-        layout = loaded.inputs[found.source].layout
-        why = "the recipe says so" if recognised is None else recognised.why
-        if recognised is not None and recognised.alternatives:
-            why += f"; {', '.join(recognised.alternatives)} would fit too"
+    loaded, layout, why = _with_layout(loaded, found)
     maker, encoder, template = open_maker(loaded, found.source, tokenizer)
     sample, explained = _explained(maker, found.record)
     made = maker.make([found.record])
-    parts = () if sample is None else parts_of(sample)
+    parts = parts_of(sample)
     if not explained and template is not None:
         parts = tuple(_with_text(part, template, loaded) for part in parts)
     outcome, reason, message = _outcome(made)
@@ -482,7 +476,7 @@ def render(
         template="" if template is None else template.source,
         source=found.record,
         parts=parts,
-        columns=None if sample is None else columns_of(sample),
+        columns=columns_of(sample),
         outcome=outcome,
         reason=reason,
         message=message,
@@ -491,6 +485,17 @@ def render(
         stored={key: len(ragged.values) for key, ragged in made.arrays.items() if len(made)},
         num_documents=len(made),
     )
+
+
+def _with_layout(recipe: Recipe, found: FoundRecord) -> tuple[Recipe, str, str]:
+    """Return the recipe with the layout of a record's input, the layout, and how it is known."""
+    if recipe.by_sections:
+        return recipe, "", "the recipe has sections, which are read field by field"
+    recipe, recognised = resolve_layout(recipe, found.first, source=found.source)
+    why = "the recipe says so" if recognised is None else recognised.why
+    if recognised is not None and recognised.alternatives:
+        why += f"; {', '.join(recognised.alternatives)} would fit too"
+    return recipe, recipe.inputs[found.source].layout, why
 
 
 def _explained(maker: SampleMaker, record: Any) -> tuple[Sample | None, list[Explained]]:

@@ -1,36 +1,236 @@
-"""The checks of a store of samples: headers, indices, split files, hashes, and whether each part can be decoded."""
+"""The checks of a store of samples: headers, indices, split files and hashes, and whether each part can be decoded.
+
+Parts are decoded in worker processes, one range of samples after another.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
+import numpy as np
 
 from headrace.engine.processes import usable_cores
+from headrace.engine.ranges import run_ranges
 from headrace.errors import (
     ConfigError,
     HeadraceError,
     InputError,
+    MissingExtraError,
+    SampleError,
     StoreError,
 )
 from headrace.inspect.answers import Answer, OnProgress, problem_of, took
 from headrace.inspect.figures import count, plural, problem_lines, safe_text, size
-from headrace.inspect.sample_decoding import Decoded, decode_all
+from headrace.inspect.sample_preview import field_map_of
 from headrace.inspect.samples import SampleOptions, need_samples, open_sample_store, total_bytes
 from headrace.io import PreadReader
 from headrace.io.readers import ByteArray, IntArray
 from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
+from headrace.samples.media import AVDecoder, SampleDecoder
+from headrace.samples.media.decoding.av_streams import audio_stream, open_container, video_stream
+from headrace.samples.media.decoding.failing import MAX_PIXELS, reraise
+from headrace.samples.media.field_map import META_PARTS, FieldMap, first_that_works, parts_of
 from headrace.stores import MANIFEST_NAME, Manifest, Problem, check_file, load_manifest
 from headrace.stores.energon import EnergonStore, Splits
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 from headrace.stores.energon.splits import find_splits
-from headrace.stores.quarantine import add_bad_samples
-from headrace.stores.sample_store import SampleStore
+from headrace.stores.quarantine import BadSample, add_bad_samples
+from headrace.stores.store import RawSample, SampleStore
 from headrace.stores.tar.index import index_path
+
+TASK_SAMPLES: Final = 64
+MAX_NAMED: Final = 1000
+"""The most faults that are named one by one; any others are counted."""
+
+
+class Decoded(msgspec.Struct, frozen=True, kw_only=True):
+    """How many samples and parts were decoded, and which samples have faults."""
+
+    samples: int
+    faulty_samples: int
+    parts: dict[str, int]
+    """Name of the part -> how many were decoded."""
+
+    faulty_parts: dict[str, int]
+    bad: tuple[BadSample, ...]
+    """The samples that have a faulty part or field."""
+
+
+class _Result(msgspec.Struct, frozen=True):
+    """The result of one task."""
+
+    samples: int
+    faulty_samples: int
+    parts: dict[str, int]
+    faulty_parts: dict[str, int]
+    problems: list[Problem]
+    bad: list[BadSample]
+
+
+class _Task:
+    """Decodes ranges of samples. It can be pickled."""
+
+    def __init__(self, store: SampleStore, exclude: frozenset[str]) -> None:
+        self.store = store
+        self._exclude = exclude
+        self._fields = field_map_of(store)
+        self._parts = None if self._fields is None else parts_of(self._fields)
+        self._decoder = SampleDecoder(image_decode="rgb8")
+
+    def run(self, first: int, end: int, on_done: Callable[[int], None]) -> _Result:
+        """See `RangeWork`."""
+        result = _Result(0, 0, {}, {}, [], [])
+        samples = faulty = 0
+        for number in range(first, end):
+            problems = self._sample(number, result)
+            samples += problems is not None
+            faulty += bool(problems)
+            result.problems.extend(problems or ())
+        return msgspec.structs.replace(result, samples=samples, faulty_samples=faulty)
+
+    def _sample(self, number: int, result: _Result) -> list[Problem] | None:
+        """Return what is wrong with a sample; None if it is excluded."""
+        try:
+            raw = self.store.read(np.array([number]), self._parts)[0]
+        except HeadraceError as error:
+            return [Problem(path=self.store.path, place=f"sample {number}", message=str(error))]
+        if raw.shard in self._exclude or f"{raw.shard}/{raw.key}" in self._exclude:
+            return None
+        values: dict[str, Any] = {}
+        problems = []
+        for name, data in raw.parts.items():
+            try:
+                values[name] = self._decode(name, data)
+                result.parts[name] = result.parts.get(name, 0) + 1
+            except MissingExtraError:
+                raise
+            except HeadraceError as error:
+                result.faulty_parts[name] = result.faulty_parts.get(name, 0) + 1
+                problems.append(self._problem(raw, number, name, error))
+        if self._fields is not None and not problems:
+            try:
+                _make_fields(self._fields, raw, values)
+            except InputError as error:
+                problems.append(self._problem(raw, number, getattr(error, "part", None), error))
+        if problems:
+            result.bad.append(BadSample(shard=raw.shard, index=raw.index, key=raw.key, reason=problems[0].message))
+        return problems
+
+    def _decode(self, name: str, data: bytes) -> Any:
+        value = self._decoder.decode(name, data)
+        if isinstance(value, AVDecoder):
+            try:
+                decode_media(value.data)
+            except Exception as error:
+                reraise(name, error)
+        return value
+
+    def _problem(self, raw: RawSample, number: int, part: str | None, error: HeadraceError) -> Problem:
+        place = self.store.places(number).get(part or "")
+        path = self.store.path if place is None else place.file
+        byte = "" if place is None else f", byte {place.offset}"
+        where = "" if part is None else f", part {part!r}{byte}"
+        message = error.reason if isinstance(error, SampleError) else str(error)
+        return Problem(path=path, place=f"sample {raw.index}, key {raw.key!r}{where}", message=message)
+
+
+def decode_all(
+    store: SampleStore,
+    *,
+    exclude: frozenset[str] = frozenset(),
+    workers: int,
+    on_progress: OnProgress,
+    on_problem: Callable[[Problem], None],
+) -> Decoded:
+    """Decode the parts of all samples: those that the field map of the ``dataset.yaml`` names, or else all parts.
+
+    Args:
+        store: the store, which must pickle.
+        exclude: ``"<shard>"`` or ``"<shard>/<key>"`` of samples to skip.
+        workers: the number of processes; with 1, this process decodes.
+        on_progress: called now and then with the samples that are done.
+        on_problem: called for each fault, in the order of the store.
+
+    Raises:
+        WorkerError: a process has ended, as a codec written in C can cause; the message says among which samples.
+        MissingExtraError: the package that decodes a part is not installed.
+    """
+    samples = faulty = unnamed = named = 0
+    bad: list[BadSample] = []
+    parts: collections.Counter[str] = collections.Counter()
+    faulty_parts: collections.Counter[str] = collections.Counter()
+    for result in _results(_Task(store, exclude), workers):
+        samples += result.samples
+        faulty += result.faulty_samples
+        bad += result.bad
+        parts.update(result.parts)
+        faulty_parts.update(result.faulty_parts)
+        for problem in result.problems:
+            if named < MAX_NAMED:
+                on_problem(problem)
+                named += 1
+            else:
+                unnamed += 1
+        text = f"{count(samples)} of {plural(len(store), 'sample')}"
+        on_progress("decoding", samples, len(store), text=text, speeds={"samples": samples})
+    if unnamed:
+        on_problem(Problem(path=store.path, place="", message=f"{unnamed:,} more faulty parts"))
+    return Decoded(
+        samples=samples,
+        faulty_samples=faulty,
+        parts=dict(sorted(parts.items())),
+        faulty_parts=dict(sorted(faulty_parts.items())),
+        bad=tuple(bad),
+    )
+
+
+def _results(task: _Task, workers: int) -> Iterator[_Result]:
+    """Yield the results of all tasks, in the order of the store."""
+    store = task.store
+    ranges = [(first, min(first + TASK_SAMPLES, len(store))) for first in range(0, len(store), TASK_SAMPLES)]
+    what = f"samples of {store.path} from {{first:,}} on were decoded"
+    return run_ranges(task, ranges, workers=workers, name="the store", what=what)
+
+
+def decode_media(data: bytes) -> int:
+    """Decode all of a video or a sound, one frame after another, and return the number of frames.
+
+    Raises:
+        DecodeError: the data cannot be opened, or are too large.
+        ValueError: there are no frames.
+        Exception: whatever the codec raises.
+    """
+    frames = 0
+    container = open_container(data, MAX_PIXELS)
+    try:
+        for stream in (video_stream(container), audio_stream(container)):
+            if stream is not None:
+                container.seek(0)
+                frames += sum(1 for _ in container.decode(stream))
+    finally:
+        container.close()
+    if not frames:
+        raise ValueError("it holds neither a picture nor a sound")
+    return frames
+
+
+def _make_fields(fields: FieldMap, raw: RawSample, values: dict[str, Any]) -> None:
+    meta = dict.fromkeys(META_PARTS) | {"__key__": raw.key, "__shard__": raw.shard}
+
+    def part(name: str) -> Any:
+        if name in meta:
+            return meta[name]
+        if name not in values:
+            raise KeyError(name, tuple(values))
+        return values[name]
+
+    for field, options in fields.items():
+        first_that_works(options, field, part)
 
 
 class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,16 +416,11 @@ def _state_file(store: SampleStore) -> Path | None:
 
 def _unvouched(store: SampleStore, path: str, manifest: Manifest | None) -> tuple[str, ...]:
     """Return the files without a recorded hash."""
-    files = set(store.files)
-    vouched: set[Path] = set()
+    files, vouched = set(store.files), set[Path]()
     if isinstance(store, EnergonStore):
         meta = store.root / META_FOLDER
         files |= {file for file in meta.glob("**/*") if file.is_file() and META_WORK_NAME not in file.parts}
-        with contextlib.suppress(StoreError):
-            if (state := load_state(store.root)) is not None:
-                vouched |= {meta / file.name for file in state.files}
-                vouched |= {index_path(store.root / name) for name in state.shards}
-                vouched |= {meta / STATE_NAME} if state.xxh3_128 else set()
+        vouched |= _vouched_by_state(store.root)
     if manifest is not None:
         shards = [(Path(shard.prefix).parent, file) for shard in manifest.outputs for file in shard.files]
         vouched |= {Path(path) / parent / file.name for parent, file in shards}
@@ -234,10 +429,23 @@ def _unvouched(store: SampleStore, path: str, manifest: Manifest | None) -> tupl
     return tuple(sorted(str(file) for file in files if os.path.realpath(file) not in known))
 
 
+def _vouched_by_state(root: Path) -> set[Path]:
+    """Return the files of an Energon dataset whose hashes its state file has; none if it has no state that is whole."""
+    meta = root / META_FOLDER
+    try:
+        state = load_state(root)
+    except StoreError:
+        return set()  # reported by state_problems
+    if state is None:
+        return set()
+    vouched = {meta / file.name for file in state.files} | {index_path(root / name) for name in state.shards}
+    return vouched | ({meta / STATE_NAME} if state.xxh3_128 else set())
+
+
 def _split_problems(store: EnergonStore, options: SampleOptions) -> Iterator[Problem]:
     """Yield split parts that cannot be opened, and excluded samples that do not exist; of one part, or of all."""
     try:
-        splits = _splits(store, options)
+        splits = find_splits(store.root, options.split_config)
     except HeadraceError as error:
         yield Problem(path=store.path, place="split file", message=str(error))
         return
@@ -259,16 +467,12 @@ def _split_problems(store: EnergonStore, options: SampleOptions) -> Iterator[Pro
             yield Problem(path=str(splits.path), place=f"part {name!r}", message=message)
 
 
-def _splits(store: EnergonStore, options: SampleOptions) -> Splits | None:
-    return find_splits(store.root, options.split_config)
-
-
 def _excluded(store: SampleStore, options: SampleOptions) -> frozenset[str]:
     """Return what the split file excludes, which a run never decodes."""
     if not isinstance(store, EnergonStore):
         return frozenset()
     try:
-        splits = _splits(store, options)
+        splits = find_splits(store.root, options.split_config)
     except HeadraceError:
         return frozenset()  # reported by _split_problems
     return frozenset() if splits is None else splits.exclude
@@ -279,25 +483,28 @@ def _notes(store: SampleStore, options: SampleOptions) -> Iterator[str]:
     if not isinstance(store, EnergonStore) or options.split_part is not None:
         return
     known = store.info.shard_counts
-    beside = {str(tar.relative_to(store.root)) for tar in store.root.rglob("*.tar")} - known.keys()
-    beside = {name for name in beside if not any(folder.startswith(".") for folder in Path(name).parts)}
+    tars = {tar.relative_to(store.root) for tar in store.root.rglob("*.tar")}
+    beside = {str(tar) for tar in tars if not any(folder.startswith(".") for folder in tar.parts)} - known.keys()
     if beside:
         yield f"not in the info file: {_some(beside)}; headrace prepare adds new shards"
     try:
-        splits = _splits(store, options)
+        splits = find_splits(store.root, options.split_config)
     except HeadraceError:
         return  # reported by _split_problems
     if splits is None:
         yield "there is no split file, so the dataset can only be opened as a whole"
         return
-    parts: dict[str, list[str]] = {shard: [] for shard in known}
-    for name, listed in splits.parts.items():
-        for shard in dict.fromkeys(listed):
-            parts.setdefault(shard, []).append(name)
-    shared = {shard for shard, names in parts.items() if len(names) > 1 and shard not in splits.exclude}
+    yield from _split_notes(splits, known)
+
+
+def _split_notes(splits: Splits, known: Mapping[str, int]) -> Iterator[str]:
+    num_parts = collections.Counter(dict.fromkeys(known, 0))
+    for listed in splits.parts.values():
+        num_parts.update(set(listed))
+    shared = {shard for shard, number in num_parts.items() if number > 1} - splits.exclude
     if shared:
         yield f"in more than one part of the split: {_some(shared)}"
-    unused = {shard for shard, names in parts.items() if not names and shard not in splits.exclude}
+    unused = {shard for shard, number in num_parts.items() if not number} - splits.exclude
     if unused:
         yield f"in no part of the split: {_some(unused)}"
 

@@ -22,7 +22,7 @@ from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
 from headrace.stores.energon.splits import find_splits
 from headrace.stores.energon.sqlite_index import SqliteIndex
 from headrace.stores.quarantine import QuarantinedStore
-from headrace.stores.sample_store import SampleStore
+from headrace.stores.store import SampleStore
 
 LOOKED_AT: Final = 1000
 """The number of samples whose parts are examined, evenly spread over the store."""
@@ -261,20 +261,7 @@ def _sample_lines(found: SampleDescription) -> list[str]:
         ("samples", count(found.samples) + (f", {count(found.left_out)} bad ones left out" if found.left_out else "")),
         ("on disk", size(found.bytes)),
     ]
-    if found.energon_version is not None:
-        pairs.append(("prepared by", f"energon {found.energon_version}"))
-    if found.uuid is not None:
-        pairs.append(("uuid", found.uuid))
-    if found.type is not None:
-        pairs += _type_pairs(found.type)
-    elif found.format == "energon":
-        pairs.append(("sample type", "unknown: there is no dataset.yaml"))
-    if found.media is not None:
-        kinds = ", ".join(f"{count(number)} {kind}" for kind, number in found.media.entries.items()) or "none"
-        by = "; ".join(f"{strategy.lower()}: {patterns}" for strategy, patterns in found.media.filters)
-        pairs.append(("media facts", kinds + (f" (by {by})" if by else "")))
-    if found.index is not None:
-        pairs.append(("index.sqlite", ", ".join(found.index) or "no tables"))
+    pairs += [(name, value) for name, value in _recorded(found) if value is not None]
     lines = [safe_text(found.path), *listing([(name, safe_text(value)) for name, value in pairs])]
     if found.type is not None and found.type.field_map is not None:
         fields = [(safe_text(field), safe_text(part)) for field, part in found.type.field_map.items()]
@@ -282,16 +269,35 @@ def _sample_lines(found: SampleDescription) -> list[str]:
     return lines + _split_lines(found) + _part_lines(found)
 
 
-def _type_pairs(found: TypeInfo) -> list[tuple[str, str]]:
-    words = f"crude, {found.class_name}" if found.kind == "crude" else found.sample_type or found.class_name
-    pairs = [("sample type", f"{words} ({found.file})")]
-    if found.sample_loader is not None:
-        pairs.append(("loader", f"{found.sample_loader}, which is code and was not run"))
-    if found.part_filter is not None:
-        pairs.append(("part filter", found.part_filter))
-    if found.subflavors:
-        pairs.append(("subflavors", as_json(found.subflavors)))
-    return pairs
+def _recorded(found: SampleDescription) -> list[tuple[str, str | None]]:
+    """Return what the files beside the samples say of them, None for each that says nothing."""
+    return [
+        ("prepared by", None if found.energon_version is None else f"energon {found.energon_version}"),
+        ("uuid", found.uuid),
+        *_type_pairs(found),
+        ("media facts", None if found.media is None else _media_words(found.media)),
+        ("index.sqlite", None if found.index is None else ", ".join(found.index) or "no tables"),
+    ]
+
+
+def _media_words(media: MediaNumbers) -> str:
+    kinds = ", ".join(f"{count(number)} {kind}" for kind, number in media.entries.items()) or "none"
+    by = "; ".join(f"{strategy.lower()}: {patterns}" for strategy, patterns in media.filters)
+    return kinds + (f" (by {by})" if by else "")
+
+
+def _type_pairs(found: SampleDescription) -> list[tuple[str, str | None]]:
+    known = found.type
+    if known is None:
+        return [("sample type", "unknown: there is no dataset.yaml" if found.format == "energon" else None)]
+    words = f"crude, {known.class_name}" if known.kind == "crude" else known.sample_type or known.class_name
+    loader = known.sample_loader
+    return [
+        ("sample type", f"{words} ({known.file})"),
+        ("loader", None if loader is None else f"{loader}, which is code and was not run"),
+        ("part filter", known.part_filter),
+        ("subflavors", as_json(known.subflavors) if known.subflavors else None),
+    ]
 
 
 def _split_lines(found: SampleDescription) -> list[str]:

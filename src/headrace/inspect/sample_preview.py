@@ -39,7 +39,7 @@ from headrace.plan import Order
 from headrace.samples.media import parse_field_map
 from headrace.samples.media.field_map import FieldMap
 from headrace.stores import RawSample
-from headrace.stores.sample_store import SampleStore
+from headrace.stores.store import SampleStore
 
 
 class SamplePreview(Answer, frozen=True, kw_only=True):

@@ -29,9 +29,9 @@ from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS
 from headrace.samples.media.field_map import META_PARTS, FieldMap, first_that_works
 from headrace.stores import open_tokens
 from headrace.stores.energon import DatasetConfig, EnergonStore
+from headrace.stores.opening import SAMPLE_LAYOUTS, open_samples, sample_layout
 from headrace.stores.quarantine import quarantined
-from headrace.stores.sample_layouts import SAMPLE_LAYOUTS, open_samples, sample_layout
-from headrace.stores.sample_store import RawSample, SampleStore
+from headrace.stores.store import RawSample, SampleStore
 from headrace.stores.tar.names import sample_part
 from headrace.stores.tar.store import TarStore
 

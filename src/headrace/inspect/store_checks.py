@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.datasets import PackedSequenceDataset, Sample
-from headrace.datasets.pack_plans import StoreLengths, plan_name
+from headrace.datasets.packed_sequences import StoreLengths, plan_name
 from headrace.errors import StoreError
 from headrace.inspect.answers import Answer, OnProgress, problem_of, took
 from headrace.inspect.description import find_manifest, open_key, opened_keys, shards_of
@@ -25,7 +25,8 @@ from headrace.plan import IntArray, KeyArray, derive_array
 from headrace.plan.packed_check import check_packed
 from headrace.plan.packing import CHUNK, Packing, PackingLedger, PackItems, PackPlanMeta, plan_packs
 from headrace.plan.segments import IGNORED_LABEL
-from headrace.stores import MANIFEST_NAME, IndexedOptions, Problem, Store, check_arrays, find_arrays
+from headrace.preparing.tokenizer import load_tokenizer
+from headrace.stores import MANIFEST_NAME, IndexedOptions, Manifest, Problem, Store, check_arrays, find_arrays
 from headrace.stores.checking import Faults
 from headrace.stores.indexed.layout import AS_FOUND
 from headrace.stores.kept_arrays import KEPT_NAME
@@ -94,7 +95,7 @@ def check_store(
         StoreError: the path holds no store.
         ConfigError: the tokeniser cannot be read.
     """
-    vocab_size = _vocab_size(tokenizer) if tokenizer is not None else None
+    vocab_size = load_tokenizer(tokenizer).vocab_size if tokenizer is not None else None
     try:
         stores = opened_keys(path, options)
         manifest = find_manifest(path)
@@ -107,34 +108,39 @@ def check_store(
     with contextlib.ExitStack() as stack:
         for store in stores.values():
             stack.enter_context(store)
-        # A shard of the keyed format checks all its keys; one of the indexed format has only one key. Shards are told
-        # apart by their files, since indexed keys of one shard each all have the folder as their path.
-        shards = {frozenset(shard.files): shard for store in stores.values() for shard in shards_of(store)}
-        problems: list[Problem] = []
-        num_bytes = 0
-        for number, shard in enumerate(shards.values()):
-            shard_bytes = sum(file.stat().st_size for file in shard.files)
-            num_bytes += shard_bytes
-            text = f"shard {number + 1:,} of {len(shards):,}: {shard.path} ({size(shard_bytes)})"
-            on_progress("checking", number, len(shards), text=text)
-            problems.extend(_check_shard(shard, vocab_size))
-        beside: tuple[FileSum, ...] = ()
-        if manifest is not None and (Path(path) / MANIFEST_NAME).exists():
-            beside = (*manifest.provenance, *(manifest.beside or ()))
-            num_bytes += sum(file.size for file in beside)
-            problems.extend(manifest.check_beside(path))
-        first = next(iter(stores.values()))
-        return Verdict(
-            path=path,
-            ok=not problems,
-            problems=tuple(problems),
-            files=sum(len(shard.files) for shard in shards.values()) + len(beside) + (manifest is not None),
-            bytes=num_bytes,
-            documents=first.num_documents,
-            tokens=sum(store.num_tokens for store in stores.values()) if not problems else 0,
-            hashed=manifest is not None,
-            vocab_size=vocab_size,
-        )
+        return _check_opened(path, stores, manifest, vocab_size, on_progress)
+
+
+def _check_opened(
+    path: str, stores: dict[str, Store], manifest: Manifest | None, vocab_size: int | None, on_progress: OnProgress
+) -> Verdict:
+    """Check all shards of all keys, and the files beside them if the manifest is in the same folder."""
+    # A shard of the keyed format checks all its keys; one of the indexed format has only one key. Shards are told
+    # apart by their files, since indexed keys of one shard each all have the folder as their path.
+    shards = {frozenset(shard.files): shard for store in stores.values() for shard in shards_of(store)}
+    problems: list[Problem] = []
+    num_bytes = 0
+    for number, shard in enumerate(shards.values()):
+        shard_bytes = sum(file.stat().st_size for file in shard.files)
+        num_bytes += shard_bytes
+        text = f"shard {number + 1:,} of {len(shards):,}: {shard.path} ({size(shard_bytes)})"
+        on_progress("checking", number, len(shards), text=text)
+        problems.extend(_check_shard(shard, vocab_size))
+    beside: tuple[FileSum, ...] = ()
+    if manifest is not None and (Path(path) / MANIFEST_NAME).exists():
+        beside = (*manifest.provenance, *(manifest.beside or ()))
+        problems.extend(manifest.check_beside(path))
+    return Verdict(
+        path=path,
+        ok=not problems,
+        problems=tuple(problems),
+        files=sum(map(len, shards)) + len(beside) + (manifest is not None),
+        bytes=num_bytes + sum(file.size for file in beside),
+        documents=next(iter(stores.values())).num_documents,
+        tokens=sum(store.num_tokens for store in stores.values()) if not problems else 0,
+        hashed=manifest is not None,
+        vocab_size=vocab_size,
+    )
 
 
 def _check_shard(shard: Store, vocab_size: int | None) -> Iterator[Problem]:
@@ -142,12 +148,6 @@ def _check_shard(shard: Store, vocab_size: int | None) -> Iterator[Problem]:
         yield from shard.check(vocab_size=vocab_size)
     except StoreError as error:
         yield problem_of(error, shard.path)
-
-
-def _vocab_size(tokenizer: str) -> int:
-    from headrace.preparing.tokenizer import load_tokenizer  # most checks need no tokeniser, which takes long to load
-
-    return load_tokenizer(tokenizer).vocab_size
 
 
 def _is_there(path: str) -> bool:

@@ -1,24 +1,374 @@
-"""Previews of token stores: the documents or packs that a user wants to see, as a `Preview`."""
+"""Previews of token stores: the documents or packs that a user wants to see, how they are chosen, and figures."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.copying.plan import is_copy
-from headrace.datasets.pack_plans import StoreLengths, make_plan
-from headrace.errors import ConfigError, HeadraceError
-from headrace.inspect.description import find_manifest
+from headrace.datasets.loss_masks import SupervisedShare, mask_name
+from headrace.datasets.packed_sequences import StoreLengths, make_plan
+from headrace.datasets.records import TOKEN_KEYS
+from headrace.errors import ConfigError, HeadraceError, StoreError
+from headrace.inspect.description import describe_key, find_manifest
 from headrace.inspect.document_origins import find_origins, place_in_input
-from headrace.inspect.documents import RecordKeys, ShownKeys, choose, figures_of, main_store
 from headrace.inspect.figures import count, plural
-from headrace.inspect.shown import Preview, PreviewOptions, ShownSample, ShownSequence
-from headrace.inspect.token_texts import FoundTokenizer, IdTexts, find_texts
+from headrace.inspect.shown import (
+    MAX_SAMPLES,
+    Kind,
+    PackFill,
+    Preview,
+    PreviewOptions,
+    Shares,
+    ShownSample,
+    ShownSequence,
+    StoreFigures,
+)
+from headrace.inspect.token_texts import FoundTokenizer, IdTexts, TokenTexts, find_texts, stretches
 from headrace.plan.packing import PackPlan
-from headrace.stores import Manifest
+from headrace.stores import Dialect, Manifest, Store
 from headrace.stores import open_tokens as open_store
+
+
+class ShownKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of a store that are shown: keys of tokens, their loss masks, and keys with other facts."""
+
+    kind: Kind
+    masks: dict[str, str | None]
+    """Key of tokens -> key of its loss mask, or None."""
+
+    beside: tuple[str, ...] = ()
+    """Those of ``position_ids``, ``response_lengths``, ``rewards``, ``columns`` and ``label`` that exist."""
+
+    @property
+    def main(self) -> str:
+        """The first key of tokens."""
+        return next(iter(self.masks))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All keys that are read."""
+        return (*self.masks, *(mask for mask in self.masks.values() if mask is not None), *self.beside)
+
+    @classmethod
+    def of(cls, store: Store, key: str | None) -> ShownKeys:
+        """Return the keys of a store that are shown, by their names; with ``key``, only that key and its mask.
+
+        Raises:
+            ConfigError: there is no such key.
+        """
+        names = set(store.keys)
+        if key is not None and key not in names:
+            raise ConfigError(f"{store.path}: no key {key!r}; its keys are {', '.join(map(repr, store.keys))}")
+        if key is None and names >= {"chosen", "rejected"}:
+            return cls(
+                kind="dpo", masks={side: mask_name(side, names, is_main=False) for side in ("chosen", "rejected")}
+            )
+        if key is None and names >= {"prompts", "responses"}:
+            return cls(
+                kind="grpo",
+                masks={"prompts": None, "responses": mask_name("responses", names, is_main=False)},
+                beside=_there(names, "response_lengths", "rewards"),
+            )
+        if key is None and "prompts" in names:
+            return cls(kind="prompt", masks={"prompts": None}, beside=_there(names, "columns"))
+        main = key or next((name for name in TOKEN_KEYS if name in names), store.keys[0])
+        mask = mask_name(main, names, is_main=main in (*TOKEN_KEYS, store.keys[0]))
+        beside = _there(names, "position_ids", "label") if key is None else ()
+        return cls(kind="seq" if mask is None else "sft", masks={main: mask}, beside=beside)
+
+
+def main_store(store: Store, keys: ShownKeys, dialect: Dialect | None) -> Store:
+    """Return the store with the main key of those that are shown as its own main key."""
+    return store if keys.main == store.keys[0] else open_store(store.path, key=keys.main, dialect=dialect)
+
+
+def _there(names: set[str], *wanted: str) -> tuple[str, ...]:
+    return tuple(name for name in wanted if name in names)
+
+
+class RecordKeys:
+    """Reads documents of a store, with the keys that are shown."""
+
+    def __init__(self, store: Store, keys: ShownKeys, texts: TokenTexts) -> None:
+        self._store = store
+        self._keys = keys
+        self._texts = texts
+
+    def document(self, number: int, max_tokens: int) -> ShownSample:
+        """Read one document, with at most ``max_tokens`` tokens of each sequence.
+
+        Raises:
+            StoreError: the lengths of the keys contradict each other.
+        """
+        if self._keys.kind == "grpo":
+            return ShownSample(number=number, sequences=tuple(self._group(number, max_tokens)))
+        return ShownSample(
+            number=number,
+            sequences=tuple(
+                self._sequence(key, number, *self._tokens(number, key), max_tokens) for key in self._keys.masks
+            ),
+            columns=self._columns(number),
+            label=bool(self._value(number, "label")[0]) if "label" in self._keys.beside else None,
+        )
+
+    def piece(self, document: int, begin: int, end: int, max_tokens: int) -> ShownSequence:
+        """Read the tokens ``[begin, end)`` of a document as a piece of a pack, whose positions begin at 0."""
+        key = self._keys.main
+        tokens, mask = self._tokens(document, key)
+        shown = slice(begin, min(end, begin + max_tokens))
+        trained = None if mask is None else mask[begin:end]
+        return ShownSequence(
+            name=key,
+            document=document,
+            begin=begin,
+            num_tokens=end - begin,
+            num_trained=None if trained is None else int(np.count_nonzero(trained)),
+            stretches=stretches(self._texts, tokens[shown], mask=None if mask is None else mask[shown]),
+        )
+
+    def _sequence(
+        self, name: str, number: int, tokens: NDArray[Any], mask: NDArray[Any] | None, max_tokens: int
+    ) -> ShownSequence:
+        positions = None
+        if "position_ids" in self._keys.beside:
+            positions = self._parallel(number, "position_ids", tokens)[:max_tokens]
+        return ShownSequence(
+            name=name,
+            document=number,
+            num_tokens=len(tokens),
+            num_trained=None if mask is None else int(np.count_nonzero(mask)),
+            stretches=stretches(
+                self._texts,
+                tokens[:max_tokens],
+                mask=None if mask is None else mask[:max_tokens],
+                positions=positions,
+            ),
+        )
+
+    def _group(self, number: int, max_tokens: int) -> list[ShownSequence]:
+        """Return a prompt and the responses to it."""
+        prompt, _ = self._tokens(number, "prompts")
+        tokens, mask = self._tokens(number, "responses")
+        rewards = self._value(number, "rewards").tolist() if "rewards" in self._keys.beside else []
+        lengths = [len(tokens)]
+        if "response_lengths" in self._keys.beside:
+            lengths = self._value(number, "response_lengths").tolist()
+        if sum(lengths) != len(tokens) or min(lengths, default=0) < 0 or (rewards and len(rewards) < len(lengths)):
+            raise StoreError(
+                f"{self._store.path}: document {number} has {len(tokens):,} tokens of responses, but {len(lengths)} "
+                f"responses of {sum(lengths):,} tokens together, and {len(rewards)} rewards: prepare the store again"
+            )
+        found = [self._sequence("prompt", number, prompt, None, max_tokens)]
+        begin = 0
+        for response, length in enumerate(lengths):
+            rows = slice(begin, begin + length)
+            name = f"response {response}" if "response_lengths" in self._keys.beside else "responses"
+            shown = self._sequence(name, number, tokens[rows], None if mask is None else mask[rows], max_tokens)
+            reward = float(rewards[response]) if rewards and name != "responses" else None
+            found.append(msgspec.structs.replace(shown, reward=reward))
+            begin += length
+        return found
+
+    def _tokens(self, number: int, key: str) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        tokens = self._value(number, key)
+        mask = self._keys.masks[key]
+        return tokens, None if mask is None else self._parallel(number, mask, tokens)
+
+    def _parallel(self, number: int, key: str, tokens: NDArray[Any]) -> NDArray[Any]:
+        values = self._value(number, key)
+        if len(values) != len(tokens):
+            raise StoreError(
+                f"{self._store.path}: document {number} has {len(tokens):,} tokens, but {len(values):,} values of "
+                f"{key!r}, which should have one for each token: prepare the store again"
+            )
+        return values
+
+    def _value(self, number: int, key: str) -> NDArray[Any]:
+        return self._store.document(number, key)
+
+    def _columns(self, number: int) -> dict[str, Any] | None:
+        if "columns" not in self._keys.beside:
+            return None
+        data = self._value(number, "columns").tobytes()
+        try:
+            return msgspec.json.decode(data, type=dict[str, Any]) if data else {}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise StoreError(
+                f"{self._store.path}: document {number}: its columns are not a JSON object: {error}"
+            ) from error
+
+
+MOST_LENGTHS = 1 << 24
+"""The most documents whose lengths are compared; reading these takes about a second."""
+MOST_MASKS = 1 << 14
+"""The most documents whose masks are read if the store does not count trained tokens."""
+_BLOCKS = 64
+NUM_SUPERVISED = "num_supervised"
+
+
+def spread(num_documents: int, most: int) -> tuple[list[tuple[int, int]], str]:
+    """Return ascending ranges ``[begin, end)`` of documents to compare: all, or ``most`` in blocks, said in words."""
+    if num_documents <= most:
+        return [(0, num_documents)], ""
+    each = most // _BLOCKS
+    blocks = [(at, at + each) for at in (block * num_documents // _BLOCKS for block in range(_BLOCKS))]
+    return blocks, f" among {count(most)} of {count(num_documents)} documents, in {_BLOCKS} blocks evenly spread"
+
+
+def trained_shares(
+    store: Store, keys: ShownKeys, dialect: Dialect | None
+) -> tuple[NDArray[np.int64], NDArray[np.float64], str] | None:
+    """Return documents, the share of each that is trained, and how they were chosen; None without a loss mask.
+
+    Empty documents are left out. This reads the index, and up to `MOST_MASKS` masks if the store does not count
+    trained tokens.
+    """
+    mask = keys.masks[keys.main]
+    if mask is None:
+        return None
+    counts = mask == "loss_mask" and NUM_SUPERVISED in store.keys
+    blocks, words = spread(store.num_documents, MOST_LENGTHS if counts else MOST_MASKS)
+    documents = _numbers(blocks)
+    lengths = _lengths(store, keys, documents, dialect)
+    if counts:
+        with open_store(store.path, key=NUM_SUPERVISED, dialect=dialect) as supervised:
+            trained = np.concatenate([supervised.fetch(*block) for block in blocks]).astype(np.int64)
+    else:
+        trained = np.array([np.count_nonzero(store.document(one, mask)) for one in documents.tolist()], np.int64)
+    has_tokens = lengths > 0
+    return documents[has_tokens], trained[has_tokens] / lengths[has_tokens], words
+
+
+def _check_choice(options: PreviewOptions) -> None:
+    """Check that at most one option says which documents or packs are shown, and that they are not too many.
+
+    Raises:
+        ConfigError: there are several such options, or too many samples.
+    """
+    noun = "documents" if options.get("packing") is None else "packs"
+    named = options.get("samples")
+    asked = [f"`{name}`" for name in ("random", "longest", "least_trained") if options.get(name) not in (None, False)]
+    asked += ["`samples`"] if named is not None else []
+    if len(asked) > 1:
+        raise ConfigError(f"{' and '.join(asked)} both say which {noun} are shown: choose one")
+    if noun == "packs" and asked and asked[0] in ("`longest`", "`least_trained`"):
+        raise ConfigError(f"{asked[0]} chooses documents: leave out `packing`, or use `random=SEED`")
+    shown = options.get("num", 3) if named is None else len(named)
+    if shown > MAX_SAMPLES:
+        raise ConfigError(f"{shown:,} {noun} were asked for; at most {MAX_SAMPLES:,} are shown at once")
+
+
+def choose(
+    store: Store, keys: ShownKeys, plan: PackPlan | None, num: int, options: PreviewOptions
+) -> tuple[Sequence[int], str]:
+    """Choose the numbers of the samples to show, in order, and say how they were chosen.
+
+    The text is empty for samples that were named, and for the first ones.
+
+    Raises:
+        ConfigError: there is no such sample, options contradict each other, or the store has no loss mask.
+    """
+    _check_choice(options)
+    num_samples = store.num_documents if plan is None else len(plan)
+    named, seed = options.get("samples"), options.get("random")
+    if named is not None:
+        for number in named:
+            if not 0 <= number < num_samples:
+                noun = "document" if plan is None else "pack"
+                raise ConfigError(f"{store.path} has no {noun} {number}; it has {num_samples:,}, counted from 0")
+        return named, ""
+    if seed is not None:
+        chosen = random.Random(seed).sample(range(num_samples), min(num, num_samples))
+        return chosen, f"{count(len(chosen))} at random, seed {seed}"
+    if options.get("longest") or options.get("least_trained"):
+        return _extreme(store, keys, num, options)
+    return range(min(num, num_samples)), ""
+
+
+def _extreme(store: Store, keys: ShownKeys, num: int, options: PreviewOptions) -> tuple[Sequence[int], str]:
+    dialect = options.get("dialect")
+    if options.get("longest"):
+        blocks, words = spread(store.num_documents, MOST_LENGTHS)
+        documents = _numbers(blocks)
+        values = -_lengths(store, keys, documents, dialect)
+        return documents[np.argsort(values, kind="stable")[:num]].tolist(), f"the longest{words}"
+    found = trained_shares(store, keys, dialect)
+    if found is None:
+        raise ConfigError(f"{store.path} has no loss mask, which `least_trained` needs")
+    documents, shares, words = found
+    return documents[np.argsort(shares, kind="stable")[:num]].tolist(), f"the least trained{words}"
+
+
+def _numbers(blocks: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    return np.concatenate([np.arange(begin, end, dtype=np.int64) for begin, end in blocks])
+
+
+def _lengths(store: Store, keys: ShownKeys, documents: NDArray[np.int64], dialect: Dialect | None) -> NDArray[np.int64]:
+    return StoreLengths(main_store(store, keys, dialect)).spans(documents)[1]
+
+
+MOST_MARKS = 1 << 28
+"""The most values of loss masks that are read, at about a gigabyte a second."""
+
+_CHUNK = 1 << 22
+
+
+def figures_of(store: Store, keys: ShownKeys, plan: PackPlan | None, *, dialect: Dialect | None) -> StoreFigures:
+    """Return the figures of the whole store. O(documents), and one pass over the masks if no counts are stored."""
+    described = describe_key(keys.main, main_store(store, keys, dialect))
+    packs = None
+    if plan is not None:
+        ledger = plan.ledger
+        packs = PackFill(
+            strategy=plan.packing.strategy, packs=len(plan), fill=ledger.fill, lost_tokens=ledger.lost_tokens
+        )
+    return StoreFigures(
+        key=keys.main,
+        tokens=described.tokens,
+        tokens_per_document=described.tokens_per_document,
+        histogram=described.histogram,
+        trained=_trained(store, keys, described.tokens, dialect),
+        shares=_shares(store, keys, dialect),
+        packs=packs,
+    )
+
+
+def _trained(store: Store, keys: ShownKeys, num_tokens: int, dialect: Dialect | None) -> SupervisedShare | None:
+    masks = [mask for mask in keys.masks.values() if mask is not None]
+    if not masks:
+        return None
+    if masks == ["loss_mask"] and NUM_SUPERVISED in store.keys:
+        with open_store(store.path, key=NUM_SUPERVISED, dialect=dialect) as counts:
+            trained = sum(int(counts.fetch(begin, end).sum()) for begin, end in _chunks(counts.num_tokens))
+        return SupervisedShare(trained=trained, tokens=num_tokens, is_all=True)
+    trained = tokens = 0
+    is_all = True
+    for mask in masks:
+        with open_store(store.path, key=mask, dialect=dialect) as marks:
+            most = min(marks.num_tokens, MOST_MARKS // len(masks))
+            trained += sum(int(np.count_nonzero(marks.fetch(begin, end))) for begin, end in _chunks(most))
+            tokens += most
+            is_all = is_all and most == marks.num_tokens
+    return SupervisedShare(trained=trained, tokens=tokens, is_all=is_all)
+
+
+def _shares(store: Store, keys: ShownKeys, dialect: Dialect | None) -> Shares | None:
+    found = trained_shares(store, keys, dialect)
+    if found is None:
+        return None
+    bins = np.ceil(np.round(found[1] * 10, 9)).astype(np.int64)
+    return Shares(documents=tuple(np.bincount(bins, minlength=11).tolist()), words=found[2].strip())
+
+
+def _chunks(size: int) -> list[tuple[int, int]]:
+    return [(begin, min(begin + _CHUNK, size)) for begin in range(0, size, _CHUNK)]
+
 
 MOST_LEFT_OUT = 20
 """The most bad records that are listed; any others are counted."""

@@ -24,6 +24,7 @@ from headrace.io.atomic import (
     output_errors,
     partial_path,
     sync_folder,
+    temporary_path,
     write_all,
 )
 from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_digest, file_sum, hash_bytes, hash_file
@@ -74,6 +75,7 @@ __all__ = [
     "reader",
     "safe_relative",
     "sync_folder",
+    "temporary_path",
     "unique_name",
     "write_all",
 ]

@@ -61,7 +61,7 @@ class AtomicFile:
             self.temporary = partial_path(self.path)
             flags |= os.O_CREAT | os.O_TRUNC if written is None else 0
         else:
-            self.temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+            self.temporary = temporary_path(self.path)
             flags |= os.O_CREAT | os.O_EXCL
         self._hasher = FileHasher() if written is None else written
         with output_errors(self.path, "create" if written is None else "continue"):
@@ -147,6 +147,11 @@ class AtomicFile:
             self.commit()
         else:
             self.discard()
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a new name beside a file, ``.<name>.<pid>.<random>.tmp``, under which it is written."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
 def partial_path(path: str | Path) -> Path:

@@ -14,7 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.datasets import Dataset, PackedSequenceDataset, RaggedDataset, Run
-from headrace.datasets.counts import counted
+from headrace.datasets.dataset import counted
 from headrace.errors import ConfigError, StateError
 from headrace.loader.spans import begun_samples, check_between_steps
 from headrace.plan import (

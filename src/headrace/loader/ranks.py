@@ -130,8 +130,8 @@ class Ranks(msgspec.Struct, frozen=True):
         ranks only without model parallelism.
 
         Raises:
-            ConfigError: ``model_parallel_size`` is above 1; only one of the variables is set; or they contradict the
-                process group.
+            ConfigError: ``model_parallel_size`` is above 1; only one of the variables is set, or one is no number; or
+                they contradict the process group.
         """
         if model_parallel_size > 1:
             raise ConfigError(
@@ -146,13 +146,23 @@ class Ranks(msgspec.Struct, frozen=True):
         from_group = cls(dist.get_rank(), dist.get_world_size()) if _distributed() else None
         if rank is None or world_size is None:
             return from_group or cls()
-        from_variables = cls(int(rank), int(world_size))
+        from_variables = cls(_number_in("RANK", rank), _number_in("WORLD_SIZE", world_size))
         if from_group not in (None, from_variables):
             raise ConfigError(
                 f"RANK={rank} and WORLD_SIZE={world_size} contradict the process group, which has {from_group}: "
                 "pass ranks=Ranks(rank, world_size)"
             )
         return from_variables
+
+
+def _number_in(variable: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ConfigError(
+            f"the environment variable {variable} is {value!r}; expected a whole number, as torchrun sets it: correct "
+            "or unset RANK and WORLD_SIZE, or pass ranks=Ranks(rank, world_size)"
+        ) from None
 
 
 def _distributed() -> bool:

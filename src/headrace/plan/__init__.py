@@ -49,14 +49,12 @@ if TYPE_CHECKING:
         leaves,
         node_recipe,
     )
-    from headrace.plan.order import Order
+    from headrace.plan.order import Order, Shards
     from headrace.plan.permutation import permute, unpermute
     from headrace.plan.quality import OrderQuality, order_quality
     from headrace.plan.recipe import ORDER_FORMAT, RunRecipe, order_format
     from headrace.plan.schedule import BatchSchedule
-    from headrace.plan.shards import Shards
-    from headrace.plan.slots import Draw, draw_of
-    from headrace.plan.split import MicroBatches, Share, micro_batches
+    from headrace.plan.slots import Draw, MicroBatches, Share, draw_of, micro_batches
     from headrace.plan.subset import SubsetRange
     from headrace.plan.tree import Lookup, Plan, SampleTimes
 
@@ -70,14 +68,12 @@ _HOMES = homes(
         "headrace.plan.keys": "IntArray KeyArray derive_array",
         "headrace.plan.nodes": "Branch ConcatNode Inner Leaf LimitNode "
         "Node RepeatNode Schedule leaf_counts leaves node_recipe",
-        "headrace.plan.order": "Order",
+        "headrace.plan.order": "Order Shards",
         "headrace.plan.permutation": "permute unpermute",
         "headrace.plan.quality": "OrderQuality order_quality",
         "headrace.plan.recipe": "ORDER_FORMAT RunRecipe order_format",
         "headrace.plan.schedule": "BatchSchedule",
-        "headrace.plan.shards": "Shards",
-        "headrace.plan.slots": "Draw draw_of",
-        "headrace.plan.split": "MicroBatches Share micro_batches",
+        "headrace.plan.slots": "Draw MicroBatches Share draw_of micro_batches",
         "headrace.plan.subset": "SubsetRange",
         "headrace.plan.tree": "Lookup Plan SampleTimes",
     }

@@ -2,7 +2,7 @@
 
 The step still consists of the same samples, and each rank has as many of them in each micro-step as before. Only the
 assignment of samples to ranks changes; it is a pure function of the costs, the number of ranks and the micro-batch
-size. Slots are those of `split`: micro-step j of rank r of R has the micro-batch at (j*R + r)*M.
+size. Slots are those of `micro_batches`: micro-step j of rank r of R has the micro-batch at (j*R + r)*M.
 
     costs 9 9 1 1 1 1 1 1, 2 ranks, micro-batches of 2     unbalanced     9 9 | 1 1     18 and  2
                                                                           1 1 | 1 1      2 and  2
@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray
-from headrace.plan.split import uneven_bounds
+from headrace.plan.slots import uneven_bounds
 
 ASSIGNMENT_VERSION = 1
 """Version of this algorithm. A change to the assignment of any step raises it, since saved states may lie in a step."""
@@ -140,7 +140,7 @@ def costs_of(costs: NDArray[Any], order: IntArray, *, world_size: int, micro_bat
     """Return (num_micro_steps, world_size) float64: the cost of each micro-batch in an order.
 
     ``order`` is as in `Assignment`; ``np.arange(num_samples)`` is the unbalanced one. The last micro-step of an uneven
-    step is divided as in `split`.
+    step is divided as in `micro_batches`.
     """
     found: NDArray[np.float64] = _sums(np.asarray(costs, dtype=np.float64)[order], world_size, micro_batch_size)
     return found

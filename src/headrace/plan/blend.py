@@ -49,6 +49,8 @@ class BlendTree:
     """
 
     def __init__(self, shares: Sequence[int]) -> None:
+        if not shares:
+            raise ConfigError("a blend has no shares; give one for each of its sources, and at least one")
         if sum(shares) > _MAX_TOTAL or min(shares) < 0 or sum(shares) == 0:
             raise ConfigError(
                 f"shares must be at least 0 and their sum from 1 to 2^61, found a sum of {sum(shares)} and a smallest "

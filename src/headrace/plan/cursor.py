@@ -25,6 +25,14 @@ _MEANING = {
 """What each part of the recipe describes, in the words of error messages."""
 
 
+def outside_run(position: int, length: int | None) -> str | None:
+    """Return in words that a position is outside a run of a length, None for an endless one; None if it is within."""
+    if position >= 0 and (length is None or position <= length):
+        return None
+    run = "this endless run, whose positions begin at 0" if length is None else f"this run of {length:,} samples"
+    return f"position {position:,} is outside {run}"
+
+
 class BalancedStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What was taken of a balanced step that was stopped in the middle, where the position alone does not say it.
 
@@ -104,7 +112,18 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """
         before = msgspec.structs.replace(recipe, format=undrawn(recipe.format))
         is_before = before != recipe and self.recipe.get("format") == before.hashes()["format"]
-        expected = before if is_before else recipe
+        self._check_recipe(before if is_before else recipe, saved)
+        if (outside := outside_run(self.position, length)) is not None:
+            raise StateError(f"the saved {outside}")
+        if (step := schedule.step_of(self.position)) != self.step:
+            raise StateError(
+                f"the saved state says step {self.step} at position {self.position}, which is in step {step} of this"
+                " run"
+            )
+        return self._drawn(recipe, schedule, length) if is_before else self
+
+    def _check_recipe(self, expected: RunRecipe, saved: RunRecipe | None) -> None:
+        """Raise StateError, which names what differs, unless the hashes of this cursor are those of a recipe."""
         hashes = expected.hashes()
         if self.recipe.keys() != hashes.keys():
             raise StateError(
@@ -126,14 +145,6 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"the saved state belongs to another run: {', '.join(differing)} differ{detail}\n"
                 "Restore what differs, or start a new run from position 0."
             )
-        if self.position < 0 or (length is not None and self.position > length):
-            raise StateError(f"the saved position {self.position} is outside this run of {length} samples")
-        if schedule.step_of(self.position) != self.step:
-            raise StateError(
-                f"the saved state says step {self.step} at position {self.position}, which is in step "
-                f"{schedule.step_of(self.position)} of this run"
-            )
-        return self._drawn(recipe, schedule, length) if is_before else self
 
     def _drawn(self, recipe: RunRecipe, schedule: BatchSchedule, length: int | None) -> Cursor:
         """Convert a cursor from before slots were drawn, when each slot took the position of its own number."""

@@ -25,7 +25,7 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.plan.blend import BlendTree
 from headrace.plan.keys import IntArray
-from headrace.plan.shards import Shards
+from headrace.plan.order import Shards
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,324 @@
 The order ``blocks`` permutes blocks of neighbouring samples, and then the samples within windows of blocks. The last
 block may be short by ``missing`` samples. Wherever it lands, all slots after its slot begin that much earlier: with
 blocks [0 1 2] [3 4 5] [6 7] in slots (1, 2, 0), the slots begin at ranks 0, 3, 5.
+
+The order ``shards`` keeps neighbours within the shards of a source together, as follows. With virtual
+shards, neighbours stay together in slices, and every epoch is still a permutation in closed form.
+
+    shards      [0 1 2 3 4 5 6 7 8 9] [10 11 12] ...
+    slices      at most L neighbours of one shard. All but the first and the last of a shard are exactly L; a phase,
+                drawn for each shard and epoch, moves the borders between them, and their number stays the same
+    rows        the slices, in the order of the disk, are cut into rows of V; each row is permuted by itself
+    windows     window t takes the t-th slice of every row: about ``parallel_shard_iters`` slices from all over the
+                disk, open at once. The last row is shorter than V and is spread evenly over the windows
+    samples     are permuted within each window
+
+    10 slices, 4 open: V = 2 or 3 windows          row 0  0 1 2      permuted  2 0 1
+                                                   row 1  3 4 5                3 5 4
+                                                   row 2  6 7 8                7 6 8
+                                                   row 3  9                    9, in one window
+    windows                                        2 3 7 | 0 5 6 | 1 4 8 9
+
+If there are at least as many shards as open slices, the slices of a window come from different shards (or, at the
+border of two rows, sometimes two from the same). A batch then holds no more samples of one shard than with a uniform
+permutation of as many shards.
+
+To find the slice of a rank, the sum of the lengths of all slices before it is needed. All lengths are L except for two
+slices in each shard. Their places are computed once an epoch, sorted and cached: O(shards). Then a rank is
+O(log shards).
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, Literal
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.config import check_choice
 from headrace.errors import ConfigError
-from headrace.plan.keys import IntArray, KeyArray, derive_array
-from headrace.plan.permutation import one_if_equal, permute, unpermute
-from headrace.plan.shards import Shards, VirtualShards
+from headrace.plan.keys import IntArray, KeyArray, derive, derive_array
+from headrace.plan.permutation import RecentTables, one_if_equal, permute, permute_each, unpermute, unpermute_each
+
+
+class Shards:
+    """The borders of the shards of a source, as the plan needs them.
+
+    ``bounds`` is (num_shards + 1,) int64, rising from 0: shard s begins with sample ``bounds[s]`` and ends before
+    ``bounds[s + 1]``. Shards without samples are left out. Time and memory are O(shards), for any number of samples.
+
+    Raises:
+        ConfigError: the bounds do not rise from 0, or there is no sample.
+
+    Example:
+        >>> shards = headrace.plan.Shards([0, 10, 10, 13])
+        >>> len(shards), shards.num_samples, shards.shard_of(np.array([9, 10])).tolist()
+        (2, 13, [0, 1])
+    """
+
+    def __init__(self, bounds: Sequence[int] | NDArray[np.integer[Any]]) -> None:
+        borders: IntArray = np.asarray(bounds, dtype=np.int64)
+        if borders.ndim != 1 or not borders.size or borders[0] != 0 or bool((np.diff(borders) < 0).any()):
+            raise ConfigError(
+                f"the bounds of shards are {borders}; they must rise from 0, and be one more than there are shards"
+            )
+        if not borders[-1]:
+            raise ConfigError("the shards have no samples; a source needs at least one")
+        kept = np.append(True, np.diff(borders) > 0)
+        self.bounds: IntArray = borders[kept]
+        self.bounds.flags.writeable = False
+
+    @classmethod
+    def of_counts(cls, counts: Sequence[int] | NDArray[np.integer[Any]]) -> Shards:
+        """Return the borders of shards with these numbers of samples."""
+        return cls(np.append(0, np.cumsum(np.asarray(counts, dtype=np.int64))))
+
+    @classmethod
+    def whole(cls, num_samples: int) -> Shards:
+        """Return a single shard with all samples, for a store that has none."""
+        return cls([0, num_samples])
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples in all shards."""
+        return int(self.bounds[-1])
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the borders, 128 bits in hex, for the recipe of a run."""
+        return blake2b(self.bounds.astype("<i8").tobytes(), digest_size=16).hexdigest()
+
+    def subset(self, begin: int, end: int) -> Shards:
+        """Return the shards of the samples ``begin`` to ``end - 1``, numbered from 0; the outer two may be cut."""
+        return Shards(np.unique(np.clip(self.bounds, begin, end)) - begin)
+
+    def shard_of(self, indices: IntArray) -> IntArray:
+        """Return (n,) int64: the shard of each sample, counting only shards with samples. O(log shards)."""
+        return np.searchsorted(self.bounds, indices, side="right").astype(np.int64) - 1
+
+    def __len__(self) -> int:
+        """Return the number of shards that have samples."""
+        return len(self.bounds) - 1
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the borders are the same."""
+        return isinstance(other, Shards) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"<Shards: {self.num_samples:,} samples in {len(self):,}>"
+
+
+_MAX_SLICES = 1 << 31
+_KEPT_BYTES = 128 << 20
+_PHASES, _ROWS, _WINDOWS = range(3)
+"""The purposes of the keys derived from the key of an epoch."""
+
+
+class VirtualShards:
+    """The slices and windows of a source, and the order of its samples through them. O(shards) to make.
+
+    Raises:
+        ConfigError: there would be more than 2^31 slices.
+    """
+
+    def __init__(self, shards: Shards, max_samples_per_sequence: int, parallel_shard_iters: int) -> None:
+        sizes = np.diff(shards.bounds)
+        longest = min(max_samples_per_sequence, int(sizes.max()))
+        counts = -(-sizes // longest)
+        # The borders can move by as much as all slices together are short of L, which should be at least half of L.
+        counts += (sizes > longest) & (2 * (counts * longest - sizes) < longest) & (longest > 1)
+        slack = counts * longest - sizes
+        self._bounds = shards.bounds
+        self._sizes = sizes
+        self._slice_samples = longest
+        self._lowest_phase: IntArray = np.maximum(0, slack - longest + 1)
+        self._num_phases: IntArray = np.where(counts > 1, np.minimum(slack, longest - 1) - self._lowest_phase + 1, 1)
+        self._lowest_phase[counts == 1] = 0
+        self._first_slices: IntArray = np.append(0, np.cumsum(counts))
+        self.num_samples = shards.num_samples
+        self.num_slices = int(self._first_slices[-1])
+        if self.num_slices > _MAX_SLICES:
+            raise ConfigError(
+                f"{self.num_samples:,} samples make {self.num_slices:,} slices of at most {longest:,} samples; at most "
+                "2^31 slices are allowed: increase max_samples_per_sequence"
+            )
+        self.num_windows = max(1, (2 * self.num_slices + parallel_shard_iters) // (2 * parallel_shard_iters))
+        self._whole_rows = -(-self.num_slices // self.num_windows) - 1
+        self._last_row = self.num_slices - self._whole_rows * self.num_windows
+        self._name = (shards.digest, longest, parallel_shard_iters)
+
+    def indices(self, ranks: IntArray, keys: KeyArray) -> IntArray:
+        """Return (n,) int64: the sample at each of (n,) int64 ranks; ``keys`` (n,) uint64 are those of their epochs."""
+        return self._by_epoch(ranks, keys, inverse=False)
+
+    def ranks(self, indices: IntArray, keys: KeyArray) -> IntArray:
+        """Return (n,) int64: the rank of each sample; undoes ``indices`` at the same cost."""
+        return self._by_epoch(indices, keys, inverse=True)
+
+    def window_begins(self, windows: IntArray, key: int) -> IntArray:
+        """Return (n,) int64: the rank at which each window begins in one epoch, or its end for ``num_windows``."""
+        if self.num_windows == 1:
+            return windows * self.num_samples
+        return self._table(key).begin(self._begin_slot(windows))
+
+    def _by_epoch(self, values: IntArray, keys: KeyArray, *, inverse: bool) -> IntArray:
+        if not values.size:
+            return values.copy()
+        single = bool((keys == keys[0]).all())
+        if self.num_windows == 1:
+            # All slices are open at once, so all samples are permuted together.
+            apply = unpermute if inverse else permute
+            return apply(values, self.num_samples, int(keys[0]) if single else keys)
+        in_epoch = self._ranks if inverse else self._indices
+        if single:
+            return in_epoch(values, int(keys[0]))
+        result = np.empty_like(values)
+        by_key = np.argsort(keys, kind="stable")
+        borders = np.flatnonzero(np.diff(keys[by_key])) + 1
+        for rows in np.split(by_key, borders):
+            result[rows] = in_epoch(values[rows], int(keys[rows[0]]))
+        return result
+
+    def _indices(self, ranks: IntArray, key: int) -> IntArray:
+        table = self._table(key)
+        windows, which = _distinct(self._window_of(table.slot_of(ranks)))
+        begins = table.begin(self._begin_slot(windows))
+        lengths = table.begin(self._begin_slot(windows + 1)) - begins
+        window_keys = derive_array(derive(key, _WINDOWS), windows)
+        begin = begins[which]
+        places = begin + permute_each(ranks - begin, lengths[which], window_keys[which])
+        slots, which = _distinct(table.slot_of(places))
+        # Within a slice, sample - place is constant: this shift turns a place into its sample.
+        shift = self._slice_begin(self._slice_at(slots, key), key) - table.begin(slots)
+        return places + shift[which]
+
+    def _ranks(self, indices: IntArray, key: int) -> IntArray:
+        table = self._table(key)
+        shards = np.searchsorted(self._bounds, indices, side="right").astype(np.int64) - 1
+        within = indices - self._bounds[shards] + self._phases(shards, key)
+        number = within // self._slice_samples
+        slices, which = _distinct(self._first_slices[shards] + number)
+        slots = self._slot_of(slices, key)
+        shift = table.begin(slots) - self._slice_begin(slices, key)
+        places = indices + shift[which]
+        windows = self._window_of(slots)
+        begins = table.begin(self._begin_slot(windows))
+        lengths = table.begin(self._begin_slot(windows + 1)) - begins
+        window_keys = derive_array(derive(key, _WINDOWS), windows)
+        begin = begins[which]
+        return begin + unpermute_each(places - begin, lengths[which], window_keys[which])
+
+    def _phases(self, shards: IntArray, key: int) -> IntArray:
+        """(n,) int64: by how many samples the borders within each shard move towards its beginning."""
+        hashed = derive_array(derive(key, _PHASES), shards) >> np.uint64(33)
+        moved: IntArray = (hashed.astype(np.int64) * self._num_phases[shards]) >> 31
+        return self._lowest_phase[shards] + moved
+
+    def _slice_begin(self, slices: IntArray, key: int) -> IntArray:
+        """(n,) int64: the first sample of each slice."""
+        shards = np.searchsorted(self._first_slices, slices, side="right").astype(np.int64) - 1
+        number = slices - self._first_slices[shards]
+        begin = number * self._slice_samples - self._phases(shards, key)
+        first: IntArray = self._bounds[shards] + np.maximum(begin, 0)
+        return first
+
+    def _begin_slot(self, windows: IntArray) -> IntArray:
+        return windows * self.num_slices // self.num_windows
+
+    def _window_of(self, slots: IntArray) -> IntArray:
+        return ((slots + 1) * self.num_windows - 1) // self.num_slices
+
+    def _slice_at(self, slots: IntArray, key: int) -> IntArray:
+        """(n,) int64: the slice in each slot; a window has one slot for each row, one after another."""
+        windows = self._window_of(slots)
+        rows = slots - self._begin_slot(windows)
+        last = rows == self._whole_rows
+        ranks = np.where(last, windows * self._last_row // self.num_windows, windows)
+        row_keys = derive_array(derive(key, _ROWS), rows)
+        lengths = np.where(last, self._last_row, self.num_windows)
+        return rows * self.num_windows + permute_each(ranks, lengths, row_keys)
+
+    def _slot_of(self, slices: IntArray, key: int) -> IntArray:
+        """(n,) int64: the slot of each slice; undoes ``_slice_at``."""
+        rows = slices // self.num_windows
+        last = rows == self._whole_rows
+        row_keys = derive_array(derive(key, _ROWS), rows)
+        lengths = np.where(last, self._last_row, self.num_windows)
+        ranks = unpermute_each(slices - rows * self.num_windows, lengths, row_keys)
+        windows = np.where(last, ((ranks + 1) * self.num_windows - 1) // self._last_row, ranks)
+        return self._begin_slot(windows) + rows
+
+    def _table(self, key: int) -> _SlotTable:
+        return _tables.get((*self._name, key), lambda: self._make_table(key))
+
+    def _make_table(self, key: int) -> _SlotTable:
+        """The table of the slices shorter than the others, which are the first and the last of a shard."""
+        shards = np.arange(len(self._sizes), dtype=np.int64)
+        counts = np.diff(self._first_slices)
+        phases = self._phases(shards, key)
+        first_lengths = np.minimum(self._slice_samples - phases, self._sizes)
+        last_lengths = self._sizes - ((counts - 1) * self._slice_samples - phases)
+        several = counts > 1
+        slices = np.concatenate([self._first_slices[:-1], self._first_slices[1:][several] - 1])
+        missing = self._slice_samples - np.concatenate([first_lengths, last_lengths[several]])
+        short = missing > 0
+        slots, missing = self._slot_of(slices[short], key), missing[short]
+        order = np.argsort(slots)
+        slots, missing = slots[order], missing[order]
+        before: IntArray = np.append(0, np.cumsum(missing))
+        ends = (slots + 1) * self._slice_samples - before[1:]
+        return _SlotTable(self._slice_samples, slots, ends, before)
+
+
+class _SlotTable(NamedTuple):
+    """The short slices of an epoch in the order of their slots.
+
+    ``slots`` and ``ends`` are (m,) int64, the places where these slots end. ``missing`` is (m + 1,) int64, prefix sums
+    of how many samples these slices lack.
+    """
+
+    slice_samples: int
+    slots: IntArray
+    ends: IntArray
+    missing: IntArray
+
+    def begin(self, slots: IntArray) -> IntArray:
+        """Return (n,) int64: the place where each slot begins."""
+        return slots * self.slice_samples - self.missing[np.searchsorted(self.slots, slots)]
+
+    def slot_of(self, places: IntArray) -> IntArray:
+        """Return (n,) int64: the slot of each place."""
+        passed = np.searchsorted(self.ends, places, side="right")
+        slots: IntArray = (places + self.missing[passed]) // self.slice_samples
+        return slots
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the arrays in bytes."""
+        return 3 * self.missing.nbytes
+
+
+def _distinct(values: IntArray) -> tuple[IntArray, IntArray]:
+    """Return rising values that include all of ``values``, and the number of each among them.
+
+    Mostly the values lie close together; then the result is their whole range, which needs no sort.
+    """
+    low = int(values.min())
+    span = int(values.max()) - low + 1
+    if span <= values.size:
+        return np.arange(low, low + span, dtype=np.int64), values - low
+    distinct, which = np.unique(values, return_inverse=True)
+    return distinct, which.astype(np.int64)
+
+
+_tables: RecentTables[_SlotTable] = RecentTables(_KEPT_BYTES, lambda table: table.num_bytes, least=2)
 
 
 class BlockOrder:

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.plan.keys import IntArray, KeyArray, derive, source_key
-from headrace.plan.order import Order
-from headrace.plan.shards import Shards
+from headrace.plan.order import Order, Shards
 
 _MEASURED = 1 << 18
 """About how many samples are measured; more if a single window is larger."""

@@ -43,14 +43,7 @@ class SubsetRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         first, last = given
         to_end = isinstance(last, str) and last.strip() == "end"
         if _is_count(first) and (_is_count(last) or to_end):
-            begin, end = int(first), None if to_end else int(last)
-            if max(begin, end or 0) >= 1 << 62:
-                raise ConfigError(f"the subset {str(list(given))[:80]} ends beyond 2^62 samples")
-            if begin < 0 or (end is not None and end < begin):
-                raise ConfigError(
-                    f"the subset {list(given)} runs from {begin} to {end}; both must be at least 0, and they must rise"
-                )
-            return cls(absolute=(begin, end))
+            return cls(absolute=_counts(int(first), None if to_end else int(last), given))
         low, high = _fraction(first, given), 1.0 if to_end else _fraction(last, given)
         if low > high:
             raise ConfigError(f"the subset {list(given)} begins after its end")
@@ -92,6 +85,17 @@ class SubsetRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def _is_count(value: int | str) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _counts(begin: int, end: int | None, given: Sequence[int | str]) -> tuple[int, int | None]:
+    last = begin if end is None else end
+    if max(begin, last) >= 1 << 62:
+        raise ConfigError(f"the subset {str(list(given))[:80]} ends beyond 2^62 samples")
+    if not 0 <= begin <= last:
+        raise ConfigError(
+            f"the subset {list(given)} runs from {begin} to {end}; both must be at least 0, and they must rise"
+        )
+    return begin, end
 
 
 def _fraction(value: int | str, given: Sequence[int | str]) -> float:

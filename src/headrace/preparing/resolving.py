@@ -45,8 +45,8 @@ from headrace.preparing.sources import RecordSpec, SourceFile, Span, choose_task
 from headrace.preparing.tokenizer import USUAL_BOSES, USUAL_EODS, TextTokenizer, load_tokenizer
 from headrace.samples.layouts import NUM_RECORDS
 from headrace.samples.maker import SampleMaker
-from headrace.samples.maker.ends import BEGIN_TOKEN
 from headrace.samples.maker.noticing import recipes_that_take
+from headrace.samples.maker.sequences import BEGIN_TOKEN
 from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.results import MISSING_BOS
 from headrace.samples.masking.token_spans import SpanEncoder

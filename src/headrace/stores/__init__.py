@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from headrace.stores.checking import check_file
     from headrace.stores.combined import CombinedStore, ShardedStore
     from headrace.stores.energon import EnergonStore, FilesystemStore, JoinedStore, JsonlSamplesStore
-    from headrace.stores.hdf5.store import Hdf5Store
-    from headrace.stores.hdf5.writer import Hdf5Writer, write_hdf5
+    from headrace.stores.hdf5.store import Hdf5Store, Hdf5Writer, write_hdf5
     from headrace.stores.indexed.layout import Dialect, Documents, IndexedOptions, optimal_dtype
     from headrace.stores.indexed.pairs import AlephAlphaStore, TntStore
     from headrace.stores.indexed.store import IndexedStore
@@ -56,10 +55,8 @@ if TYPE_CHECKING:
         save_manifest,
     )
     from headrace.stores.opening import open, open_keys, open_tokens
-    from headrace.stores.provenance import Provenance
-    from headrace.stores.provenance_writer import ProvenanceState, ProvenanceWriter
-    from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
-    from headrace.stores.store import Problem, Store
+    from headrace.stores.provenance import Provenance, ProvenanceState, ProvenanceWriter
+    from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore, Store
     from headrace.stores.tar.store import TarStore
     from headrace.stores.writer import Writer
     from headrace.stores.written import FileState, KeyInfo, OutputShard, WriterState, WrittenShard
@@ -77,7 +74,7 @@ _HOMES = {
     "FileState": "headrace.stores.written",
     "FilesystemStore": "headrace.stores.energon",
     "Hdf5Store": "headrace.stores.hdf5.store",
-    "Hdf5Writer": "headrace.stores.hdf5.writer",
+    "Hdf5Writer": "headrace.stores.hdf5.store",
     "IndexedOptions": "headrace.stores.indexed.layout",
     "IndexedStore": "headrace.stores.indexed.store",
     "IndexedWriter": "headrace.stores.indexed.writer",
@@ -95,14 +92,14 @@ _HOMES = {
     "Manifest": "headrace.stores.manifest",
     "OutputShard": "headrace.stores.written",
     "PROVENANCE_NAME": "headrace.stores.manifest",
-    "PartPlace": "headrace.stores.sample_store",
+    "PartPlace": "headrace.stores.store",
     "Problem": "headrace.stores.store",
     "Provenance": "headrace.stores.provenance",
-    "ProvenanceState": "headrace.stores.provenance_writer",
-    "ProvenanceWriter": "headrace.stores.provenance_writer",
-    "RawSample": "headrace.stores.sample_store",
+    "ProvenanceState": "headrace.stores.provenance",
+    "ProvenanceWriter": "headrace.stores.provenance",
+    "RawSample": "headrace.stores.store",
     "SampleLedger": "headrace.stores.manifest",
-    "SampleStore": "headrace.stores.sample_store",
+    "SampleStore": "headrace.stores.store",
     "ShardedStore": "headrace.stores.combined",
     "ShuffledOrder": "headrace.stores.manifest",
     "Store": "headrace.stores.store",
@@ -125,7 +122,7 @@ _HOMES = {
     "open_tokens": "headrace.stores.opening",
     "optimal_dtype": "headrace.stores.indexed.layout",
     "save_manifest": "headrace.stores.manifest",
-    "write_hdf5": "headrace.stores.hdf5.writer",
+    "write_hdf5": "headrace.stores.hdf5.store",
 }
 
 __all__ = [

@@ -51,8 +51,8 @@ def positions(values: ArrayLike, allowed: int, what: str) -> IntArray:
     return array
 
 
-def document_number(index: int, num_documents: int) -> int:
-    """Return the number of the document at an index, which may count from the end.
+def document_number(index: int, num_documents: int, what: str = "document") -> int:
+    """Return the number of the document, or of ``what`` else, at an index, which may count from the end.
 
     Raises:
         IndexError: the index is out of range.
@@ -61,7 +61,7 @@ def document_number(index: int, num_documents: int) -> int:
     if number < 0:
         number += num_documents
     if not 0 <= number < num_documents:
-        raise IndexError(f"document {index} is out of range; the store has {num_documents} documents")
+        raise IndexError(f"{what} {index} is out of range; the store has {num_documents} {what}s")
     return number
 
 
@@ -124,6 +124,14 @@ def known_key(key: str, known: tuple[str, ...]) -> str:
         return known[0]
     also = "" if MAIN in known else f" (or {MAIN!r} for the first)"
     raise ConfigError(f"the store has no key {key!r}; its keys are {', '.join(map(repr, known))}{also}")
+
+
+def not_parallel(path: str, key: str, difference: str) -> ConfigError:
+    """Return the error for a key whose stream is read beside that of the main key, from which it differs."""
+    return ConfigError(
+        f"{path}: key {key!r} {difference}: the streams are not parallel; read them by document, or open the store with"
+        f" key={key!r}"
+    )
 
 
 def read_only(array: TokenArray) -> TokenArray:

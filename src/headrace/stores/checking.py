@@ -111,7 +111,7 @@ def check_file(
     try:
         found = file_sum(path, block_bytes=listed.block_bytes)
     except StoreError as error:
-        yield Problem(path=path, place="", message=str(error).removeprefix(f"{path}: "))
+        yield Problem.of(path, error)
         return
     if found.size != listed.size:
         message = f"the manifest says {listed.size} bytes, the file has {found.size}"

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from headrace.errors import ConfigError, StoreError
+from headrace.errors import StoreError
 from headrace.stores.arguments import (
     by_keys,
     check_range,
     check_ranges,
     document_number,
     known_key,
+    not_parallel,
     positions,
     read_only,
 )
@@ -182,10 +183,7 @@ class CombinedStore(Store):
                 return store
             first = sampled[wrong[0]] - step
             difference = f"has documents of other lengths than the main key {main!r}, from document {first} on"
-        raise ConfigError(
-            f"{self.path}: key {key!r} {difference}: the streams are not parallel; read them by document, or open the"
-            f" store with key={key!r}"
-        )
+        raise not_parallel(self.path, key, difference)
 
 
 _BULK_ROWS = 4

@@ -1,4 +1,6 @@
-"""Keeps arrays that were computed from a store in a folder, so that other processes and later starts can map them.
+"""What was computed from data and is kept on disk: arrays in a folder, and indexes that say where samples begin.
+
+Arrays that were computed from a store are kept in a folder, so that other processes and later starts can map them:
 
     folder/<name>/<array>.npy ...     each as NumPy writes it
     folder/<name>/kept.json           written last: dtype, shape and xxh3_128 of each array, the caller's own text
@@ -10,6 +12,9 @@ processes that make them at the same time make the same ones. The folder appears
 The files are not trusted: all bytes are hashed before an array is returned, and headers are parsed, not evaluated. This
 takes 0.15 s a gigabyte in the page cache, or 0.12 s for 10^8 entries of 8 bytes. A start that only reads tokens, tars
 or windows opens no such folder.
+
+``X.tar.idx`` and ``X.jsonl.idx`` hold N + 1 little-endian 64-bit integers and no header: the byte where each sample
+begins, and the byte where the last one ends. Energon writes both. `kept_index` keeps an index that is no such file.
 """
 
 from __future__ import annotations
@@ -19,17 +24,18 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from headrace.errors import OutputError, StoreError
-from headrace.io import file_digest, hash_bytes, map_npy, output_errors, sync_folder
+from headrace.io import Reader, atomic_write, cache_folder, file_digest, hash_bytes, map_npy, output_errors, sync_folder
+from headrace.stores.arguments import IntArray
 from headrace.stores.json_file import json_bytes
 from headrace.stores.store import Problem
 
@@ -252,3 +258,82 @@ def _remove_stale(folder: Path, name: str) -> None:
         with contextlib.suppress(OSError):
             if time.time() - other.stat().st_mtime > _STALE_S:
                 shutil.rmtree(other, ignore_errors=True)
+
+
+ENTRY: Final = np.dtype("<i8")
+ENTRY_BYTES: Final = ENTRY.itemsize
+
+INDEX_FOLDER: Final = ".headrace-index"
+"""The folder beside a file in which an index is kept that is no file of its own."""
+
+_KEPT_BYTES: Final = 8 << 20
+"""The index of a smaller file is not kept: making it again takes no longer than reading it."""
+
+_ENDS_BYTES: Final = 64 << 10
+
+Kept = tuple[Mapping[str, NDArray[Any]], bytes]
+"""What an index consists of: arrays by name, and JSON."""
+
+
+def write_offsets(path: str | Path, offsets: ArrayLike) -> None:
+    """Write (N + 1,) offsets, whole or not at all. An existing file is replaced.
+
+    Raises:
+        OutputError: the system reports an error.
+    """
+    atomic_write(path, np.ascontiguousarray(offsets, ENTRY).tobytes())
+
+
+def read_offsets(path: str, using: Reader) -> IntArray:
+    """Return the entries of an index, (N + 1,) int64, read-only; they are mapped if the reader maps.
+
+    Raises:
+        StoreError: the file cannot be read.
+        ValueError: no index has this size; the message says what was found and what was expected.
+    """
+    data = using.whole(path)
+    num_entries(len(data))
+    entries: IntArray = np.frombuffer(data, ENTRY)
+    return entries
+
+
+def num_entries(num_bytes: int) -> int:
+    """Return N + 1 for an index of this size; raises ValueError if no index has it."""
+    if num_bytes == 0 or num_bytes % ENTRY_BYTES:
+        raise ValueError(f"has {num_bytes} bytes, but an index has 8 bytes a sample and 8 more")
+    return num_bytes // ENTRY_BYTES
+
+
+def kept_index(path: str, using: Reader, kind: str, version: int, make: Callable[[], Kept]) -> Kept:
+    """Return the index of a file: a kept one, or a new one, which is kept if the file has 8 MiB or more.
+
+    It is kept in ``.headrace-index`` beside the file or, if that cannot be written, in ``$HEADRACE_CACHE`` or
+    ``~/.cache/headrace``. It is found again by the file's name, size and modification time, and by a hash of the first
+    and last bytes of the file.
+
+    Args:
+        path: the file.
+        using: reads the file.
+        kind: name of the kind of index.
+        version: version of its arrays.
+        make: makes the index.
+    """
+    size = using.size(path)
+    if size < _KEPT_BYTES:
+        return make()
+    ends = hash_bytes(using.ends(path, _ENDS_BYTES))
+    name = kept_name(kind, version, Path(path).name, size, Path(path).stat().st_mtime_ns, ends)
+    cache = cache_folder("jsonl")
+    folders = [Path(path).absolute().parent / INDEX_FOLDER, *([] if cache is None else [cache])]
+    for folder in folders:
+        if (kept := find_cache(folder, name)) is not None:
+            return kept
+    began = time.monotonic()
+    index = make()
+    _log.info("%s: made its index in %.1f s", path, time.monotonic() - began)
+    for folder in folders:
+        # If the index cannot be kept, the next start only takes longer.
+        with contextlib.suppress(OutputError):
+            keep_arrays(folder, name, *index)
+            break
+    return index

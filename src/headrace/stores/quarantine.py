@@ -24,8 +24,7 @@ from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.jsonl import JsonlSamplesStore
 from headrace.stores.json_file import write_json_file
-from headrace.stores.sample_store import Numbering, PartPlace, RawSample, SampleStore
-from headrace.stores.store import Problem
+from headrace.stores.store import Numbering, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.store import TarStore
 
 

@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
 from headrace.io import Reader
-from headrace.stores.arguments import IntArray, by_keys, check_range, document_number, known_key, positions, read_only
+from headrace.stores.arguments import (
+    IntArray,
+    by_keys,
+    check_range,
+    document_number,
+    known_key,
+    not_parallel,
+    positions,
+    read_only,
+)
 from headrace.stores.checking import check_values, vocab_of
 from headrace.stores.store import MAIN, Cuts, KeyList, Problem, Store, TokenArray, cut_at
 from headrace.stores.written import OutputShard
@@ -203,10 +212,7 @@ class SegmentedStore(Store):
         else:
             self._parallel.add(key)
             return
-        raise ConfigError(
-            f"{self.path}: key {key!r} {difference}: the streams are not parallel; read them by document, or open the"
-            f" store with key={key!r}"
-        )
+        raise not_parallel(self.path, key, difference)
 
 
 def tokens_at(reader: Reader, path: str, dtype: np.dtype[Any], offset: int, num_bytes: int) -> TokenArray:

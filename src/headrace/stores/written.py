@@ -147,25 +147,12 @@ class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Raises:
             StoreError: a name leaves the manifest's folder.
         """
-        name = safe_relative(self.prefix).rpartition("/")[2]
-        if self.format == "indexed":
-            if len(self.keys) != 1:
-                yield f"shard {self.prefix!r} must list one key, not {len(self.keys)}"
-            wanted = [name + ".bin", name + ".idx"]
+        wanted = self._wanted_names(safe_relative(self.prefix).rpartition("/")[2])
+        if self.format == "indexed" and len(self.keys) != 1:
+            yield f"shard {self.prefix!r} must list one key, not {len(self.keys)}"
         elif not self.keys:
             yield f"shard {self.prefix!r} lists no key"
             return
-        elif self.format == "hdf5":
-            wanted = [name + (".hdf5" if self.files and self.files[0].name.endswith(".hdf5") else ".h5")]
-        elif self.format == "jsonl":
-            wanted = [name + ".jsonl"]
-        elif self.format == "tar":
-            wanted = [name + ".tar", name + ".tar.idx"]
-        else:
-            # Keys are sorted in the manifest, but the files keep the order of the shard.
-            bins = {f"{key}.bin" for key in self.keys}
-            listed = [file.name for file in self.files[: len(bins)]]
-            wanted = [*(listed if set(listed) == bins else sorted(bins)), META_NAME]
         if [file.name for file in self.files] != wanted:
             yield f"shard {self.prefix!r} must list the files {' and '.join(wanted)}, in this order"
         counts = [self.documents, *(key.tokens for key in self.keys.values())]
@@ -173,6 +160,24 @@ class OutputShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             yield f"shard {self.prefix!r} has a negative count"
         for file in self.files:
             yield from file_faults(self.prefix, file)
+
+    def _wanted_names(self, name: str) -> list[str]:
+        """Return the base names of the files that a shard of this format and base name has, in order."""
+        first = self.files[0].name if self.files else ""
+        match self.format:
+            case "indexed":
+                return [name + ".bin", name + ".idx"]
+            case "hdf5":
+                return [name + (".hdf5" if first.endswith(".hdf5") else ".h5")]
+            case "jsonl":
+                return [name + ".jsonl"]
+            case "tar":
+                return [name + ".tar", name + ".tar.idx"]
+            case "keyed":
+                # Keys are sorted in the manifest, but the files keep the order of the shard.
+                bins = {f"{key}.bin" for key in self.keys}
+                listed = [file.name for file in self.files[: len(bins)]]
+                return [*(listed if set(listed) == bins else sorted(bins)), META_NAME]
 
 
 def file_faults(where: str, file: FileSum) -> Iterator[str]:

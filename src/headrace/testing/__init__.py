@@ -1,10 +1,9 @@
 """Contracts: test classes that every implementation of an interface passes, and data for them.
 
     readers.ReaderContract          for every reader of `headrace.io`
-    stores.StoreContract            for every store of tokens
+    stores.StoreContract            for every store of tokens; also hypothesis strategies that make documents
     samples.SampleStoreContract     for every store of samples
-    strategies                      hypothesis strategies that make documents
-    indexed, keyed                  write files of these formats, valid or not
+    shards                          writes shards of the indexed and the keyed format, valid or not
     damage                          damages files in many ways, and takes the damage back
 
 To test a new format, inherit its contract and say how documents are written and opened:

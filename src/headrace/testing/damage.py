@@ -55,6 +55,16 @@ def other_byte(path: Path, at: int, value: int) -> Iterator[None]:
             file.write(before)
 
 
+@contextlib.contextmanager
+def restored(path: Path) -> Iterator[bytes]:
+    """Return the content of a file as a context, at whose end the file has this content again."""
+    content = path.read_bytes()
+    try:
+        yield content
+    finally:
+        path.write_bytes(content)
+
+
 def mutants(content: bytes, count: int, *, seed: int = 0) -> Iterator[tuple[str, bytes]]:
     """Yield damaged versions of a file, each with a description. The same seed always gives the same versions."""
     rng = random.Random(seed)
@@ -80,10 +90,9 @@ def endured(
     Returns:
         For each kind and place of a fault the damaged versions that caused it.
     """
-    content = path.read_bytes()
-    wanted = use()
     faults: dict[str, list[str]] = {}
-    try:
+    with restored(path) as content:
+        wanted = use()
         for what, data in mutants(content, count, seed=seed):
             path.write_bytes(data)
             fault = None
@@ -98,8 +107,6 @@ def endured(
                 fault = _described(error)
             if fault is not None:
                 faults.setdefault(fault, []).append(what)
-    finally:
-        path.write_bytes(content)
     return faults
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from headrace.errors import HeadraceError, StoreError
 from headrace.io import OPEN_FILES, reader
-from headrace.stores.sample_store import SampleStore
+from headrace.stores.store import SampleStore
+from headrace.testing.damage import restored
 
 Samples = list[tuple[str, dict[str, bytes]]]
 """Key and parts of each sample, in order."""
@@ -245,10 +246,9 @@ class SampleStoreContract:
         store.close()
         assert files
         for file in files:
-            content = Path(file).read_bytes()
-            Path(file).write_bytes(content[: len(content) // 2 + 1])
-            assert self._is_found_at_fault(path), file
-            Path(file).write_bytes(content)
+            with restored(Path(file)) as content:
+                Path(file).write_bytes(content[: len(content) // 2 + 1])
+                assert self._is_found_at_fault(path), file
 
     def _is_found_at_fault(self, path: Path) -> bool:
         try:

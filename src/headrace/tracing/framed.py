@@ -18,7 +18,7 @@ from headrace.datasets.encoded.framed_run import are_journals_of, read_journals
 from headrace.errors import ConfigError, StateError
 from headrace.plan import BatchSchedule, Cursor
 from headrace.plan.framed import Journal, Lanes, LaneState, Unit
-from headrace.plan.split import taken_by
+from headrace.plan.slots import taken_by
 from headrace.tracing.answers import Times, Topology, Traced, TracedUnit
 from headrace.tracing.history import SHOWN, History, history_of
 
@@ -125,7 +125,7 @@ class FramedHistory:
         planned = [
             (one, one.position)
             for one in fed.shown
-            if one.position is not None and one.position < ends[self._lane_of(one.position)]
+            if one.position is not None and one.position < ends[self._lanes.lane_of(one.position)]
         ]
         count = len(planned)
         if fed.count > len(fed.shown):
@@ -140,7 +140,7 @@ class FramedHistory:
             except StateError as error:
                 notes.append(f"position {position:,}: {error}")
                 continue
-            lane = self._lane_of(position)
+            lane = self._lanes.lane_of(position)
             num_frames = lanes.num_frames(lane)
             if after is None and (num_frames is None or reached[lane][0] < num_frames):
                 notes.append(
@@ -158,9 +158,6 @@ class FramedHistory:
             until_step=until + self._shift,
             notes=tuple(dict.fromkeys(notes)),
         )
-
-    def _lane_of(self, position: int) -> int:
-        return int(self._lanes.lanes_of(np.array([position], dtype=np.int64))[0])
 
     def _unit(self, number: int, *, samples: bool, origins: bool) -> TracedUnit | None:
         lanes = self._lanes
@@ -219,7 +216,7 @@ class FramedHistory:
     def _units_with(self, fed: Traced, position: int, first: int, after: int) -> list[Traced]:
         """Return a sample with each unit that it is in, or may be in."""
         lanes = self._lanes
-        lane = self._lane_of(position)
+        lane = self._lanes.lane_of(position)
         if self._reader is None:
             if after <= first:
                 return []

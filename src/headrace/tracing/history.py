@@ -15,7 +15,7 @@ from headrace.datasets import PackedSequenceDataset, Run
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Cursor, IntArray, Lookup
 from headrace.plan.packing import PackingLedger
-from headrace.plan.split import taken_by
+from headrace.plan.slots import taken_by
 from headrace.tracing.answers import Face, Times, Topology, Traced
 from headrace.tracing.trace import Trace
 

@@ -40,6 +40,7 @@ from headrace.plan import (
     node_recipe,
     order_format,
 )
+from headrace.plan.cursor import outside_run
 from headrace.plan.framed import FRAMED_FORMAT, Lanes, lanes_key
 from headrace.plan.recipe import PARTS, undrawn
 from headrace.stores import SampleStore, Store
@@ -323,25 +324,23 @@ def save_run(
     if not isinstance(run, Run | FramedRun):
         raise ConfigError(f"run is {run!r:.80}; expected a Run or a FramedRun")
     check_local(path)
-    before = read_run_file(path) if Path(path).exists() else None
-    if position is None:
-        if before is not None and not _is_same(before.runs[-1], _saved(run, 0, 0)):
+    runs = read_run_file(path).runs if Path(path).exists() else ()
+    if position is None and runs:
+        if not _is_same(runs[-1], _saved(run, 0, 0)):
             raise ConfigError(
                 f"{path}: describes another run: pass the position from which this run holds, position=loader.position,"
                 " or give it a file of its own"
             )
-        if before is not None:
-            return
-        position = 0
-    position = index(position)
-    if position < 0 or (run.length is not None and position > run.length):
-        raise ConfigError(f"position {position:,} is outside this run of {run.length} samples")
+        return
+    position = index(0 if position is None else position)
+    if (outside := outside_run(position, run.length)) is not None:
+        raise ConfigError(outside)
     first_step = run.schedule.step_of(position) if step is None else index(step)
     if first_step < 0:
         raise ConfigError(f"step is at least 0, found {first_step:,}")
     new = _saved(run, first_step, position)
     # Later runs were undone when the training went back to this step.
-    kept = [one for one in before.runs if one.first_step < first_step] if before is not None else []
+    kept = [one for one in runs if one.first_step < first_step]
     if kept and _is_same(kept[-1], new) and _shift(kept[-1]) == _shift(new):
         # The same run goes on, maybe for longer, or with its data at another path.
         last = kept.pop()

@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.encoded.framed_run import read_journals
-from headrace.datasets.encoded.measured_units import MeasuredUnits
+from headrace.datasets.encoded.measured import MeasuredUnits
 from headrace.datasets.mapped import MapDataset
 from headrace.datasets.media import MediaDataset
 from headrace.datasets.origins import Origins, record_origins, record_sample

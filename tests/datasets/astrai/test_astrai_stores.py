@@ -27,7 +27,7 @@ from headrace.compat.astrai import (
     save_h5,
 )
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
-from headrace.testing.indexed import write_shard
+from headrace.testing.shards import write_shard
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("h5py", reason="pip install 'headrace[hdf5]'")

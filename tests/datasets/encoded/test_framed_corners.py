@@ -29,7 +29,7 @@ from headrace.datasets import (
     Stage,
     Subset,
 )
-from headrace.datasets.encoded.keys import restore_key_of
+from headrace.datasets.encoded.samples import restore_key_of
 from headrace.datasets.encoded.unit_reader import size_of
 from headrace.encoders import Cooker, ErrorPolicy, SkipSample, TaskEncoder, stateless
 from headrace.errors import StateError

@@ -17,7 +17,7 @@ from framed_encoders import KINDS, Packed, numbers
 from headrace import Blend, MediaDataset, Order
 from headrace.datasets import Framed, FramedRun
 from headrace.datasets.encoded import UnitReader
-from headrace.datasets.encoded.keys import parsed, restore_key_of
+from headrace.datasets.encoded.samples import parsed, restore_key_of
 from headrace.encoders import ErrorPolicy, stateless
 from headrace.plan.framed import LaneState, states_from_bytes, states_to_bytes
 

@@ -16,7 +16,7 @@ import torch
 import headrace
 from energon_made import write_tar
 from headrace import ConfigError, MediaDataset, StoreError
-from headrace.datasets.counts import counted
+from headrace.datasets.dataset import counted
 from headrace.datasets.media import collated
 from headrace.errors import DecodeError, FieldAccessError, InputError, SampleError, SkipSample
 from headrace.samples.media import (

@@ -9,8 +9,7 @@ import pytest
 
 from headrace import ConfigError
 from headrace.datasets.metadataset import load_dataset
-from headrace.datasets.metadataset.reading import names_of, read_splits
-from headrace.datasets.metadataset.tree import MixEntry, PathEntry
+from headrace.datasets.metadataset.reading import MixEntry, PathEntry, names_of, read_splits
 
 TWO = [{"path": "a"}, {"path": "b"}]
 

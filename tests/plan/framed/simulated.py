@@ -82,7 +82,7 @@ def pairs(items: Items) -> Pairs:
 
 def units(walk: Walk, numbers: Sequence[int] | IntArray) -> list[Pairs | None]:
     """The items of some units."""
-    found = walk.units(np.asarray(numbers, dtype=np.int64))
+    found = [walk.unit(int(number)) for number in numbers]
     return [None if unit is None else pairs(unit.items) for unit in found]
 
 

@@ -181,12 +181,12 @@ def test_a_resumed_lane_encodes_one_frame_and_its_carry_again(name: str, frame: 
     framing = simulated.framing_of(name, lanes)
     find = simulated.Asked(simulated.finder(4, outputs))
     walk = Walk(framing, find, beginning(lanes))
-    walk.units(np.arange(number))
+    simulated.units(walk, range(number))
     states = walk.states(number, range(3))
     before = set(find.positions)
     assert len(find.positions) == len(before), "an uninterrupted run encodes each sample once"
     again = simulated.Asked(find.find)
-    Walk(framing, again, states).units(np.arange(number, number + 3))
+    simulated.units(Walk(framing, again, states), range(number, number + 3))
     for state in states:
         repeated = {position for position in again.positions if position in before and position % 3 == state.lane}
         assert len(repeated) <= frame + len({position for position, _ in state.carry})
@@ -212,7 +212,7 @@ def test_packs_on_the_fly_are_full(name: str, room: int) -> None:
         beginning(lanes),
     )
     number = 0
-    while any(unit is not None for unit in walk.units(np.array([number, number + 1]))):
+    while any(unit is not None for unit in simulated.units(walk, [number, number + 1])):
         number += 2
     figures = walk.figures
     assert (figures.num_items, figures.num_tokens) == (len(lengths), lengths.sum())
@@ -316,7 +316,7 @@ def test_a_lane_carries_four_frames_at_most(outputs: int, most_bytes: int) -> No
         return Items(np.repeat(positions, outputs), np.tile(np.arange(outputs), len(positions)))
 
     walk = Walk(Framing(lanes, Selected(lambda items: [])), find, beginning(lanes))
-    walk.units(np.arange(2 * 2_500 * outputs))
+    simulated.units(walk, range(2 * 2_500 * outputs))
     worst = [max(lane.marks, key=lambda mark: len(mark.carry)) for lane in walk.lanes.values()]
     assert {len(state.carry) for state in worst} == {4_000 * outputs}
     assert len(states_to_bytes(worst, lanes)) < 2 * most_bytes
@@ -392,7 +392,7 @@ def test_a_state_is_some_dozens_of_bytes() -> None:
         lambda positions: Items(positions, np.zeros_like(positions), lengths[positions]),
         beginning(lanes),
     )
-    walk.units(np.arange(4 * 900))
+    simulated.units(walk, range(4 * 900))
     states = walk.states(4 * 900, range(4))
     assert max(len(state.carry) for state in states) > 10
     assert len(states_to_bytes(states, lanes)) / 4 < 100
@@ -585,12 +585,12 @@ def test_a_filter_that_takes_nothing_gives_up() -> None:
 def test_lanes_go_forward_only() -> None:
     lanes = Lanes(num_lanes=2, frame_positions=2)
     walk = Walk(simulated.framing_of("singles", lanes), simulated.finder(0, 1), beginning(lanes)[:1])
-    walk.units(np.array([18]))
+    walk.unit(18)
     assert simulated.units(walk, [18]) == [((18, 0),)]
     with pytest.raises(StateError, match="resume from a saved state"):
-        walk.units(np.array([0]))
+        walk.unit(0)
     with pytest.raises(StateError, match="no state of lane 1"):
-        walk.units(np.array([1]))
+        walk.unit(1)
     walk.forget(18)
     with pytest.raises(StateError, match="are kept from its unit"):
         walk.states(2, [0])

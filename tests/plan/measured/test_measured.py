@@ -16,7 +16,7 @@ from headrace.plan import Order, Plan
 from headrace.plan.measured import Bits, Facts, Grouping, Groups, Measured, Outputs
 from headrace.plan.packing import Packing
 
-BITS = importlib.import_module("headrace.plan.measured.outputs")
+BITS = importlib.import_module("headrace.plan.measured.measured")
 SIZES = [0, 1, 7, 63, 64, 65, 511, 512, 513, 65_535, 65_536, 65_537, 140_000]
 
 

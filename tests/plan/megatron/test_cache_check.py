@@ -22,7 +22,7 @@ from headrace.plan.megatron.caches import (
     check_indices,
     fitting_sampling,
 )
-from headrace.plan.megatron.stream import SequenceStream
+from headrace.plan.megatron.indices import SequenceStream
 
 SIZES = np.array([20, 50, 60, 30, 100, 5])
 SAMPLING = GPTSampling(sequence_length=30, num_samples=12, seed=1234)

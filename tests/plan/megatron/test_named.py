@@ -21,7 +21,7 @@ from headrace.plan.megatron import (
     indices,
     sample_index,
 )
-from headrace.plan.megatron.stream import SequenceStream
+from headrace.plan.megatron.indices import SequenceStream
 from plan.megatron import plainly
 
 SIZES = [20, 50, 60, 30, 100, 5]

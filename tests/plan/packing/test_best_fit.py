@@ -13,7 +13,7 @@ import packs_plainly
 from counts import cases
 from headrace.plan.packing import Placement, place
 
-MODULE = importlib.import_module("headrace.plan.packing.best_fit")
+MODULE = importlib.import_module("headrace.plan.packing.fitting")
 
 
 def laid_out(placement: Placement, lengths: list[int]) -> list[list[int]]:

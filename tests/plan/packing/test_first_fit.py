@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import packs_plainly
 from counts import cases
-from headrace.plan.packing.first_fit import first_fit
+from headrace.plan.packing.fitting import first_fit
 
-MODULE = importlib.import_module("headrace.plan.packing.first_fit")
+MODULE = importlib.import_module("headrace.plan.packing.fitting")
 
 
 def check(sizes: list[int], capacity: int, dtype: str = "int64") -> None:

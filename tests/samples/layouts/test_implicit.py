@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace.errors import InputError
-from headrace.samples.layouts.preference import split_text
+from headrace.samples.layouts.known import split_text
 
 # Precomposed and combining letters, a family, flags, skin colours, Hangul syllables and letters, line ends, spaces.
 PIECES = [

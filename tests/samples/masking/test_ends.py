@@ -270,6 +270,13 @@ def test_ends_that_are_written_at_the_very_end_only() -> None:
         assert all("<|close|>" in text for one in samples for text in one.values())
 
 
+def test_a_template_without_a_generation_prompt_refuses_the_record() -> None:
+    refuses = "{% if add_generation_prompt %}{{ raise_exception('no prompt') }}{% endif %}"
+    template = ChatTemplate.from_text(refuses + Made(STYLES[0]).jinja)
+    [refused] = Masker(template, TOKENIZER).mask_batch([Conversation(messages=TWO)]).refused
+    assert "no prompt" in refused.message
+
+
 @pytest.mark.parametrize("strips", ["earlier", "unless last"])
 @pytest.mark.parametrize("mismatch", ["error", "allow"])
 def test_thoughts_that_are_stripped_from_earlier_turns(strips: Any, mismatch: Any) -> None:

@@ -19,7 +19,7 @@ from headrace.preparing import prepare_recipe
 from headrace.samples.conversation import Conversation
 from headrace.samples.recipe import parse_recipe
 from headrace.samples.templates import ChatTemplate, find, limited, suite_names
-from headrace.samples.templates.compiled import CompiledTemplate
+from headrace.samples.templates.sandbox import CompiledTemplate
 
 HI = [{"role": "user", "content": "Hi"}]
 TALK = [*HI, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And?"}]

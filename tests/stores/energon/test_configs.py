@@ -136,7 +136,7 @@ def test_info_of_before_7(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"shard_counts": {}, "shard_count": 1}', "unknown key 'shard_count'; did you mean 'shard_counts'"),
+        ('{"shard_counts": {}, "shard_count": 1}', "shard_count is unknown; did you mean 'shard_counts'"),
         ('{"energon_version": "7"}', "has no shard_counts"),
         ('{"shard_counts": []}', "expected a map, found a list"),
         ('{"shard_counts": {"a.tar": -1}}', "'a.tar' must have a number of samples"),
@@ -161,7 +161,7 @@ def test_no_info(tmp_path: Path) -> None:
 def test_unknown_keys_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = meta(tmp_path, ".info.json", '{"shard_counts": {"a.tar": 1}, "mine": 1}')
     assert read_info(root, strict=False).shard_counts == {"a.tar": 1}
-    assert "unknown key 'mine'" in caplog.text
+    assert "mine is unknown" in caplog.text
 
 
 def test_split_files_by_name(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_split_files_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("split_part: {}", "unknown key 'split_part'; did you mean 'split_parts'"),
+        ("split_part: {}", "split_part is unknown; did you mean 'split_parts'"),
         ("exclude: []", "has no split_parts"),
         ("split_parts: {train: a.tar}", "train: expected a list of strings, found the string 'a.tar'"),
         ("split_parts: {train: [1]}", "item 0 must be a string, found the number 1; quote it"),
@@ -276,7 +276,7 @@ def test_datasets(tmp_path: Path) -> None:
         (TYPED + "field_map: {}\nsample_loader: x.py", "both field_map and sample_loader"),
         (TYPED + "sample_loader: x.py", "no part_filter"),
         (TYPED + "field_map: {image: jpg}\npart_filter: [jpg]", "part_filter is only for a sample_loader"),
-        (TYPED + "fieldmap: {image: jpg}", "unknown key 'fieldmap'; did you mean 'field_map'"),
+        (TYPED + "fieldmap: {image: jpg}", "fieldmap is unknown; did you mean 'field_map'"),
         (TYPED + "field_map: {image: 1}", "image must name a part"),
         ("sample_type: CaptioningSample\nfield_map: {}", "sample_type: expected a map, found the str"),
         ("sample_type: {__class__: X}\nfield_map: {}", "sample_type: a class needs __module__ and __class__"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from energon_prepared import prepared
 from headrace.stores import EnergonStore, FilesystemStore, JoinedStore, JsonlSamplesStore
 from headrace.stores.energon import JoinColumn, write_join, write_lines
-from headrace.stores.sample_store import SampleStore
+from headrace.stores.store import SampleStore
 from headrace.testing.samples import Samples, SampleStoreContract, numbered_samples
 
 

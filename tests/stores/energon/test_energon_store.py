@@ -13,7 +13,7 @@ from energon_made import write_tar
 from energon_prepared import prepared
 from headrace.errors import ConfigError, HeadraceError, InputError, StoreError
 from headrace.stores import EnergonStore, IndexedWriter
-from headrace.stores.sample_store import Numbering
+from headrace.stores.store import Numbering
 
 
 def shard(*keys: str) -> list[tuple[str, bytes]]:

@@ -16,7 +16,15 @@ from energon_made import write_tar
 from energon_prepared import prepared
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import reader
-from headrace.stores import EnergonStore, FilesystemStore, JsonlSamplesStore, JsonlStore, TarStore, offsets, open_tokens
+from headrace.stores import (
+    EnergonStore,
+    FilesystemStore,
+    JsonlSamplesStore,
+    JsonlStore,
+    TarStore,
+    kept_arrays,
+    open_tokens,
+)
 from headrace.stores.energon import MediaRow, jsonl, update_media, write_lines
 from headrace.stores.energon.jsonl import scan_lines
 
@@ -144,7 +152,7 @@ def test_a_record_that_is_no_json(tmp_path: Path) -> None:
 
 
 def test_a_large_file_is_indexed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offsets, "_KEPT_BYTES", 10)
+    monkeypatch.setattr(kept_arrays, "_KEPT_BYTES", 10)
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "one"}\n{"text": "two"}\n')
     assert len(JsonlSamplesStore(path)) == 2

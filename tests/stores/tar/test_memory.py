@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.stores.offsets import write_offsets
+from headrace.stores.kept_arrays import write_offsets
 from headrace.stores.tar.index import index_path
 from headrace.stores.tar.scan import scan_shard
 from tars_made import write_tar
@@ -19,7 +19,7 @@ SIZE, COUNT, ROUNDS = 60_000, 32, 20
 _READ = """
 import resource, sys
 import numpy as np
-from headrace.stores.tar.shards import TarShards
+from headrace.stores.tar.store import TarShards
 count, rounds = int(sys.argv[2]), int(sys.argv[3])
 shards = TarShards(sys.argv[1], ["0.tar"], np.array([count]))
 zeros, numbers = np.zeros(count, np.int64), np.arange(count)

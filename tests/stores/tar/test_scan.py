@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import InputError, StoreError
-from headrace.stores.offsets import write_offsets
+from headrace.stores.kept_arrays import write_offsets
 from headrace.stores.tar import headers
 from headrace.stores.tar.index import read_index
 from headrace.stores.tar.scan import scan_shard

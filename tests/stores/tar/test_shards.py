@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace.errors import HeadraceError, InputError, StoreError
-from headrace.stores.offsets import write_offsets
-from headrace.stores.sample_store import PartPlace, RawSample
-from headrace.stores.tar import sample as runs
-from headrace.stores.tar import shards
+from headrace.stores.kept_arrays import write_offsets
+from headrace.stores.store import PartPlace, RawSample
+from headrace.stores.tar import scan as runs
+from headrace.stores.tar import store as shards
 from headrace.stores.tar.index import index_path
 from headrace.stores.tar.scan import scan_shard
-from headrace.stores.tar.shards import TarShards
-from headrace.stores.tar.store import TarStore
+from headrace.stores.tar.store import TarShards, TarStore
 from headrace.testing.samples import Samples, numbered_samples
 from tars_made import member, members_of, tar_bytes, write_tar
 

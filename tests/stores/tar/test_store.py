@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError, InputError, StoreError
-from headrace.stores.offsets import write_offsets
-from headrace.stores.sample_store import SampleStore
+from headrace.stores.kept_arrays import write_offsets
+from headrace.stores.store import SampleStore
 from headrace.stores.tar.index import index_path
 from headrace.stores.tar.scan import scan_shard
 from headrace.stores.tar.store import TarStore

@@ -11,7 +11,7 @@ Each key is read by a store of `headrace.stores`. New programs use `headrace.ope
 as AstrAI's are; torch is imported when the first one is made.
 """
 
-from headrace.compat.astrai.factory import BaseDataset, DatasetFactory, load_dataset
+from headrace.compat.astrai.factory import BaseDataset, DatasetFactory, StreamWindows, load_dataset
 from headrace.compat.astrai.sampler import ResumableDistributedSampler
 from headrace.compat.astrai.stores import (
     H5Store,
@@ -25,7 +25,6 @@ from headrace.compat.astrai.stores import (
     save_bin,
     save_h5,
 )
-from headrace.compat.astrai.windows import StreamWindows
 
 __all__ = [
     "BaseDataset",

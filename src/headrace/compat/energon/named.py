@@ -39,7 +39,7 @@ from headrace.samples.media import (
 )
 from headrace.stores import EnergonStore, SampleStore
 from headrace.stores import open as open_store
-from headrace.stores.sample_layouts import sample_layout
+from headrace.stores.opening import sample_layout
 
 _TOGETHER = 16
 """The number of samples that an iterable reads at a time, so that neighbours on disk are read together."""

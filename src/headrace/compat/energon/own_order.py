@@ -12,8 +12,8 @@ import numpy as np
 from headrace.datasets import Blend, Dataset, Run
 from headrace.datasets.encoded import EncodedDataset
 from headrace.datasets.lengths import Concat, Subset
-from headrace.datasets.located import Located
 from headrace.datasets.mix import Mix
+from headrace.datasets.run import Located
 from headrace.errors import ConfigError
 from headrace.loader.spans import BatchSpan
 from headrace.plan import RunRecipe, SubsetRange

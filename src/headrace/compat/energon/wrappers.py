@@ -25,10 +25,10 @@ from headrace.datasets.lengths import Concat, Limit, Repeat
 from headrace.datasets.mapped import MapDataset
 from headrace.datasets.mix import Mix
 from headrace.encoders import TaskEncoder, get_stateless
-from headrace.encoders.hooks import may_draw
+from headrace.encoders.task_encoder import may_draw
 from headrace.errors import ConfigError, SkipSample
 from headrace.plan.framed import ShuffleBuffer
-from headrace.plan.recorded_names import recorded_name
+from headrace.plan.recipe import recorded_name
 
 ConcatDataset = Concat
 LimitDataset = Limit

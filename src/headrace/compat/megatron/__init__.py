@@ -15,22 +15,18 @@ from typing import TYPE_CHECKING
 from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
-    from headrace.compat.megatron.blend import GPTBlend
-    from headrace.compat.megatron.cache_export import ExportedCache, export_cache
-    from headrace.compat.megatron.cyclic import CyclicDataset
-    from headrace.compat.megatron.fim import GPTFIMDataset
-    from headrace.compat.megatron.gpt import GPTDataset, GPTMasks
+    from headrace.compat.megatron.blend import CyclicDataset, GPTBlend
+    from headrace.compat.megatron.caches import ExportedCache, export_cache
+    from headrace.compat.megatron.gpt import GPTDataset, GPTFIMDataset, GPTMasks
     from headrace.compat.megatron.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
     from headrace.compat.megatron.mock import MockGPTDataset, MockStore
     from headrace.plan.megatron import FillInTheMiddle, FIMTokens, TextCodec
 
 _HOMES = homes(
     {
-        "headrace.compat.megatron.blend": "GPTBlend",
-        "headrace.compat.megatron.cache_export": "ExportedCache export_cache",
-        "headrace.compat.megatron.cyclic": "CyclicDataset",
-        "headrace.compat.megatron.fim": "GPTFIMDataset",
-        "headrace.compat.megatron.gpt": "GPTDataset GPTMasks",
+        "headrace.compat.megatron.blend": "CyclicDataset GPTBlend",
+        "headrace.compat.megatron.caches": "ExportedCache export_cache",
+        "headrace.compat.megatron.gpt": "GPTDataset GPTFIMDataset GPTMasks",
         "headrace.compat.megatron.indexed_dataset": "IndexedDataset IndexedDatasetBuilder",
         "headrace.compat.megatron.mock": "MockGPTDataset MockStore",
         "headrace.plan.megatron": "FIMTokens FillInTheMiddle TextCodec",

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from headrace.datasets.dataset import Dataset
-from headrace.datasets.encoded.keys import RestoreKey, keyed, restore_key_of
-from headrace.datasets.encoded.samples import Encoder, EncoderDataset, Media
+from headrace.datasets.encoded.samples import Encoder, EncoderDataset, Media, RestoreKey, keyed, restore_key_of
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.media.dataset import OfCrude
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions

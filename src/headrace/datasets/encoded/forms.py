@@ -22,7 +22,7 @@ from headrace.errors import ConfigError
 from headrace.plan.framed import BestFit, FramedForm, GroupBatches, HookPacks, Selected, ShuffleBuffer, Singles
 from headrace.plan.measured import Grouping
 from headrace.plan.packing import Packing
-from headrace.plan.recorded_names import recorded_name
+from headrace.plan.recipe import recorded_name
 
 MeasuredForm = Grouping | Packing
 Form = FramedForm | MeasuredForm
@@ -78,21 +78,8 @@ def check_form(form: Form | None, pipeline: EncoderPipeline, allowed: Any) -> No
             raise ConfigError(
                 f"{kind} packs: set the length of packs, form=headrace.Packing(seq_len=4096); found form={form!r:.80}"
             )
-        case Packing() if not pipeline.packing:
-            raise ConfigError(
-                f"{kind} does not override pack_selected_samples, which makes a pack of the outputs chosen for it"
-            )
-        case Packing() if pipeline.groups:
-            raise ConfigError(
-                f"{kind} packs and groups its packs, and measured sources do one of the two: use a framed source, or"
-                " remove one of pack_selected_samples and batch_group_criterion"
-            )
-        case Packing() if form.cuts or form.over_long not in ("error", "drop"):
-            raise ConfigError(
-                f"strategy={form.strategy!r}, over_long={form.over_long!r} cuts samples, and outputs of an encoder are"
-                " packed whole: use over_long='error' or 'drop' with best_fit, first_fit or greedy, and cut in"
-                " preencode_sample"
-            )
+        case Packing():
+            _check_packing(form, pipeline, kind)
         case BestFit() if not pipeline.hooks["sample_length"].is_overridden:
             raise ConfigError(
                 f"BestFit packs by lengths: override {kind}.sample_length, which returns a sample's length"
@@ -113,6 +100,25 @@ def check_form(form: Form | None, pipeline: EncoderPipeline, allowed: Any) -> No
         raise ConfigError(
             f"batch_size is {pipeline.batch_size}, but units are not batches: batch_size is for groups; for all others"
             " the loader makes batches, micro_batch_size=..."
+        )
+
+
+def _check_packing(form: Packing, pipeline: EncoderPipeline, kind: str) -> None:
+    """Raise ConfigError unless an encoder makes packs, and the packs of a measured source hold whole outputs."""
+    if not pipeline.packing:
+        raise ConfigError(
+            f"{kind} does not override pack_selected_samples, which makes a pack of the outputs chosen for it"
+        )
+    if pipeline.groups:
+        raise ConfigError(
+            f"{kind} packs and groups its packs, and measured sources do one of the two: use a framed source, or"
+            " remove one of pack_selected_samples and batch_group_criterion"
+        )
+    if form.cuts or form.over_long not in ("error", "drop"):
+        raise ConfigError(
+            f"strategy={form.strategy!r}, over_long={form.over_long!r} cuts samples, and outputs of an encoder are"
+            " packed whole: use over_long='error' or 'drop' with best_fit, first_fit or greedy, and cut in"
+            " preencode_sample"
         )
 
 

@@ -14,10 +14,9 @@ import numpy as np
 
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.encoded.forms import check_form, form_by_hooks, form_recipe, form_words, is_groups, is_packs
-from headrace.datasets.encoded.keys import RestoreKey, keyed, restore_key_of
-from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, packed
-from headrace.datasets.located import by_source
+from headrace.datasets.encoded.samples import Encoder, Media, RestoreKey, SampleEncoder, keyed, packed, restore_key_of
 from headrace.datasets.mix import Mix, named_datasets
+from headrace.datasets.run import by_source
 from headrace.datasets.sample_watch import SampleWatch
 from headrace.encoders import EncoderPipeline, ErrorPolicy, Fault, HookFailure, checked_encoder
 from headrace.encoders.pipeline import Output

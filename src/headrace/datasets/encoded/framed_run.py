@@ -25,12 +25,9 @@ import msgspec
 import numpy as np
 
 from headrace.datasets.encoded.framed import Framed, FramedSources
-from headrace.datasets.encoded.keys import of_framed
-from headrace.datasets.encoded.samples import check_restorable
+from headrace.datasets.encoded.samples import check_restorable, of_framed
 from headrace.datasets.encoded.unit_reader import UnitReader
-from headrace.datasets.located import Located, by_source
-from headrace.datasets.outline import sources_outline
-from headrace.datasets.run import Run
+from headrace.datasets.run import Located, Run, by_source, sources_outline
 from headrace.datasets.sample_watch import Tell
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.plan import BatchSchedule, IntArray, Order, RunRecipe
@@ -248,7 +245,7 @@ class FramedRun:
 
     def new_sources(self) -> FramedSources:
         """Return the datasets under the hooks, for one reader."""
-        return self.data.sources(dict(zip(self.paths, self.stream.datasets, strict=True)))
+        return self.data.sources(dict(zip(self.stream.paths, self.stream.datasets, strict=True)))
 
     def locate(self, positions: IntArray) -> Located:
         """Return dataset and address of the sample at each position. O(log sources), reads nothing."""

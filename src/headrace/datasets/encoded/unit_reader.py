@@ -10,14 +10,21 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
 from headrace.datasets.encoded.framed import Framed, FramedSources, MadeOutput, MadeSample
-from headrace.datasets.encoded.keys import RestoreKey, keyed, of_framed, restore_key_of
-from headrace.datasets.encoded.samples import of_one_group, one_batch, raise_failure
-from headrace.datasets.located import Located
+from headrace.datasets.encoded.samples import (
+    RestoreKey,
+    keyed,
+    of_framed,
+    of_one_group,
+    one_batch,
+    raise_failure,
+    restore_key_of,
+)
+from headrace.datasets.run import Located
 from headrace.datasets.sample_watch import SampleWatch, Tell
 from headrace.encoders import CallKey, Fault, FaultLog, HookFailure
 from headrace.errors import ConfigError, SkipSample, StateError
@@ -40,6 +47,9 @@ _DEPTH = 6
 """Depth to which fields are examined."""
 
 _PLAIN = frozenset({int, float, bool, complex, type(None)})
+
+_SIZED: dict[type, Callable[[Any], int]] = {np.ndarray: lambda array: int(array.nbytes), str: len, bytes: len}
+"""The most frequent types whose size is known at once."""
 
 
 class BoundedCache(Generic[T]):
@@ -100,27 +110,26 @@ def size_of(value: Any, depth: int = _DEPTH) -> int:
     kind: Any = type(value)
     if kind in _PLAIN or not depth:
         return _SMALL
-    if kind is np.ndarray:
-        return _SMALL + int(value.nbytes)
-    if kind is str or kind is bytes:
-        return _SMALL + len(value)
+    if kind in _SIZED:
+        return _SMALL + _SIZED[kind](value)
     if (names := _fields(kind)) is not None:
         return _SMALL * (2 + len(names)) + _sum([getattr(value, name) for name in names], depth)
     if isinstance(size := getattr(value, "nbytes", None), int):
         return _SMALL + size
-    if isinstance(value, Mapping):
-        inner = [one for name, one in value.items() if not (type(name) is str and name.startswith("__"))]
-        return _SMALL * (1 + len(value) - len(inner)) + _sum(inner, depth)
-    if isinstance(value, list | tuple | set):
-        if len(value) > _FEW and type(next(iter(value))) in _PLAIN:
+    match value:
+        case Mapping():
+            inner = [one for name, one in value.items() if not str(name).startswith("__")]
+            return _SMALL * (1 + len(value) - len(inner)) + _sum(inner, depth)
+        case list() | tuple() | set() if len(value) > _FEW and type(next(iter(value))) in _PLAIN:
             # Values such as tokens, which all have the same size.
             return _SMALL + len(value) * _NUMBER
-        return _SMALL + _sum(value, depth)
+        case list() | tuple() | set():
+            return _SMALL + _sum(value, depth)
+        case str() | bytearray():
+            return _SMALL + len(value)
     if callable(bands := getattr(value, "getbands", None)):
         # An image of Pillow has a byte for each band of a pixel.
         return _SMALL + int(value.width) * int(value.height) * len(bands())
-    if isinstance(value, bytearray | str):
-        return _SMALL + len(value)
     return _SMALL + _sum(getattr(value, "__dict__", {}).values(), depth)
 
 
@@ -145,6 +154,9 @@ _AHEAD = 256
 
 Pair = tuple[int, int]
 """Position in the run and number of the output, which together identify an item."""
+
+_SKIPPED: Final = object()
+"""In place of what decides an output's unit: a hook left the output out."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +210,7 @@ class UnitReader:
         self._locate = locate
         self._pipeline = sources.pipeline
         self._kind = type(data.encoder).__name__
+        self._has_lengths = data.is_packs and self._pipeline.hooks["sample_length"].is_overridden
         form = Selected(self._select) if isinstance(framing.form, HookPacks) else framing.form
         is_counted = data.is_packs and self._pipeline.hooks["pack_selected_samples"].is_generator
         self._walk = Walk(replace(framing, form=form, count=self._count if is_counted else None), self._find, states)
@@ -288,28 +301,27 @@ class UnitReader:
             self._next.pop(lane, None)
             self._ahead.pop(lane, None)
         if left:
-            self._faults = {pair: some for pair, some in self._faults.items() if self._lane_of(pair[0]) not in left}
-            self._held.drop(lambda key: self._lane_of(_position(key)) in left)
+            self._faults = {
+                pair: some for pair, some in self._faults.items() if self._lanes.lane_of(pair[0]) not in left
+            }
+            self._held.drop(lambda key: self._lanes.lane_of(_position(key)) in left)
 
     def forget(self, number: int) -> None:
         """The first ``number`` units of the run are delivered, so that states before them are not needed."""
         self._walk.forget(number)
-
-    def _lane_of(self, position: int) -> int:
-        return int(self._lanes.lanes_of(np.array([position], dtype=np.int64))[0])
 
     def _unit(self, number: int) -> Unit | None:
         num_lanes = self._lanes.num_lanes
         lane, unit = number % num_lanes, number // num_lanes
         self._pass(lane, unit)
         self._next[lane] = max(self._next.get(lane, 0), unit + 1)
-        return self._walk.units(np.array([number], dtype=np.int64))[0]
+        return self._walk.unit(number)
 
     def _pass(self, lane: int, until: int) -> None:
         """Release the units of a lane before ``until``: others make them, or they were delivered before a resume."""
         num_lanes = self._lanes.num_lanes
         for unit in range(self._next.get(lane, until), until):
-            passed = self._walk.units(np.array([unit * num_lanes + lane], dtype=np.int64))[0]
+            passed = self._walk.unit(unit * num_lanes + lane)
             if passed is None:
                 break
             for pair in _pairs(passed.items):
@@ -322,40 +334,44 @@ class UnitReader:
         """Return the outputs at positions and what decides their units; keeps the outputs for these units."""
         self._held.trim()
         made = self._encoded(positions)
-        groups: list[Any] | None = [] if self._data.is_group_batches else None
-        lengths: list[int] | None = (
-            [] if self._data.is_packs and self._pipeline.hooks["sample_length"].is_overridden else None
-        )
         pairs: list[Pair] = []
-        for position, (outputs, faults) in zip(positions.tolist(), made, strict=True):
-            wanted = self._carried.pop(position, None)
-            first = len(pairs)
-            for one in outputs:
-                try:
-                    if lengths is not None:
-                        lengths.append(self._pipeline.length(one.output))
-                    if groups is not None:
-                        groups.append(self._pipeline.group(one.output))
-                except HookFailure as failure:
-                    if isinstance(failure.error, SkipSample):
-                        continue
-                    raise_failure(failure, self._kind, f"the sample {self.sources.key(one).written()!r}")
-                pairs.append((position, one.number))
-                if wanted is None or one.number in wanted:
-                    self._held.put((position, one.number), one, one.output.sample)
-            # A fault is reported once in a run: with the unit of the sample's first output or, without outputs, now.
-            if first == len(pairs):
-                self._report(faults)
-            elif faults and (wanted is None or pairs[first][1] in wanted):
-                self._faults[pairs[first]] = faults
+        values: list[Any] = []
+        for position, sample in zip(positions.tolist(), made, strict=True):
+            for pair, value in self._hold(position, sample):
+                pairs.append(pair)
+                values.append(value)
         columns = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-        return Items(
-            columns[:, 0],
-            columns[:, 1],
-            None if lengths is None else np.array(lengths, dtype=np.int64),
-            None if groups is None else [name for name, _ in groups],
-            None if groups is None else np.array([size for _, size in groups], dtype=np.int64),
-        )
+        if self._data.is_group_batches:
+            sizes = np.array([size for _, size in values], dtype=np.int64)
+            return Items(columns[:, 0], columns[:, 1], None, [name for name, _ in values], sizes)
+        lengths = np.array(values, dtype=np.int64) if self._has_lengths else None
+        return Items(columns[:, 0], columns[:, 1], lengths)
+
+    def _hold(self, position: int, made: MadeSample) -> list[tuple[Pair, Any]]:
+        """Keep the outputs of a sample for their units; return each with what decides its unit."""
+        values = {one.number: self._value(one) for one in made.outputs}
+        kept = [one for one in made.outputs if values[one.number] is not _SKIPPED]
+        due = self._carried.pop(position, {one.number for one in kept})
+        for one in kept:
+            if one.number in due:
+                self._held.put((position, one.number), one, one.output.sample)
+        # A fault is reported once in a run: with the unit of the sample's first output or, without outputs, now.
+        if not kept:
+            self._report(made.faults)
+        elif made.faults and kept[0].number in due:
+            self._faults[position, kept[0].number] = made.faults
+        return [((position, one.number), values[one.number]) for one in kept]
+
+    def _value(self, one: MadeOutput) -> Any:
+        """Return what decides the unit of an output: its group, its length, or nothing; ``_SKIPPED`` leaves it out."""
+        try:
+            if self._data.is_group_batches:
+                return self._pipeline.group(one.output)
+            return self._pipeline.length(one.output) if self._has_lengths else None
+        except HookFailure as failure:
+            if isinstance(failure.error, SkipSample):
+                return _SKIPPED
+            raise_failure(failure, self._kind, f"the sample {self.sources.key(one).written()!r}")
 
     def _report(self, faults: Iterable[Fault]) -> None:
         for fault in faults:
@@ -376,7 +392,7 @@ class UnitReader:
     def _located(self, positions: IntArray) -> Located:
         """Return where the samples at positions of a lane are, and look up the next positions for later frames."""
         lanes = self._lanes
-        lane = int(lanes.lanes_of(positions[:1])[0])
+        lane = lanes.lane_of(int(positions[0]))
         found = self._ahead.get(lane)
         rows = np.zeros(0, dtype=np.int64) if found is None else np.searchsorted(found.positions, positions)
         if found is None or rows[-1] == len(found.positions) or (found.positions[rows] != positions).any():

@@ -26,7 +26,7 @@ from headrace.datasets.media.file_stores import (
 from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError, HeadraceError, SampleError
 from headrace.plan import IntArray
-from headrace.plan.recorded_names import recorded_name
+from headrace.plan.recipe import recorded_name
 from headrace.samples.media import (
     Cooker,
     CrudeSample,
@@ -43,7 +43,7 @@ from headrace.stores import EnergonStore, PartPlace, RawSample, Reader, SampleSt
 from headrace.stores import open as open_store
 from headrace.stores.energon import DatasetConfig, Reference
 from headrace.stores.energon.splits import config_path
-from headrace.stores.sample_layouts import sample_layout
+from headrace.stores.opening import sample_layout
 
 _OF_THE_RUN: Final = ("max_samples_per_sequence", "parallel_shard_iters", "shuffle_over_epochs", "training")
 """Keys of Energon's file that concern the order, which the run decides here."""
@@ -214,26 +214,13 @@ class MediaDataset(SampleDataset):
         aux: Aux | None = None,
         cache: CachePool | None = None,
     ) -> None:
-        if not isinstance(store, SampleStore):
-            raise ConfigError(
-                f"store is {store!r}; expected an open store of samples, such as headrace.open(path), or use"
-                " MediaDataset.open(path)"
-            )
-        if not len(store):
-            raise ConfigError(f"{store.path} has no samples")
-        self.store = store
+        self.store = _with_samples(store)
         self.subflavors = None if subflavors is None else dict(subflavors)
         self.mapper = SampleMapper(
             sample_type, field_map, decoder=decoder, sample_loader=sample_loader, part_filter=part_filter
         )
-        if cookers and not self.mapper.is_crude and not isinstance(cookers, OfCrude):
-            names = ", ".join(getattr(one.cook, "__qualname__", repr(one.cook)) for one in cookers)
-            raise ConfigError(
-                f"{store.path}: its samples are made into {self.mapper.sample_type.__name__}, and the cookers {names}"
-                " are for crude samples and would not be called: leave out the cookers or the sample_type, or change"
-                " the samples with MapDataset"
-            )
-        self.cooker = choose_cooker(cookers, self.subflavors, store.path) if self.mapper.is_crude and cookers else None
+        used = self._cookers_for_crude(cookers)
+        self.cooker = choose_cooker(used, self.subflavors, store.path) if used else None
         self.aux = self._opened(aux or {})
         self._cache = NoCachePool() if cache is None else cache
         self._primary = self._decoded(file_store(store)) if self.cooker and self.cooker.need_primary else None
@@ -242,11 +229,24 @@ class MediaDataset(SampleDataset):
         self._options: dict[str, Any] = {
             **self._functions,
             "decoder": decoder,
-            "cookers": tuple(cookers) if self.mapper.is_crude else (),
+            "cookers": used,
             "subflavors": self.subflavors,
             "aux": aux,
             "cache": cache,
         }
+
+    def _cookers_for_crude(self, cookers: Sequence[Cooker]) -> tuple[Cooker, ...]:
+        """Return the cookers that are used. Raises ConfigError if the samples are not crude, unless that is meant."""
+        if self.mapper.is_crude:
+            return tuple(cookers)
+        if cookers and not isinstance(cookers, OfCrude):
+            names = ", ".join(getattr(one.cook, "__qualname__", repr(one.cook)) for one in cookers)
+            raise ConfigError(
+                f"{self.store.path}: its samples are made into {self.mapper.sample_type.__name__}, and the cookers"
+                f" {names} are for crude samples and would not be called: leave out the cookers or the sample_type, or"
+                " change the samples with MapDataset"
+            )
+        return ()
 
     @classmethod
     def open(
@@ -442,6 +442,18 @@ class MediaDataset(SampleDataset):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), **self._options), (self.store, self.mapper.sample_type, self._field_map)
+
+
+def _with_samples(store: SampleStore) -> SampleStore:
+    """Return an open store that has samples. Raises ConfigError for anything else."""
+    if not isinstance(store, SampleStore):
+        raise ConfigError(
+            f"store is {store!r}; expected an open store of samples, such as headrace.open(path), or use"
+            " MediaDataset.open(path)"
+        )
+    if not len(store):
+        raise ConfigError(f"{store.path} has no samples")
+    return store
 
 
 def _name(function: Any) -> str | None:

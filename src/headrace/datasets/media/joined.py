@@ -12,7 +12,7 @@ from headrace.datasets.media.face import SampleDataset
 from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
-from headrace.plan.recorded_names import recorded_name
+from headrace.plan.recipe import recorded_name
 from headrace.samples.media import Sample, SampleDecoder
 from headrace.samples.media.sample import BASE_FIELDS
 from headrace.stores import JoinedStore, PartPlace, RawSample
@@ -66,29 +66,33 @@ class JoinedMediaDataset(SampleDataset):
             raise ConfigError(f"{store.path} has no rows")
         if not callable(joiner):
             raise ConfigError(f"joiner is {joiner!r}; expected a sample type or a function")
-        self.store: JoinedStore = store
-        self.parts = tuple(
-            [MediaDataset.of(one.store, decoder=decoder, trust_code=trust_code) for one in store.columns]
-            if columns is None
-            else columns
-        )
         own = [one.store for one in store.columns]
-        if len(self.parts) != len(own) or any(part.store is not one for part, one in zip(self.parts, own, strict=True)):
+        if columns is None:
+            columns = [MediaDataset.of(one, decoder=decoder, trust_code=trust_code) for one in own]
+        if [id(part.store) for part in columns] != [id(one) for one in own]:
             raise ConfigError(
                 f"columns: expected a dataset for each of the {len(own)} stores of the join, in its order"
             )
+        self.store: JoinedStore = store
         self.joiner = joiner
+        self.parts = tuple(columns)
         self._is_type = isinstance(joiner, type) and issubclass(joiner, Sample)
-        crude = [part.store.path for part in self.parts if part.mapper.is_crude and part.cooker is None]
-        if self._is_type and crude:
+        self._names = [one.name for one in store.columns if one.name is not None]
+        if 0 < len(self._names) < len(own):
             raise ConfigError(
-                f"the samples of {', '.join(crude)} are crude, and have no fields that {recorded_name(joiner)} could"
-                " join; pass a function as joiner, or give the dataset a sample type"
+                f"only the columns {', '.join(self._names)} of the join have names; name all of them, or none"
             )
-        names = [one.name for one in store.columns if one.name is not None]
-        if names and len(names) < len(own):
-            raise ConfigError(f"only the columns {', '.join(names)} of the join have names; name all of them, or none")
-        self._names = names
+        if self._is_type:
+            self._check_fields()
+
+    def _check_fields(self) -> None:
+        """Raise ConfigError if a part has crude samples, which have no fields that a sample type could join."""
+        crude = [part.store.path for part in self.parts if part.mapper.is_crude and part.cooker is None]
+        if crude:
+            raise ConfigError(
+                f"the samples of {', '.join(crude)} are crude, and have no fields that {recorded_name(self.joiner)}"
+                " could join; pass a function as joiner, or give the dataset a sample type"
+            )
 
     @property
     def columns(self) -> tuple[str, ...]:

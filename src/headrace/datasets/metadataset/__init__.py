@@ -17,7 +17,7 @@ from headrace.datasets.metadataset.metadataset import (
     traverse_metadataset,
 )
 from headrace.datasets.metadataset.opening import SourceOptions
-from headrace.datasets.metadataset.tree import JoinedSource, Mixed, NamedSource, SourceColumn, Tree, sources
+from headrace.datasets.metadataset.reading import JoinedSource, Mixed, NamedSource, SourceColumn, Tree, sources
 
 __all__ = [
     "JoinedSource",

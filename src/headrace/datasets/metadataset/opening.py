@@ -14,7 +14,7 @@ from headrace.datasets.dataset import Dataset
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.media.dataset import DEFAULT_DECODER, OfCrude
 from headrace.datasets.media.file_stores import CachePool
-from headrace.datasets.metadataset.tree import JoinedSource, NamedSource, SourceColumn
+from headrace.datasets.metadataset.reading import JoinedSource, NamedSource, SourceColumn
 from headrace.datasets.packed_sequences import PackedSequenceDataset
 from headrace.datasets.windows import WindowDataset
 from headrace.errors import ConfigError, StoreError
@@ -22,7 +22,7 @@ from headrace.plan.packing import Packing
 from headrace.samples.media import Cooker, SampleDecoder, resolve_sample_type
 from headrace.stores import open_tokens
 from headrace.stores.energon import EnergonStore, JoinColumn, JoinedStore, Reference
-from headrace.stores.sample_layouts import sample_layout
+from headrace.stores.opening import sample_layout
 
 Open = Callable[[NamedSource | JoinedSource], Dataset | None]
 

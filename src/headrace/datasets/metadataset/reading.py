@@ -1,5 +1,8 @@
 """Reads the YAML of a metadataset, of either version, into typed values, and names its entries.
 
+`Entry` and its kinds are the tree as it is written, before any other file is opened. `Tree` is the tree with everything
+that nested files say in its place.
+
 Errors name the place in the file. The names of entries are parts of the paths from which orders are drawn.
 """
 
@@ -7,24 +10,219 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from headrace.config import check_keys, convert, describe, nearest, nearest_or_known
-from headrace.datasets.metadataset.tree import (
-    Entry,
-    JoinEntry,
-    LengthUnit,
-    MixEntry,
-    PathEntry,
-    ScheduleEntry,
-    SourceColumn,
-    Splits,
-)
 from headrace.errors import ConfigError
 from headrace.plan import SubsetRange
-from headrace.stores.energon import Reference
+from headrace.stores.energon import Nonmatch, Reference
+
+LengthUnit = Literal["steps", "samples"]
+
+_MOST = 1 << 62
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+_Weight = Annotated[int, msgspec.Meta(ge=0, le=_MOST)] | Annotated[float, msgspec.Meta(ge=0, le=_MOST)]
+_Number = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)] | Annotated[float, msgspec.Meta(ge=-_MOST, le=_MOST)]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """What every node of the tree can say.
+
+    Attributes:
+        where: file and place in its tree, for messages: ``mix.yaml: splits.train.blend[2]``.
+        name: its part of the paths of the sources below it.
+        weight: its weight in a ``blend``.
+        repetitions: its passes in a ``blend_epochized``.
+        split_part: split part of the datasets below, unless they set another.
+        subflavors: set on the samples below; those of an outer node win.
+        shuffle_over_epochs_multiplier: number of epochs that are shuffled together in the sources below.
+        subset: range of every source below.
+        limit: number of samples in a pass.
+    """
+
+    where: str
+    name: _Text | None = None
+    weight: _Weight = 1.0
+    repetitions: _Number = 1
+    split_part: _Text | None = None
+    subflavors: dict[str, Any] | None = None
+    shuffle_over_epochs_multiplier: int | None = 1
+    subset: SubsetRange | None = None
+    limit: _Count | None = None
+
+
+class PathEntry(Entry, frozen=True, kw_only=True):
+    """A dataset, or another metadataset.
+
+    Attributes:
+        path: the path as it is written.
+        dataset_config: another ``dataset.yaml`` of an Energon dataset.
+        split_config: another split file of an Energon dataset.
+        aux: name -> path of files for cookers.
+        windows: for a store of tokens, the options of `WindowDataset`.
+        packs: for a store of tokens, the options of `Packing`.
+    """
+
+    path: _Text
+    dataset_config: _Text | None = None
+    split_config: _Text | None = None
+    aux: dict[str, _Text] | None = None
+    windows: dict[str, Any] | None = None
+    packs: dict[str, Any] | None = None
+
+
+class SourceColumn(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the datasets of a join: its name in the join, what a missing match means, and as in `PathEntry`.
+
+    In a `Tree` the path is absolute, or relative to the working folder, and the split part is known.
+    """
+
+    where: str
+    name: str | None
+    path: _Text
+    nonmatch: Nonmatch = "error"
+    split_part: _Text | None = None
+    subflavors: dict[str, Any] | None = None
+    dataset_config: _Text | None = None
+    split_config: _Text | None = None
+
+
+class JoinEntry(Entry, frozen=True, kw_only=True):
+    """Several Energon datasets side by side, and what makes one sample of a row."""
+
+    columns: tuple[SourceColumn, ...]
+    joiner: Reference
+
+
+class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights up to a step or sample: one entry of a ``schedule``.
+
+    Attributes:
+        where: its place.
+        weights: one for each entry of the blend, in the same order.
+        until: a number and its unit; None for the last entry.
+        ramp: the weights move from those of the entry before to these.
+    """
+
+    where: str
+    weights: tuple[_Weight, ...]
+    until: tuple[Annotated[int, msgspec.Meta(le=_MOST)], LengthUnit] | None = None
+    ramp: bool = False
+
+
+class MixEntry(Entry, frozen=True, kw_only=True):
+    """Several nodes mixed by weights or repetitions, or one after another.
+
+    Attributes:
+        kind: ``"blend"`` is by weights, ``"blend_epochized"`` by repetitions, ``"concat"`` one after another.
+        children: at least one; in a ``blend`` all have a weight above 0, unless there is a schedule.
+        schedule: for a ``blend``, weights that change; else empty.
+        block_samples: for a ``blend``, number of consecutive samples that a child is chosen for.
+    """
+
+    kind: Literal["blend", "blend_epochized", "concat"]
+    children: tuple[Entry, ...]
+    schedule: tuple[ScheduleEntry, ...] = ()
+    block_samples: _Count = 1
+
+
+Splits = dict[str, Entry]
+"""Name of a split -> its tree, as it is written."""
+
+
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
+    """What every node of the tree has.
+
+    Attributes:
+        where: file and place in it that say this.
+        limits: numbers of samples in a pass, the innermost first.
+    """
+
+    where: str
+    limits: tuple[int, ...] = ()
+
+
+class NamedSource(_Place, frozen=True, kw_only=True):
+    """A dataset on disk.
+
+    Attributes:
+        path: absolute, or relative to the working folder.
+        split_part: part of an Energon dataset.
+        subflavors: set on its samples, over those of its ``dataset.yaml``; None if nothing sets any.
+        shuffle_over_epochs: product of all multipliers.
+        subset: the part of it that is used.
+        dataset_config: another ``dataset.yaml``.
+        split_config: another split file.
+        aux: name -> path of files for cookers.
+        windows: for tokens, the options of `WindowDataset`.
+        packs: for tokens, the options of `Packing`.
+    """
+
+    path: str
+    split_part: str
+    subflavors: dict[str, Any] | None = None
+    shuffle_over_epochs: int | None = 1
+    subset: SubsetRange | None = None
+    dataset_config: str | None = None
+    split_config: str | None = None
+    aux: dict[str, str] = {}
+    windows: dict[str, Any] | None = None
+    packs: dict[str, Any] | None = None
+
+
+class JoinedSource(_Place, frozen=True, kw_only=True):
+    """Datasets side by side.
+
+    Attributes:
+        columns: the first is the primary one.
+        joiner: makes one sample of a row.
+        folder: folder of the index; None for a metadataset that is not in a file.
+        shuffle_over_epochs: product of all multipliers.
+        subset: the part of the rows that is used.
+    """
+
+    columns: tuple[SourceColumn, ...]
+    joiner: Reference
+    folder: Path | None
+    shuffle_over_epochs: int | None = 1
+    subset: SubsetRange | None = None
+
+
+class Mixed(_Place, frozen=True, kw_only=True):
+    """Several nodes mixed by weights or repetitions, or one after another.
+
+    Attributes:
+        kind: as in `MixEntry`.
+        names: names of the children.
+        children: the nodes that are mixed.
+        numbers: weights, or repetitions.
+        schedule: weights that change; else empty.
+        block_samples: number of consecutive samples that a child is chosen for.
+    """
+
+    kind: Literal["blend", "blend_epochized", "concat"]
+    names: tuple[str, ...]
+    children: tuple[Tree, ...]
+    numbers: tuple[float, ...]
+    schedule: tuple[ScheduleEntry, ...] = ()
+    block_samples: int = 1
+
+
+Tree = NamedSource | JoinedSource | Mixed
+
+
+def sources(tree: Tree) -> Iterator[NamedSource | JoinedSource]:
+    """Yield the datasets of a tree, depth first."""
+    if isinstance(tree, Mixed):
+        for child in tree.children:
+            yield from sources(child)
+    else:
+        yield tree
+
 
 _SUFFIXES = (".yaml", ".jsonl", ".json", ".h5", ".hdf5", ".tar", ".bin", ".idx")
 
@@ -77,6 +275,12 @@ _OF_KIND: Final[dict[str, tuple[str, ...]]] = {
 }
 _OF_CHILD: Final[dict[str | None, tuple[str, ...]]] = {None: (), "datasets": ("weight", "subflavor")}
 _OF_OTHER_CHILD: Final = ("weight", "repetitions")
+_SHARE_IN: Final[dict[str | None, tuple[str, str]]] = {
+    "blend": ("weight", "repetitions"),
+    "datasets": ("weight", "repetitions"),
+    "blend_epochized": ("repetitions", "weight"),
+}
+"""Kind of mix -> the key that sets an entry's share in it, and the key that does not go with it."""
 _OF_COLUMN: Final = ("path", "nonmatch", "split_part", "subflavors", *_FILES)
 _CLASSES: Final = ("Metadataset", "MetadatasetV2")
 _UNTIL: Final = re.compile(r"([0-9][0-9_,]*)\s+(steps?|samples?)")
@@ -122,17 +326,10 @@ def read_splits(content: Any, where: str) -> Splits:
 
 def _node(value: Any, where: str, child_of: str | None) -> Entry:
     found = convert(value, _Map, where)
-    kinds = [kind for kind in _OF_KIND if kind in found]
-    allowed = [kind for kind in _OF_KIND if kind != "datasets" or child_of is None]
-    if len(kinds) != 1 or kinds[0] not in allowed:
-        hint = next(filter(None, (nearest(key, allowed) for key in found)), "")
-        found_kinds = " and ".join(kinds) or f"only {', '.join(map(repr, found)) or 'nothing'}{hint}"
-        raise ConfigError(f"{where}: expected exactly one of {', '.join(allowed)}; found {found_kinds}")
-    kind = kinds[0]
+    kind = _kind(found, where, child_of)
     check_keys(found, (*_OF_KIND[kind], *_ALL, *_OF_CHILD.get(child_of, _OF_OTHER_CHILD)), where)
-    wrong = {"blend": "repetitions", "datasets": "repetitions", "blend_epochized": "weight"}.get(child_of or "")
-    if wrong is not None and wrong in found:
-        right = "weight" if wrong == "repetitions" else "repetitions"
+    right, wrong = _SHARE_IN.get(child_of, (None, None))
+    if wrong in found:
         raise ConfigError(f"{where}: {wrong} does not go with {child_of}; use {right}")
     values = _common(found, where, kind)
     if kind == "path":
@@ -144,6 +341,17 @@ def _node(value: Any, where: str, child_of: str | None) -> Entry:
         joiner = _reference(found.get("joiner"), f"{where}.joiner")
         return convert({**values, "columns": columns, "joiner": joiner}, JoinEntry, where)
     return _mix_entry(values, where, kind)
+
+
+def _kind(found: _Map, where: str, child_of: str | None) -> str:
+    """Return the kind of an entry: the only key of an entry that names one."""
+    kinds = [kind for kind in _OF_KIND if kind in found]
+    allowed = [kind for kind in _OF_KIND if kind != "datasets" or child_of is None]
+    if len(kinds) != 1 or kinds[0] not in allowed:
+        hint = next(filter(None, (nearest(key, allowed) for key in found)), "")
+        found_kinds = " and ".join(kinds) or f"only {', '.join(map(repr, found)) or 'nothing'}{hint}"
+        raise ConfigError(f"{where}: expected exactly one of {', '.join(allowed)}; found {found_kinds}")
+    return kinds[0]
 
 
 def _common(found: _Map, where: str, kind: str) -> _Map:

@@ -1,10 +1,8 @@
 """Worker processes that read tasks, such as spans of a run, in order. Workers that die or hang are replaced.
 
-    pool           tasks in, results out, in the same order, whatever happens to the workers
-      -> worker_set    one set of workers, from its start to its end
-           -> torch_loader  torch's ``DataLoader``: how it is made, and what it does not offer
-           -> watch         a thread that watches the workers while the loader waits
-           -> processes     how worker processes start and end
+    pool           tasks in, results out, in the same order, whatever happens to the workers; sets of workers
+      -> watch         a thread that watches the workers while the loader waits
+      -> processes     how torch's ``DataLoader`` starts worker processes, and how they end
     worker         the code that runs in a worker
       -> messages      what it returns
       -> user_globals  the globals that must be the same there as in the program

@@ -7,6 +7,8 @@ a task says all that is read, they make the same bytes.
     tasks   0 1 2 3 4 5 ...                      assigned in turn: worker 0 has 0, 2, 4, worker 1 has 1, 3, 5
             0 1 2 | 3 killed                     0, 1 and 2 are yielded, then a worker is lost
                   | 3 4 5 ...                    new workers: 3 is task 0 of worker 0
+
+A `WorkerSet` are the workers from one start to its end. The pool makes another set when workers are lost.
 """
 
 from __future__ import annotations
@@ -14,16 +16,379 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing import active_children, util
+from multiprocessing.process import BaseProcess
+from time import monotonic, sleep
+from typing import Any, Final, Generic, TypeVar
 
 from headrace.datasets.sample_watch import Tell
-from headrace.errors import StateError, WorkerError
-from headrace.loader.reading import Reading
-from headrace.loader.workers.worker import RaisedError, Sent
-from headrace.loader.workers.worker_set import END, DescribeSample, Lost, Stale, WorkerSet
+from headrace.errors import ConfigError, StateError, WorkerError
+from headrace.loader.reading import DESCRIBE_S, Reading, within
+from headrace.loader.workers.processes import (
+    WATCH_THREAD,
+    TaskSampler,
+    context_of,
+    data_loader,
+    disown,
+    how_ended,
+    is_alive,
+    kill,
+    names_of,
+    pipe_of,
+    safe_start_method,
+    shut_down,
+    started_by,
+)
+from headrace.loader.workers.user_globals import Globals
+from headrace.loader.workers.watch import Wait, Watch
+from headrace.loader.workers.worker import (
+    LostMessage,
+    RaisedError,
+    Sent,
+    State,
+    Table,
+    TraceFile,
+    WorkerSetup,
+    WorkerStatus,
+)
+
+DescribeSample = Callable[[Any, int], str]
+"""Describes a sample in words, by its task and its address."""
+
+
+class Reporter:
+    """Describes what workers are doing. It refers to nothing that keeps them alive."""
+
+    def __init__(
+        self,
+        table: Table,
+        processes: list[BaseProcess],
+        sent_now: Callable[[], Sequence[Sent]],
+        describe: Callable[[Any], str],
+        describe_sample: DescribeSample | None,
+    ) -> None:
+        self._table = table
+        self._processes = processes
+        self._sent_now = sent_now
+        self._describe = describe
+        self._describe_sample = describe_sample
+
+    def __call__(self, wait: Wait) -> str:
+        """Return the report of a wait: for which worker the loader waits, and what each worker is doing."""
+        waited = f"headrace: waiting {monotonic() - wait.since:.0f} s for worker {wait.worker}"
+        lines = [
+            f"  worker {at} (process {process.pid}): {self.doing(at) if is_alive(process) else self.ended(at)}"
+            for at, process in enumerate(self._processes)
+        ]
+        return "\n".join([waited, *lines])
+
+    def doing(self, worker: int) -> str:
+        """Describe what a worker is doing, and since when."""
+        row = self._table.row(worker)
+        if row.state is State.STARTING:
+            return "still starting"
+        if row.state is State.WAITING:
+            return f"{row.since_s:.0f} s without work"
+        return f"{row.since_s:.0f} s in read of {self._task(row)}"
+
+    def ended(self, worker: int) -> str:
+        """Describe how a worker has ended, and what it was doing then."""
+        row = self._table.row(worker)
+        how = how_ended(self._processes[worker])
+        if row.state is State.STARTING:
+            return f"{how} while it started"
+        if row.state is State.WAITING:
+            return f"{how} when it had done its work"
+        return f"{how} in read of {self._task(row)}"
+
+    def _task(self, row: WorkerStatus) -> str:
+        task = next((one.task for one in list(self._sent_now()) if one.number == row.task), None)
+        if task is None:
+            return "samples that are no longer needed"
+        if row.sample is None or self._describe_sample is None:
+            return self._describe(task)
+        return self._describe_sample(task, row.sample)
+
+
+_TURN_S: Final = 1.0
+"""How soon it is noticed that a worker has ended."""
+
+_IDLE_S: Final = 5.0
+"""How long workers may take to finish with an outdated stream."""
+
+_FINISH_S: Final = 1.0
+_END_S: Final = 5.0
+_TRACE_S: Final = 1.0
+
+END: Final = object()
+"""Returned in place of a message when all tasks are done."""
+
+
+class Lost(Exception):  # noqa: N818 -- never seen by users
+    """Workers have ended or hang; the message says which, and what they were doing."""
+
+
+class Stale(Exception):  # noqa: N818 -- never seen by users
+    """The workers are not ready for another stream, and new ones have to be started."""
+
+
+class WorkerSet:
+    """Worker processes that are started together and end together.
+
+    Args:
+        read: makes the message of a task; it is sent to the workers.
+        reading: the number of workers, and how they start.
+        pin: whether messages are pinned.
+        careful: give a worker each task only after the message of the one before was received, so that a task which
+            ends or blocks the worker does not take other tasks with it.
+        describe: describes a task in words.
+        describe_sample: describes the sample at an address of a task in words.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Any, Tell], Any],
+        reading: Reading,
+        *,
+        pin: bool,
+        careful: bool = False,
+        describe: Callable[[Any], str],
+        describe_sample: DescribeSample | None,
+    ) -> None:
+        method = reading.start_method or safe_start_method()
+        context = context_of(method)
+        self._num_workers = reading.num_workers
+        self._reading = reading
+        self._table = Table(context, reading.num_workers)
+        self._trace = TraceFile()
+        self._order = order = TaskSampler(self._table)
+        self.processes: list[BaseProcess] = []
+        self._report = Reporter(self._table, self.processes, lambda: order.sent, describe, describe_sample)
+        # The kernel sends its signal when the thread that started a process ends; only the main one surely stays.
+        by_main = method == "forkserver" or threading.current_thread() is threading.main_thread()
+        self._named = Globals(read, reading.differing_globals)
+        setup = WorkerSetup(
+            read,
+            self._table,
+            self._trace,
+            named=self._named,
+            init=reading.worker_init,
+            parent=None if method == "forkserver" else os.getpid(),
+            ends_with="signal" if by_main else "poll",
+        )
+        self._loader: Any = data_loader(
+            setup,
+            order,
+            num_workers=reading.num_workers,
+            prefetch=1 if careful else reading.prefetch or 2,
+            pin=pin,
+            timeout_s=min(_TURN_S, reading.timeout_s),
+            context=context,
+        )
+        self._batches: Any = None
+        self._owner = os.getpid()
+        self._watch: Watch | None = None
+
+    def begin(self, tasks: Iterator[Any]) -> deque[Sent]:
+        """Begin a stream of tasks. Returns the queue of those that were sent, the next one to receive first.
+
+        Raises:
+            Stale: the workers were started earlier, and one has died or is still busy, or globals that the code of
+                samples names have changed since.
+            ConfigError: what goes to the workers has to pickle, and does not.
+            WorkerError: the workers cannot be started.
+        """
+        sent = self._order.begin(tasks)
+        if self._watch is None:
+            self._start()
+        else:
+            self._begin_again(self._watch)
+        return sent
+
+    def _start(self) -> None:
+        before = set(active_children())
+        # The process that makes this folder removes it. Made by a worker, it would stay when the worker is killed.
+        util.get_temp_dir()
+        try:
+            with warnings.catch_warnings():
+                # The error below says that it does not pickle.
+                warnings.filterwarnings("ignore", message="Got pickle error")
+                # Python 3.12 warns of every fork beside threads; safe_start_method has decided which threads matter.
+                warnings.filterwarnings("ignore", message="This process .* is multi-threaded")
+                self._batches = iter(self._loader)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"the run, or worker_init, cannot be sent to worker processes that start anew: {error}; replace lambdas"
+                " and inner functions by functions of a module, or pass start_method='fork'"
+            ) from error
+        except (RuntimeError, OSError) as error:
+            raise WorkerError(f"worker processes cannot be started: {error}") from error
+        finally:
+            self.processes += started_by(self._batches, before)
+        names = names_of(self._batches)
+        reading = self._reading
+        self._watch = Watch(
+            self.processes,
+            self._report,
+            every_s=reading.watchdog_s,
+            tick_s=min(1.0, max(0.02, min(reading.watchdog_s, reading.timeout_s) / 4)),
+            pipe=pipe_of(self._batches),
+            once_started=partial(_unname, names, self._table, reading.num_workers) if names else None,
+        )
+
+    def _begin_again(self, watch: Watch) -> None:
+        if not self._named.are_current:
+            raise Stale
+        until = monotonic() + _IDLE_S
+        while self._busy():
+            if monotonic() > until or not all(is_alive(process) for process in self.processes):
+                raise Stale
+            sleep(0.002)
+        failed = False
+        with watch.waiting(0, _IDLE_S):
+            try:
+                self._batches = iter(self._loader)
+            except Exception:
+                failed = True
+        # Raised outside of the except block, since the error's frames keep torch's iterator and its workers alive.
+        if failed:
+            raise Stale
+
+    def _busy(self) -> list[BaseProcess]:
+        return [one for at, one in enumerate(self.processes) if self._table.row(at).state is State.READING]
+
+    def next(self, sent: deque[Sent]) -> Any:
+        """Return the message of the first task in ``sent``, or ``END`` if no tasks are left.
+
+        Raises:
+            Lost: the message does not come.
+            WorkerError: no message can be received at all, for example because there are no file descriptors left.
+        """
+        if self._watch is None:
+            raise Lost("no workers have been started")
+        number = sent[0].number if sent else 0
+        worker = number % self._num_workers
+        with self._watch.waiting(worker, self._reading.timeout_s) as wait:
+            while True:
+                got: Any = None
+                try:
+                    got, problem = next(self._batches, END), ""
+                except Exception as error:
+                    # Not an error of a sample, since those come as messages. Only its text is kept, since its frames
+                    # keep the workers alive.
+                    problem = f"{type(error).__name__}: {error}"
+                if not problem:
+                    break
+                self._examine(problem, worker, number, wait)
+        if got is END:
+            if sent:
+                raise Lost(self._who(worker))
+            self._order.check()
+            return END
+        by, count, message = got
+        if (by, count) != (worker, number) or isinstance(message, LostMessage):
+            raise Lost(self._who(worker))
+        return message
+
+    def _examine(self, problem: str, worker: int, number: int, wait: Wait) -> None:
+        """After a turn without a message: raise if a worker is lost, or return to wait for another turn."""
+        dead = [at for at, process in enumerate(self.processes) if not is_alive(process)]
+        if worker in dead:
+            raise Lost(self._who(worker))
+        now = monotonic()
+        if dead:
+            # If another worker has ended, this one may still finish its sample, unless the pipe is blocked.
+            row = self._table.row(worker)
+            if row.state is State.WAITING and row.task >= number and row.since_s > _TURN_S:
+                raise Lost(self._who(worker))
+        elif "timed out" not in problem:
+            raise WorkerError(f"nothing can be received from worker processes: {problem}")
+        if now >= wait.until:
+            raise Lost(self._silent(worker))
+        if self._watch is not None:
+            self._watch.turn()
+
+    def _who(self, worker: int) -> str:
+        """Describe which workers have ended, and what they were doing."""
+        until = monotonic() + _TURN_S
+        while not (dead := [at for at, process in enumerate(self.processes) if not is_alive(process)]):
+            # A closed connection can be seen before the end of its process.
+            if monotonic() > until:
+                return f"worker {worker} (process {self.processes[worker].pid}) sent something that is no message"
+            sleep(0.01)
+        return "; ".join(f"worker {at} (process {self.processes[at].pid}) {self._ended(at)}" for at in dead)
+
+    def _ended(self, worker: int) -> str:
+        return within(DESCRIBE_S, lambda: self._report.ended(worker)) or how_ended(self.processes[worker])
+
+    def _silent(self, worker: int) -> str:
+        process = self.processes[worker]
+        doing = within(DESCRIBE_S, lambda: self._report.doing(worker)) or "working"
+        lines = self._lines(process)
+        where = f", in\n{lines}\n" if lines else ". "
+        return (
+            f"worker {worker} (process {process.pid}) sent nothing for {self._reading.timeout_s:g} s: {doing}{where}"
+            "Raise timeout_s if samples take that long"
+        )
+
+    def _lines(self, process: BaseProcess) -> str:
+        """Return the traceback of a process that hangs, which it writes itself; empty if it is stopped."""
+        if not hasattr(signal, "SIGUSR1") or process.pid is None or self._is_starting(process):
+            return ""
+        try:
+            os.kill(process.pid, signal.SIGUSR1)
+        except ProcessLookupError:  # it has ended meanwhile, and other code has waited for it
+            return ""
+        until, size = monotonic() + _TRACE_S, -1
+        while monotonic() < until and (size <= 0 or self._trace.size() != size):
+            size = self._trace.size()
+            sleep(0.02)
+        return self._trace.current_thread()
+
+    def _is_starting(self, process: BaseProcess) -> bool:
+        return self._table.row(self.processes.index(process)).state is State.STARTING
+
+    def end(self, *, kill_first: bool) -> None:
+        """End all processes within seconds. Unless ``kill_first``, those that are idle may end by themselves."""
+        if self._owner != os.getpid():
+            return  # a copy in a forked process
+        if self._watch is not None:
+            self._watch.stop()
+        self._trace.close()
+        if not kill_first:
+            # Give workers a moment to finish what they read, which is not needed.
+            until = monotonic() + _FINISH_S
+            while monotonic() < until and self._busy():
+                sleep(0.005)
+        kill(self.processes if kill_first else self._busy(), _END_S)
+        batches, self._batches, self._loader = self._batches, None, None
+        if batches is not None and not sys.is_finalizing():
+            # The shutdown of torch takes locks that a killed worker may have had, so it is waited for only some time.
+            ending = threading.Thread(target=shut_down, args=(batches,), name=WATCH_THREAD, daemon=True)
+            ending.start()
+            ending.join(_END_S)
+        kill(self.processes, _END_S)
+        disown(self.processes)
+
+
+def _unname(names: list[Callable[[], Any]], table: Table, num_workers: int) -> bool:
+    """Remove the names of the shared semaphores once all workers run: they are not needed, and would outlast a kill."""
+    if any(table.row(worker).state is State.STARTING for worker in range(num_workers)):
+        return False
+    for take_away in names:
+        take_away()
+    return True
+
 
 _log = logging.getLogger("headrace")
 

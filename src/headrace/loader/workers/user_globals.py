@@ -51,6 +51,9 @@ _MAX_SHOWN: Final = 200
 _PLAIN: Final = (bool, int, float, complex, bytes, type(None), PurePath, np.generic, torch.dtype)
 _NO_CODE: Final = (*_PLAIN, str, types.ModuleType, np.ndarray, torch.Tensor)
 _NAMESPACES: Final = (argparse.Namespace, types.SimpleNamespace)
+_MAKE: Final = ("__init__", "__new__", "__post_init__")
+"""Methods that make an object; what they set is not changed by that."""
+
 _ASK_RANKS: Final = {"get_rank", "get_world_size", "is_initialized"}
 _CHANGES: Final = {
     *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"),
@@ -132,21 +135,25 @@ class Globals:
 
         Collections of an installed package are left out, since they are its registries, which grow with imports.
         """
-        kind = type(value)
-        is_collection = isinstance(value, (dict, list, set))
-        text = None if is_collection and not with_collections else _text(value)
-        values[label] = f"<{kind.__qualname__}>" if text is None else text
-        if text is not None or depth >= _MAX_DEPTH or (is_collection and not with_collections):
-            return
+        is_left_out = isinstance(value, (dict, list, set)) and not with_collections
+        text = None if is_left_out else _text(value)
+        values[label] = f"<{type(value).__qualname__}>" if text is None else text
+        if text is None and not is_left_out and depth < _MAX_DEPTH:
+            for place, entry, with_inner in self._inside(value):
+                self._put(values, label + place, entry, depth + 1, with_collections=with_inner)
+
+    def _inside(self, value: Any) -> Iterator[tuple[str, Any, bool]]:
+        """Yield what an object holds: its place as code writes it, its value, and whether collections in it count."""
         if isinstance(value, dict):
             for key, entry in list(value.items()) if len(value) <= _MAX_ENTRIES else ():
                 if (name := _text(key)) is not None:
-                    self._put(values, f"{label}[{name}]", entry, depth + 1, with_collections=True)
+                    yield f"[{name}]", entry, True
             return
+        kind = type(value)
         with_collections = isinstance(value, _NAMESPACES) or not _is_installed(kind.__module__)
         for name, entry in _attributes(value).items():
             if name in self._attributes and (_full_name(kind), name) not in self._own:
-                self._put(values, f"{label}.{name}", entry, depth + 1, with_collections=with_collections)
+                yield f".{name}", entry, with_collections
 
 
 def _differ(there: str | None, here: str | None) -> bool:
@@ -371,7 +378,7 @@ class _Walk:
                     if wanted and is_new and len(self._functions) < _MAX_FUNCTIONS:
                         yield function
                 elif name in self.attributes and not callable(value):
-                    self._globals[GlobalName(kind.__module__, (*kind.__qualname__.split("."), name))] = value
+                    self._globals[_attribute_of(kind, name)] = value
 
     def _find_own(self) -> None:
         """Find the globals and attributes that the code changes itself: caches, counters, objects made on first use."""
@@ -383,35 +390,41 @@ class _Walk:
         owners = {place.names[-1] for place in changeable} | {
             place.names[-2] for place in self._globals if len(place.names) > 1
         }
-        methods = {
+        methods = self._methods()
+        for code, function in self._functions.items():
+            if code in methods or owners & {name for one in _codes(code) for name in one.co_names}:
+                self._note_changes(function, methods.get(code), changeable)
+
+    def _methods(self) -> dict[types.CodeType, type]:
+        """Return the class of each method, by its code."""
+        return {
             function.__code__: kind
             for kind in self._classes
             for function in (inspect.unwrap(one) for one in vars(kind).values() if callable(one))
             if isinstance(function, types.FunctionType)
         }
-        for code, function in self._functions.items():
-            kind = methods.get(code)
-            if kind is None and not owners & {name for one in _codes(code) for name in one.co_names}:
-                continue
-            written, own = _changed_by(function)
-            if kind is not None and function.__name__ not in ("__init__", "__new__", "__post_init__"):
-                self.own |= {(_full_name(kind), name) for first, name in own if first in ("self", "cls")}
-                self._written |= {
-                    GlobalName(kind.__module__, (*kind.__qualname__.split("."), name))
-                    for first, name in own
-                    if first in ("self", "cls")
-                }
-            names = function.__globals__
-            for name in written & names.keys():
-                self._written |= {place for place in changeable if place.names[-1] == name}
-            for first, name in own:
-                owner = names.get(first)
-                if isinstance(owner, type):
-                    self._written.add(GlobalName(owner.__module__, (*owner.__qualname__.split("."), name)))
-                elif isinstance(owner, types.ModuleType):
-                    self._written.add(GlobalName(owner.__name__, (name,)))
-                elif owner is not None:
-                    self.own.add((_full_name(type(owner)), name))
+
+    def _note_changes(self, function: types.FunctionType, kind: type | None, changeable: set[GlobalName]) -> None:
+        """Note what a function, or a method of a class, changes."""
+        written, own = _changed_by(function)
+        names = function.__globals__
+        self._written |= {place for place in changeable if place.names[-1] in written & names.keys()}
+        for first, name in own:
+            if first in ("self", "cls") and kind is not None and function.__name__ not in _MAKE:
+                self.own.add((_full_name(kind), name))
+                self._written.add(_attribute_of(kind, name))
+            owner = names.get(first)
+            if isinstance(owner, (type, types.ModuleType)):
+                self._written.add(_attribute_of(owner, name))
+            elif owner is not None:
+                self.own.add((_full_name(type(owner)), name))
+
+
+def _attribute_of(owner: type | types.ModuleType, name: str) -> GlobalName:
+    """Return the place of an attribute of a class or a module."""
+    if isinstance(owner, types.ModuleType):
+        return GlobalName(owner.__name__, (name,))
+    return GlobalName(owner.__module__, (*owner.__qualname__.split("."), name))
 
 
 def _functions_in(root: Any) -> Iterator[Any]:

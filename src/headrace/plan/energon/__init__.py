@@ -15,8 +15,18 @@ read in one go.
 Matches megatron-energon 7.4.1. May import: errors, and from the plan its arrays.
 """
 
-from headrace.plan.energon.order import EnergonMixing, EnergonOrder, EnergonSample, seed_from_args, worker_seed
-from headrace.plan.energon.sources import EnergonSource, EnergonTopology, bit_reversal, slice_offsets, worker_bounds
+from headrace.plan.energon.order import (
+    EnergonMixing,
+    EnergonOrder,
+    EnergonSample,
+    EnergonSource,
+    EnergonTopology,
+    bit_reversal,
+    seed_from_args,
+    slice_offsets,
+    worker_bounds,
+    worker_seed,
+)
 from headrace.plan.torch_draws import WorkerRng
 
 __all__ = [

@@ -23,6 +23,7 @@ from headrace.plan.framed.forms import (
     Formed,
     Frame,
     FramedForm,
+    FrameTotals,
     GroupBatches,
     HookPacks,
     Items,
@@ -30,10 +31,23 @@ from headrace.plan.framed.forms import (
     Selected,
     ShuffleBuffer,
     Singles,
-    plan_frame,
 )
-from headrace.plan.framed.lane import FrameTotals, Framing, Lane, LaneState, Unit, Walk, beginning
-from headrace.plan.framed.lanes import FRAMED_FORMAT, OLDEST, Lanes, Serving, lanes_key, served_lanes, serving
+from headrace.plan.framed.lanes import (
+    FRAMED_FORMAT,
+    OLDEST,
+    Framing,
+    Lane,
+    Lanes,
+    LaneState,
+    Serving,
+    Unit,
+    Walk,
+    beginning,
+    lanes_key,
+    plan_frame,
+    served_lanes,
+    serving,
+)
 from headrace.plan.framed.state import (
     Journal,
     journal_record,

@@ -24,8 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import ConfigError, HeadraceError
-from headrace.plan.framed.lanes import OLDEST, Lanes
+from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray, derive, derive_array
 from headrace.plan.packing.options import Packing
 from headrace.plan.packing.planner import arrange
@@ -376,38 +375,39 @@ class Formed(NamedTuple):
         return self.items.take(self.rows[self.offsets[number] : self.offsets[number + 1]])
 
 
-def plan_frame(
-    form: FramedForm, lanes: Lanes, frame: Frame, carry: Items, found: Items, count: Count | None = None
-) -> Formed:
-    """Form the units of a frame from the ``carry`` of the frame before and the items ``found`` in this one.
+@dataclass
+class FrameTotals:
+    """Totals over the frames so far, for a report: sums, and the maximum ``most_carried``."""
 
-    With ``count``, each choice of the form becomes as many units of the same items as it returns.
+    num_frames: int = 0
+    num_units: int = 0
+    num_items: int = 0
+    num_tokens: int = 0
+    carried: int = 0
+    most_carried: int = 0
 
-    Raises:
-        HeadraceError: the form puts an item into two units, or keeps one that is due. This is a defect of the form.
-    """
-    items = carry.followed_by(found)
-    ages = frame.number - lanes.frames_of(frame.lane, items.positions)
-    is_due = (ages >= OLDEST) | frame.is_last
-    units: Sequence[IntArray] = form.choose(items, is_due, frame)
-    rows = np.concatenate([np.zeros(0, dtype=np.int64), *units]).astype(np.int64)
-    times = np.bincount(rows, minlength=items.num_items)
-    if len(times) > items.num_items or bool((times > 1).any()) or bool((times == 0)[is_due].any()):
-        raise HeadraceError(
-            f"{type(form).__name__} makes {len(units)} units of {items.num_items} items in frame {frame.number} of "
-            f"lane {frame.lane}, but an item is in several units, or an item that is due is in none. This is a defect "
-            "of Headrace: please report it"
+    def add(self, formed: Formed) -> None:
+        """Add the figures of a frame."""
+        carried = formed.carry.num_items
+        self.num_frames += 1
+        self.num_units += formed.num_units
+        self.num_items += formed.items.num_items - carried
+        self.num_tokens += _tokens(formed.items) - _tokens(formed.carry)
+        self.carried += carried
+        self.most_carried = max(self.most_carried, carried)
+
+    def fill(self, max_length: int) -> float:
+        """Return the share of the room in packs of ``max_length`` tokens that holds tokens, 0.0 without units."""
+        return self.num_tokens / (self.num_units * max_length) if self.num_units else 0.0
+
+    def describe(self, max_length: int | None = None) -> str:
+        """Return one line; with the length of packs, it says how full they are."""
+        fill = "" if max_length is None else f", {100 * self.fill(max_length):.2f} % full"
+        return (
+            f"{self.num_frames:,} frames: {self.num_items:,} items in {self.num_units:,} units{fill}; "
+            f"{self.carried / max(1, self.num_frames):,.0f} carried on, at most {self.most_carried:,}"
         )
-    parts = np.zeros(len(units), dtype=np.int64)
-    if count is not None and len(units):
-        counts = np.array(count(items, units), dtype=np.int64)
-        parts = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        units = [unit for unit, number in zip(units, counts.tolist(), strict=True) for _ in range(number)]
-        rows = np.concatenate([np.zeros(0, dtype=np.int64), *units]).astype(np.int64)
-    offsets = np.append(0, np.cumsum([len(unit) for unit in units])).astype(np.int64)
-    return Formed(items, rows, offsets, parts, items.take(np.flatnonzero(times == 0)))
 
 
-def lane_key(key: int, lane: int) -> int:
-    """Return the key of a lane under the key of the run."""
-    return derive(key, lane)
+def _tokens(items: Items) -> int:
+    return 0 if items.lengths is None else int(items.lengths.sum())

@@ -37,8 +37,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import ConfigError, StateError
-from headrace.plan.framed.lane import LaneState
-from headrace.plan.framed.lanes import OLDEST, Lanes
+from headrace.plan.framed.lanes import OLDEST, Lanes, LaneState
 from headrace.plan.keys import IntArray
 
 VERSION = 1
@@ -343,7 +342,7 @@ class Journal:
         Raises:
             StateError: the lane has no record so early.
         """
-        lane = int(self._lanes.lanes_of(np.array([position], dtype=np.int64))[0])
+        lane = self._lanes.lane_of(position)
         number = position // self._lanes.num_lanes - self._lanes.begin(lane, 1)
         frame = 0 if number < 0 else 1 + number // self._lanes.frame_positions
         records = self._states.get(lane, [])

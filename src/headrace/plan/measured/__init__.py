@@ -12,7 +12,6 @@ May import: plan, errors.
 """
 
 from headrace.plan.measured.grouping import Grouping, Groups, Remainder
-from headrace.plan.measured.measured import Facts, Measured, Members
-from headrace.plan.measured.outputs import Bits, Outputs
+from headrace.plan.measured.measured import Bits, Facts, Measured, Members, Outputs
 
 __all__ = ["Bits", "Facts", "Grouping", "Groups", "Measured", "Members", "Outputs", "Remainder"]

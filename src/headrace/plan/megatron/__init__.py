@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from headrace.plan.megatron.fim import Draws, FillInTheMiddle, FIMTokens, KeyedDraws, TextCodec, fill_in_the_middle
     from headrace.plan.megatron.indices import (
+        SamplePieces,
         build_doc_idx,
         build_sample_idx,
         build_shuffle_idx,
@@ -53,10 +54,10 @@ if TYPE_CHECKING:
         GPTSampling,
         ReorderWarning,
         count_epochs,
+        parse_split,
         reorders_when_extended,
+        split_ranges,
     )
-    from headrace.plan.megatron.splits import parse_split, split_ranges
-    from headrace.plan.megatron.stream import SamplePieces
     from headrace.plan.torch_draws import torch_randperm
 
 _HOMES = homes(
@@ -64,13 +65,12 @@ _HOMES = homes(
         "headrace.plan.megatron.blending": "BlendSizes blend_sizes build_blending_indices "
         "build_exhaustive_blending_indices check_draws normalised_weights parse_blend",
         "headrace.plan.megatron.fim": "Draws FIMTokens FillInTheMiddle KeyedDraws TextCodec fill_in_the_middle",
-        "headrace.plan.megatron.indices": "build_doc_idx build_sample_idx build_shuffle_idx "
+        "headrace.plan.megatron.indices": "SamplePieces build_doc_idx build_sample_idx build_shuffle_idx "
         "document_index sample_index shuffle_index",
         "headrace.plan.megatron.order": "AlephAlphaOrder GPTOrder SampleOrder order_samples",
         "headrace.plan.megatron.samplers": "CyclicOrder cyclic_batches single_batches",
-        "headrace.plan.megatron.sampling": "Epochs GPTSampling ReorderWarning count_epochs reorders_when_extended",
-        "headrace.plan.megatron.splits": "parse_split split_ranges",
-        "headrace.plan.megatron.stream": "SamplePieces",
+        "headrace.plan.megatron.sampling": "Epochs GPTSampling ReorderWarning count_epochs parse_split "
+        "reorders_when_extended split_ranges",
         "headrace.plan.torch_draws": "torch_randperm",
     }
 )

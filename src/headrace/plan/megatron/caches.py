@@ -32,9 +32,8 @@ from numpy.typing import NDArray
 from headrace.config import check_choice
 from headrace.errors import ConfigError, StoreError
 from headrace.plan.keys import IntArray
-from headrace.plan.megatron.sampling import Epochs, GPTSampling, count_epochs
-from headrace.plan.megatron.splits import SPLITS, parse_split
-from headrace.plan.megatron.stream import Integers, SequenceStream, checked_sizes
+from headrace.plan.megatron.indices import Integers, SequenceStream, checked_sizes
+from headrace.plan.megatron.sampling import SPLITS, Epochs, GPTSampling, count_epochs, parse_split
 
 CacheEra = Literal["core", "core_v0.5", "core_v0.4"]
 """Versions of megatron-core that name caches differently.

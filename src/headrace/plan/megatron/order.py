@@ -26,7 +26,15 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray
-from headrace.plan.megatron.indices import Shuffled, document_index, shuffle, shuffle_index
+from headrace.plan.megatron.indices import (
+    SamplePieces,
+    SequenceStream,
+    Shuffled,
+    checked_sizes,
+    document_index,
+    shuffle,
+    shuffle_index,
+)
 from headrace.plan.megatron.sampling import (
     Epochs,
     GPTSampling,
@@ -34,7 +42,6 @@ from headrace.plan.megatron.sampling import (
     reorders_when_extended,
     warn_when_extended,
 )
-from headrace.plan.megatron.stream import SamplePieces, SequenceStream, checked_sizes
 
 
 class _Epoch(NamedTuple):

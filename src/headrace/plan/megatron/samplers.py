@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray
-from headrace.plan.split import Share
+from headrace.plan.slots import Share
 from headrace.plan.torch_draws import torch_randperm
 
 _MAX_EPOCHS = 1 << 32

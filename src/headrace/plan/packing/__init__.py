@@ -15,7 +15,7 @@ of distinct lengths. Documents are then assigned to places in the packs with one
 May import: plan, errors.
 """
 
-from headrace.plan.packing.best_fit import Placement, place
+from headrace.plan.packing.fitting import Placement, place
 from headrace.plan.packing.lengths import CHUNK, ArrayLengths, Lengths
 from headrace.plan.packing.options import MAX_DOCUMENTS, OverLong, Packing, Strategy
 from headrace.plan.packing.pack_plan import PLAN_VERSION, PackingLedger, PackItems, PackPlan, PackPlanMeta

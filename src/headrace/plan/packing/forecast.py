@@ -9,8 +9,7 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray
-from headrace.plan.packing.best_fit import place
-from headrace.plan.packing.first_fit import first_fit, next_fit
+from headrace.plan.packing.fitting import first_fit, next_fit, place
 from headrace.plan.packing.options import OverLong, Packing, Strategy
 
 

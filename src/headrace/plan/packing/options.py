@@ -82,17 +82,22 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"segment_multiple is {self.segment_multiple}; it must be at least 1 and divide seq_len "
                 f"{self.seq_len:,}, so that whole segments fill a pack"
             )
+        self._check_strategy()
+
+    def _check_strategy(self) -> None:
+        """Raise ConfigError for an option that the strategy does not allow."""
         if self.cuts and self.over_long not in ("error", "split"):
             raise ConfigError(
                 f"the strategy {self.strategy!r} splits documents: over_long={self.over_long!r} does not go with it; "
                 "use 'split' or leave over_long out"
             )
-        if self.repack and (self.strategy not in ("best_fit", "best_fit_split") or self.window_documents is not None):
+        is_windowed = self.window_documents is not None
+        if self.repack and (self.strategy not in ("best_fit", "best_fit_split") or is_windowed):
             raise ConfigError(
                 "repack lets documents of equal length change places, which works only with the packs of best_fit and "
                 "best_fit_split over the whole set: use one of these without window_documents, or leave repack out"
             )
-        if self.strategy == "wrapped" and (self.window_documents is not None or self.segment_multiple > 1):
+        if self.strategy == "wrapped" and (is_windowed or self.segment_multiple > 1):
             raise ConfigError(
                 "the strategy 'wrapped' allows neither window_documents (its packs follow the order of the store "
                 "anyway) nor segment_multiple: leave them out"

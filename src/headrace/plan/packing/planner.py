@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.plan.keys import IntArray
-from headrace.plan.packing.best_fit import Placement, place
-from headrace.plan.packing.first_fit import first_fit, next_fit
+from headrace.plan.packing.fitting import Placement, first_fit, next_fit, place
 from headrace.plan.packing.lengths import ArrayLengths, Lengths, LengthSurvey, pieces_in_order, units
 from headrace.plan.packing.options import Packing
 from headrace.plan.packing.pack_plan import PackingLedger, PackPlan, PackPlanMeta

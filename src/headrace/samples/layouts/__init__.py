@@ -5,14 +5,15 @@
       -> make_layout   makes a layout by its name, with the user's names of fields and roles
       -> convert       returns a Conversation, Completion, Preference, Prompt, Group or Text, or raises an InputError
 
-Each file holds one family of layouts; `LAYOUTS` lists them all.
+`known` holds all layouts, and `LAYOUTS` lists them.
 """
 
 from __future__ import annotations
 
 from headrace.samples.layouts.fields import without_nulls
+from headrace.samples.layouts.known import LAYOUTS, make_layout
 from headrace.samples.layouts.layout import Layout, Sample, assistant, cut, join, user
-from headrace.samples.layouts.recognise import LAYOUTS, NUM_RECORDS, EachLayout, Recognised, make_layout, recognise
+from headrace.samples.layouts.recognise import NUM_RECORDS, EachLayout, Recognised, recognise
 from headrace.samples.layouts.turns import ALIASES, LayoutOptions
 
 __all__ = [

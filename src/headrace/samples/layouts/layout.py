@@ -18,7 +18,7 @@ Sample = Conversation | Completion | Preference | Prompt | Group | Text
 """The samples that a record may become."""
 
 
-_BESIDE = ("system", "tools", "chat_template_kwargs")
+BESIDE = ("system", "tools", "chat_template_kwargs")
 """Fields of a record that belong to its conversation but are not among its messages."""
 
 
@@ -43,7 +43,7 @@ class Layout(ABC):
     def __init__(self, options: LayoutOptions | None = None) -> None:
         options = options or LayoutOptions()
         self.fields = Fields(self.name, options.fields)
-        beside = [self.fields.name(field) for field in _BESIDE]
+        beside = [self.fields.name(field) for field in BESIDE]
         # A path into objects is no top-level field, so the quick test for missing fields does not work for it.
         self._beside = None if any("." in name for name in beside) else frozenset(beside)
         self.reader = MessageReader(options)
@@ -130,7 +130,7 @@ class Layout(ABC):
         Raises:
             InputError: If the record has ``system``, ``tools`` or ``chat_template_kwargs``.
         """
-        for extra in _BESIDE:
+        for extra in BESIDE:
             if self.fields.get(record, extra):
                 raise InputError(
                     f"field {self.fields.name(extra)!r} is for conversations, but {self.fields.name(field)!r} is a "

@@ -1,4 +1,4 @@
-"""All layouts by name, and how the layout of an input is recognised from its first records."""
+"""How the layout of an input is recognised from its first records, or that of each record by itself."""
 
 from __future__ import annotations
 
@@ -7,76 +7,11 @@ from typing import Any
 
 import msgspec
 
-from headrace.config import closest, nearest
+from headrace.config import closest
 from headrace.errors import ConfigError, InputError
+from headrace.samples.layouts.known import LAYOUTS
 from headrace.samples.layouts.layout import Layout, Sample
-from headrace.samples.layouts.preference import (
-    ArgillaLayout,
-    IntelLayout,
-    PreferenceLayout,
-    RankedAlpacaLayout,
-    RankedLayout,
-    RankedMessagesLayout,
-)
-from headrace.samples.layouts.rollouts import GroupLayout, PromptLayout
-from headrace.samples.layouts.supervised import (
-    AlpacaLayout,
-    CompletionLayout,
-    ConversationsLayout,
-    KtoLayout,
-    MessagesLayout,
-    ResponseLayout,
-    TextLayout,
-)
 from headrace.samples.layouts.turns import LayoutOptions
-
-_ALL: tuple[type[Layout], ...] = (
-    MessagesLayout,
-    ConversationsLayout,
-    TextLayout,
-    CompletionLayout,
-    ResponseLayout,
-    AlpacaLayout,
-    KtoLayout,
-    PreferenceLayout,
-    IntelLayout,
-    ArgillaLayout,
-    RankedAlpacaLayout,
-    RankedLayout,
-    RankedMessagesLayout,
-    PromptLayout,
-    GroupLayout,
-)
-
-LAYOUTS: dict[str, type[Layout]] = {layout.name: layout for layout in _ALL}
-"""All layouts by their names."""
-
-
-SAID = {
-    "sharegpt": "conversations",
-    "openai": "messages",
-    "chat": "messages",
-    "chatml": "messages",
-    "chat_template": "messages",
-    "dpo": "preference",
-    "grpo": "group",
-    "pretraining": "text",
-}
-"""The names that other tools use for some layouts."""
-
-
-def make_layout(name: str, options: LayoutOptions | None = None) -> Layout:
-    """Make the layout of this name; names that other tools use are accepted too.
-
-    Raises:
-        ConfigError: If no layout has this name.
-    """
-    own_name = SAID.get(name.lower(), name)
-    if own_name not in LAYOUTS:
-        near = nearest(name.lower(), [*LAYOUTS, *SAID])
-        raise ConfigError(f"layout {name!r} is unknown{near}; allowed are {', '.join(LAYOUTS)}, auto and each")
-    return LAYOUTS[own_name](options)
-
 
 NUM_RECORDS = 100
 """The number of records that `recognise` looks at, unless it gets fewer."""
@@ -114,8 +49,7 @@ def recognise(
         raise ConfigError("there is no record from which the layout could be recognised: name it with `layout`")
     layouts = [layout(options) for layout in LAYOUTS.values()]
     fitting = [layout for layout in layouts if all(_fits(layout, record) for record in records)]
-    usable = [layout for layout in fitting if makes is None or layout.makes in makes]
-    best = [layout for layout in usable if not any(_gives_way(layout, other) for other in usable)]
+    best = _fullest(_usable(fitting, makes))
     if len(best) == 1:
         return Recognised(
             layout=best[0].name,
@@ -140,8 +74,7 @@ class EachLayout:
 
     def __init__(self, options: LayoutOptions | None, makes: Collection[type[Sample]]) -> None:
         self._makes = makes
-        self._layouts = [layout(options) for layout in LAYOUTS.values()]
-        self._usable = [layout for layout in self._layouts if layout.makes in makes]
+        self._usable = _usable([layout(options) for layout in LAYOUTS.values()], makes)
         self._options = options
 
     def convert(self, record: Mapping[str, Any]) -> Sample:
@@ -150,9 +83,7 @@ class EachLayout:
         Raises:
             InputError: If the record fits no layout or several, or the layout that it fits cannot read it.
         """
-        fitting = [layout for layout in self._usable if layout.fits(record)]
-        if len(fitting) > 1:
-            fitting = [layout for layout in fitting if not any(_gives_way(layout, other) for other in fitting)]
+        fitting = _fullest([layout for layout in self._usable if layout.fits(record)])
         if len(fitting) != 1:
             try:
                 recognise([record], self._options, makes=self._makes)
@@ -169,8 +100,14 @@ def _fits(layout: Layout, record: object) -> bool:
     return isinstance(record, Mapping) and layout.fits(record)
 
 
-def _gives_way(layout: Layout, other: Layout) -> bool:
-    return set(layout.required) < set(other.required)
+def _usable(layouts: Sequence[Layout], makes: Collection[type[Sample]] | None) -> list[Layout]:
+    return [layout for layout in layouts if makes is None or layout.makes in makes]
+
+
+def _fullest(layouts: Sequence[Layout]) -> list[Layout]:
+    """Return the layouts that give way to no other: none of these reads all of their fields and more."""
+    fields = [frozenset(layout.required) for layout in layouts]
+    return [layout for layout, own in zip(layouts, fields, strict=True) if not any(own < other for other in fields)]
 
 
 def _why(layout: Layout, num_records: int) -> str:
@@ -188,7 +125,7 @@ def _no_layout(
 ) -> str:
     """Explain why no layout fits all records: one fits but cannot be used, layouts are mixed, or a near one fails."""
     if fitting:
-        usable = [layout.name for layout in layouts if makes is None or layout.makes in makes]
+        usable = [layout.name for layout in _usable(layouts, makes)]
         return (
             f"the records are of the layout {fitting[0].name} ({fitting[0].says}), which cannot be used here; allowed "
             f"are {', '.join(usable)}"
@@ -204,7 +141,7 @@ def _no_layout(
             f"({_reason(of_first[0], records[other])}). Use `layout: each` to read each record by its own layout, or "
             f"`layout: {of_first[0].name}` to count such records as bad"
         )
-    return _nearest_layout([layout for layout in layouts if makes is None or layout.makes in makes], first)
+    return _nearest_layout(_usable(layouts, makes), first)
 
 
 def _nearest_layout(wanted: Sequence[Layout], first: Mapping[str, Any]) -> str:

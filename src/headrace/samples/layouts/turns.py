@@ -204,6 +204,7 @@ class LayoutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 _FLAGS = ("train", "masked", "weight", "train_detail")
+_INSTEAD_OF_CONTENT = ("tool_calls", "reasoning_content", "thinking", "function_call")
 
 
 class MessageReader:
@@ -285,21 +286,7 @@ class MessageReader:
             raise wrong(f"the role {_either(self._role_names)} of {place}", role, "a string")
         read: Message = {"role": self._roles.get(role, role)}
         content_name, content = self._first(message, self._content_names)
-        content_place = f"the content {_either(self._content_names)} of {place}"
-        spans: tuple[TrainSpan, ...] = ()
-        if read["role"] == CALL:
-            read["role"], read["content"] = "assistant", ""
-            read["tool_calls"] = read_calls(content, content_place)
-        elif isinstance(content, str):
-            read["content"] = check_text(content, content_place)
-        elif isinstance(content, list | tuple):
-            read["content"], spans = read_parts(content, content_place, join=self._parts == "join")
-        elif content is not None:
-            raise wrong(content_place, content, "a string, null, or a list of parts")
-        elif any(name in message for name in self._content_names):
-            read["content"] = None
-        elif not any(message.get(name) for name in ("tool_calls", "reasoning_content", "thinking", "function_call")):
-            raise InputError(f"{content_place} is missing: a message needs a content or tool_calls")
+        spans = self._add_content(read, message, content, f"the content {_either(self._content_names)} of {place}")
         for name, value in message.items():
             if value is not None and name not in read and name not in (role_name, content_name, *self._flags):
                 read[name] = value
@@ -312,6 +299,25 @@ class MessageReader:
                 raise InputError(f"{place} marks spans both by parts of its content and by 'train_detail': choose one")
             spans = read_spans(detail, read.get("content"), f"{self._flag_names['train_detail']!r} of {place}")
         return read, flag, spans
+
+    def _add_content(
+        self, read: Message, message: Mapping[str, Any], content: object, place: str
+    ) -> tuple[TrainSpan, ...]:
+        """Add the content of a message, or the calls that it holds, and return the spans that its parts mark."""
+        if read["role"] == CALL:
+            read.update(role="assistant", content="", tool_calls=read_calls(content, place))
+        elif isinstance(content, str):
+            read["content"] = check_text(content, place)
+        elif isinstance(content, list | tuple):
+            read["content"], spans = read_parts(content, place, join=self._parts == "join")
+            return spans
+        elif content is not None:
+            raise wrong(place, content, "a string, null, or a list of parts")
+        elif any(name in message for name in self._content_names):
+            read["content"] = None
+        elif not any(message.get(name) for name in _INSTEAD_OF_CONTENT):
+            raise InputError(f"{place} is missing: a message needs a content or tool_calls")
+        return ()
 
     @staticmethod
     def _first(message: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, Any]:

@@ -2,8 +2,8 @@
 
     records (dicts)
       -> layout or sections    a sample
-      -> shape                 the texts of the sample, each with what is trained
-                               (single | pair | rollouts | sections)
+      -> shapes                the texts of the sample, each with what is trained
+                               (single | pair | prompt | group | sections)
       -> sequences             ids and masks: all texts are encoded together, get their end tokens, are checked and cut
       -> block                 documents, records that are dropped or bad, sums that balance
       -> MadeDocuments         ragged arrays by key

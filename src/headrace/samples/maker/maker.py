@@ -16,11 +16,18 @@ from headrace.samples.conversation import Conversation
 from headrace.samples.layouts import EachLayout, Layout, Sample, make_layout, without_nulls
 from headrace.samples.layouts.fields import check_text
 from headrace.samples.maker.block import MadeDocuments, SampleBlock
-from headrace.samples.maker.ends import EndTokens
 from headrace.samples.maker.noticing import notices
-from headrace.samples.maker.sections import SectionsShape
-from headrace.samples.maker.sequences import Asked, MadeSequence, RecordCounts, Sequencer, whole
-from headrace.samples.maker.shapes import GroupShape, PairShape, PromptShape, Shape, SingleShape, Tools, as_chat
+from headrace.samples.maker.sequences import Asked, EndTokens, MadeSequence, RecordCounts, Sequencer, whole
+from headrace.samples.maker.shapes import (
+    GroupShape,
+    PairShape,
+    PromptShape,
+    SectionsShape,
+    Shape,
+    SingleShape,
+    Tools,
+    as_chat,
+)
 from headrace.samples.masking.encoding import EncodedText
 from headrace.samples.masking.marking import Marker
 from headrace.samples.masking.options import Template, TextEncoder

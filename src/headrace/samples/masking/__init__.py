@@ -3,8 +3,8 @@
 Conversation
   -> renders       renders the whole text once; its beginnings; and with a stand-in for a content
   -> turns         finds each turn: by the template's own order, generation tags, or prefixes compared with the whole
-  -> pieces        divides a turn into reasoning, content, end of turn and the rest: trained or not, and why
-  -> marking       applies policies for unstable templates and missing ends  -> texts with trained characters
+  -> pieces        decides which messages are trained; divides turns into reasoning, content, end of turn and the rest
+  -> marking       applies policies, and checks each turn for other text     -> texts with trained characters
   -> token_spans   encodes whole texts                                       -> ids, and the bytes of each token
   -> encoding      maps trained characters to tokens, a batch at once        -> one byte for each token
   -> masker        checks, truncates and counts                              -> MaskedBatch

@@ -17,6 +17,8 @@ If no token is proved, none is known, and the options of masking decide what hap
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
@@ -30,6 +32,10 @@ class Closer(NamedTuple):
     begin: int
     end: int
     is_special: bool
+
+    def of(self, text: str) -> str:
+        """Return the characters themselves."""
+        return text[self.begin : self.end]
 
 
 class Closers:
@@ -69,7 +75,7 @@ class Closers:
         return Closer(place, place + length, True) if length else None
 
     def inside(self, text: str) -> list[Closer]:
-        """Return all special tokens in a text."""
+        """Return all special tokens in a text, from left to right."""
         found = []
         at = 0
         while at < len(text):
@@ -86,33 +92,26 @@ class Closers:
             text = text[closer.end :]
         return found
 
-    def agreement(self, text: str, whole: str, floor: int, *, with_end: bool, usual_end: str | None) -> int | None:
+    def agreement(self, text: str, whole: str) -> int | None:
         """Return how far ``whole`` begins with ``text``, except for tokens that only the end of a conversation has.
 
         ``text`` is what the template makes of the first messages. Some templates close a conversation with a token of
         its own (``<|end|>\n<|endoftext|>``), which the whole text has only at its end. So everything before the special
         tokens at the end of ``text`` must be equal, and these are compared one by one. None if the texts differ
-        earlier. Tokens before ``floor`` are not such an end.
-
-        ``with_end``: the token that ends the last turn must be equal too. It is the last ``usual_end`` among the
-        tokens, or the last of all if there is none.
+        earlier.
         """
-        if whole.startswith(text):
-            return len(text)
-        pieces = self.trailing(text, floor, len(text))
-        agreed = pieces[0].begin if pieces else len(text)
-        if not whole.startswith(text[:agreed]):
-            return None
-        for piece in pieces:
-            if not whole.startswith(text[piece.begin : piece.end], piece.begin):
-                break
-            agreed = piece.end
-        if with_end:
-            special = [piece for piece in pieces if piece.is_special]
-            usual = [piece for piece in special if text[piece.begin : piece.end] == usual_end]
-            if any(piece.end > agreed for piece in (usual or special)[-1:]):
-                return None
-        return agreed
+        pieces = self.trailing(text, 0, len(text))
+        begin = pieces[0].begin if pieces else len(text)
+        return same_until(pieces, text, whole, begin) if whole.startswith(text[:begin]) else None
+
+
+def same_until(pieces: Iterable[Closer], text: str, whole: str, begin: int) -> int:
+    """Return where the first ``pieces`` of ``text`` end, in a row from ``begin`` on, that ``whole`` has there too."""
+    for piece in pieces:
+        if piece.begin != begin or not whole.startswith(piece.of(text), begin):
+            break
+        begin = piece.end
+    return begin
 
 
 class Ending(NamedTuple):
@@ -130,53 +129,74 @@ class Ending(NamedTuple):
     """What a model sees before it answers; none of its tokens ends a turn unless that is proved in another way."""
 
 
+class _Probe(NamedTuple):
+    """What a template makes of `PROBE`, as far as it renders it."""
+
+    before_question: str
+    """What it writes before the question, or before anything else if the question does not stand there."""
+    openers: frozenset[str]
+    """Special tokens that open a message, declared or not."""
+    header: str
+    """The header of an answer, from the generation prompt or, if that adds nothing, from an answer."""
+    adds_prompt: bool
+    """Whether it has a generation prompt."""
+    asked: str
+    """Everything that it writes before an answer: in the generation prompt, and in a text with the answer."""
+    tail: str | None
+    """What it writes after an answer that ends the text; None if the answer does not stand there."""
+    joiner: str
+    """What it writes between an answer and the next question."""
+
+
+def _probed(renders: Renders, closers: Closers) -> _Probe | None:
+    """Render `PROBE` and divide the texts at its words; None if the template refuses a question."""
+    answered = continued = ""
+    try:
+        asking, prompt = renders.text(1), renders.prompt(1)
+    except InputError:
+        return None
+    with contextlib.suppress(InputError):
+        answered = renders.text(2)
+        continued = renders.text(3)
+    question, answer = _place(asking, QUESTION), _place(answered, ANSWER)
+    header = prompt[len(asking) :] if prompt.startswith(asking) else ""
+    adds_prompt = prompt != asking and bool(header.strip())
+    if answer >= 0 and not header.strip() and answered.startswith(asking):
+        header = answered[len(asking) : answer]
+    return _Probe(
+        before_question=asking[:question] if question >= 0 else asking,
+        openers=frozenset((*closers.leading(asking), *(piece.of(header) for piece in closers.inside(header)))),
+        header=header,
+        adds_prompt=adds_prompt,
+        asked=prompt + answered[: max(answer, 0)],
+        tail=answered[answer + len(ANSWER) :] if answer >= 0 else None,
+        joiner=_joiner(continued),
+    )
+
+
 def find_ending(renders: Renders, closers: Closers, declared: Collection[str]) -> Ending:
     """Find the ending from renderings of `PROBE`. ``declared`` are tokens that are declared to end a turn."""
-    texts = []
-    for count in (1, 2, 3):
-        try:
-            texts.append(renders.text(count))
-            if count == 1:
-                prompt = renders.prompt(1)
-        except InputError:
-            break
-    if not texts:
+    probe = _probed(renders, closers)
+    if probe is None:
         return Ending()
-    one = texts[0]
-    header = prompt[len(one) :] if prompt.startswith(one) else ""
-    asked = prompt
-    answer = _place(texts[1], ANSWER) if len(texts) > 1 else -1
-    if answer >= 0:
-        asked += texts[1][:answer]
-        if not header.strip() and texts[1].startswith(one):
-            header = texts[1][len(one) : answer]
-    openers = frozenset(closers.leading(one)) | frozenset(
-        header[piece.begin : piece.end] for piece in closers.inside(header)
-    )
-    openers -= frozenset(declared)
-    if answer < 0:
+    openers, tail = probe.openers - frozenset(declared), probe.tail
+    if tail is None:
         # A generation prompt shows at least that the template does not write the next header by itself.
-        return Ending(opening="" if prompt != one and header.strip() else None, openers=openers, asked=asked)
-    tail = texts[1][answer + len(ANSWER) :]
-    joiner = _joiner(texts[2]) if len(texts) > 2 else ""
-    question = _place(one, QUESTION)
-    first = one[:question] if question >= 0 else one
-    is_opened = bool(closers.at(header.lstrip(), 0))
-    chain: list[Closer] = []
-    for piece in closers.inside(tail):
-        if tail[piece.begin : piece.end] in openers:
-            break
-        chain.append(piece)
-    staying = [piece for piece in chain if joiner.startswith(tail[: piece.end])]
+        return Ending(opening="" if probe.adds_prompt else None, openers=openers, asked=probe.asked)
+
+    def opens_inside(text: str) -> bool:
+        return any(piece.of(text) in openers for piece in closers.inside(text))
+
+    chain = list(itertools.takewhile(lambda piece: piece.of(tail) not in openers, closers.inside(tail)))
+    staying = [piece for piece in chain if probe.joiner.startswith(tail[: piece.end])]
+    is_opened = closers.at(probe.header.lstrip(), 0) is not None
+    seen = probe.before_question if staying else probe.asked
     for piece in reversed(staying or chain):
-        token = tail[piece.begin : piece.end]
-        is_proved = token in declared or is_opened or token not in (first if staying else asked)
-        if staying and not is_proved:
-            behind = joiner[piece.end :]
-            is_proved = any(behind[other.begin : other.end] in openers for other in closers.inside(behind))
-        if is_proved:
-            return _ending(closers, token, tail[piece.end :], openers, asked)
-    return _ending(closers, None, tail, openers, asked)
+        token = piece.of(tail)
+        is_proved = is_opened or token in declared or token not in seen
+        if is_proved or (staying and opens_inside(probe.joiner[piece.end :])):
+            return _ending(closers, token, tail[piece.end :], openers, probe.asked)
+    return _ending(closers, None, tail, openers, probe.asked)
 
 
 def _ending(closers: Closers, token: str | None, after: str, openers: frozenset[str], asked: str) -> Ending:
@@ -185,7 +205,7 @@ def _ending(closers: Closers, token: str | None, after: str, openers: frozenset[
         closer = closers.at(after, at)
         if after[at].isspace():
             at += 1
-        elif closer is not None and after[at : closer.end] not in openers:
+        elif closer is not None and closer.of(after) not in openers:
             at = closer.end
         else:
             break

@@ -1,22 +1,37 @@
-"""`Marker`: renders a conversation and marks which characters are trained. It needs no tokeniser."""
+"""`Marker`: renders a conversation and marks which characters are trained. It needs no tokeniser.
+
+Most records are plain, and their turns are marked where the rendering shows them. All others get a `_Marking`, which
+finds the turns, applies the policies, and checks that no trained turn holds text of another message.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation
-from headrace.samples.masking import evidence
-from headrace.samples.masking.decisions import Decision, check_own, decisions
 from headrace.samples.masking.endings import Closers, find_ending
-from headrace.samples.masking.evidence import labelled
 from headrace.samples.masking.options import MaskOptions, Policy, Template
-from headrace.samples.masking.pieces import Region, TextRange, Why, cut, lay_out, overlay, spans_of
-from headrace.samples.masking.renders import PROBE, Prefixes, Renders, Usual, content_text, find_unwritten, thought_of
+from headrace.samples.masking.pieces import (
+    Region,
+    TextRange,
+    TrainedParts,
+    TurnBorders,
+    Why,
+    cut,
+    decisions,
+    labelled,
+    lay_out,
+    overlay,
+    spans_of,
+)
+from headrace.samples.masking.renders import PROBE, Prefixes, Renders, Usual, content_of, find_unwritten, thought_of
 from headrace.samples.masking.results import (
     EMPTY_TURN,
     PROMPT_MISMATCH,
@@ -72,7 +87,7 @@ class Marker:
         declared = [template.end_of_turn, template.special_tokens.get("eos_token"), *ends]
         self._declared = frozenset(token for token in declared if token and token.strip())
         self._closers = Closers([*special, *template.special_tokens.values(), *self._declared])
-        self._usuals: dict[str | None, Usual] = {}
+        self._usuals: dict[tuple[str | None, str], Usual] = {}
         self._comparisons: dict[str, Comparison] = {}
         self._prefixes: Prefixes = {}
         # With these options every assistant's turn is trained, and messages without flags need no decisions.
@@ -101,21 +116,14 @@ class Marker:
         """
         self._counts.clear()
         renders = Renders(self._template, conversation, self._usuals)
-        how = self._comparison(conversation)._replace(thorough=with_all)
+        how = self._comparison(renders)._replace(thorough=with_all)
         if self._is_usual and not with_all and not conversation.train and not conversation.train_spans:
             plain = self._plain(renders, how)
             if plain is not None:
                 self._check_written(renders, proved=True)
                 return [plain]
         self._check_written(renders, proved=False)
-        found = decisions(conversation, self._options)
-        rest = self._options.train_on_prompt
-        # Only these turns must be located; all others are treated like the rest of the text.
-        wanted = [number for number, one in enumerate(found) if one.spans or one.is_trained != rest]
-        count = len(conversation.messages)
-        turns, faults = self._find(renders, how, found, wanted, count)
-        samples = [(count, turns)] if not faults else self._unstable(renders, how, found, wanted, faults)
-        return [self._marked(renders, how, found, number, turns, with_all=with_all) for number, turns in samples]
+        return _Marking(renders, how, self._options, self._counts).texts()
 
     def check_written(self, conversation: Conversation) -> None:
         """Look for what the template leaves out of a conversation that needs no mask; see `counts`.
@@ -130,16 +138,16 @@ class Marker:
     def _check_written(self, renders: Renders, *, proved: bool) -> None:
         for one in find_unwritten(renders, self._prefixes, proved=proved):
             if one.is_whole:
-                text = evidence.unwritten(renders, one.message)
-                self._decide(self._options.on_unwritten_message, UNWRITTEN_MESSAGE, text)
+                text = _about_unwritten(renders, one.message)
+                decide(self._options.on_unwritten_message, UNWRITTEN_MESSAGE, text, self._counts)
             else:
                 self._counts[UNWRITTEN_CONTENT] += 1
 
-    def _comparison(self, conversation: Conversation) -> Comparison:
+    def _comparison(self, renders: Renders) -> Comparison:
         """Return how this conversation is compared; how the template ends a turn may depend on its arguments."""
-        kwargs = conversation.template_kwargs
-        key = repr(sorted(kwargs.items())) if kwargs else ""
+        key = renders.arguments
         if key not in self._comparisons:
+            kwargs = renders.conversation.template_kwargs
             probe = Renders(self._template, Conversation(messages=PROBE, template_kwargs=kwargs))
             self._comparisons[key] = Comparison(
                 self._closers,
@@ -187,180 +195,199 @@ class Marker:
             pieces.append(TextRange(at, len(text), *_UNTRAINED))
         return Marked(text, pieces, ends, len(ends) < len(begins)) if pieces else None
 
+
+class _Marking:
+    """The marking of one conversation: finds its turns, applies the policies, and divides its texts into pieces.
+
+    If the comparison is thorough, the turns of untrained messages are found too, for the evidence.
+    """
+
+    def __init__(self, renders: Renders, how: Comparison, options: MaskOptions, counts: Counts) -> None:
+        self._renders = renders
+        self._how = how
+        self._options = options
+        self._counts = counts
+        self._decisions = decisions(renders.conversation, options)
+
+    def texts(self) -> list[Marked]:
+        """Return the texts that the conversation becomes; see `Marker.mark`."""
+        rest = self._options.train_on_prompt
+        # Only these turns must be located; all others are treated like the rest of the text.
+        wanted = [number for number, one in enumerate(self._decisions) if one.spans or one.is_trained != rest]
+        count = len(self._decisions)
+        turns, faults = self._find(wanted, count)
+        samples = [(count, turns)] if not faults else self._unstable(wanted, faults)
+        return [self._marked(number, turns) for number, turns in samples]
+
     def _find(
-        self, renders: Renders, how: Comparison, found: Sequence[Decision], wanted: list[int], count: int
+        self, wanted: list[int], count: int, *, by_itself: bool = False
     ) -> tuple[list[Turn], list[MisplacedTurn]]:
-        """Return the turns of some messages in the text of the first ``count``, and those that cannot be located."""
-        tags = self._options.generation_tags
+        """Return the turns of some messages in the text of the first ``count``, and those that cannot be located.
+
+        ``by_itself``: see `Comparison`.
+        """
+        renders, how = self._renders, self._how._replace(by_itself=by_itself)
         turns: list[Turn] = []
         faults: list[MisplacedTurn] = []
-        is_tagged = tags != "ignore" and renders.rendered(count).has_generation
-        tagged: dict[int, list[Turn]] | None = None
+        has_blocks = self._options.generation_tags != "ignore" and renders.rendered(count).has_generation
+        # Blocks are assigned to messages once, and only if one of them is needed.
+        blocks = functools.cache(functools.partial(self._tagged, count)) if has_blocks else None
         for message in wanted:
-            if not is_tagged or renders.conversation.messages[message].get("role") != ASSISTANT:
-                placed = find_turn(renders, how, message, count)
-                turns += [placed] if isinstance(placed, Turn) else []
-                faults += [placed] if isinstance(placed, MisplacedTurn) else []
-                continue
-            checked = check_turn(renders, how, message, count) if tags == "checked" else None
-            if isinstance(checked, MisplacedTurn):
-                faults.append(checked)
-                continue
-            if checked is not None and checked.content_end >= 0:
-                turns.append(checked)
-                continue
-            if tagged is None:
-                tagged = self._tagged(renders, count)
-            if message in tagged:
-                blocks = tagged[message]
-                turns += blocks if checked is None else [within(block, checked) for block in blocks]
-            elif tags == "checked" and found[message].has_trained:
-                raise InputError(evidence.no_block(renders, message))
+            if blocks is None or renders.conversation.messages[message].get("role") != ASSISTANT:
+                located: list[Turn] | Turn | MisplacedTurn = find_turn(renders, how, message, count)
+            else:
+                located = self._in_blocks(how, message, count, blocks)
+            if isinstance(located, MisplacedTurn):
+                faults.append(located)
+            else:
+                turns += [located] if isinstance(located, Turn) else located
         return turns, faults
 
-    def _tagged(self, renders: Renders, count: int) -> dict[int, list[Turn]]:
+    def _in_blocks(
+        self, how: Comparison, message: int, count: int, blocks: Callable[[], dict[int, list[Turn]]]
+    ) -> list[Turn] | MisplacedTurn:
+        """Return an assistant's turn as its generation blocks show it: one part for each block."""
+        checked: Turn | None = None
+        if self._options.generation_tags == "checked":
+            turn = check_turn(self._renders, how, message, count)
+            if isinstance(turn, MisplacedTurn):
+                return turn
+            if turn.content_end >= 0:
+                return [turn]
+            checked = turn
+        own = blocks().get(message, [])
+        if checked is None:
+            return own
+        if not own and self._decisions[message].has_trained:
+            raise InputError(_about_no_block(self._renders, message))
+        return [within(block, checked) for block in own]
+
+    def _tagged(self, count: int) -> dict[int, list[Turn]]:
         """Return the turns that generation blocks show, by message."""
         exact = self._options.generation_tags == "exact"
-        header = "" if exact else renders.usual(None).prompt
+        header = "" if exact else self._renders.usual(None).prompt
         tagged: dict[int, list[Turn]] = {}
-        for turn in tagged_turns(renders, count, exact=exact, header=header):
+        for turn in tagged_turns(self._renders, count, exact=exact, header=header):
             tagged.setdefault(turn.message, []).append(turn)
         return tagged
 
-    def _unstable(
-        self,
-        renders: Renders,
-        how: Comparison,
-        found: Sequence[Decision],
-        wanted: list[int],
-        faults: list[MisplacedTurn],
-    ) -> list[tuple[int, list[Turn]]]:
+    def _unstable(self, wanted: list[int], faults: list[MisplacedTurn]) -> list[tuple[int, list[Turn]]]:
         """Return the samples of a conversation some of whose turns cannot be located in the whole text.
 
         Samples are made from the end: the last remaining turn ends the next sample, which also trains all turns that
         its text shows as they were written. So each turn is trained once, after what a model sees when it writes it, or
         after what the template makes of that in a text (`Turn.is_rewritten`, which is counted).
         """
-        policy = self._options.unstable
-        self._judge_prompts(renders, faults)
+        renders, policy = self._renders, self._options.unstable
+        self._judge_prompts(faults)
         if policy in ("error", "drop") or self._options.train_on_prompt:
-            self._decide("drop" if policy == "drop" else "error", UNSTABLE, evidence.history(renders, faults[0]))
-        how = how._replace(by_itself=True)
+            self._decide("drop" if policy == "drop" else "error", UNSTABLE, _about_history(renders, faults[0]))
         samples: list[tuple[int, list[Turn]]] = []
-        left = [message for message in wanted if found[message].has_trained]
+        left = [message for message in wanted if self._decisions[message].has_trained]
         while left:
             last = left[-1]
-            turns, faults = self._find(renders, how, found, left[-1:] if policy == "last_turn" else left, last + 1)
-            self._judge_prompts(renders, faults)
+            turns, faults = self._find(left[-1:] if policy == "last_turn" else left, last + 1, by_itself=True)
+            self._judge_prompts(faults)
             if not any(turn.message == last for turn in turns):
-                self._decide("error", UNSTABLE, evidence.history(renders, faults[-1]))
+                self._decide("error", UNSTABLE, _about_history(renders, faults[-1]))
             samples.append((last + 1, turns))
             left = [] if policy == "last_turn" else [fault.message for fault in faults]
         if samples:
             self._counts["last_turn_records" if policy == "last_turn" else "split_records"] += 1
-        return samples[::-1] or [(len(found), [])]
+        return samples[::-1] or [(len(self._decisions), [])]
 
-    def _judge_prompts(self, renders: Renders, faults: list[MisplacedTurn]) -> None:
+    def _judge_prompts(self, faults: list[MisplacedTurn]) -> None:
         for fault in faults:
             if fault.kind == "prompt":
-                self._decide(self._options.on_prompt_mismatch, PROMPT_MISMATCH, evidence.prompt(renders, fault))
+                self._decide(self._options.on_prompt_mismatch, PROMPT_MISMATCH, _about_prompt(self._renders, fault))
 
-    def _marked(
-        self,
-        renders: Renders,
-        how: Comparison,
-        found: Sequence[Decision],
-        count: int,
-        turns: list[Turn],
-        *,
-        with_all: bool,
-    ) -> Marked:
+    def _marked(self, count: int, turns: list[Turn]) -> Marked:
+        renders, decided = self._renders, self._decisions
         text = renders.text(count)
         if not text:
             raise InputError("the template renders this conversation as an empty text")
         rest = self._options.train_on_prompt
         over: list[TextRange] = []
         ends: list[tuple[int, int]] = []
-        final = next((turn.message for turn in reversed(turns) if found[turn.message].has_trained), -1)
+        final = next((turn.message for turn in reversed(turns) if decided[turn.message].has_trained), -1)
         for number, turn in enumerate(turns):
-            pieces, end = self._turn(renders, how, count, turn, found[turn.message], is_final=turn.message == final)
+            pieces, end = self._turn(count, turn, is_final=turn.message == final)
             over += pieces
             is_last_block = number + 1 == len(turns) or turns[number + 1].message != turn.message
             if end is not None and is_last_block:
                 if end[0] == end[1]:
                     self._decide(
-                        self._options.on_untrained_end, UNTRAINED_END, evidence.untrained_end(renders, turn, text)
+                        self._options.on_untrained_end, UNTRAINED_END, _about_untrained_end(renders, turn, text)
                     )
                 else:
                     ends.append(end)
-        check_own(renders, how, count, turns, over, found)
+        self._check_own(count, turns, over)
         whole = [TextRange(0, len(text), Region.PROMPT, -1, rest, Why.TRAIN_ON_PROMPT if rest else Why.PROMPT)]
         pieces = overlay(whole, over)
-        if with_all:
-            pieces = labelled(renders, count, turns, pieces, found, self._closers, how.usual_end)
-        return Marked(text, pieces, ends, is_partly_trained=not all(one.is_trained for one in found[:count]))
+        if self._how.thorough:
+            pieces = labelled(renders, count, turns, pieces, decided, self._how.closers, self._how.usual_end)
+        return Marked(text, pieces, ends, is_partly_trained=not all(one.is_trained for one in decided[:count]))
 
-    def _turn(
-        self, renders: Renders, how: Comparison, count: int, turn: Turn, decision: Decision, *, is_final: bool
-    ) -> tuple[list[TextRange], tuple[int, int] | None]:
+    def _turn(self, count: int, turn: Turn, *, is_final: bool) -> tuple[list[TextRange], tuple[int, int] | None]:
         """Return the pieces of a turn, and the end that must be trained, which is empty if there is no token for it."""
-        options, text = self._options, renders.text(count)
-        message = renders.conversation.messages[turn.message]
-        layout = lay_out(text, turn, message, self._closers, how.usual_end)
+        options, text, decision = self._options, self._renders.text(count), self._decisions[turn.message]
+        message = self._renders.conversation.messages[turn.message]
+        layout = lay_out(text, turn, message, self._how.closers, self._how.usual_end)
         if decision.has_trained:
-            if turn.mismatches:
-                self._decide("allow", PROMPT_MISMATCH, "")
-            if turn.is_rewritten:
-                self._counts[REWRITTEN_HISTORY] += 1
-            thought = thought_of(message)
-            if thought and thought not in text[turn.start : turn.stop]:
-                self._counts["unwritten_reasoning"] += 1
-            has_content = thought or message.get("tool_calls") or (content_text(message) or "").strip()
-            begin = layout.reasoning_end if layout.is_empty_reasoning else layout.start
-            if not has_content or not text[begin : layout.content_end].strip():
-                self._decide(options.on_empty_turn, EMPTY_TURN, evidence.empty_turn(renders, turn.message))
-        over = self._placed_spans(renders, count, turn, decision) if decision.spans else []
+            self._judge_turn(turn, text, layout)
+        over = self._placed_spans(count, turn) if decision.spans else []
         # A span that reaches the end of the content also decides about the end of the turn.
         train_end = over[-1].is_trained if over and over[-1].end >= layout.content_end else decision.is_trained
         wants_end = options.end_of_turn == "train" or (options.end_of_turn == "last" and is_final)
-        pieces = cut(
-            layout,
-            turn.message,
-            train=decision.is_trained,
-            why=decision.why,
+        parts = TrainedParts(
             reasoning=options.reasoning == "train",
             empty=options.empty_reasoning == "train",
             end=wants_end,
             rest=options.train_on_prompt,
         )
+        pieces = cut(layout, turn.message, decision, parts)
+        must_end = train_end and wants_end
         if train_end != decision.is_trained:
             pieces = [
-                replace(piece, is_trained=train_end and wants_end, why=Why.SPAN)
-                if piece.region == Region.END_OF_TURN
-                else piece
+                replace(piece, is_trained=must_end, why=Why.SPAN) if piece.region == Region.END_OF_TURN else piece
                 for piece in pieces
             ]
         required = None
-        if train_end and wants_end:
+        if must_end:
             required = layout.end_of_turn or self._tagged_end(text, turn) or (turn.stop, turn.stop)
         return overlay(pieces, over) if over else pieces, required
+
+    def _judge_turn(self, turn: Turn, text: str, layout: TurnBorders) -> None:
+        """Apply the policies to what was found in a trained turn, and count what changes nothing."""
+        message = self._renders.conversation.messages[turn.message]
+        if turn.mismatches:
+            self._decide("allow", PROMPT_MISMATCH, "")
+        if turn.is_rewritten:
+            self._counts[REWRITTEN_HISTORY] += 1
+        thought = thought_of(message)
+        if thought and thought not in text[turn.start : turn.stop]:
+            self._counts["unwritten_reasoning"] += 1
+        has_content = thought or message.get("tool_calls") or content_of(message)
+        begin = layout.reasoning_end if layout.is_empty_reasoning else layout.start
+        if not has_content or not text[begin : layout.content_end].strip():
+            self._decide(self._options.on_empty_turn, EMPTY_TURN, _about_empty_turn(self._renders, turn.message))
 
     def _tagged_end(self, text: str, turn: Turn) -> tuple[int, int] | None:
         if not turn.exact:
             return None
-        special = [closer for closer in self._closers.trailing(text, turn.start, turn.stop) if closer.is_special]
+        special = [closer for closer in self._how.closers.trailing(text, turn.start, turn.stop) if closer.is_special]
         return special[-1][:2] if special else None
 
-    def _placed_spans(self, renders: Renders, count: int, turn: Turn, decision: Decision) -> list[TextRange]:
+    def _placed_spans(self, count: int, turn: Turn) -> list[TextRange]:
         """Locate the marked spans of a content in the text.
 
         Raises:
             InputError: If the content cannot be found in the text.
         """
-        text = renders.text(count)
+        renders, text = self._renders, self._renders.text(count)
         content = renders.conversation.messages[turn.message].get("content")
         if not isinstance(content, str):
-            raise InputError(evidence.spans(renders, turn.message))
+            raise InputError(_about_spans(renders, turn.message))
         placed = renders.placed(count, turn.message)
         bare = content.strip()
         if placed is None and bare and text.count(bare, turn.start, turn.stop) == 1:
@@ -368,10 +395,56 @@ class Marker:
             placed = begin, begin + len(bare)
         skipped = content.find(text[placed[0] : placed[1]]) if placed else -1
         if placed is None or skipped < 0 or content[:skipped].strip() or text[slice(*placed)].strip() != bare:
-            raise InputError(evidence.spans(renders, turn.message))
-        pieces = spans_of(decision.spans, placed[0] - skipped, turn.message)
+            raise InputError(_about_spans(renders, turn.message))
+        pieces = spans_of(self._decisions[turn.message].spans, placed[0] - skipped, turn.message)
         clipped = [replace(piece, begin=max(piece.begin, placed[0]), end=min(piece.end, placed[1])) for piece in pieces]
         return [piece for piece in clipped if piece.end > piece.begin]
+
+    def _check_own(self, count: int, turns: Sequence[Turn], pieces: Sequence[TextRange]) -> None:
+        """Check, whatever the options say, that no trained turn holds text of another message.
+
+        Turns must follow one another; none may hold the content of the message before or after it, and the header of
+        the next turn must not begin after the content. Turns that consist of content and end, and blocks that are used
+        as they are, need no check.
+
+        Raises:
+            InputError: If a turn fails the check.
+        """
+        text = self._renders.text(count)
+        trained: dict[int, list[TextRange]] = {}
+        for piece in pieces:
+            if piece.is_trained:
+                trained.setdefault(piece.message, []).append(piece)
+        previous_stop = 0
+        for turn in turns:
+            if turn.start < previous_stop:
+                raise _foreign(self._renders, turn, text[turn.start : previous_stop])
+            previous_stop = turn.stop
+            if turn.exact or turn.content_end >= 0 or turn.message not in trained:
+                continue
+            begin, end = trained[turn.message][0].begin, trained[turn.message][-1].end
+            other = self._text_of_another(count, turn.message, begin, end)
+            if other:
+                raise _foreign(self._renders, turn, other)
+
+    def _text_of_another(self, count: int, message: int, begin: int, end: int) -> str:
+        """Return the content of a message next to a turn, or the next header, if ``text[begin:end]`` has it.
+
+        That is the trained text of the turn. Empty if it has neither.
+        """
+        messages, text = self._renders.conversation.messages, self._renders.text(count)
+        region = text[begin:end]
+        own = "\n".join(_strings(messages[message]))
+        for other, around in ((message - 1, text[:begin]), (message + 1, text[end:])):
+            if not 0 <= other < count or self._decisions[other].has_trained:
+                continue
+            content = content_of(messages[other])
+            if content and content in region and content not in own and content not in around:
+                return content
+        content = "" if messages[message].get("tool_calls") else content_of(messages[message])
+        header = (self._how.ending.opening or self._renders.usual(None).prompt).strip()
+        place = region.rfind(content) if content else -1
+        return header if place >= 0 and header in region[place + len(content) :] else ""
 
     def _decide(self, policy: Policy, reason: str, message: str) -> None:
         decide(policy, reason, message, self._counts)
@@ -389,3 +462,91 @@ def decide(policy: Policy, reason: str, message: str, counts: Counts) -> None:
     if policy == "drop":
         raise DroppedError(reason, message)
     counts[reason] += 1
+
+
+def _strings(value: Any) -> list[str]:
+    """Return all strings in a message."""
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [text for one in inner for text in _strings(one)]
+
+
+def _foreign(renders: Renders, turn: Turn, text: str) -> InputError:
+    role = renders.conversation.messages[turn.message].get("role")
+    return InputError(
+        f"message {turn.message} ({role}) would be trained together with text that is not its own ({text[:60]!r}), so "
+        "the record is refused: the template does something that Headrace does not know. Please report it, with the "
+        "template"
+    )
+
+
+def _named(renders: Renders, message: int) -> str:
+    return f"message {message} ({renders.conversation.messages[message].get('role')})"
+
+
+def _about_history(renders: Renders, fault: MisplacedTurn) -> str:
+    """The message for a turn that is written differently when more follows."""
+    return (
+        f"the template writes {_named(renders, fault.message)} differently when more messages follow, so a model would "
+        f"be trained on a text that it never sees when it writes: {fault.text}. The usual reason is reasoning that is "
+        "stripped from earlier turns. Choose unstable: split (samples that show each turn as it was written), "
+        "last_turn or drop, or a template that keeps what it wrote"
+    )
+
+
+def _about_prompt(renders: Renders, fault: MisplacedTurn) -> str:
+    """The message for a turn that does not begin with the generation prompt."""
+    return (
+        f"the template's generation prompt is not how it writes {_named(renders, fault.message)}: {fault.text}. A "
+        "model would be asked to continue a text that it was not trained on. Set template arguments that suit the "
+        "reasoning of the records, or choose on_prompt_mismatch: allow or drop"
+    )
+
+
+def _about_untrained_end(renders: Renders, turn: Turn, text: str) -> str:
+    """The message for a turn without a token that ends it."""
+    found = text[max(turn.stop - 30, 0) : turn.stop]
+    return (
+        f"{_named(renders, turn.message)} ends without a special token ({found!r}), or with one that is not proved to "
+        "end the turn, so a model would never learn to stop: use a template or tokeniser that has such a token, name "
+        "it (eos_token of the tokeniser, `ends: {eos: TOKEN}` of a recipe), or choose on_untrained_end: allow or drop"
+    )
+
+
+def _about_empty_turn(renders: Renders, message: int) -> str:
+    """The message for a trained turn without content."""
+    calls = renders.conversation.messages[message].get("tool_calls")
+    what = "says nothing except for tool calls, which the template does not write" if calls else "says nothing"
+    return (
+        f"{_named(renders, message)} is trained and {what}: a model would learn to stop at once. Use a template that "
+        "writes it, remove the message, or choose on_empty_turn: allow or drop"
+    )
+
+
+def _about_unwritten(renders: Renders, message: int) -> str:
+    """The message for a message that the template leaves out."""
+    content = renders.conversation.messages[message].get("content")
+    return (
+        f"the template writes nothing of {_named(renders, message)}, which says {str(content)[:60]!r}: the model would "
+        "never see it. Give it a role or a form that the template writes (`roles` renames roles, `parts: join` "
+        "joins parts to one text), use another template, or choose on_unwritten_message: allow or drop"
+    )
+
+
+def _about_no_block(renders: Renders, message: int) -> str:
+    """The message for a turn without its generation block."""
+    return (
+        f"the template has generation blocks, but rendered none for {_named(renders, message)}, which should be "
+        "trained: choose generation_tags: ignore, or trusted, which leaves such messages untrained"
+    )
+
+
+def _about_spans(renders: Renders, message: int) -> str:
+    """The message for spans of a content that cannot be located."""
+    content = renders.conversation.messages[message].get("content")
+    return (
+        f"{_named(renders, message)} has spans to train, and the template does not write its content unchanged "
+        f"({content!r:.60}), so the spans cannot be located: remove them, or use a template that writes the content "
+        "unchanged"
+    )

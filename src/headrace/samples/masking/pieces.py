@@ -1,4 +1,4 @@
-"""Divide a turn into pieces of its text, each with its region, whether it is trained, and why.
+"""Decide which messages are trained, and divide each turn into pieces: region, whether it is trained, and why.
 
     <|im_start|>assistant\\n   <think>\\nhm\\n</think>\\n\\n   Yes.      <|im_end|>     \\n
     header                    reasoning                   content    end of turn    after
@@ -16,10 +16,13 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from headrace.samples.conversation import Message, TrainSpan
+from headrace.errors import InputError
+from headrace.samples.conversation import Conversation, Message, TrainSpan
 from headrace.samples.masking.endings import Closer, Closers
-from headrace.samples.masking.renders import REASONING_TAGS, thought_of
+from headrace.samples.masking.options import MaskOptions
+from headrace.samples.masking.renders import REASONING_TAGS, Renders, thought_of
 from headrace.samples.masking.turns import Turn, content_place
 
 
@@ -65,6 +68,47 @@ WORDS = {
     Why.TRAIN_ON_PROMPT: "everything is trained",
     Why.STRADDLE: "the token has trained and untrained bytes",
 }
+
+
+class Decision(NamedTuple):
+    """Whether one message is trained, and why."""
+
+    is_trained: bool
+    why: Why
+    spans: tuple[TrainSpan, ...]
+    """Spans of its content that override ``is_trained``."""
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether any part of the message is trained."""
+        return self.is_trained or any(span.train for span in self.spans)
+
+
+def decisions(conversation: Conversation, options: MaskOptions) -> list[Decision]:
+    """Return one decision for each message. A message's flag overrides the options.
+
+    If spans of a message say only what to train, the rest of the message is not trained; if they say what to leave out,
+    the rest is decided by its role.
+    """
+    found = []
+    is_last = True
+    for message in range(len(conversation.messages) - 1, -1, -1):
+        spans = conversation.train_spans[message] if conversation.train_spans else ()
+        flag = conversation.train[message] if conversation.train else None
+        has_role = conversation.messages[message].get("role") in options.roles
+        if flag is not None:
+            found.append(Decision(flag, Why.FLAG, spans))
+        elif options.train_on_prompt:
+            found.append(Decision(True, Why.TRAIN_ON_PROMPT, spans))
+        elif not has_role:
+            found.append(Decision(False, Why.ROLE, spans))
+        elif options.turns == "last" and not is_last:
+            found.append(Decision(False, Why.TURNS, spans))
+        else:
+            chosen = any(span.train for span in spans)
+            found.append(Decision(not chosen, Why.SPAN if chosen else Why.ROLE, spans))
+        is_last = is_last and not has_role
+    return found[::-1]
 
 
 class TextRange(msgspec.Struct, frozen=True, gc=False):
@@ -151,18 +195,25 @@ def _past_space(text: str, place: int, limit: int) -> int:
     return place
 
 
-def cut(
-    layout: TurnBorders, message: int, *, train: bool, why: Why, reasoning: bool, empty: bool, end: bool, rest: bool
-) -> list[TextRange]:
-    """Return the pieces of a turn.
+class TrainedParts(NamedTuple):
+    """Which parts of a trained turn are trained beside its content."""
 
-    ``train`` decides about the content; ``reasoning``, ``empty`` and ``end`` about these parts if the content is
-    trained; ``rest`` about what follows the end.
-    """
+    reasoning: bool
+    empty: bool
+    """A reasoning block without a thought."""
+    end: bool
+    rest: bool
+    """What follows the end; also in turns that are not trained."""
+
+
+def cut(layout: TurnBorders, message: int, decision: Decision, parts: TrainedParts) -> list[TextRange]:
+    """Return the pieces of a turn, whatever the spans of its content say."""
+    train, why = decision.is_trained, decision.why
     pieces = []
     if layout.reasoning_end > layout.start:
-        wanted = empty if layout.is_empty_reasoning else reasoning
-        reason = why if wanted or not train else (Why.EMPTY_REASONING if layout.is_empty_reasoning else Why.REASONING)
+        is_empty = layout.is_empty_reasoning
+        wanted = parts.empty if is_empty else parts.reasoning
+        reason = why if wanted or not train else (Why.EMPTY_REASONING if is_empty else Why.REASONING)
         pieces.append(
             TextRange(layout.start, layout.reasoning_end, Region.REASONING, message, train and wanted, reason)
         )
@@ -170,10 +221,10 @@ def cut(
     after = layout.content_end
     if layout.end_of_turn is not None:
         begin, after = layout.end_of_turn
-        reason = why if end or not train else Why.END_OF_TURN
-        pieces.append(TextRange(begin, after, Region.END_OF_TURN, message, train and end, reason))
-    behind = Why.TRAIN_ON_PROMPT if rest else Why.AFTER
-    pieces.append(TextRange(after, layout.stop, Region.AFTER, message, rest, behind))
+        reason = why if parts.end or not train else Why.END_OF_TURN
+        pieces.append(TextRange(begin, after, Region.END_OF_TURN, message, train and parts.end, reason))
+    behind = Why.TRAIN_ON_PROMPT if parts.rest else Why.AFTER
+    pieces.append(TextRange(after, layout.stop, Region.AFTER, message, parts.rest, behind))
     return [piece for piece in pieces if piece.end > piece.begin]
 
 
@@ -189,7 +240,7 @@ def overlay(pieces: Sequence[TextRange], over: Sequence[TextRange]) -> list[Text
         while rest and rest[-1].begin < piece.end:
             top = rest[-1]
             if top.begin > at:
-                result.append(msgspec.structs.replace(piece, begin=at, end=top.begin))
+                result.append(replace(piece, begin=at, end=top.begin))
             if top.begin >= piece.begin:
                 result.append(top)
             at = max(at, top.end)
@@ -197,7 +248,7 @@ def overlay(pieces: Sequence[TextRange], over: Sequence[TextRange]) -> list[Text
                 break
             rest.pop()
         if at < piece.end:
-            result.append(msgspec.structs.replace(piece, begin=at))
+            result.append(replace(piece, begin=at))
     return result
 
 
@@ -208,3 +259,68 @@ def spans_of(spans: Sequence[TrainSpan], place: int, message: int) -> list[TextR
         for span in sorted(spans, key=lambda span: span.begin)
         if span.end > span.begin
     ]
+
+
+def labelled(
+    renders: Renders,
+    count: int,
+    turns: Sequence[Turn],
+    pieces: Sequence[TextRange],
+    decisions: Sequence[Decision],
+    closers: Closers,
+    usual_end: str | None,
+) -> list[TextRange]:
+    """Return the pieces with those outside of the messages divided into messages, headers and contents where possible.
+
+    What is trained does not change. Cost: one or two renderings for each message.
+    """
+    text = renders.text(count)
+    starts = {turn.message: turn.start for turn in reversed(turns)}
+    labels: list[TextRange] = []
+    begin = 0
+    for message in range(count):
+        try:
+            last = message == count - 1
+            end = len(text) if last else closers.agreement(renders.text(message + 1), text)
+            placed = None if message in starts else renders.placed(count, message)
+        except InputError:
+            continue
+        if end is None or end < begin:
+            continue
+        if message in starts:
+            labels.append(_header(begin, starts[message], message))
+        else:
+            start = placed[0] if placed and begin <= placed[0] <= end else end
+            layout = lay_out(text, Turn(message, start, end), {}, closers, usual_end)
+            found = decisions[message]
+            labels.append(_header(begin, start, message))
+            everything = TrainedParts(reasoning=True, empty=True, end=True, rest=False)
+            labels += cut(layout, message, found, everything)
+        begin = end
+    return _relabelled(pieces, [label for label in labels if label.end > label.begin])
+
+
+def _header(begin: int, end: int, message: int) -> TextRange:
+    return TextRange(begin, end, Region.HEADER, message, False, Why.PROMPT)
+
+
+def _relabelled(pieces: Sequence[TextRange], labels: Sequence[TextRange]) -> list[TextRange]:
+    """Give pieces without a message the message and region of the labels over them."""
+    found = []
+    for piece in pieces:
+        if piece.message >= 0:
+            found.append(piece)
+            continue
+        at = piece.begin
+        for label in labels:
+            begin, end = max(label.begin, at), min(label.end, piece.end)
+            if begin >= end:
+                continue
+            if begin > at:
+                found.append(replace(piece, begin=at, end=begin))
+            why = piece.why if piece.is_trained or label.region == Region.HEADER else label.why
+            found.append(TextRange(begin, end, label.region, label.message, piece.is_trained, why))
+            at = end
+        if at < piece.end:
+            found.append(replace(piece, begin=at))
+    return found

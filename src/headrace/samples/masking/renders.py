@@ -61,13 +61,19 @@ class Renders:
     """Makes each rendering of a conversation once, when it is first needed. Each costs one run of the template."""
 
     def __init__(
-        self, template: Template, conversation: Conversation, usuals: dict[str | None, Usual] | None = None
+        self, template: Template, conversation: Conversation, usuals: dict[tuple[str | None, str], Usual] | None = None
     ) -> None:
         self.conversation = conversation
         self._template = template
         self._usuals = {} if usuals is None else usuals
         self._texts: dict[int, Rendered] = {}
         self._prompts: dict[int, str] = {}
+
+    @property
+    def arguments(self) -> str:
+        """The template's arguments of this conversation, for keys; empty if there are none."""
+        kwargs = self.conversation.template_kwargs
+        return repr(sorted(kwargs.items())) if kwargs else ""
 
     def rendered(self, count: int) -> Rendered:
         """Render the first ``count`` messages.
@@ -154,9 +160,7 @@ class Renders:
         ``end`` is the token that ends the answer. The result is kept in ``usuals`` for all conversations with the same
         arguments.
         """
-        key = (
-            repr((end, sorted(self.conversation.template_kwargs.items()))) if self.conversation.template_kwargs else end
-        )
+        key = end, self.arguments
         if key not in self._usuals:
             probe = Renders(
                 self._template, Conversation(messages=PROBE, template_kwargs=self.conversation.template_kwargs)
@@ -197,9 +201,9 @@ class Renders:
         )
 
 
-def content_text(message: Message) -> str | None:
-    """Return the content of a message as text, with its parts joined; None if it has none."""
-    return "".join(_texts(message)) if isinstance(message.get("content"), str | list) else None
+def content_of(message: Message) -> str:
+    """Return the content of a message as text, with its parts joined and without the white space around them."""
+    return "".join(_texts(message)).strip()
 
 
 def _replaced(message: Message, text: str) -> Message:
@@ -239,59 +243,70 @@ def find_unwritten(renders: Renders, prefixes: Prefixes, *, proved: bool) -> lis
 
     ``proved`` says that the contents of assistants are known to be written.
     """
-    messages = renders.conversation.messages
-    rendered = renders.rendered(len(messages))
-    kind = repr(sorted(renders.conversation.template_kwargs.items())) if renders.conversation.template_kwargs else ""
-    begins = rendered.message_begins
-    if begins and all(
-        (proved and message.get("role") == "assistant")
-        or _stands(rendered, begins[number], message, prefixes.get((str(message.get("role")), min(number, 2), kind)))
-        for number, message in enumerate(messages)
-    ):
+    if _stand_as_known(renders, prefixes, proved=proved):
         return []
-    marks = _marks(messages, renders.unused(rendered.text))
+    messages = renders.conversation.messages
+    text = renders.text(len(messages))
+    marked, marks = _marked(messages, renders.unused(text))
     try:
-        shown = renders.render([_with_marks(message, own) for message, own in zip(messages, marks, strict=True)])
+        shown = renders.render(marked)
     except InputError:
         # The template depends on the contents, so it is only known whether they occur anywhere.
         return [
             Unwritten(number, _says_nothing_else(message))
             for number, message in enumerate(messages)
-            if (content_text(message) or "").strip() not in rendered.text
+            if content_of(message) not in text
         ]
     found = []
     for number, (message, own) in enumerate(zip(messages, marks, strict=True)):
         places = [shown.text.find(mark) for mark in own]
-        if own and min(places) < 0:
+        if not places:
+            continue
+        if min(places) < 0:
             found.append(Unwritten(number, max(places) < 0 and _says_nothing_else(message)))
-        elif own and shown.message_begins and places[0] >= shown.message_begins[number]:
+        elif shown.message_begins and places[0] >= shown.message_begins[number]:
             prefix = shown.text[shown.message_begins[number] : places[0]]
-            prefixes[str(message.get("role")), min(number, 2), kind] = prefix
+            prefixes[_kind(message, number, renders.arguments)] = prefix
     return found
 
 
-def _stands(rendered: Rendered, begin: int, message: Message, prefix: str | None) -> bool:
-    """Return whether the content of a message stands where such contents do."""
+def _stand_as_known(renders: Renders, prefixes: Prefixes, *, proved: bool) -> bool:
+    """Return whether every content stands where contents of its kind are known to stand. This needs no rendering."""
+    messages, arguments = renders.conversation.messages, renders.arguments
+    rendered = renders.rendered(len(messages))
+    begins = rendered.message_begins
+    return bool(begins) and all(
+        _stands(rendered.text, begins[number], message, prefixes.get(_kind(message, number, arguments)))
+        for number, message in enumerate(messages)
+        if not (proved and message.get("role") == "assistant")
+    )
+
+
+def _kind(message: Message, number: int, arguments: str) -> tuple[str, int, str]:
+    return str(message.get("role")), min(number, 2), arguments
+
+
+def _stands(text: str, begin: int, message: Message, prefix: str | None) -> bool:
+    """Return whether the content of a message stands where such contents do: after ``prefix``, from ``begin`` on."""
     content = message.get("content")
     if not content or (isinstance(content, str) and not content.strip()):
         return True
-    if prefix is None or not isinstance(content, str) or not rendered.text.startswith(prefix, begin):
+    if prefix is None or not isinstance(content, str) or not text.startswith(prefix, begin):
         return False
-    place = begin + len(prefix)
-    return rendered.text.startswith(content, place) or rendered.text.startswith(content.strip(), place)
+    return text.startswith((content, content.strip()), begin + len(prefix))
 
 
 def _says_nothing_else(message: Message) -> bool:
     return not message.get("tool_calls") and not thought_of(message)
 
 
-def _marks(messages: list[Message], unused: str) -> list[list[str]]:
-    """Return stand-ins for the texts of each message; none for blank texts."""
-    found = []
+def _marked(messages: list[Message], unused: str) -> tuple[list[Message], list[list[str]]]:
+    """Return the messages with stand-ins for their texts, and the stand-ins of each; blank texts stay as they are."""
+    marks = []
     for number, message in enumerate(messages):
         texts = enumerate(_texts(message))
-        found.append([f"{unused}{number}.{part}{unused}" for part, text in texts if text.strip()])
-    return found
+        marks.append([f"{unused}{number}.{part}{unused}" for part, text in texts if text.strip()])
+    return [_with_marks(message, own) for message, own in zip(messages, marks, strict=True)], marks
 
 
 def _texts(message: Message) -> list[str]:

@@ -39,6 +39,7 @@ from headrace.samples.masking.options import TextEncoder
 
 IntArray = NDArray[np.int64]
 _SPACE = "\u2581"
+_FORMS = ("NFC", "NFKC")
 Prefix = Literal["none", "first", "every"]
 _PREFIXES: dict[str, Prefix] = {"always": "every", "first": "first"}
 
@@ -80,53 +81,66 @@ def token_lengths(json: dict[str, Any]) -> TokenLengths | None:
     """Return the lengths from the object of a ``tokenizer.json``; None if the tokeniser is of another kind."""
     model = json.get("model") or {}
     kind = model.get("type", "BPE" if "merges" in model else None)
-    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or kind not in ("BPE", "Unigram"):
+    if kind not in ("BPE", "Unigram") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         return None
     normalizers = _unrolled(json.get("normalizer"), "normalizers")
     steps = _unrolled(json.get("pre_tokenizer"), "pretokenizers")
-    if kind == "BPE" and not model.get("byte_fallback") and any(step["type"] == "ByteLevel" for step in steps):
-        is_plain = any(step["type"] == "ByteLevel" and not step.get("add_prefix_space", True) for step in steps)
-        if not is_plain or any(step["type"] != "NFC" for step in normalizers):
-            return None
-        table, breaks = _tables(json, {number: len(token) for token, number in model.get("vocab", {}).items()})
-        return TokenLengths(table, breaks, form="NFC" if normalizers else None)
-    return _of_pieces(json, kind, normalizers, steps)
+    byte_levels = [step for step in steps if step["type"] == "ByteLevel"]
+    if kind == "BPE" and byte_levels and not model.get("byte_fallback"):
+        return _of_bytes(json, normalizers, byte_levels)
+    return _of_pieces(json, kind, [*normalizers, *steps])
 
 
-def _of_pieces(
-    json: dict[str, Any], kind: str, normalizers: list[dict[str, Any]], steps: list[dict[str, Any]]
+def _of_bytes(
+    json: dict[str, Any], normalizers: list[dict[str, Any]], byte_levels: list[dict[str, Any]]
 ) -> TokenLengths | None:
-    model = json["model"]
-    forms = [step["type"] for step in normalizers if step["type"] in ("NFC", "NFKC")]
-    puts = [step for step in normalizers if step["type"] == "Prepend"]
-    replaces = [step for step in normalizers if step["type"] == "Replace"]
-    spaces = [step for step in steps if step["type"] == "Metaspace"]
-    is_known = (
-        len(forms) + len(puts) + len(replaces) == len(normalizers)
-        and len(forms) <= 1
-        and len(puts) + len(spaces) <= 1
-        and len(replaces) + len(spaces) == 1
-        and all(step.get("prepend") == _SPACE for step in puts)
-        and all(step.get("pattern") == {"String": " "} and step.get("content") == _SPACE for step in replaces)
-        and all(step.get("replacement") == _SPACE for step in spaces)
-        and all(step in spaces or (step["type"] == "Split" and step["behavior"] != "Removed") for step in steps)
-    )
-    added = json.get("added_tokens") or []
-    if not is_known or any(token.get("normalized", not token.get("special", False)) for token in added):
+    """Return the lengths of a tokeniser of bytes; None if it adds spaces or changes the text otherwise."""
+    adds_spaces = all(step.get("add_prefix_space", True) for step in byte_levels)
+    if adds_spaces or any(step["type"] != "NFC" for step in normalizers):
         return None
-    prefix: Prefix = "every" if puts else "none"
-    for step in spaces:
-        scheme = step.get("prepend_scheme") or ("always" if step.get("add_prefix_space", True) else "never")
-        prefix = _PREFIXES.get(scheme, "none")
-    falls_back = bool(model.get("byte_fallback"))
+    table, breaks = _tables(json, {number: len(token) for token, number in json["model"].get("vocab", {}).items()})
+    return TokenLengths(table, breaks, form="NFC" if normalizers else None)
+
+
+def _of_pieces(json: dict[str, Any], kind: str, steps: list[dict[str, Any]]) -> TokenLengths | None:
+    """Return the lengths of a tokeniser of SentencePiece; None if one of its steps may change the text otherwise."""
+    forms = [step["type"] for step in steps if step["type"] in _FORMS]
+    placed = _space_steps([step for step in steps if step["type"] not in _FORMS])
+    added = json.get("added_tokens") or []
+    is_changed = any(token.get("normalized", not token.get("special", False)) for token in added)
+    if placed is None or len(forms) > 1 or is_changed:
+        return None
+    model = json["model"]
     if kind == "BPE":
         names, unknown = model.get("vocab", {}), model.get("vocab", {}).get(model.get("unk_token"))
     else:
         names, unknown = {name: number for number, (name, _) in enumerate(model.get("vocab", []))}, model.get("unk_id")
-    sizes = {number: _size(name, falls_back=falls_back) for name, number in names.items()}
-    table, breaks = _tables(json, sizes)
+    falls_back = bool(model.get("byte_fallback"))
+    table, breaks = _tables(json, {number: _size(name, falls_back=falls_back) for name, number in names.items()})
     form: Any = forms[0] if forms else None
-    return TokenLengths(table, breaks, form, prefix, bool(spaces), unknown, is_byte_level=False)
+    return TokenLengths(table, breaks, form, *placed, unknown, is_byte_level=False)
+
+
+def _space_steps(steps: list[dict[str, Any]]) -> tuple[Prefix, bool] | None:
+    """Return ``prefix`` and ``spares_spaces`` of `TokenLengths` from the steps beside Unicode forms.
+
+    Either a normaliser replaces spaces by ``▁`` and another may put one before the text, or a pre-tokeniser does both.
+    Steps that only split the text do not matter. None if there are other steps.
+    """
+    # Whichever comes first, what they do together is the same.
+    changing = [step for step in steps if step["type"] != "Split" or step.get("behavior") == "Removed"]
+    match sorted(changing, key=lambda step: str(step["type"])):
+        case [{"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]:
+            return "none", False
+        case [
+            {"type": "Prepend", "prepend": "\u2581"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+        ]:
+            return "every", False
+        case [{"type": "Metaspace", "replacement": "\u2581"} as step]:
+            scheme = step.get("prepend_scheme") or ("always" if step.get("add_prefix_space", True) else "never")
+            return _PREFIXES.get(scheme, "none"), True
+    return None
 
 
 def _size(name: str, *, falls_back: bool) -> int:
@@ -279,9 +293,8 @@ class SpanEncoder:
         self.tokenizer.post_processor = None
         self._encoder = encoder
         json = msgspec.json.decode(tokenizer_json, type=dict[str, Any])
-        self._lengths = token_lengths(json)
-        if self._lengths is not None and not self._proved():
-            self._lengths = None
+        known = token_lengths(json)
+        self._lengths = known if known is not None and self._is_proved(known) else None
         self._all_have_bytes = self._lengths is not None and bool(np.all(self._lengths.table > 0))
         added = self.tokenizer.get_added_tokens_decoder()
         self.special_texts = tuple(token.content for token in added.values() if token.special)
@@ -377,29 +390,27 @@ class SpanEncoder:
         joined = np.concatenate(ids) if ids else np.zeros(0, np.uint32)
         return joined, np.array(lengths, np.int64), every.reshape(-1, 2)
 
-    def _proved(self) -> bool:
+    def _is_proved(self, known: TokenLengths) -> bool:
         """Return whether both ways agree on a text of many scripts, on plain words and on the added tokens."""
-        known = self._lengths
-        unknown = None if known is None else known.unknown
-        found = [token for number, token in self.tokenizer.get_added_tokens_decoder().items() if number != unknown]
-        added = [token for token in found if known is not None and known.tells(token.content)][:200]
+        every = self.tokenizer.get_added_tokens_decoder().items()
+        added = [token for number, token in every if number != known.unknown and known.tells(token.content)][:200]
         of_added = "a".join(token.content for token in added)
         of_added += "".join(f"{token.content} b" for token in added if not (token.lstrip or token.rstrip))
-        num_compared = 0
-        for words in (_PROBE, " Two words.", "x"):
-            text = unicodedata.normalize(known.form if known and known.form else "NFC", words) + of_added
-            ids, lengths, offsets = self._tokenized([text], with_offsets=True)
-            if known is None or not len(ids) or int(ids.max()) >= len(known.table):
-                return False
-            if unknown is not None and unknown in ids:
-                continue
-            begins, ends, wrong = sum_lengths(known, [text], ids, np.concatenate(([0], lengths)))
-            places = byte_places(text)
-            is_inside = (begins >= places[offsets[:, 0]]) & (ends <= places[offsets[:, 1]])
-            if wrong[0] or not is_inside.all():
-                return False
-            num_compared += 1
-        return num_compared > 0
+        texts = [unicodedata.normalize(known.form or "NFC", words) + of_added for words in _PROBES]
+        found = [self._agrees(known, text) for text in texts]
+        return False not in found and True in found
+
+    def _agrees(self, known: TokenLengths, text: str) -> bool | None:
+        """Return whether both ways agree on a text; None if it holds characters that the vocabulary lacks."""
+        ids, lengths, offsets = self._tokenized([text], with_offsets=True)
+        if not len(ids) or int(ids.max()) >= len(known.table):
+            return False
+        if known.unknown is not None and known.unknown in ids:
+            return None
+        begins, ends, wrong = sum_lengths(known, [text], ids, np.concatenate(([0], lengths)))
+        places = byte_places(text)
+        is_inside = (begins >= places[offsets[:, 0]]) & (ends <= places[offsets[:, 1]])
+        return not wrong[0] and bool(is_inside.all())
 
 
 def byte_places(text: str) -> IntArray:
@@ -434,8 +445,9 @@ def _batches(texts: list[str]) -> list[list[str]]:
     return batches
 
 
-_PROBE = (
+_SCRIPTS = (
     "It's the end of the world, and they've said so 12,345 times.\n\n\tDer Fluß fließt größer.\r\nБыстрая лиса. "  # noqa: RUF001
     "敏捷的狐狸。素早い狐。다람쥐 헌 쳇바퀴. נחש בצל. صِف خَلقَ. तेज भूरी 😀 👨\u200d👩\u200d👧 🇩🇪 e\u0301   "
     "def f(x):\n    return x  # ok\n"
 )
+_PROBES = (_SCRIPTS, " Two words.", "x")

@@ -20,12 +20,13 @@ differently: that is a fault of history, and no turn can begin there.
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 from headrace.errors import InputError
 from headrace.samples.conversation import Message
-from headrace.samples.masking.endings import Closer, Closers, Ending
-from headrace.samples.masking.renders import Renders, content_text, opens, thought_of
+from headrace.samples.masking.endings import Closer, Closers, Ending, same_until
+from headrace.samples.masking.renders import Renders, content_of, opens, thought_of
 
 ASSISTANT = "assistant"
 
@@ -106,39 +107,44 @@ def check_turn(renders: Renders, how: Comparison, message: int, count: int) -> T
 
     ``start`` is -1 if there is no generation prompt that shows it.
     """
-    whole = renders.text(count)
-    if how.usual_end is not None and not how.thorough and _is_answer(renders, message):
-        start = renders.prompt_end(count, message, how.usual_end)
-        turn = None if start is None else _plain_turn(renders, how.usual_end, message, whole, start)
-        if turn is not None:
-            return turn
-    prompt = _prompt(renders, message)
-    turn = Turn(message, -1, 0)
-    if prompt is not None and (how.ending.opening or not _adds_nothing(renders, prompt, message)):
-        if whole.startswith(prompt):
-            turn = turn._replace(start=len(prompt))
-            if how.usual_end is not None and not how.thorough:
-                usual = renders.usual(how.usual_end)
-                if usual.is_plain and prompt.endswith(usual.prompt):
-                    plain = _plain_turn(renders, how.usual_end, message, whole, len(prompt))
-                    if plain is not None:
-                        return plain
-        else:
-            parted = _parted(renders, how, message, count, prompt)
-            if isinstance(parted, MisplacedTurn):
-                return parted
-            turn = parted
+    turn = _begun(renders, how, message, count)
+    if isinstance(turn, MisplacedTurn) or turn.content_end >= 0:
+        return turn
+    whole, alone = renders.text(count), renders.text(message + 1)
     begin, stop, limit = turn_end(renders, how, message)
-    alone = renders.text(message + 1)
     if not whole.startswith(alone[: stop if how.ends else begin]) or begin < turn.start:
         return MisplacedTurn(message, "history", _difference(whole, alone))
     stop = stop if whole.startswith(alone[:stop]) else begin
-    after = stop
-    for piece in how.closers.trailing(alone, stop, limit):
-        if piece.begin != after or not whole.startswith(alone[piece.begin : piece.end], piece.begin):
-            break
-        after = piece.end
+    after = same_until(how.closers.trailing(alone, stop, limit), alone, whole, stop)
     return turn._replace(stop=after, end=(begin, stop))
+
+
+def _begun(renders: Renders, how: Comparison, message: int, count: int) -> Turn | MisplacedTurn:
+    """Return where a turn begins: the whole turn if it is a plain one, otherwise without its stop.
+
+    ``start`` is -1 if there is no generation prompt that shows it.
+    """
+    whole = renders.text(count)
+    unknown = Turn(message, -1, 0)
+    if not _is_answer(renders, message):
+        return unknown
+    end = None if how.thorough else how.usual_end
+    if end is not None:
+        start = renders.prompt_end(count, message, end)
+        plain = None if start is None else _plain_turn(renders, end, message, whole, start)
+        if plain is not None:
+            return plain
+    prompt = renders.prompt(message)
+    if not how.ending.opening and _adds_nothing(renders, prompt, message):
+        return unknown
+    if not whole.startswith(prompt):
+        return _parted(renders, how, message, count, prompt)
+    begun = Turn(message, len(prompt), 0)
+    if end is None:
+        return begun
+    usual = renders.usual(end)
+    is_usual = usual.is_plain and prompt.endswith(usual.prompt)
+    return (_plain_turn(renders, end, message, whole, len(prompt)) if is_usual else None) or begun
 
 
 class ContentPlace(NamedTuple):
@@ -152,7 +158,7 @@ class ContentPlace(NamedTuple):
 
     def end_of_turn(self, text: str, tokens: list[Closer], usual: str | None) -> Closer | None:
         """Return the token that ends the turn: the usual one among these, the first after a content that was found."""
-        found = [piece for piece in tokens if text[piece.begin : piece.end] == usual] or tokens
+        found = [piece for piece in tokens if piece.of(text) == usual] or tokens
         return None if not found else found[-1] if self.begin < 0 else found[0]
 
 
@@ -160,7 +166,7 @@ def content_place(text: str, start: int, stop: int, message: Message, closers: C
     """Find the content of a message at the end of ``text[start:stop]``."""
     chain = closers.trailing(text, start, stop)
     end = chain[0].begin if chain else stop
-    content = "" if message.get("tool_calls") else (content_text(message) or "").strip()
+    content = "" if message.get("tool_calls") else content_of(message)
     # The content itself may end in tokens that close a turn: that much of the chain belongs to it.
     own = closers.trailing(content, 0, len(content))
     begin = end - (own[0].begin if own else len(content))
@@ -181,27 +187,30 @@ def turn_end(renders: Renders, how: Comparison, message: int) -> tuple[int, int,
         InputError: If it is not known where the message ends and the header of the next one begins.
     """
     ending, text = how.ending, renders.text(message + 1)
-    opening = ending.opening
+    limit = len(text) - len(ending.opening or "")
     if ending.token is not None and text.endswith(ending.token + ending.after):
         stop = len(text) - len(ending.after)
-        return stop - len(ending.token), stop, len(text) - len(opening or "")
-    if opening is None and renders.prompt(message + 1) == text:
+        return stop - len(ending.token), stop, limit
+    if ending.opening is None and renders.prompt(message + 1) == text:
         raise InputError(_no_header(renders, message))
-    if opening and not text.endswith(opening):
+    if ending.opening and not text.endswith(ending.opening):
         raise InputError(_unknown_end(renders, message))
-    limit = len(text) - len(opening or "")
     found = content_place(text, 0, limit, renders.conversation.messages[message], how.closers)
-    tokens = [piece for piece in found.special if text[piece.begin : piece.end] not in ending.openers]
-    if tokens and not opening and _opens_behind(renders, how, message):
-        proved = tokens
-    else:
-        known = {ending.token, *how.declared}
-        # A token that is not proved rules out all tokens after it.
-        texts = [text[piece.begin : piece.end] for piece in tokens]
-        is_proved = [token in known or token not in ending.asked for token in texts]
-        proved = tokens[: is_proved.index(False) if False in is_proved else len(tokens)]
-    end = found.end_of_turn(text, proved, ending.token)
+    tokens = [piece for piece in found.special if piece.of(text) not in ending.openers]
+    end = found.end_of_turn(text, _proved(renders, how, message, tokens), ending.token)
     return (found.end, found.end, limit) if end is None else (end.begin, end.end, limit)
+
+
+def _proved(renders: Renders, how: Comparison, message: int, tokens: list[Closer]) -> list[Closer]:
+    """Return which of the tokens after a content are proved to belong to the turn: a token that is not ends the row."""
+    if tokens and not how.ending.opening and _opens_behind(renders, how, message):
+        return tokens
+    text, known = renders.text(message + 1), {how.ending.token, *how.declared}
+
+    def is_proved(token: Closer) -> bool:
+        return token.of(text) in known or token.of(text) not in how.ending.asked
+
+    return list(itertools.takewhile(is_proved, tokens))
 
 
 def _no_header(renders: Renders, message: int) -> str:
@@ -231,7 +240,7 @@ def _opens_behind(renders: Renders, how: Comparison, message: int) -> bool:
         return False
     header = prompt[len(text) :].lstrip() if prompt.startswith(text) else ""
     found = how.closers.at(header, 0)
-    return found is not None and header[: found.end] in how.ending.openers
+    return found is not None and found.of(header) in how.ending.openers
 
 
 def _parted(renders: Renders, how: Comparison, message: int, count: int, prompt: str) -> Turn | MisplacedTurn:
@@ -313,11 +322,6 @@ def plain_content_end(said: Message, whole: str, start: int, end: str) -> int:
 
 def _is_answer(renders: Renders, message: int) -> bool:
     return message > 0 and renders.conversation.messages[message].get("role") == ASSISTANT
-
-
-def _prompt(renders: Renders, message: int) -> str | None:
-    """Return what a model sees before it writes this message; None if no model writes it or there is no prompt."""
-    return renders.prompt(message) if _is_answer(renders, message) else None
 
 
 def _adds_nothing(renders: Renders, prompt: str, message: int) -> bool:

@@ -152,12 +152,7 @@ def generic_batch(values: Sequence[Any]) -> Any:
     if _are_arrays(values):
         return pad_stack(values)
     if isinstance(first, dict):
-        for value in values:
-            if not isinstance(value, dict) or value.keys() != first.keys():
-                raise ConfigError(
-                    f"dicts of one batch have different keys: {sorted(map(str, first))} and {value!r:.80}; give all "
-                    "samples the same keys"
-                )
+        _check_keys(first, values)
         return {key: generic_batch([value[key] for value in values]) for key in first}
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         if hasattr(first, "from_samples"):
@@ -167,6 +162,15 @@ def generic_batch(values: Sequence[Any]) -> Any:
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         return type(first)(*(generic_batch(list(column)) for column in zip(*values, strict=True)))
     return list(values)
+
+
+def _check_keys(first: dict[Any, Any], values: Sequence[Any]) -> None:
+    for value in values:
+        if not isinstance(value, dict) or value.keys() != first.keys():
+            raise ConfigError(
+                f"dicts of one batch have different keys: {sorted(map(str, first))} and {value!r:.80}; give all "
+                "samples the same keys"
+            )
 
 
 @sample_type

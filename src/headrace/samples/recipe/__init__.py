@@ -1,9 +1,8 @@
 """Recipes: typed descriptions of how records become a store, read from YAML, JSON or AstrAI's configurations.
 
 recipe.yaml
-  -> reading, convert   every key and word is checked; an error names the nearest valid one
-  -> astrai             translates a configuration of AstrAI
-  -> check              refuses values that contradict each other
+  -> reading            checks every key and word; an error names the nearest valid one. It translates a configuration
+                        of AstrAI, and refuses values that contradict each other
   -> Recipe             a frozen struct, and the only place of the defaults
   -> keys               the keys of the store, and their dtypes
 """

@@ -4,7 +4,7 @@
                                       -> ChatTemplate, compiled once
                                          sandbox: the environment; does the template write one message after another?
                                          limited: templates that are not of our suite run in a process with bounds
-    Conversation -- messages --> plain dicts -- compiled --> Rendered (text, generation spans, begins of messages)
+    Conversation -- messages --> plain dicts -- sandbox ---> Rendered (text, generation spans, begins of messages)
 
     template = ChatTemplate.load("path/of/a/tokeniser")       # or "chat_template.jinja", or "qwen3-generation"
     template.render(messages, tools=tools).text
@@ -16,8 +16,7 @@ are those of a tokeniser's folder and of the suite.
 from __future__ import annotations
 
 from headrace.samples.templates.chat_template import ChatTemplate
-from headrace.samples.templates.compiled import TemplateSetup
-from headrace.samples.templates.load import special_tokens
+from headrace.samples.templates.load import TemplateSetup, special_tokens
 from headrace.samples.templates.messages import Rendered
 from headrace.samples.templates.suite import Family, SuiteTemplate, find, suite_names
 

@@ -33,8 +33,9 @@ import msgspec
 import xxhash
 
 from headrace.errors import ConfigError, HeadraceError, InputError, RenderLimitError
-from headrace.samples.templates.compiled import CompiledTemplate, TemplateSetup
+from headrace.samples.templates.load import TemplateSetup
 from headrace.samples.templates.messages import Rendered
+from headrace.samples.templates.sandbox import CompiledTemplate
 
 MAX_SECONDS = 30.0
 """The most CPU time of one rendering, or of compiling: a thousand times what the longest conversation takes."""

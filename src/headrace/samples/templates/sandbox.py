@@ -1,4 +1,4 @@
-"""The environment in which chat templates run, and the analysis of their source.
+"""Templates compiled for the environment in which they run, and the analysis of their source.
 
 The environment is that of transformers 5: jinja2's immutable sandbox, `trim_blocks`, `lstrip_blocks`, `break` and
 `continue`, the globals `raise_exception`, `strftime_now`, `dict` and `namespace` (both without a way to Python's
@@ -35,6 +35,8 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from threading import Lock
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import jinja2
@@ -45,6 +47,10 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from headrace.errors import ConfigError, HeadraceError, InputError
+from headrace.samples.templates.load import TemplateSetup
+from headrace.samples.templates.messages import Rendered
 
 _MESSAGES = "messages"
 _OF_CONVERSATION = frozenset((_MESSAGES, "tools", "documents"))
@@ -94,6 +100,12 @@ def one_by_one(tree: nodes.Template) -> OneByOne | None:
 
 
 class _Reader:
+    """Reads the parts of a template before its loop over the messages and in it.
+
+    ``roles``: a part is only used for messages of one of these roles; empty means for all. ``loop`` says what that name
+    stands for: the loop over the ``messages``, ``another`` loop in it, or None.
+    """
+
     def __init__(self, loop: nodes.For, names: frozenset[str], assigned: frozenset[str]) -> None:
         self.except_roles: set[str] = set()
         self._loop = loop
@@ -109,56 +121,52 @@ class _Reader:
         loop = self._loop
         if loop.test is not None or loop.else_ or loop.recursive:
             raise _AheadError
-        for node in loop.body:
-            self.read(node, frozenset(), loop="messages")
+        self._read_all(loop.body, frozenset(), loop="messages")
 
     def read(self, node: nodes.Node, roles: frozenset[str], *, loop: str | None) -> None:
-        """Read a part before the loop or in it.
-
-        ``loop`` says what that name stands for: the loop over the ``messages``, ``another`` loop in it, or None.
-        ``roles``: the part is only used for messages of one of these roles; empty means for all.
-        """
-        if isinstance(node, nodes.Name):
-            if node.name == "add_generation_prompt":
-                raise _AheadError
-            if node.name in self._names or (node.name == "loop" and loop != "another"):
-                self._ahead(roles)
-            return
-        if isinstance(node, nodes.Break) and loop == "messages":
-            raise _AheadError
+        """Read a part before the loop or in it."""
         if _is_first_message(node) or (loop == "messages" and _looks_back(node)):
             return
-        if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name) and _is_list(node.node, self._names):
-            return
-        if isinstance(node, nodes.If):
-            self.read(node.test, roles, loop=loop)
-            own = self._roles(node.test) if loop is not None else None
-            for child in node.body:
-                self.read(child, roles or own or frozenset(), loop=loop)
-            for child in [*node.elif_, *node.else_]:
-                self.read(child, roles, loop=loop)
-            return
-        if isinstance(node, nodes.For):
-            for child in [node.iter, *node.else_]:
-                self.read(child, roles, loop=loop)
-            for child in [node.target, *node.body]:
-                self.read(child, roles, loop="another")
-            if node.test is not None:
-                self.read(node.test, roles, loop=None)
-            return
-        for child in node.iter_child_nodes():
-            self.read(child, roles, loop=None if isinstance(node, nodes.Macro) else loop)
+        match node:
+            case nodes.Name():
+                self._read_name(node, roles, loop=loop)
+            case nodes.Break() if loop == "messages":
+                raise _AheadError
+            case nodes.Assign(target=nodes.Name(), node=value) if _is_list(value, self._names):
+                pass  # another name for the messages
+            case nodes.If():
+                self._read_if(node, roles, loop=loop)
+            case nodes.For():
+                self._read_all([node.iter, *node.else_], roles, loop=loop)
+                self._read_all([node.target, *node.body], roles, loop="another")
+                self._read_all([node.test] if node.test is not None else [], roles, loop=None)
+            case nodes.Macro():
+                self._read_all(node.iter_child_nodes(), roles, loop=None)
+            case _:
+                self._read_all(node.iter_child_nodes(), roles, loop=loop)
+
+    def _read_all(self, parts: Iterable[nodes.Node], roles: frozenset[str], *, loop: str | None) -> None:
+        for part in parts:
+            self.read(part, roles, loop=loop)
+
+    def _read_name(self, node: nodes.Name, roles: frozenset[str], *, loop: str | None) -> None:
+        looks_ahead = node.name in self._names or (node.name == "loop" and loop != "another")
+        if node.name == "add_generation_prompt" or (looks_ahead and not roles):
+            raise _AheadError
+        if looks_ahead:
+            self.except_roles |= roles
+
+    def _read_if(self, node: nodes.If, roles: frozenset[str], *, loop: str | None) -> None:
+        self.read(node.test, roles, loop=loop)
+        own = self._roles(node.test) if loop is not None else None
+        self._read_all(node.body, roles or own or frozenset(), loop=loop)
+        self._read_all([*node.elif_, *node.else_], roles, loop=loop)
 
     def read_behind(self, node: nodes.Node) -> None:
         """Read a part after the loop, which must be the same for all conversations."""
         known = self._assigned | _OF_CONVERSATION | {"loop"}
         if any(name.name in known for name in [node, *node.find_all(nodes.Name)] if isinstance(name, nodes.Name)):
             raise _AheadError
-
-    def _ahead(self, roles: frozenset[str]) -> None:
-        if not roles:
-            raise _AheadError
-        self.except_roles |= roles
 
     def _roles(self, test: nodes.Node) -> frozenset[str] | None:
         """Return the roles that a message has if the test is true; None if the test does not say."""
@@ -238,12 +246,6 @@ def _assigned(tree: nodes.Template) -> frozenset[str]:
     return frozenset(names | {reference.name for reference in tree.find_all(nodes.NSRef)})
 
 
-MAX_STEPS = 10_000_000
-"""The most iterations of loops and calls of macros in one rendering: a second or more of work, and some hundred times
-what a conversation of a thousand turns takes.
-"""
-MAX_CHARS = 1 << 26
-"""The most characters of one rendered conversation."""
 _MAX_BITS = 1 << 16
 _STEP = "headrace step"
 _WITHIN = "headrace within"
@@ -472,11 +474,121 @@ def _random(_: Context, *args: Any, **kwargs: Any) -> str:
     raise SecurityError("random text would differ in every run: remove `random` and `lipsum` from the template")
 
 
-def compiled(source: str, *, now: datetime, budget: Budget) -> tuple[jinja2.Template, ChatEnvironment]:
-    """Return the template, ready to render, and its environment. Cost: some milliseconds.
+class CompiledTemplate:
+    """One compiled source with the budget of a rendering; it renders one conversation at a time.
+
+    Attributes:
+        except_roles: The roles that a conversation must not have for `Rendered.message_begins` to be known; None if the
+            template may look ahead, so that it is never known.
 
     Raises:
-        jinja2.TemplateSyntaxError: If the source cannot be parsed.
+        ConfigError: If the source is not a template, or the place of a generation block in the text cannot be known.
     """
-    environment = ChatEnvironment(now=now, budget=budget)
-    return environment.from_string(source), environment
+
+    def __init__(self, setup: TemplateSetup, text: str, name: str) -> None:
+        self.text = text
+        self._label = f"chat template {name!r} of {setup.source}"
+        self._budget = Budget(setup.max_steps, setup.max_chars)
+        self._lock = Lock()
+        try:
+            environment = ChatEnvironment(now=setup.now or datetime.min, budget=self._budget)
+            self._template = environment.from_string(text)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(
+                f"{self._label}, line {error.lineno}: it is not a Jinja template: {error.message}"
+            ) from error
+        except RecursionError as error:
+            raise ConfigError(f"{self._label}: it is nested too deeply to be compiled") from error
+        except Exception as error:  # errors of Python's compiler, such as too many nested loops
+            raise ConfigError(f"{self._label}: it cannot be compiled: {type(error).__name__}: {error}") from error
+        if environment.fault is not None:
+            line, reason = environment.fault
+            raise ConfigError(
+                f"{self._label}, line {line}: {reason}, or remove the blocks: masks are then found by comparing "
+                "prefixes"
+            )
+        self.has_generation = environment.has_generation
+        one_by_one = environment.one_by_one
+        self.except_roles: tuple[str, ...] | None = None if one_by_one is None else one_by_one.except_roles
+        self._known = {**self._template.globals, **setup.special_tokens}
+        self._context: Context | None = None
+
+    def render(self, variables: dict[str, Any]) -> Rendered:
+        """Return the text for these variables, which win over special tokens.
+
+        Raises:
+            InputError: If the template fails on them; names the line.
+            ConfigError: If there is not enough memory for the text.
+        """
+        budget = self._budget
+        max_chars = budget.max_chars
+        pieces: list[str] = []
+        with self._lock:
+            budget.start()
+            context = self._fresh_context(self._known | variables)
+            written = 0
+            try:
+                for piece in self._template.root_render_func(context):
+                    pieces.append(piece)
+                    written += len(piece)
+                    budget.written = written
+                    if written > max_chars:
+                        raise InputError(
+                            f"{self._label}: the text is longer than {max_chars:,} characters, the most allowed"
+                        )
+            except HeadraceError:
+                raise
+            except MemoryError:
+                raise ConfigError(
+                    f"{self._label}: there is not enough memory for the text of this conversation"
+                ) from None
+            except Exception as error:
+                raise InputError(self._explained(error)) from error
+            edges, begins = budget.edges, budget.begins
+            self._context = context
+        return Rendered(
+            text="".join(pieces),
+            generation_spans=tuple(zip(edges[::2], edges[1::2], strict=True)),
+            has_generation=self.has_generation,
+            message_begins=self._begins(begins, variables["messages"]),
+        )
+
+    def _fresh_context(self, variables: dict[str, Any]) -> Context:
+        """Return an empty context. The last one is emptied and used again, since making one costs as much as a message.
+
+        A context in which a rendering failed is not used again.
+        """
+        context, self._context = self._context, None
+        if context is None:
+            return self._template.new_context(variables, shared=True)
+        context.parent = variables
+        context.vars = {}
+        context.exported_vars = set()
+        return context
+
+    def _begins(self, begins: list[int], messages: list[dict[str, Any]]) -> tuple[int, ...]:
+        roles = self.except_roles
+        if roles is None or (roles and any(one.get("role") in roles for one in messages)):
+            return ()
+        apart = len(messages) - len(begins)
+        return (0,) * apart + tuple(begins) if 0 <= apart <= 1 else ()
+
+    def _explained(self, error: Exception) -> str:
+        line = self._line(error.__traceback__)
+        where = f"{self._label}, line {line}" if line else self._label
+        if isinstance(error, RefusedError):
+            return f"{where}: it refuses this conversation: {error}"
+        if isinstance(error, RecursionError):
+            return f"{where}: its macros or recursive loops call each other without end"
+        if isinstance(error, jinja2.TemplateError):
+            return f"{where}: {error}"
+        return f"{where}: {type(error).__name__}: {error}"
+
+    def _line(self, traceback: TracebackType | None) -> int | None:
+        """Return the line of the template at which it failed: that of its innermost frame."""
+        line = None
+        while traceback is not None:
+            if traceback.tb_frame.f_globals.get("__jinja_template__") is self._template:
+                line = self._template.get_corresponding_lineno(traceback.tb_lineno)
+            traceback = traceback.tb_next
+        return line

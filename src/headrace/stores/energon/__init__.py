@@ -5,9 +5,8 @@ braces         names with braces, as Energon expands and writes them
 info           .info.json: the shards and their numbers of samples
 splits         split.yaml: the parts train, val, test, and what is excluded
 dataset_yaml   dataset.yaml: the type of the samples; nothing that it names is imported
-sqlite_index   index.sqlite: places of samples and parts by key, and metadata of media
+sqlite_index   index.sqlite: places of samples and parts by key, and metadata of media; finds samples by key
 sqlite_writer  writes index.sqlite and its uuid
-lookup         finds samples by key
 shards         shards that are tars or stores of tokens
 store          EnergonStore: the samples of one part
 jsonl          JsonlSamplesStore: one record a line, with its .jsonl.idx

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import msgspec
 import yaml
 
-from headrace.config import describe, nearest_or_known
+from headrace.config import describe, unknown_keys
 from headrace.errors import StoreError
 from headrace.stores.energon.config_file import DATASET_NAME, as_map, as_strings, read_config
 from headrace.stores.energon.splits import config_path
@@ -212,10 +212,10 @@ def _filter(value: Any, where: str) -> Reference | str | tuple[str, ...] | None:
 
 def _options(rest: dict[str, Any], ours: tuple[str, ...], where: str) -> dict[str, Any]:
     for key in rest:
-        if key not in _OPTIONS:
-            if key in _OURS:
-                raise StoreError(f"{where}: {key} is not for {CRUDE}, whose samples are made by a cooker; remove it")
-            raise StoreError(f"{where}: unknown key {key!r}{nearest_or_known(key, (*ours, *_OPTIONS))}")
+        if key in _OURS:
+            raise StoreError(f"{where}: {key} is not for {CRUDE}, whose samples are made by a cooker; remove it")
+    for message in unknown_keys(rest, (*ours, *_OPTIONS), f"{where}: "):
+        raise StoreError(message)
     return rest
 
 

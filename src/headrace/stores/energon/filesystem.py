@@ -17,8 +17,7 @@ from headrace.io import Reader, natural_key, reader, safe_relative
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.energon.sqlite_index import SqliteIndex
-from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
-from headrace.stores.store import Problem
+from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.names import sample_part
 
 SHARD: Final = "."

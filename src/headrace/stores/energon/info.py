@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.config import describe, nearest_or_known
+from headrace.config import describe, unknown_keys
 from headrace.errors import StoreError
 from headrace.io import atomic_write, safe_relative
 from headrace.stores.energon.config_file import INFO_NAME, META_FOLDER, OLD_INFO_NAME, as_map, read_config
@@ -70,23 +70,21 @@ def write_info(root: Path, shard_counts: Mapping[str, int], energon_version: str
     atomic_write(root / META_FOLDER / INFO_NAME, json.dumps(content, indent=2).encode())
 
 
-def check_keys(found: Mapping[str, Any], known: tuple[str, ...], where: str, strict: bool) -> None:
-    """Raise an error for unknown keys, or warn of them if not ``strict``.
+def refuse_unknown(found: Mapping[str, Any], known: tuple[str, ...], where: str, strict: bool) -> None:
+    """Raise an error for unknown keys of a file, or warn of them if not ``strict``.
 
     Raises:
         StoreError: there is an unknown key, and ``strict`` is set; the message names the nearest known key.
     """
-    for key in found:
-        if key not in known:
-            message = f"{where}: unknown key {key!r}{nearest_or_known(key, known)}"
-            if strict:
-                raise StoreError(message + "; Energon refuses it too; open with strict=False to ignore it")
-            _log.warning("%s; it is ignored", message)
+    for message in unknown_keys(found, known, f"{where}: "):
+        if strict:
+            raise StoreError(f"{message}; Energon refuses it too; open with strict=False to ignore it")
+        _log.warning("%s; it is ignored", message)
 
 
 def _checked_info(found: dict[str, Any], path: Path, strict: bool) -> Info:
     where = str(path)
-    check_keys(found, _KEYS, where, strict)
+    refuse_unknown(found, _KEYS, where, strict)
     if "shard_counts" not in found:
         raise StoreError(f"{where}: has no shard_counts, which must say how many samples each shard has")
     counts = as_map(found["shard_counts"], f"{where}: shard_counts")

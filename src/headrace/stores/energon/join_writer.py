@@ -14,7 +14,7 @@ import numpy as np
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import AtomicFile, output_errors
 from headrace.stores.energon.joined import MAGIC, JoinColumn, check_columns, join_name
-from headrace.stores.energon.sqlite_index import BATCH_ROWS, open_read_only
+from headrace.stores.energon.sqlite_index import BATCH_ROWS, open_read_only, read_only_uri
 from headrace.stores.energon.store import EnergonStore
 
 MAX_COLUMNS: Final = 11
@@ -93,8 +93,7 @@ def _rows(columns: Sequence[JoinColumn], counts: _Counts) -> Iterator[list[list[
         with closing(open_read_only(_index(first))) as base:
             for number, column in enumerate(columns):
                 if number:
-                    place = f"file:{_index(column.store).absolute()}?mode=ro&immutable=1"
-                    base.execute(f"ATTACH ? AS base{number}", (place,))
+                    base.execute(f"ATTACH ? AS base{number}", (read_only_uri(_index(column.store)),))
                 _select(base, number, column.store)
                 _check_unique(base, number, column.store)
             cursor = base.execute(_query(len(columns)))

@@ -25,8 +25,7 @@ from headrace.io import Reader, reader
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
 from headrace.stores.energon.store import EnergonStore
-from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
-from headrace.stores.store import Problem
+from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore
 
 MAGIC: Final = b"JIDX0001"
 HEADER_BYTES: Final = 16

@@ -1,6 +1,6 @@
 """`JsonlSamplesStore`, which reads JSON lines as samples, one record a line, and the index ``X.jsonl.idx``.
 
-Energon writes the index, a file of `headrace.stores.offsets`, since 7.2. Entry 0 is 0, entry i is where
+Energon writes the index, a file of `headrace.stores.kept_arrays`, since 7.2. Entry 0 is 0, entry i is where
 record i begins, and entry N is the size of the file. Blank lines belong to the record before them, or to the first
 record if they come before it. Without an index beside the file, a pass over the file makes one.
 """
@@ -22,9 +22,8 @@ from headrace.errors import HeadraceError, InputError, StoreError
 from headrace.io import Reader, hash_bytes, reader
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.json.index import read_lines
-from headrace.stores.offsets import kept_index, read_offsets, write_offsets
-from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
-from headrace.stores.store import Problem
+from headrace.stores.kept_arrays import kept_index, read_offsets, write_offsets
+from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore
 
 SUFFIX: Final = ".jsonl.idx"
 _CHUNK_BYTES: Final = 16 << 20
@@ -231,7 +230,7 @@ class JsonlSamplesStore(SampleStore):
         try:
             found = scan_lines(self.path, self._reader.for_pass())
         except HeadraceError as error:
-            yield Problem(path=self.path, place="", message=str(error).removeprefix(f"{self.path}: "))
+            yield Problem.of(self.path, error)
             return
         if not np.array_equal(found, self._offsets):
             yield Problem(path=self.path, place="", message="its index belongs to another file; make it again")

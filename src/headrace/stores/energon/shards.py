@@ -12,11 +12,10 @@ import numpy as np
 from headrace.errors import HeadraceError, StoreError
 from headrace.io import Reader
 from headrace.stores.arguments import IntArray, TokenArray
-from headrace.stores.sample_store import PartPlace, RawSample
-from headrace.stores.store import Problem, Store
+from headrace.stores.store import PartPlace, Problem, RawSample, Store
 from headrace.stores.tar.index import index_path
 from headrace.stores.tar.names import SUFFIXES, check_uncompressed
-from headrace.stores.tar.shards import TarShards
+from headrace.stores.tar.store import TarShards
 from headrace.stores.token_layouts import Opening, token_store
 
 

@@ -24,7 +24,7 @@ from headrace.stores.energon.config_file import (
     as_strings,
     read_config,
 )
-from headrace.stores.energon.info import Info, check_keys
+from headrace.stores.energon.info import Info, refuse_unknown
 
 DEFAULT_PART = "train"
 
@@ -173,7 +173,7 @@ def _escaped(name: str) -> str:
 
 def _checked(found: dict[str, object], path: Path, strict: bool) -> Splits:
     where = str(path)
-    check_keys(found, ("split_parts", "exclude"), where, strict)
+    refuse_unknown(found, ("split_parts", "exclude"), where, strict)
     if "split_parts" not in found:
         raise StoreError(f"{where}: has no split_parts, which must list the shards of each part")
     parts = {}

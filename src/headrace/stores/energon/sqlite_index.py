@@ -1,4 +1,7 @@
-"""Reads ``.nv-meta/index.sqlite``, which has the place of each sample by its key, and of each part by its name.
+"""``.nv-meta/index.sqlite``: the place of each sample by its key, and of each part by its name; read and searched.
+
+`SqliteIndex` reads it. `KeyLookup` finds samples by key in it or, if there is none, in the shards. `check_index`
+compares it with the shards.
 
 Every schema since Energon 5.3 is supported: ``samples`` with or without ``id``, ``sample_parts`` since 7.0, and the
 tables of media since 7.3. Training does not need the index.
@@ -10,14 +13,21 @@ import contextlib
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
+import numpy as np
 
-from headrace.errors import StoreError
+from headrace.errors import HeadraceError, InputError, StoreError
+from headrace.stores.arguments import IntArray
+from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
+from headrace.stores.energon.info import Info
+from headrace.stores.energon.shards import DatasetShards
+from headrace.stores.store import Problem
+from headrace.stores.tar.index import KeyTable
 
 BATCH_ROWS: Final = 10_000
 
@@ -230,7 +240,137 @@ class _Connections(threading.local):
 
 def open_read_only(path: Path) -> sqlite3.Connection:
     """Open a connection that neither locks nor writes, and does not check whether the file changes."""
-    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
+    return sqlite3.connect(read_only_uri(path), uri=True)
+
+
+def read_only_uri(path: Path) -> str:
+    """Return the URI by which SQLite opens or attaches a file as `open_read_only` does."""
+    return f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
 
 
 _SAMPLES: Final = "SELECT tar_file_id, sample_key, sample_index, byte_offset, byte_size FROM samples"
+
+
+class KeyLookup:
+    """Finds samples by key in some shards of a dataset.
+
+    Args:
+        root: the folder of the dataset.
+        all_names: names of all shards in the info file, in whose order the index numbers them.
+        names: names of the shards to search, each once.
+        shards: these shards.
+        counts: (shards,) int64, their numbers of samples.
+    """
+
+    def __init__(
+        self, root: Path, all_names: Sequence[str], names: Sequence[str], shards: DatasetShards, counts: IntArray
+    ) -> None:
+        path = root / META_FOLDER / INDEX_NAME
+        self.path = path
+        self.index = SqliteIndex(path) if path.is_file() else None
+        self._all_names = all_names
+        self._names = names
+        self._places = {name: at for at, name in enumerate(names)}
+        self._shards = shards
+        self._bounds: IntArray = np.concatenate(([0], np.cumsum(counts)))
+        self._table: KeyTable | None = None
+
+    def places(self, key: str) -> Iterator[tuple[int, int]]:
+        """Yield shard and index of each sample with a key; each one is verified by reading it.
+
+        Raises:
+            StoreError: the index belongs to other shards.
+        """
+        if self.index is None or not self.index.has_samples:
+            yield from self._scanned(key)
+            return
+        for row in self.index.samples_of(key):
+            at = self._places.get(self._all_names[row.shard]) if 0 <= row.shard < len(self._all_names) else None
+            if at is not None:
+                self._verify(key, at, row.sample)
+                yield at, row.sample
+
+    def indices(self, at: int, keys: frozenset[str]) -> dict[int, str]:
+        """Return the key of each sample with one of the keys in a shard, by index; raises as `places` does."""
+        if self.index is None or not self.index.has_samples:
+            return {index: key for index, key in enumerate(self._shards.keys(at)) if key in keys}
+        found = {index: key for key in sorted(keys) for shard, index in self.places(key) if shard == at}
+        # An index holds a key only once. If two shards have the key, an exclude means the sample of the later shard.
+        if missing := keys - set(found.values()):
+            found |= {index: key for index, key in enumerate(self._shards.keys(at)) if key in missing}
+        return found
+
+    def stale(self, what: str) -> StoreError:
+        """Return the error for an index that belongs to other shards."""
+        return StoreError(
+            f"{self.path}: {what}; the index belongs to other shards: prepare the dataset again, or remove the index"
+        )
+
+    def _scanned(self, key: str) -> Iterator[tuple[int, int]]:
+        """Find samples by a table of hashes of all keys, which takes one pass over all headers when first needed."""
+        if self._table is None:
+            keys = (found for at in range(len(self._names)) for found in self._shards.keys(at))
+            self._table = KeyTable(keys, int(self._bounds[-1]))
+        for number in self._table.candidates(key):
+            at = int(np.searchsorted(self._bounds, number, side="right")) - 1
+            index = number - int(self._bounds[at])
+            if self._shards.key(at, index) == key:
+                yield at, index
+
+    def _verify(self, key: str, at: int, index: int) -> None:
+        try:
+            found = self._shards.key(at, index)
+        except (IndexError, InputError) as error:
+            raise self.stale(f"names sample {index} of {self._names[at]}, which cannot be read") from error
+        if found != key:
+            raise self.stale(f"has the key {key!r} for sample {index} of {self._names[at]}, whose key is {found!r}")
+
+
+def check_index(index: SqliteIndex, info: Info, names: Sequence[str], shards: DatasetShards) -> Iterator[Problem]:
+    """Compare every row of ``samples`` with the headers and indices of shards, and yield the first fault of each."""
+    path = str(index.path)
+    numbers = {name: number for number, name in enumerate(info.shard_counts)}
+    try:
+        if not index.has_samples:
+            return
+        for at, name in enumerate(names):
+            if shards.is_tar[at]:
+                fault = _fault(index, numbers[name], at, shards)
+                if fault is not None:
+                    place, message = fault
+                    yield Problem(path=path, place=f"{name}: {place}" if place else name, message=message)
+    except HeadraceError as error:
+        yield Problem.of(path, error)
+
+
+def _fault(index: SqliteIndex, number: int, at: int, shards: DatasetShards) -> tuple[str, str] | None:
+    try:
+        keys, offsets = shards.keys(at), shards.offsets(at).tolist()
+    except HeadraceError:
+        return None  # the check of the shard reports this
+    rows = list(index.samples(number))
+    for row, place in zip(rows, range(len(keys)), strict=False):
+        wanted = (place, keys[place], offsets[place], offsets[place + 1] - offsets[place])
+        found = (row.sample, row.key, row.offset, row.size)
+        if found != wanted:
+            message = f"(index, key, byte, size) is {found}, but {wanted} in the shard; prepare the dataset again"
+            return f"sample {place}", message
+    if len(rows) != len(keys):
+        return "", f"has {len(rows):,} samples, but the shard has {len(keys):,}; prepare the dataset again"
+    return _part_fault(index.parts(number), len(keys), at, shards) if index.has_parts else None
+
+
+def _part_fault(rows: Iterator[PartRow], count: int, at: int, shards: DatasetShards) -> tuple[str, str] | None:
+    row = next(rows, None)
+    for sample in range(count):
+        found = {}
+        while row is not None and row.sample == sample:
+            found[row.part] = (row.offset, row.size)  # if several have the same name, the last one counts
+            row = next(rows, None)
+        wanted = {part: (place.offset, place.size) for part, place in shards.places(at, sample).items()}
+        if found != wanted:
+            message = f"its parts (byte, size) are {found}, but {wanted} in the shard; prepare the dataset again"
+            return f"sample {sample}", message
+    if row is None:
+        return None
+    return f"sample {row.sample}", f"part {row.part!r} is not in the shard; prepare the dataset again"

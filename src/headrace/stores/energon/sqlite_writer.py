@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import shutil
 import sqlite3
 import uuid
@@ -14,14 +13,13 @@ from itertools import repeat
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote
 
 import numpy as np
 
 from headrace.errors import InputError, OutputError
-from headrace.io import atomic_write, output_errors, sync_folder
+from headrace.io import atomic_write, output_errors, sync_folder, temporary_path
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, UUID_NAME
-from headrace.stores.energon.sqlite_index import MediaRow
+from headrace.stores.energon.sqlite_index import MediaRow, read_only_uri
 from headrace.stores.tar.scan import ScannedShard
 
 UUID_SPACE: Final = uuid.UUID("6b1c1c53-6cd9-5c39-8a0e-3a6d2f7c9d10")
@@ -124,7 +122,7 @@ class SqliteWriter:
 
     def __init__(self, root: Path) -> None:
         self.path = root / META_FOLDER / INDEX_NAME
-        self._temporary = _temporary(self.path)
+        self._temporary = temporary_path(self.path)
         self._digest = hashlib.blake2b(digest_size=32)
         self._earlier: Path | None = None
         with _errors(self.path):
@@ -289,8 +287,7 @@ class SqliteWriter:
 
     def _attach(self, base: sqlite3.Connection, index: Path) -> None:
         if self._earlier is None:
-            place = f"file:{quote(str(index.absolute()))}?mode=ro&immutable=1"
-            base.execute("ATTACH ? AS earlier", (place,))
+            base.execute("ATTACH ? AS earlier", (read_only_uri(index),))
             self._earlier = index
 
     def _earlier_rows(
@@ -346,7 +343,7 @@ def update_media(root: Path, rows: Iterable[MediaRow], filters: Iterable[tuple[s
         OutputError: the system reports an error.
     """
     path = root / META_FOLDER / INDEX_NAME
-    temporary = _temporary(path)
+    temporary = temporary_path(path)
     try:
         with _errors(path):
             path.parent.mkdir(exist_ok=True)
@@ -385,10 +382,6 @@ def _on_conflict(skip_duplicates: bool) -> str:
 def _named(name: str) -> bytes:
     data = name.encode("utf-8", "surrogateescape")
     return len(data).to_bytes(4, "little") + data
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
 def _sync(path: Path) -> None:

@@ -1,13 +1,13 @@
 """`EnergonStore`, which reads a dataset that Energon or Headrace prepared: shards below a folder with a ``.nv-meta``.
 
-`open_dataset` reads its info and split files; `check_index` and `check_keys` compare ``index.sqlite`` with the shards,
-and the keys of all shards with each other.
+`open_dataset` reads its info and split files, and `find_repeated_keys` compares the keys of all shards with each other.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -23,36 +23,19 @@ from headrace.stores.checking import Faults
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.energon.dataset_yaml import DatasetConfig, read_dataset
 from headrace.stores.energon.info import Info, read_info
-from headrace.stores.energon.lookup import KeyLookup
 from headrace.stores.energon.shards import DatasetShards
 from headrace.stores.energon.splits import DEFAULT_PART, SplitPart, find_splits, read_splits, split_part, whole
-from headrace.stores.energon.sqlite_index import PartRow, SqliteIndex
-from headrace.stores.offsets import num_entries
-from headrace.stores.sample_store import Numbering, PartPlace, RawSample, SampleStore
-from headrace.stores.store import Problem
+from headrace.stores.energon.sqlite_index import KeyLookup, check_index
+from headrace.stores.kept_arrays import num_entries
+from headrace.stores.store import Numbering, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.index import KeyTable, index_path
 from headrace.stores.tar.names import sample_part
-from headrace.stores.tar.shards import MadeIndexes, TarShards
+from headrace.stores.tar.store import MadeIndexes, TarShards
+
+_log = logging.getLogger("headrace")
 
 
-def check_index(index: SqliteIndex, info: Info, names: Sequence[str], shards: DatasetShards) -> Iterator[Problem]:
-    """Compare every row of ``samples`` with the headers and indices of shards, and yield the first fault of each."""
-    path = str(index.path)
-    numbers = {name: number for number, name in enumerate(info.shard_counts)}
-    try:
-        if not index.has_samples:
-            return
-        for at, name in enumerate(names):
-            if shards.is_tar[at]:
-                fault = _fault(index, numbers[name], at, shards)
-                if fault is not None:
-                    place, message = fault
-                    yield Problem(path=path, place=f"{name}: {place}" if place else name, message=message)
-    except HeadraceError as error:
-        yield Problem(path=path, place="", message=str(error).removeprefix(f"{path}: "))
-
-
-def check_keys(path: str, names: Sequence[str], shards: DatasetShards) -> Iterator[Problem]:
+def find_repeated_keys(path: str, names: Sequence[str], shards: DatasetShards) -> Iterator[Problem]:
     """Find keys that several samples of the tars have, by another pass over the headers, with 16 bytes a sample."""
     bounds = [0]
     read: list[int] = []
@@ -67,54 +50,17 @@ def check_keys(path: str, names: Sequence[str], shards: DatasetShards) -> Iterat
             bounds.append(bounds[-1] + len(found))
             yield from found
 
+    def place(number: int) -> tuple[int, int]:
+        which = bisect_right(bounds, number) - 1
+        return read[which], number - bounds[which]
+
     faults = Faults(path, "keys")
-    for numbers in KeyTable(keys(), -1).repeated():
-        places: dict[str, list[str]] = {}
-        for number in numbers:
-            which = int(np.searchsorted(bounds, number, side="right")) - 1
-            at, index = read[which], number - bounds[which]
-            places.setdefault(shards.key(at, index), []).append(f"{names[at]} sample {index}")
-        for key, where in places.items():
-            if len(where) > 1 and faults.to_name(np.array([True])):
-                message = f"occurs {len(where)} times: {', '.join(where[:5])}; keys must be unique"
-                yield Problem(path=path, place=f"key {key!r}", message=message)
+    for key, numbers in KeyTable(keys(), -1).repeated(lambda number: shards.key(*place(number))):
+        if faults.to_name(np.array([True])):
+            where = ", ".join(f"{names[at]} sample {index}" for at, index in map(place, numbers[:5]))
+            message = f"occurs {len(numbers)} times: {where}; keys must be unique"
+            yield Problem(path=path, place=f"key {key!r}", message=message)
     yield from faults.rest()
-
-
-def _fault(index: SqliteIndex, number: int, at: int, shards: DatasetShards) -> tuple[str, str] | None:
-    try:
-        keys, offsets = shards.keys(at), shards.offsets(at).tolist()
-    except HeadraceError:
-        return None  # the check of the shard reports this
-    rows = list(index.samples(number))
-    for row, place in zip(rows, range(len(keys)), strict=False):
-        wanted = (place, keys[place], offsets[place], offsets[place + 1] - offsets[place])
-        found = (row.sample, row.key, row.offset, row.size)
-        if found != wanted:
-            message = f"(index, key, byte, size) is {found}, but {wanted} in the shard; prepare the dataset again"
-            return f"sample {place}", message
-    if len(rows) != len(keys):
-        return "", f"has {len(rows):,} samples, but the shard has {len(keys):,}; prepare the dataset again"
-    return _part_fault(index.parts(number), len(keys), at, shards) if index.has_parts else None
-
-
-def _part_fault(rows: Iterator[PartRow], count: int, at: int, shards: DatasetShards) -> tuple[str, str] | None:
-    row = next(rows, None)
-    for sample in range(count):
-        found = {}
-        while row is not None and row.sample == sample:
-            found[row.part] = (row.offset, row.size)  # if several have the same name, the last one counts
-            row = next(rows, None)
-        wanted = {part: (place.offset, place.size) for part, place in shards.places(at, sample).items()}
-        if found != wanted:
-            message = f"its parts (byte, size) are {found}, but {wanted} in the shard; prepare the dataset again"
-            return f"sample {sample}", message
-    if row is None:
-        return None
-    return f"sample {row.sample}", f"part {row.part!r} is not in the shard; prepare the dataset again"
-
-
-_log = logging.getLogger("headrace")
 
 
 class OpenedShards(msgspec.Struct, frozen=True, kw_only=True):
@@ -419,7 +365,7 @@ class EnergonStore(SampleStore):
             yield from self._shards.check(shard)
         if self.index is not None:
             yield from check_index(self.index, self.info, self._distinct, self._shards)
-        yield from check_keys(self.path, self._distinct, self._shards)
+        yield from find_repeated_keys(self.path, self._distinct, self._shards)
 
     def close(self) -> None:
         """Close all files."""

@@ -196,22 +196,9 @@ def parse_header(path: str, header: bytes, idx_bytes: int, options: IndexedOptio
     _, version, code, sequences = _FAIRSEQ_HEADER.unpack_from(header)
     if version != VERSION:
         raise StoreError(f"{path}: byte 9: version {version} of the .idx is unknown; only {VERSION} is supported")
-    # fairseq writes 26 bytes of header, the same magic and version, and no documents.
-    is_fairseq = idx_bytes == _FAIRSEQ_HEADER.size + 12 * sequences
-    if is_fairseq != (options.dialect == "fairseq") and options.dialect is not None:
-        found, right = ("no documents", "dialect='fairseq'") if is_fairseq else ("documents", "another dialect")
-        raise StoreError(
-            f"{path}: dialect={options.dialect!r} was requested, but {idx_bytes} bytes for {sequences} sequences mean a"
-            f" layout with {found}; open it with {right}, or without a dialect"
-        )
-    dialect: Dialect = "fairseq" if is_fairseq else options.dialect or "megatron"
-    if not is_fairseq and idx_bytes < HEADER.size:
-        raise StoreError(f"{path}: cut short: it has {idx_bytes} bytes, but the header alone takes {HEADER.size}")
-    if code not in codes(dialect):
-        known = ", ".join(f"{key} {dtype.name}" for key, dtype in codes(dialect).items())
-        also = "; 9 and 10 are codes of fairseq, whose .idx has 26 + 12 N bytes" if code in codes("fairseq") else ""
-        raise StoreError(f"{path}: byte 17: dtype code {code} is unknown; the codes are {known}{also}")
-    if is_fairseq:
+    dialect = _dialect_by_size(path, idx_bytes, sequences, options.dialect)
+    known_dtype(path, 17, code, dialect)
+    if dialect == "fairseq":
         return IdxLayout(code, sequences, 0, dialect)
     bounds = HEADER.unpack_from(header)[-1]
     if bounds == 0:
@@ -222,8 +209,40 @@ def parse_header(path: str, header: bytes, idx_bytes: int, options: IndexedOptio
             f"{path}: cut short: {sequences} sequences and {bounds} document indices take {layout.end} bytes,"
             f" but the file has {idx_bytes}"
         )
-    mode_bytes = {layout.end + sequences: 1, layout.end + 4 * sequences: 4}.get(idx_bytes, 0) if sequences else 0
-    return IdxLayout(code, sequences, bounds, dialect, mode_bytes)
+    # Without sequences all three sizes are 0, and the last one counts: there are no modes.
+    mode_bytes = {sequences: 1, 4 * sequences: 4, 0: 0}.get(idx_bytes - layout.end, 0)
+    return msgspec.structs.replace(layout, mode_bytes=mode_bytes)
+
+
+def _dialect_by_size(path: str, idx_bytes: int, sequences: int, requested: Dialect | None) -> Dialect:
+    """Return fairseq's dialect or the requested one, as the size of the file says; Megatron's if none was requested."""
+    # fairseq writes 26 bytes of header, the same magic and version, and no documents.
+    is_fairseq = idx_bytes == _FAIRSEQ_HEADER.size + 12 * sequences
+    if requested is not None and is_fairseq != (requested == "fairseq"):
+        found, right = ("no documents", "dialect='fairseq'") if is_fairseq else ("documents", "another dialect")
+        raise StoreError(
+            f"{path}: dialect={requested!r} was requested, but {idx_bytes} bytes for {sequences} sequences mean a"
+            f" layout with {found}; open it with {right}, or without a dialect"
+        )
+    if is_fairseq:
+        return "fairseq"
+    if idx_bytes < HEADER.size:
+        raise StoreError(f"{path}: cut short: it has {idx_bytes} bytes, but the header alone takes {HEADER.size}")
+    return requested or "megatron"
+
+
+def known_dtype(path: str, at: int, code: int, dialect: Dialect, of: str = "") -> np.dtype[Any]:
+    """Return the dtype of the code at a byte of an ``.idx``.
+
+    Raises:
+        StoreError: the dialect has no such code; the message lists those that it has.
+    """
+    known = _CODES[dialect]
+    if code in known:
+        return known[code]
+    listed = ", ".join(f"{key} {dtype.name}" for key, dtype in known.items())
+    also = "; 9 and 10 are codes of fairseq, whose .idx has 26 + 12 N bytes" if code in _CODES["fairseq"] else ""
+    raise StoreError(f"{path}: byte {at}: dtype code {code}{of} is unknown; the codes are {listed}{also}")
 
 
 def dtype_code(dtype: DTypeLike, *, ids: bool = True) -> int:

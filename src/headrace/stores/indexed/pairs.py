@@ -44,7 +44,7 @@ import numpy as np
 from headrace.errors import StoreError
 from headrace.io import Reader, reader
 from headrace.stores.indexed.index import CHUNK, ArrayPlace, Arrays, Index, IntegerColumn
-from headrace.stores.indexed.layout import AS_FOUND, FLOAT_CODES, MAGIC, IndexedOptions, codes
+from headrace.stores.indexed.layout import AS_FOUND, FLOAT_CODES, MAGIC, IndexedOptions, known_dtype
 from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.store import Problem
 
@@ -104,28 +104,9 @@ class TntStore(IndexedStore):
 
 
 def _arrays(path: str, head: bytes, idx_bytes: int, options: IndexedOptions) -> Arrays:
-    if idx_bytes < _HEADER.size:
-        raise StoreError(f"{path}: cut short: it has {idx_bytes} bytes, but the header of {_KIND} takes {_HEADER.size}")
-    _, version, code, element_bytes, count, num_sizes = _HEADER.unpack_from(head)
-    if version != 1:
-        raise StoreError(f"{path}: byte 8: version {version} of {_KIND} is unknown; only 1 is supported")
-    known = codes("fairseq")
-    if code not in known:
-        listed = ", ".join(f"{key} {dtype.name}" for key, dtype in known.items())
-        raise StoreError(f"{path}: byte 16: dtype code {code} of {_KIND} is unknown; the codes are {listed}")
-    if known[code].itemsize != element_bytes:
-        floats = "; such files of floating-point numbers are not supported" if code in FLOAT_CODES else ""
-        raise StoreError(
-            f"{path}: byte 24: an element has {element_bytes} bytes, but {known[code].name} has"
-            f" {known[code].itemsize}{floats}"
-        )
-    if num_sizes != count:
-        raise StoreError(
-            f"{path}: byte 40: {num_sizes} sizes for {count} items: items of several dimensions are not documents of"
-            " tokens, and are not supported"
-        )
+    dtype, count = _parse_header(path, head)
     without = _HEADER.size + 8 * (3 * count + 2)
-    num_bounds = struct.unpack_from("<Q", head, _HEADER.size)[0] if idx_bytes >= _HEADER.size + 8 else 0
+    num_bounds = int.from_bytes(head[_HEADER.size :], "little")
     has_documents = idx_bytes == without + 8 + 8 * num_bounds
     if not has_documents and idx_bytes != without:
         raise StoreError(
@@ -142,19 +123,40 @@ def _arrays(path: str, head: bytes, idx_bytes: int, options: IndexedOptions) -> 
             f"{path}: this is {_KIND} without documents: fairseq stores ids + 1, early copies in Megatron the ids"
             " themselves, and the index does not tell which; open it with dialect='fairseq' or dialect='megatron'"
         )
-    header = _HEADER.size + (8 if has_documents else 0)
+    header = _HEADER.size + 8 * has_documents
     pointers = header + 8 * (count + 1)
     sizes = pointers + 8 * (count + 1)
     bounds = ArrayPlace("document indices", sizes + 8 * count, "<i8", num_bounds)
     return Arrays(
-        dtype=known[code],
+        dtype=dtype,
         header_bytes=header,
         sizes=ArrayPlace("sizes of sequences", sizes, "<i8", count),
-        pointers=ArrayPlace("pointers of sequences", pointers, "<i8", count, scale=element_bytes),
+        pointers=ArrayPlace("pointers of sequences", pointers, "<i8", count, scale=dtype.itemsize),
         bounds=bounds if has_documents and options.documents == "indices" else None,
         end=idx_bytes,
-        shift=1 if options.dialect == "fairseq" else 0,
+        shift=int(options.dialect == "fairseq"),
     )
+
+
+def _parse_header(path: str, head: bytes) -> tuple[np.dtype[Any], int]:
+    """Return the dtype of the elements and the number of items, which must have one dimension each."""
+    if len(head) < _HEADER.size:
+        raise StoreError(f"{path}: cut short: it has {len(head)} bytes, but the header of {_KIND} takes {_HEADER.size}")
+    _, version, code, element_bytes, count, num_sizes = _HEADER.unpack_from(head)
+    if version != 1:
+        raise StoreError(f"{path}: byte 8: version {version} of {_KIND} is unknown; only 1 is supported")
+    dtype = known_dtype(path, 16, code, "fairseq", f" of {_KIND}")
+    if dtype.itemsize != element_bytes:
+        floats = "; such files of floating-point numbers are not supported" if code in FLOAT_CODES else ""
+        raise StoreError(
+            f"{path}: byte 24: an element has {element_bytes} bytes, but {dtype.name} has {dtype.itemsize}{floats}"
+        )
+    if num_sizes != count:
+        raise StoreError(
+            f"{path}: byte 40: {num_sizes} sizes for {count} items: items of several dimensions are not documents of"
+            " tokens, and are not supported"
+        )
+    return dtype, count
 
 
 META_SUFFIX: Final = ".meta.json"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,22 +114,19 @@ class IndexedWriter(Writer):
 
     def _write_index(self, index: AtomicFile) -> None:
         layout = IdxLayout(self._code, self._num_sequences, self.num_documents + 1)
-        index.write(layout.header())
-        for lengths in self._file.chunks():
-            index.write(lengths[lengths > 0].data)
-        begin = 0
-        for lengths in self._file.chunks():
-            ends = np.cumsum(lengths[lengths > 0], dtype=np.int64) * self._dtype.itemsize + begin
-            index.write(np.concatenate(([begin], ends[:-1])).astype("<i8")[: len(ends)].data)
-            begin = int(ends[-1]) if len(ends) else begin
-        index.write(bytes(8))
+        _write_arrays(index, layout, self._sizes, self._bounds())
+
+    def _sizes(self) -> LengthChunks:
+        """Yield the lengths of the sequences; an empty document has none."""
+        return (lengths[lengths > 0] for lengths in self._file.chunks())
+
+    def _bounds(self) -> Iterator[memoryview]:
+        """Yield the number of sequences up to the end of each document, as bytes."""
         sequences = 0
         for lengths in self._file.chunks():
             bounds = np.cumsum(lengths > 0, dtype=np.int64) + sequences
-            index.write(bounds.astype("<i8").data)
+            yield bounds.astype("<i8").data
             sequences = int(bounds[-1])
-        if index.size != layout.end:
-            raise OutputError(f"{index.path}: {index.size} bytes were written, but {layout.end} are expected")
 
     def _lengths_in(self, key: str) -> LengthChunks:
         with_files = reader("pread")
@@ -146,6 +144,35 @@ class IndexedWriter(Writer):
                 yield lengths
         finally:
             with_files.close()
+
+
+def _write_arrays(
+    index: AtomicFile, layout: IdxLayout, sizes: Callable[[], LengthChunks], *rest: Iterable[bytes | memoryview]
+) -> None:
+    """Write an ``.idx`` whose sequences lie one after another in the ``.bin``.
+
+    Args:
+        index: the file.
+        layout: the layout, with the counts.
+        sizes: returns the lengths of the sequences from the first one on; it is called twice.
+        rest: pieces of the document indices without the first one, which is 0, if the layout has them; and then pieces
+            of the modes.
+    """
+    index.write(layout.header())
+    for lengths in sizes():
+        index.write(lengths.data)
+    begin = 0
+    for lengths in sizes():
+        ends = np.cumsum(lengths, dtype=np.int64) * layout.dtype.itemsize + begin
+        index.write(np.concatenate(([begin], ends))[: len(ends)].astype("<i8").data)
+        begin = int(ends[-1]) if len(ends) else begin
+    if layout.has_documents:
+        index.write(bytes(8))
+    for pieces in rest:
+        for piece in pieces:
+            index.write(piece)
+    if index.size != layout.end:
+        raise OutputError(f"{index.path}: {index.size} bytes were written, but {layout.end} are expected")
 
 
 _PIECE_BYTES = 1 << 20
@@ -210,7 +237,8 @@ class SequenceFiles:
         try:
             index = AtomicFile(idx_path)
             try:
-                self._write_index(index, layout)
+                bounds = self._bounds.pieces(_PIECE_BYTES) if layout.has_documents else ()
+                _write_arrays(index, layout, self._tokens.chunks, bounds, self._modes.pieces(_PIECE_BYTES))
             except BaseException:
                 index.discard()
                 raise
@@ -232,24 +260,6 @@ class SequenceFiles:
         self._tokens.discard()
         for file in self._kept:
             file.discard()
-
-    def _write_index(self, index: AtomicFile, layout: IdxLayout) -> None:
-        index.write(layout.header())
-        for lengths in self._tokens.chunks():
-            index.write(lengths.data)
-        begin = 0
-        for lengths in self._tokens.chunks():
-            ends = np.cumsum(lengths, dtype=np.int64) * layout.dtype.itemsize + begin
-            index.write(np.concatenate(([begin], ends[:-1])).astype("<i8").data)
-            begin = int(ends[-1])
-        if layout.has_documents:
-            index.write(bytes(8))
-            for piece in self._bounds.pieces(_PIECE_BYTES):
-                index.write(piece)
-        for piece in self._modes.pieces(_PIECE_BYTES):
-            index.write(piece)
-        if index.size != layout.end:
-            raise OutputError(f"{index.path}: {index.size} bytes were written, but {layout.end} are expected")
 
     def _keep(self, path: Path, name: str) -> AtomicFile:
         """Create a file that only this process needs; it has no name, so a kill does not leave it behind."""

@@ -1,6 +1,6 @@
 """The index of a JSON lines file: where its records begin, the lengths of their lists, and the dtype of each key.
 
-The index of a large file is kept; see `headrace.stores.offsets.kept_index`.
+The index of a large file is kept; see `headrace.stores.kept_arrays.kept_index`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import xxhash
 from headrace.errors import StoreError
 from headrace.io import Reader
 from headrace.stores.arguments import read_only
-from headrace.stores.offsets import Kept, kept_index
+from headrace.stores.kept_arrays import Kept, kept_index
 from headrace.stores.store import IntArray, TokenArray
 
 _Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 from collections.abc import Iterator, Mapping
@@ -105,14 +106,12 @@ class JsonlStore(SegmentedStore):
         yield from problems
         if vouched is not None:
             yield from check_file(place, vouched.files[0])
-        using = copy.copy(self._reader)
         try:
-            found = make_index(self.file, using)
+            with contextlib.closing(copy.copy(self._reader)) as using:
+                found = make_index(self.file, using)
         except StoreError as error:
-            yield Problem(path=self.file, place="", message=str(error).removeprefix(f"{self.file}: "))
+            yield Problem.of(self.file, error)
             return
-        finally:
-            using.close()
         if found.xxh3_128 != self._index.xxh3_128:
             yield Problem(path=self.file, place="", message="the file changed since it was indexed; open it again")
             return
@@ -124,7 +123,7 @@ class JsonlStore(SegmentedStore):
                     place_of_key = f"key {key!r}, {problem.place}" if is_named else problem.place
                     yield msgspec.structs.replace(problem, place=place_of_key)
         except StoreError as error:
-            yield Problem(path=self.file, place="", message=str(error).removeprefix(f"{self.file}: "))
+            yield Problem.of(self.file, error)
 
     def close(self) -> None:
         """Close the file. Arrays stay valid, and a later read opens it again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 from collections.abc import Iterator, Mapping
@@ -30,38 +31,29 @@ def check_keyed(
     The files are opened again, so the state of an open store does not matter. Each of these takes one pass over the
     ``.bin``: checksums, if a manifest lists the shard; values of ``bool``; and ids, if ``vocab_size`` is set.
     """
-    using = copy.copy(using)  # a copy has no files open
-    try:
-        yield from _check(folder, using, main, vouched, vocab_size)
-    finally:
-        using.close()
-
-
-def _check(
-    folder: str, using: Reader, main: str, vouched: OutputShard | None, vocab_size: int | None
-) -> Iterator[Problem]:
-    place = Path(folder)
-    vouched, problems = entry_beside(place, "keyed", vouched)
-    yield from problems
-    meta = str(place / META_NAME)
-    layouts: dict[str, KeyLayout] = {}
-    bounds: dict[str, IntArray] = {}
-    try:
-        data = using.read(meta, 0, using.size(meta)).tobytes()
-        layouts = parse_meta(meta, data)
+    with contextlib.closing(copy.copy(using)) as using:  # a copy has no files open
+        place = Path(folder)
+        vouched, problems = entry_beside(place, "keyed", vouched)
+        yield from problems
+        meta = str(place / META_NAME)
+        layouts: dict[str, KeyLayout] = {}
+        bounds: dict[str, IntArray] = {}
+        try:
+            data = using.read(meta, 0, using.size(meta)).tobytes()
+            layouts = parse_meta(meta, data)
+            for key, layout in layouts.items():
+                if layout.num_documents is not None:
+                    bounds[key] = parse_bounds(meta, data, key)
+        except StoreError as error:
+            yield Problem.of(meta, error)
+        if vouched is not None:
+            for file in vouched.files:
+                yield from check_file(place / file.name, file)
+            if layouts:
+                yield from _check_counts(folder, vouched, layouts)
         for key, layout in layouts.items():
-            if layout.num_documents is not None:
-                bounds[key] = parse_bounds(meta, data, key)
-    except StoreError as error:
-        yield Problem(path=meta, place="", message=str(error).removeprefix(f"{meta}: "))
-    if vouched is not None:
-        for file in vouched.files:
-            yield from check_file(place / file.name, file)
-        if layouts:
-            yield from _check_counts(folder, vouched, layouts)
-    for key, layout in layouts.items():
-        vocab = vocab_of(key, layout.dtype, main, vouched, vocab_size)
-        yield from _check_key(folder, using, layout, bounds.get(key), vocab)
+            vocab = vocab_of(key, layout.dtype, main, vouched, vocab_size)
+            yield from _check_key(folder, using, layout, bounds.get(key), vocab)
 
 
 def _check_counts(folder: str, vouched: OutputShard, layouts: Mapping[str, KeyLayout]) -> Iterator[Problem]:
@@ -85,7 +77,7 @@ def _check_key(
     try:
         size = using.size(path)
     except StoreError as error:
-        yield Problem(path=path, place="", message=str(error).removeprefix(f"{path}: "))
+        yield Problem.of(path, error)
         return
     if size != layout.num_bytes:
         message = (

@@ -34,6 +34,7 @@ Fetch = Callable[[int, int], memoryview]
 # The checksum is split: its digits, and then its last two bytes together with the kind.
 _PLAIN: Final = struct.Struct("100s24x11sc12x6s3s188xc166x").unpack
 _FIELDS: Final = struct.Struct("100s24x12s12x8sc188x155s12x").unpack
+_EXTENSIONS: Final = (b"x", b"X", b"g", b"L", b"K")
 _REGULAR: Final = (b"0", b"\0", b"7", b"S")
 _WITHOUT_DATA: Final = (b"1", b"2", b"3", b"4", b"5", b"6")
 """Links, devices and folders: a header follows directly, whatever their size field says."""
@@ -103,64 +104,103 @@ def next_member(fetch: Fetch, at: int, end: int) -> Member | None:
     """
     if at == end:
         return None
-    offset: int | None = None
-    path: str | None = None
-    size: int | None = None
-    sparse = False
+    extensions = _Extensions()
     for count in range(MAX_EXTENSIONS + 1):
-        if end - at < BLOCK:
-            raise HeaderError(at, f"cut short: only {max(0, end - at)} bytes are left for a header of {BLOCK} bytes")
-        block = fetch(at, BLOCK).tobytes()
-        if not any(block):
+        header = _read_header(fetch, at, end)
+        if header is None:
             if not count:
                 return None
             raise HeaderError(at, "the archive ends after an extension header, which belongs to no member")
-        raw_name, raw_size, stored, kind, prefix = _FIELDS(block)
-        _check_sum(block, stored, at)
-        stored_size = _number(raw_size, at, "size")
-        if kind not in (b"x", b"X", b"g", b"L", b"K"):
-            break
+        if header.kind not in _EXTENSIONS:
+            return _member(fetch, header, at, end, extensions)
+        at = extensions.read(fetch, header, at, end)
+    raise HeaderError(at, f"a member has more than {MAX_EXTENSIONS} extension headers")
+
+
+class _Header(NamedTuple):
+    """The fields of one header, and the whole block."""
+
+    name: str
+    size: int
+    kind: bytes
+    prefix: bytes
+    block: bytes
+
+
+def _read_header(fetch: Fetch, at: int, end: int) -> _Header | None:
+    """Return the header at ``at``; None if the block is zero, which ends the archive."""
+    if end - at < BLOCK:
+        raise HeaderError(at, f"cut short: only {max(0, end - at)} bytes are left for a header of {BLOCK} bytes")
+    block = fetch(at, BLOCK).tobytes()
+    if not any(block):
+        return None
+    name, size, stored, kind, prefix = _FIELDS(block)
+    _check_sum(block, stored, at)
+    return _Header(_text(name), _number(size, at, "size"), kind, prefix, block)
+
+
+class _Extensions:
+    """What the extension headers before a member say about it. The first of several wins, as in ``tarfile``.
+
+    Attributes:
+        offset: offset of the first extension that belongs to the member; a global one does not.
+        path: the member's name.
+        size: number of bytes of its content.
+        sparse: whether it is a sparse file.
+    """
+
+    def __init__(self) -> None:
+        self.offset: int | None = None
+        self.path: str | None = None
+        self.size: int | None = None
+        self.sparse = False
+
+    def read(self, fetch: Fetch, header: _Header, at: int, end: int) -> int:
+        """Read the content of the extension header at ``at``, and return the offset after it."""
         data = at + BLOCK
-        if stored_size > MAX_EXTENSION_BYTES:
+        if header.size > MAX_EXTENSION_BYTES:
             raise HeaderError(
-                at, f"an extension header has {stored_size:,} bytes; at most {MAX_EXTENSION_BYTES:,} are allowed"
+                at, f"an extension header has {header.size:,} bytes; at most {MAX_EXTENSION_BYTES:,} are allowed"
             )
-        after = _after(at, data, stored_size, end, "an extension header")
-        content = fetch(data, stored_size).tobytes()
-        # The first of several extensions wins, as in tarfile. A global header does not begin a member.
-        offset = at if offset is None and kind != b"g" else offset
-        if kind == b"L":
-            path = _text(content) if path is None else path
-        elif kind != b"K":
-            records = _pax_records(content, data)
-            found = _pax_path(records)
-            holes = any(key.startswith(b"GNU.sparse.") for key in records)
-            if kind == b"g" and (found is not None or b"size" in records or holes):
-                raise HeaderError(at, "a global PAX header sets a path or a size for all members that follow")
-            path, sparse = found if path is None else path, sparse or holes
-            if b"size" in records and size is None:
-                size = _pax_size(records[b"size"], data)
-        at = after
-    else:
-        raise HeaderError(at, f"a member has more than {MAX_EXTENSIONS} extension headers")
-    name = _text(raw_name)
+        after = _after(at, data, header.size, end, "an extension header")
+        content = fetch(data, header.size).tobytes()
+        if self.offset is None and header.kind != b"g":
+            self.offset = at
+        if header.kind == b"L":
+            self.path = _text(content) if self.path is None else self.path
+        elif header.kind != b"K":
+            self._take_records(_pax_records(content, data), at, data, is_global=header.kind == b"g")
+        return after
+
+    def _take_records(self, records: dict[bytes, bytes], at: int, data: int, *, is_global: bool) -> None:
+        path = _pax_path(records)
+        holes = any(key.startswith(b"GNU.sparse.") for key in records)
+        if is_global and (path is not None or b"size" in records or holes):
+            raise HeaderError(at, "a global PAX header sets a path or a size for all members that follow")
+        self.path = path if self.path is None else self.path
+        self.sparse = self.sparse or holes
+        if self.size is None and b"size" in records:
+            self.size = _pax_size(records[b"size"], data)
+
+
+def _member(fetch: Fetch, header: _Header, at: int, end: int, extensions: _Extensions) -> Member:
+    """Return the member of the header at ``at``, which is no extension."""
+    name, kind, data = header.name, header.kind, at + BLOCK
     if kind == b"\0" and name.endswith("/"):
         kind = b"5"  # a folder, as v7 writes it
-    if prefix[0] and kind != b"S":
-        name = f"{_text(prefix)}/{name}"
-    data = at + BLOCK
     if kind == b"S":
-        sparse, data = True, _behind_map(fetch, block, data, end)
-    num_bytes = stored_size if size is None else size
-    after = data if kind in _WITHOUT_DATA else _after(at, data, num_bytes, end, "a member")
+        data = _behind_map(fetch, header.block, data, end)
+    elif header.prefix[0]:
+        name = f"{_text(header.prefix)}/{name}"
+    size = header.size if extensions.size is None else extensions.size
     return Member(
-        name=name if path is None else path,
+        name=name if extensions.path is None else extensions.path,
         regular=kind in _REGULAR,
-        sparse=sparse,
-        offset=at if offset is None else offset,
+        sparse=extensions.sparse or kind == b"S",
+        offset=at if extensions.offset is None else extensions.offset,
         data=data,
-        size=num_bytes,
-        end=after,
+        size=size,
+        end=data if kind in _WITHOUT_DATA else _after(at, data, size, end, "a member"),
     )
 
 

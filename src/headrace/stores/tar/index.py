@@ -1,6 +1,6 @@
 """The index ``.tar.idx`` of a tar shard, which is read or made by a pass over the tar, and a table of keys.
 
-It is a file of `headrace.stores.offsets`. Entry i is the offset of the first header of sample i,
+It is a file of `headrace.stores.kept_arrays`. Entry i is the offset of the first header of sample i,
 including its extension headers. Entry N is the offset of the end, which is the first block of zeros. Sample 0 is always
 read from byte 0.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from headrace.errors import InputError, OutputError, StoreError
 from headrace.io import Reader, cache_folder, output_errors, reader
 from headrace.stores.arguments import IntArray
-from headrace.stores.kept_arrays import kept_name
-from headrace.stores.offsets import ENTRY, ENTRY_BYTES, read_offsets, write_offsets
+from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES, kept_name, read_offsets, write_offsets
 from headrace.stores.tar.headers import BLOCK
 from headrace.stores.tar.scan import TarFault, scan_shard
 
@@ -231,13 +230,16 @@ class KeyTable:
         first, last = (int(np.searchsorted(self._hashes, wanted, side=side)) for side in ("left", "right"))
         return [int(number) for number in self._numbers[first:last]]
 
-    def repeated(self) -> Iterator[list[int]]:
-        """Yield groups of samples whose keys have the same hash, each group ascending."""
+    def repeated(self, key_of: Callable[[int], str]) -> Iterator[tuple[str, list[int]]]:
+        """Yield each key that several samples have, with their numbers, ascending; ``key_of`` returns one's key."""
         same = self._hashes[1:] == self._hashes[:-1]
         firsts = np.flatnonzero(same & ~np.concatenate(([False], same[:-1])))
         for first in firsts.tolist():
             last = first + 1 + int(np.argmin(np.append(same[first:], False)))
-            yield [int(number) for number in self._numbers[first:last]]
+            found: dict[str, list[int]] = {}
+            for number in self._numbers[first:last].tolist():
+                found.setdefault(key_of(number), []).append(number)
+            yield from ((key, numbers) for key, numbers in found.items() if len(numbers) > 1)
 
 
 def _hash(key: str) -> int:

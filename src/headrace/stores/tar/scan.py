@@ -1,10 +1,15 @@
-"""`scan_shard`, one pass over the headers of a tar shard that finds its samples, their parts and its faults."""
+"""Finds the samples in a tar: `scan_shard` all of a shard, and `walk_sample` one of them, by its place in the index.
+
+`scan_shard` is one pass over the headers that finds samples, parts and faults. `walk_sample` reads the members between
+two entries of an index. If the file is not mapped, `read_runs` reads samples that lie next to each other at once.
+"""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -12,7 +17,7 @@ import numpy as np
 from headrace.errors import InputError
 from headrace.io import PreadReader, Reader
 from headrace.stores.arguments import IntArray
-from headrace.stores.tar.headers import BLOCK, HeaderError, Window, next_member, plain_member
+from headrace.stores.tar.headers import BLOCK, Fetch, HeaderError, Member, Window, next_member, plain_member
 from headrace.stores.tar.names import check_uncompressed, sample_part
 
 _TAIL_BYTES: Final = 1 << 20
@@ -93,80 +98,110 @@ def scan_shard(
     return found
 
 
+class _Collected:
+    """The samples of a shard that were found so far; the attributes are those of `ScannedShard`."""
+
+    def __init__(self) -> None:
+        self.offsets, self.bounds = array("q"), array("q")
+        self.keys: list[str] = []
+        self.part_names: list[str] = []
+        self.part_offsets, self.part_sizes = array("q"), array("q")
+        self.faults: list[TarFault] = []
+
+    def add_fault(self, byte: int, message: str, *, sample: int | None = None, ends: bool) -> None:
+        """Add a fault; the sample is the next one unless another is named."""
+        number = len(self.keys) if sample is None else sample
+        self.faults.append(TarFault(byte=byte, sample=number, message=message, ends=ends))
+
+    def drop_last(self) -> int:
+        """Drop the last sample, which may lack parts, and return where it begins; 0 if there is none."""
+        if not self.keys:
+            return 0
+        first = self.bounds.pop()
+        del self.keys[-1], self.part_names[first:], self.part_offsets[first:], self.part_sizes[first:]
+        return self.offsets.pop()
+
+    def shard(self, end: int, size: int) -> ScannedShard:
+        """Return everything as a shard, whose last sample ends at ``end``."""
+        return ScannedShard(
+            offsets=np.array([*self.offsets, end], np.int64),
+            keys=self.keys,
+            part_bounds=np.array([*self.bounds, len(self.part_names)], np.int64),
+            part_names=self.part_names,
+            part_offsets=np.array(self.part_offsets, np.int64),
+            part_sizes=np.array(self.part_sizes, np.int64),
+            size=size,
+            faults=tuple(self.faults),
+        )
+
+
 def _scan(window: Window, *, hidden: bool) -> ScannedShard:
-    fetch, size = window.fetch, window.size
-    offsets, bounds = array("q"), array("q")
-    part_offsets, part_sizes = array("q"), array("q")
-    keys: list[str] = []
-    part_names: list[str] = []
-    faults: list[TarFault] = []
-    key: str | None = None
-    same: str | None = None
-    at = 0
+    found = _Collected()
     try:
-        if not size:
+        if not window.size:
             raise HeaderError(0, "the file is empty")
-        while True:
-            plain = plain_member(fetch(at, BLOCK)) if size - at >= BLOCK else None
-            begin = at
-            if plain is not None:
-                name, num_bytes = plain
-                data = at + BLOCK
-                at = data + (num_bytes + 511 & -512)
-                if at > size:
-                    found_bytes = max(0, min(num_bytes, size - data))
-                    raise HeaderError(
-                        begin, f"cut short: a member has {num_bytes:,} bytes, of which {found_bytes:,} are there"
-                    )
-                sparse = False
-            else:
-                member = next_member(fetch, at, size)
-                if member is None:
-                    break
-                name, num_bytes, data, at = member.name, member.size, member.data, member.end
-                begin, sparse = member.offset, member.sparse
-                if not member.regular:
-                    continue
-            if same is not None and name.startswith(same) and "/" not in (part := name[len(same) :]):
-                pass
-            elif (found := sample_part(name, hidden=hidden)) is None:
-                continue
-            else:
-                if found[0] != key:
-                    key = found[0]
-                    same = None if key.startswith("__") else key + "."
-                    offsets.append(begin)
-                    bounds.append(len(part_names))
-                    keys.append(key)
-                part = found[1]
-            if sparse:
-                message = f"part {part!r} is a sparse file without its holes; pack it again without -S"
-                faults.append(TarFault(byte=begin, sample=len(keys) - 1, message=message, ends=False))
-            part_names.append(part)
-            part_offsets.append(data)
-            part_sizes.append(num_bytes)
-        if (behind := _behind_end(window, at)) is not None:
+        end = _collect(window, found, hidden=hidden)
+        if (behind := _behind_end(window, end)) is not None:
             message = "there are more data after the end of the archive: does the file hold several archives?"
-            faults.append(TarFault(byte=behind, sample=len(keys), message=message, ends=True))
+            found.add_fault(behind, message, ends=True)
     except HeaderError as error:
-        # The last sample may lack parts.
-        if keys:
-            at = offsets.pop()
-            del keys[-1], part_names[bounds[-1] :], part_offsets[bounds[-1] :], part_sizes[bounds[-1] :]
-            bounds.pop()
+        end = found.drop_last()
+        found.add_fault(error.at, error.message, ends=True)
+    return found.shard(end, window.size)
+
+
+def _collect(window: Window, found: _Collected, *, hidden: bool) -> int:
+    """Collect all samples, and return the offset of the end of the archive."""
+    fetch, size = window.fetch, window.size
+    add_name, add_offset, add_size = found.part_names.append, found.part_offsets.append, found.part_sizes.append
+    key: str | None = None
+    same: str | tuple[()] = ()
+    at = 0
+    while True:
+        plain = plain_member(fetch(at, BLOCK)) if size - at >= BLOCK else None
+        if plain is not None:
+            name, num_bytes = plain
+            begin, data, sparse = at, at + BLOCK, False
+            at = data + (num_bytes + 511 & -512)
+            if at > size:
+                there = max(0, min(num_bytes, size - data))
+                raise HeaderError(begin, f"cut short: a member has {num_bytes:,} bytes, of which {there:,} are there")
         else:
-            at = 0
-        faults.append(TarFault(byte=error.at, sample=len(keys), message=error.message, ends=True))
-    return ScannedShard(
-        offsets=np.array([*offsets, at], np.int64),
-        keys=keys,
-        part_bounds=np.array([*bounds, len(part_names)], np.int64),
-        part_names=part_names,
-        part_offsets=np.array(part_offsets, np.int64),
-        part_sizes=np.array(part_sizes, np.int64),
-        size=size,
-        faults=tuple(faults),
-    )
+            member = next_member(fetch, at, size)
+            if member is None:
+                return at
+            name, num_bytes, begin, data, at, sparse = _named(member)
+        # No name begins with an empty tuple.
+        if name.startswith(same) and "/" not in (part := name[len(same) :]):
+            pass
+        elif (split := sample_part(name, hidden=hidden)) is None:
+            continue
+        else:
+            if split[0] != key:
+                key = split[0]
+                same = _same(key)
+                found.offsets.append(begin)
+                found.bounds.append(len(found.part_names))
+                found.keys.append(key)
+            part = split[1]
+        if sparse:
+            found.add_fault(begin, _HOLES.format(part), sample=len(found.keys) - 1, ends=False)
+        add_name(part)
+        add_offset(data)
+        add_size(num_bytes)
+
+
+_HOLES: Final = "part {!r} is a sparse file without its holes; pack it again without -S"
+
+
+def _named(member: Member) -> tuple[str, int, int, int, int, bool]:
+    """Return name, size, offset, data, end and sparse of a member; no name if it is a link, device or folder."""
+    return member.name if member.regular else "", member.size, member.offset, member.data, member.end, member.sparse
+
+
+def _same(key: str) -> str | tuple[()]:
+    """Return how names of the same key begin; nothing if they could be among the names that are skipped."""
+    return () if key.startswith("__") else key + "."
 
 
 def _behind_end(window: Window, at: int) -> int | None:
@@ -180,3 +215,153 @@ def _behind_end(window: Window, at: int) -> int | None:
             return at + int(filled[0])
         at += length
     return None
+
+
+Places = dict[str, tuple[int, int]]
+"""Offset and size of the content of each part by name, in the order of the file."""
+
+T = TypeVar("T")
+
+
+class WalkError(Exception):
+    """A sample differs from what its index says. The caller adds the file and raises an InputError."""
+
+    def __init__(self, at: int, key: str | None, message: str) -> None:
+        super().__init__(message)
+        self.at = at
+        self.key = key
+        self.message = message
+
+
+def sample_places(fetch: Fetch, begin: int, end: int, *, hidden: bool = True) -> tuple[str, Places]:
+    """Return the key of the sample in ``[begin, end)`` and the places of its parts; raises as `walk_sample` does."""
+    return walk_sample(fetch, begin, end, _place, None, hidden)
+
+
+def _place(offset: int, size: int) -> tuple[int, int]:
+    return offset, size
+
+
+def walk_sample(
+    fetch: Fetch, begin: int, end: int, take: Callable[[int, int], T], wanted: frozenset[str] | None, hidden: bool
+) -> tuple[str, dict[str, T]]:
+    """Return the key of the sample in ``[begin, end)``, and the result of ``take`` for each part.
+
+    This takes about 1.5 us a member.
+
+    Members that belong to no sample are skipped. If parts have the same name, the last one counts, as in Energon.
+
+    Args:
+        fetch: reads from the file.
+        begin: offset of the first header.
+        end: offset after the last member.
+        take: called with offset and size of the content of each part.
+        wanted: the parts to take; None takes all.
+        hidden: whether ``dir/.hid`` belongs to a sample.
+
+    Raises:
+        WalkError: a header is malformed, a member goes past the end, there are two keys or no part, or a part is a
+            sparse file.
+    """
+    parts: dict[str, T] = {}
+    key: str | None = None
+    same: str | tuple[()] = ()
+    skipped = 0
+    at = begin
+    while at < end:
+        plain = plain_member(fetch(at, BLOCK)) if end - at >= BLOCK else None
+        if plain is not None:
+            name, size = plain
+            data, sparse = at + BLOCK, False
+            after = data + (size + 511 & -512)
+            if after > end:
+                raise WalkError(at, key, f"a member of {size:,} bytes goes past the end of the sample at byte {end}")
+        else:
+            name, size, _, data, after, sparse = _named(_member_inside(fetch, at, end, key))
+        # No name begins with an empty tuple.
+        if name.startswith(same) and "/" not in (part := name[len(same) :]):
+            pass
+        elif (split := sample_part(name, hidden=hidden)) is None:
+            at, skipped = after, skipped + 1
+            continue
+        else:
+            if key is None:
+                key = split[0]
+                same = _same(key)
+            elif split[0] != key:
+                message = f"the member {name!r} of another sample comes before this sample's end at byte {end}"
+                raise WalkError(at, key, message)
+            part = split[1]
+        if sparse:
+            raise WalkError(at, key, _HOLES.format(part))
+        if wanted is None or part in wanted:
+            parts[part] = take(data, size)
+        at = after
+    if key is None:
+        others = f"; {skipped} members belong to no sample" if skipped else ""
+        raise WalkError(begin, None, f"there is no part of a sample up to byte {end}{others}")
+    return key, parts
+
+
+def _member_inside(fetch: Fetch, at: int, end: int, key: str | None) -> Member:
+    """Return the member at ``at``, which is no plain one; raises WalkError if it is not inside the sample."""
+    try:
+        member = next_member(fetch, at, end)
+    except HeaderError as error:
+        raise WalkError(error.at, key, error.message) from None
+    if member is None:
+        raise WalkError(at, key, f"the archive ends here, but the sample should end at byte {end}")
+    return member
+
+
+_CALL_BYTES: Final = 16 << 20
+"""About this much is read in one call."""
+
+_NEAR_BYTES: Final = 16 << 10
+"""Samples with at most this many bytes between them are read as one range."""
+
+_PARTLY_BYTES: Final = 256 << 10
+"""If only some parts of a sample larger than this are wanted, its headers are read, and then these parts."""
+
+
+def read_runs(using: Reader, path: str, spans: Sequence[tuple[int, int]], *, partly: bool) -> Iterator[Fetch]:
+    """Yield a function that reads from it for each of the samples ``[begin, end)``, which must ascend.
+
+    Args:
+        using: reads the bytes.
+        path: the shard.
+        spans: begin and end of each sample.
+        partly: whether only some parts of each sample are wanted.
+    """
+    at = 0
+    while at < len(spans):
+        if partly and spans[at][1] - spans[at][0] > _PARTLY_BYTES:
+            yield Window(using, path).fetch
+            at += 1
+            continue
+        first = at
+        ranges: list[list[int]] = []
+        total = 0
+        while at < len(spans) and (total < _CALL_BYTES or at == first):
+            begin, end = spans[at]
+            if partly and end - begin > _PARTLY_BYTES:
+                break
+            if ranges and begin - ranges[-1][1] <= _NEAR_BYTES:
+                total += max(0, end - ranges[-1][1])
+                ranges[-1][1] = max(ranges[-1][1], end)
+            else:
+                total += end - begin
+                ranges.append([begin, end])
+            at += 1
+        table = np.array(ranges, np.int64)
+        data = using.read_ranges(path, table[:, 0], table[:, 1] - table[:, 0]).data
+        number, begins = 0, 0  # number of the range, and where it begins in data
+        for begin, _ in spans[first:at]:
+            while begin > ranges[number][1] or (begin == ranges[number][1] and number + 1 < len(ranges)):
+                begins += ranges[number][1] - ranges[number][0]
+                number += 1
+            yield _fetch(data, begins - ranges[number][0])
+
+
+def _fetch(data: memoryview, shift: int) -> Fetch:
+    return lambda at, length: data[at + shift : at + shift + length]

@@ -1,25 +1,397 @@
-"""`TarStore`, which reads plain tars of samples, as webdataset writes them, with or without an index."""
+"""Reads samples of tar shards: `TarShards` by shard and number, with an index for each shard, and checks them.
+
+`TarStore` numbers the samples of plain tars, as webdataset writes them, with or without an index.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, NoReturn, get_args
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from headrace.errors import ConfigError, HeadraceError
-from headrace.io import Reader
+from headrace.errors import ConfigError, HeadraceError, InputError, StoreError
+from headrace.io import Reader, reader
 from headrace.stores.arguments import IntArray, positions
 from headrace.stores.checking import Faults
-from headrace.stores.sample_store import PartPlace, RawSample, SampleStore
-from headrace.stores.store import Problem
-from headrace.stores.tar.index import IndexWhere, KeyTable, shard_indexes
+from headrace.stores.kept_arrays import ENTRY_BYTES
+from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.tar.headers import Fetch, Window
+from headrace.stores.tar.index import (
+    IndexPlace,
+    IndexWhere,
+    KeyTable,
+    beside,
+    index_entries,
+    index_faults,
+    open_index,
+    shard_indexes,
+)
 from headrace.stores.tar.names import TarPaths, common_root, find_tars
-from headrace.stores.tar.scan import TarFault
-from headrace.stores.tar.shards import TarShards
+from headrace.stores.tar.scan import (
+    Places,
+    ScannedShard,
+    TarFault,
+    WalkError,
+    read_runs,
+    sample_places,
+    scan_shard,
+    walk_sample,
+)
+
+
+def check_shard(path: str, offsets: IntArray, *, using: Reader, hidden: bool) -> Iterator[Problem]:
+    """Yield the faults of a shard and its differences from its index. A tar has no checksums of contents."""
+    try:
+        found = scan_shard(path, hidden=hidden, on_fault="keep", using=using.for_pass())
+    except HeadraceError as error:
+        yield Problem.of(path, error)
+        return
+    for fault in found.faults:
+        yield Problem(path=path, place=f"byte {fault.byte}", message=f"sample {fault.sample}: {fault.message}")
+    if found.offsets[-1] == found.size and not found.faults:
+        yield Problem(
+            path=path, place=f"byte {found.size}", message="the archive has no end: it may have been cut short"
+        )
+    yield from _index_problems(path, offsets, found)
+    yield from _part_problems(path, found)
+
+
+def _index_problems(path: str, offsets: IntArray, found: ScannedShard) -> Iterator[Problem]:
+    yield from (
+        Problem(path=path, place=f"index entry {entry}", message=message) for entry, message in index_faults(offsets)
+    )
+    # Nothing is known after a fault that ended the pass.
+    ended = any(fault.ends for fault in found.faults)
+    if len(offsets) != len(found.offsets) and not ended:
+        message = f"the index has {len(offsets) - 1:,} samples, but the shard holds {len(found.keys):,}"
+        yield Problem(path=path, place="", message=message)
+    both = min(len(offsets), len(found.offsets)) - ended
+    faults = Faults(path, "entries of the index")
+    # Entry 0 is never read.
+    for at in faults.to_name(offsets[1:both] != found.offsets[1:both]):
+        message = f"byte {offsets[at + 1]} in the index, but byte {found.offsets[at + 1]} in the shard"
+        yield Problem(path=path, place=f"index entry {at + 1}", message=message)
+    yield from faults.rest()
+
+
+def _part_problems(path: str, found: ScannedShard) -> Iterator[Problem]:
+    """Find parts that occur twice, and keys that would leave the folder if the tar was unpacked."""
+    twice, leaving = Faults(path, "samples with a part twice"), Faults(path, "keys")
+    bounds = found.part_bounds.tolist()
+    doubled = [len(set(found.part_names[begin:end])) < end - begin for begin, end in itertools.pairwise(bounds)]
+    for at in twice.to_name(np.array(doubled, bool)):
+        names = found.part_names[bounds[at] : bounds[at + 1]]
+        part = next(name for name in names if names.count(name) > 1)
+        message = f"key {found.keys[at]!r}: part {part!r} occurs more than once; the last one counts"
+        yield Problem(path=path, place=f"sample {at}", message=message)
+    yield from twice.rest()
+    unsafe = [key.startswith("/") or "\0" in key or ".." in key.split("/") for key in found.keys]
+    for at in leaving.to_name(np.array(unsafe, bool)):
+        message = f"key {found.keys[at]!r} leaves its folder: this is harmless here, but not if the tar is unpacked"
+        yield Problem(path=path, place=f"sample {at}", message=message)
+    yield from leaving.rest()
+
+
+_BYTES: Final = 8 << 20
+"""More than the parts of most samples; glibc adapts to blocks of up to 32 MiB."""
+
+
+def keep_freed_memory() -> None:
+    """Make the C library keep freed memory, up to twice ``_BYTES``, which saves time.
+
+    Glibc returns memory to the system as soon as 128 KiB are free at the end of its heap, until a larger block has been
+    freed once. Freeing a batch of images and reading the next one then costs a page fault and 4 KiB of zeros for each
+    page, about as much as copying the bytes. The call takes a few microseconds.
+    """
+    np.empty(_BYTES, np.uint8)
+
+
+_TOGETHER_BYTES: Final = 64 << 10
+"""Without a mapping, entries of an index that lie within this many bytes are read at once."""
+
+
+Take = Callable[[int, int], bytes]
+"""Returns a copy of the content of a part, given its offset and size."""
+
+_NO_SAMPLE: Final = RawSample("", "", -1, {})
+
+
+class _Used(NamedTuple):
+    """A shard whose index was verified."""
+
+    path: str
+    place: IndexPlace
+    num_samples: int
+
+
+class TarShards:
+    """Reads samples of tar shards by shard and number in the shard. A shard is opened when it is first read.
+
+    It is safe in threads and across a fork; only its arguments are pickled.
+
+    Args:
+        root: the folder to which ``names`` are relative.
+        names: names of the shards; a shard may be listed twice.
+        counts: (shards,) int64, the number of samples in each shard; an index with another number is refused.
+        using: ``"mmap"`` or ``"pread"``, or a `Reader`.
+        hidden: whether ``dir/.hid`` is a sample, as in Energon. Indexes must have been made with the same option.
+        index: returns the place of a shard's index, by default beside the shard; it must be possible to pickle it.
+
+    Attributes:
+        names: names of the shards.
+        reader: the reader of the shards.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        names: Sequence[str],
+        counts: IntArray,
+        *,
+        using: str | Reader = "mmap",
+        hidden: bool = True,
+        index: Callable[[int], IndexPlace] | None = None,
+    ) -> None:
+        self.names = tuple(names)
+        self._root = str(root)
+        self._counts = np.asarray(counts, np.int64)
+        self.reader = reader(using)
+        self._hidden = hidden
+        self._index = index
+        self._used: dict[int, _Used] = {}
+        keep_freed_memory()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The shards, each followed by its index, unless that is kept in memory."""
+        paths: dict[str, None] = {}
+        for shard in range(len(self.names)):
+            index = self._place(shard)
+            paths |= dict.fromkeys([self.path(shard)] + ([index] if isinstance(index, str) else []))
+        return tuple(map(Path, paths))
+
+    def path(self, shard: int) -> str:
+        """Return the path of a shard."""
+        return f"{self._root}/{self.names[shard]}"
+
+    def read(self, shards: IntArray, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
+        """Return samples in the order of the arguments; 5 to 8 us a small sample of two parts, in any order.
+
+        Args:
+            shards: (n,) int64, the shard of each sample.
+            indices: (n,) int64, the number of each sample in its shard.
+            parts: names of the parts to read; None reads all.
+
+        Raises:
+            IndexError: there is no such sample.
+            InputError: a sample is malformed; the message names shard, key and byte.
+            StoreError: a file is missing, changed or cut short, or the index belongs to another shard.
+        """
+        wanted = None if parts is None else frozenset(parts)
+        order = np.lexsort((indices, shards)).tolist() if len(indices) > 1 else range(len(indices))
+        owners, numbers = shards.tolist(), indices.tolist()
+        found: list[RawSample] = [_NO_SAMPLE] * len(order)
+        first = 0
+        while first < len(order):
+            shard = owners[order[first]]
+            last = first + 1
+            while last < len(order) and owners[order[last]] == shard:
+                last += 1
+            self._read_shard(shard, order[first:last], numbers, wanted, found)
+            first = last
+        return found
+
+    def places(self, shard: int, index: int) -> dict[str, PartPlace]:
+        """Return where the parts of a sample lie; raises the same errors as `read`."""
+        path = self.path(shard)
+        return {part: PartPlace(path, *place) for part, place in self._sample(shard, index)[1].items()}
+
+    def key(self, shard: int, index: int) -> str:
+        """Return the key of a sample; raises the same errors as `read`."""
+        return self._sample(shard, index)[0]
+
+    def keys(self, shard: int) -> list[str]:
+        """Return the keys of all samples of a shard, by a pass over its headers; raises the same errors as `read`."""
+        used = self._verified(shard)
+        path = used.path
+        spans = self._spans(used, range(used.num_samples), self.reader.size(path))
+        passing = self.reader.for_pass()
+        fetch = Window(passing, path).fetch
+        keys = [self._located(shard, index, fetch, span)[0] for index, span in enumerate(spans)]
+        if passing is not self.reader:
+            passing.release(path)
+        return keys
+
+    def offsets(self, shard: int) -> IntArray:
+        """Return the index of a shard, (samples + 1,) int64.
+
+        Raises:
+            StoreError: the index is missing or malformed, or belongs to another shard.
+        """
+        place = self._verified(shard).place
+        return open_index(place, self.reader, self.path(shard)) if isinstance(place, str) else place
+
+    def check(self, shard: int) -> Iterator[Problem]:
+        """Read all headers of a shard, compare them with its index, and yield what is wrong."""
+        path = self.path(shard)
+        try:
+            offsets = self.offsets(shard)
+        except StoreError as error:
+            yield Problem.of(path, error)
+            return
+        yield from check_shard(path, offsets, using=self.reader, hidden=self._hidden)
+
+    def close(self) -> None:
+        """Close the files. Samples stay valid, and a later read opens the files again."""
+        self.reader.close()
+        self._used.clear()
+
+    def _place(self, shard: int) -> IndexPlace:
+        return beside(self.path(shard)) if self._index is None else self._index(shard)
+
+    def _verified(self, shard: int) -> _Used:
+        """Compare an index with its shard. If a file changes later, the reader notices it."""
+        place, path, count = self._place(shard), self.path(shard), int(self._counts[shard])
+        entries = open_index(place, self.reader, path) if isinstance(place, str) else place
+        where = place if isinstance(place, str) else "the index in memory"
+        size = self.reader.size(path)
+        if len(entries) != count + 1 or entries[-1] > size:
+            raise StoreError(
+                f"{path}: has {size:,} bytes, and {count:,} samples were expected; but {where} has"
+                f" {len(entries) - 1:,} samples in {entries[-1]:,} bytes: the file was cut short, or the index belongs"
+                " to another file; make it again with headrace prepare"
+            )
+        used = self._used[shard] = _Used(path, place, count)
+        return used
+
+    def _spans(self, used: _Used, numbers: Sequence[int], size: int) -> list[tuple[int, int]]:
+        """Return begin and end of samples in ascending order. Sample 0 begins at byte 0, whatever its entry says."""
+        path, place, count = used
+        if numbers and not 0 <= numbers[0] <= numbers[-1] < count:
+            wrong = numbers[0] if numbers[0] < 0 else numbers[-1]
+            raise IndexError(f"sample {wrong} is out of range; {path} has {count:,} samples")
+        entries = self.reader.kept(place, "entries", index_entries) if isinstance(place, str) else index_entries(place)
+        if entries is not None:
+            spans = [(entries[at] if at else 0, entries[at + 1]) for at in numbers]
+        else:
+            spans = _read_spans(self.reader, str(place), numbers)
+        for begin, end in spans:
+            if not 0 <= begin <= end <= size:
+                number = numbers[spans.index((begin, end))]
+                raise StoreError(
+                    f"{path}: sample {number} goes from byte {begin} to byte {end} in the index, but the file has"
+                    f" {size:,} bytes; make the index again with headrace prepare"
+                )
+        return spans
+
+    def _read_shard(
+        self,
+        shard: int,
+        slots: Sequence[int],
+        numbers: list[int],
+        wanted: frozenset[str] | None,
+        found: list[RawSample],
+    ) -> None:
+        """Fill the slots of ``found`` that belong to one shard; they ascend by the number of the sample."""
+        used = self._used.get(shard) or self._verified(shard)
+        path, name, hidden = used.path, self.names[shard], self._hidden
+        data = self.reader.kept(path, "memory", _memory)
+        size = self.reader.size(path) if data is None else len(data)
+        spans = self._spans(used, [numbers[slot] for slot in slots], size)
+        if data is None:
+            fetches = read_runs(self.reader, path, spans, partly=wanted is not None)
+            takes: Iterator[tuple[Fetch, Take]] = ((fetch, _copied(fetch)) for fetch in fetches)
+        else:
+            takes = repeat((_fetch(data), _copy(data)))
+        for slot, (begin, end), (fetch, take) in zip(slots, spans, takes):  # noqa: B905 - `strict` costs a tenth of it
+            index = numbers[slot]
+            try:
+                key, parts = walk_sample(fetch, begin, end, take, wanted, hidden)
+            except WalkError as error:
+                self._malformed(shard, index, error)
+            found[slot] = RawSample(key, name, index, parts)
+
+    def _sample(self, shard: int, index: int) -> tuple[str, Places]:
+        used = self._used.get(shard) or self._verified(shard)
+        path = used.path
+        (span,) = self._spans(used, [index], self.reader.size(path))
+        data = self.reader.kept(path, "memory", _memory)
+        fetch = Window(self.reader, path).fetch if data is None else _fetch(data)
+        return self._located(shard, index, fetch, span)
+
+    def _located(self, shard: int, index: int, fetch: Fetch, span: tuple[int, int]) -> tuple[str, Places]:
+        try:
+            return sample_places(fetch, *span, hidden=self._hidden)
+        except WalkError as error:
+            self._malformed(shard, index, error)
+
+    def _malformed(self, shard: int, index: int, error: WalkError) -> NoReturn:
+        key = "" if error.key is None else f", key {error.key!r}"
+        raise InputError(f"{self.path(shard)}: sample {index}{key}: byte {error.at}: {error.message}") from None
+
+
+class MadeIndexes:
+    """Returns the place of a shard's index. If the shard has none, it is made, and kept in the cache.
+
+    Args:
+        root: the folder to which ``names`` are relative.
+        names: names of the shards.
+        hidden: as in `TarShards`.
+    """
+
+    def __init__(self, root: Path, names: Sequence[str], hidden: bool) -> None:
+        self._root = root
+        self._names = names
+        self._hidden = hidden
+        self._made: dict[int, IndexPlace] = {}
+
+    def __call__(self, shard: int) -> IndexPlace:
+        """Return the path of the index of a shard, or the index itself if it cannot be kept."""
+        if (index := self._made.get(shard)) is not None:
+            return index
+        path = str(self._root / self._names[shard])
+        place = beside(path)
+        if Path(place).exists() or not Path(path).exists():
+            return place
+        self._made[shard] = shard_indexes([path], where="cache", hidden=self._hidden, skip=False)[0].place
+        return self._made[shard]
+
+
+def _read_spans(using: Reader, place: str, numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Read entries of an index that is not mapped: all at once if they are near each other, otherwise in pairs."""
+    if not numbers:
+        return []
+    first, count = numbers[0], numbers[-1] - numbers[0] + 2
+    if count * ENTRY_BYTES <= _TOGETHER_BYTES:
+        entries = using.read(place, first * ENTRY_BYTES, count * ENTRY_BYTES).view("<i8").tolist()
+        return [(entries[at - first] if at else 0, entries[at - first + 1]) for at in numbers]
+    begins = np.asarray(numbers, np.int64) * ENTRY_BYTES
+    pairs = using.read_ranges(place, begins, np.full(len(begins), 2 * ENTRY_BYTES)).view("<i8").reshape(-1, 2)
+    return [(begin if at else 0, end) for at, (begin, end) in zip(numbers, pairs.tolist(), strict=True)]
+
+
+def _memory(data: NDArray[np.uint8]) -> memoryview:
+    return data.data
+
+
+def _copy(data: memoryview) -> Take:
+    return lambda at, length: data[at : at + length].tobytes()
+
+
+def _copied(fetch: Fetch) -> Take:
+    return lambda at, length: fetch(at, length).tobytes()
+
+
+def _fetch(data: memoryview) -> Fetch:
+    return lambda at, length: data[at : at + length]
+
 
 _PROBES: Final = 8
 """How many entries of each index go into the fingerprint, in addition to the last one."""
@@ -176,12 +548,9 @@ class TarStore(SampleStore):
 
     def _repeated_keys(self) -> Iterator[Problem]:
         faults = Faults(self.path, "keys")
-        for numbers in self._keys().repeated():
-            keys = [self.key(number) for number in numbers]
-            for first, key in zip(numbers, keys, strict=True):
-                same = [number for number, other in zip(numbers, keys, strict=True) if other == key]
-                if first == same[0] and len(same) > 1 and faults.to_name(np.array([True])):
-                    where = ", ".join(f"{self.shards[shard]} sample {at}" for shard, at in map(self._locate, same[:5]))
-                    message = f"key {key!r} occurs {len(same)} times: {where}; keys must be unique"
-                    yield Problem(path=self.path, place=f"sample {first}", message=message)
+        for key, numbers in self._keys().repeated(self.key):
+            if faults.to_name(np.array([True])):
+                where = ", ".join(f"{self.shards[shard]} sample {at}" for shard, at in map(self._locate, numbers[:5]))
+                message = f"key {key!r} occurs {len(numbers)} times: {where}; keys must be unique"
+                yield Problem(path=self.path, place=f"sample {numbers[0]}", message=message)
         yield from faults.rest()

@@ -295,6 +295,19 @@ def _check_unit(name: str, unit: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} is {unit!r}; known are {' and '.join(allowed)}")
 
 
+def _shortest_duration(av_decoder: AVDecoder, *, video: bool, audio: bool) -> float:
+    """Return the seconds of the frames, of the sound, or of the shorter of both."""
+    durations: dict[str, float | None] = {}
+    if video:
+        durations["video"] = av_decoder.get_video_duration()[0]
+    if audio:
+        durations["audio"] = av_decoder.get_audio_duration()
+    for kind, found in durations.items():
+        if found is None:
+            raise DecodeError(None, f"clips of {kind} are requested, but no duration of {kind} is found")
+    return min(found for found in durations.values() if found is not None)
+
+
 def get_clips_uniform(
     av_decoder: AVDecoder,
     clip_duration_seconds: float,
@@ -326,15 +339,7 @@ def get_clips_uniform(
         raise ConfigError(
             f"{num_clips} clips of {clip_duration_seconds} s are requested; allowed are at least one, of 0 s or more"
         )
-    durations = {}
-    if request_video:
-        durations["video"] = av_decoder.get_video_duration()[0]
-    if request_audio:
-        durations["audio"] = av_decoder.get_audio_duration()
-    for kind, found in durations.items():
-        if found is None:
-            raise DecodeError(None, f"clips of {kind} are requested, but no duration of {kind} is found")
-    total = min(found for found in durations.values() if found is not None)
+    total = _shortest_duration(av_decoder, video=request_video, audio=request_audio)
     if clip_duration_seconds == 0 and request_video:
         half_frame = 0.5 / av_decoder.get_video_fps()
         begin, end = half_frame, total - half_frame

@@ -271,33 +271,39 @@ def read_clip(container: Any, stream: Any, begin_s: float, end_s: float) -> tupl
     until = math.inf if math.isinf(end_s) else wanted + round((end_s - begin_s) * rate)
     container.seek(max(int((begin_s - _PREROLL_S) / stream.time_base), 0), stream=stream, backward=True)
     pieces: list[Any] = []
-    position: int | None = None
     first = last = wanted
-    for frame in container.decode(stream):
-        if position is None:
-            # Later frames follow without gaps; their own times are rounded to the container's unit.
-            if frame.pts is None:
-                raise DecodeError(None, "the sound has no timestamps")
-            position = round(frame.pts * frame.time_base * rate)
-        samples = _samples(frame)
-        begin, position = position, position + samples.shape[1]
-        if position <= wanted:
+    for begin, samples in _placed_samples(container, stream):
+        end = begin + samples.shape[1]
+        if end <= wanted:
             continue
         if begin >= until:
             break
-        left = max(wanted - begin, 0)
-        right = samples.shape[1] if position <= until else int(until) - begin
+        left, right = max(wanted - begin, 0), int(min(end, until)) - begin
         if right > left:
             if not pieces:
                 first = begin + left
             last = begin + right
             pieces.append(samples[:, left:right])
-        if position >= until:
+        if end >= until:
             break
     if not pieces:
         return None
     clip = np.concatenate(pieces, axis=1)
     return clip, (begin_s if first == wanted else first / rate, end_s if last == until else last / rate)
+
+
+def _placed_samples(container: Any, stream: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the samples of each frame, (channels, samples), and the number of the first of them, from time 0 on."""
+    position: int | None = None
+    for frame in container.decode(stream):
+        if position is None:
+            # Later frames follow without gaps; their own times are rounded to the container's unit.
+            if frame.pts is None:
+                raise DecodeError(None, "the sound has no timestamps")
+            position = round(frame.pts * frame.time_base * stream.sample_rate)
+        samples = _samples(frame)
+        yield position, samples
+        position += samples.shape[1]
 
 
 def _samples(frame: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``headrace check``: check that a store, a dataset of samples or a metadataset is whole."""
+"""``headrace info`` and ``headrace check``: what a store or a metadataset holds, and whether it is whole."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from headrace import inspect
 from headrace.cli.command import (
     FAULTY,
     Command,
+    config_options,
     dialect_options,
     given_options,
     json_option,
@@ -20,6 +21,46 @@ from headrace.cli.command import (
 )
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
+
+
+@click.command(cls=Command, name="info", short_help="Say what a store holds.")
+@click.argument("path", metavar="PATH")
+@click.option(
+    "--pack",
+    "packs",
+    metavar="N",
+    type=int,
+    multiple=True,
+    help="Show what each strategy makes of packs of N tokens; repeatable.",
+)
+@click.option(
+    "--key", metavar="NAME", help="With --pack: the key to pack, if the store has several (default: the first)."
+)
+@config_options
+@click.option(
+    "--steps", metavar="N", type=int, help="For metadatasets: show how often each source was seen after N steps."
+)
+@click.option("--global-batch-size", metavar="B", type=int, help="For metadatasets: number of samples per step.")
+@dialect_options
+@json_option
+def info(path: str, as_json: bool, **options: Any) -> None:
+    """Say what the store at PATH holds: format, documents, tokens, lengths, tokeniser, inputs.
+
+    PATH is a folder, a prefix with or without .bin or .idx, or a meta.json. The command reads the lengths of all
+    documents, but not their tokens. With --pack it shows instead what each packing strategy would make of the
+    documents: packs, fill, documents per pack, and how much is cut and lost.
+
+    For tar shards, Energon datasets and other samples with named parts it shows samples, shards, parts, splits and
+    types. For a metadataset (.yaml) it shows the tree of each split with weights, shares and samples, and with --steps
+    also epochs.
+    """
+    with ProgressBar(quiet=False) as bar:
+        found = inspect.describe(path, **options, on_progress=bar.update)
+    if as_json:
+        print_json(found)
+    else:
+        print_report(found.lines())
+
 
 _OF_PACKS = ("seq_len", "strategy", "over_long", "window_documents", "segment_multiple", "repack")
 
@@ -68,7 +109,7 @@ _OF_PACKS = ("seq_len", "strategy", "over_long", "window_documents", "segment_mu
 @click.option("--quiet", "-q", is_flag=True, help="Show only faults, no progress or summary.")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, /, path: str, quiet: bool, as_json: bool, **_: Any) -> None:
+def check(ctx: click.Context, /, path: str, quiet: bool, as_json: bool, **_: Any) -> None:
     """Read the whole store at PATH and report faults: hashes, sizes, structure, ids outside the vocabulary.
 
     PATH is a folder, a prefix with or without .bin or .idx, or a meta.json. All keys are read. With --pack, a store

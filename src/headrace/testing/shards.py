@@ -1,11 +1,13 @@
-"""Write files of the indexed format for tests, valid or not."""
+"""Write shards of tokens for tests, valid or not: in the indexed and in the keyed format, and manifests of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from headrace.io import file_sum
 from headrace.stores import (
@@ -15,6 +17,8 @@ from headrace.stores import (
     IndexedStore,
     IndexedWriter,
     InputFile,
+    KeyedStore,
+    KeyedWriter,
     KeyInfo,
     Ledger,
     Manifest,
@@ -26,10 +30,9 @@ from headrace.stores import (
     save_manifest,
 )
 from headrace.stores.indexed.layout import IdxLayout, dtype_code
-from headrace.testing.strategies import Documents
 
 
-def write_shard(prefix: Path, documents: Documents, dtype: str = "uint16") -> WrittenShard:
+def write_shard(prefix: Path, documents: Sequence[NDArray[Any]], dtype: str = "uint16") -> WrittenShard:
     """Write a valid shard."""
     with IndexedWriter(prefix, dtype=dtype) as writer:
         if documents:
@@ -88,3 +91,41 @@ def manifest_of(outputs: Sequence[OutputShard], *, key: str | None = None) -> Ma
         ),
         errors=(ErrorEntry(file="in.jsonl", line=2, message="not JSON"),),
     )
+
+
+def write_keyed(folder: Path, **keys: tuple[DTypeLike, Sequence[NDArray[Any]]]) -> WrittenShard:
+    """Write a valid shard; ``keys`` holds the dtype and the documents of each key."""
+    with KeyedWriter(folder, dtypes={key: dtype for key, (dtype, _) in keys.items()}) as writer:
+        tokens = {key: np.concatenate([np.empty(0, dtype), *parts]) for key, (dtype, parts) in keys.items()}
+        lengths = {key: np.array([len(part) for part in parts], np.int64) for key, (_, parts) in keys.items()}
+        writer.add_documents({key: tokens[key].astype(dtype) for key, (dtype, _) in keys.items()}, lengths)
+        return writer.finish()
+
+
+def write_raw_keyed(folder: Path, meta: bytes, files: Mapping[str, bytes]) -> Path:
+    """Write any ``meta.json``, and a ``.bin`` with any bytes for each of these keys."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "meta.json").write_bytes(meta)
+    for key, data in files.items():
+        (folder / f"{key}.bin").write_bytes(data)
+    return folder
+
+
+def vouch_for_keyed(folder: Path, shards: Iterable[KeyedStore]) -> Manifest:
+    """Write a manifest that lists shards with their hashes as they are on disk."""
+    outputs = []
+    for store in shards:
+        keys = {
+            key: KeyInfo(dtype=dtype.name, tokens=file_sum(Path(store.folder) / f"{key}.bin").size // dtype.itemsize)
+            for key, dtype in store.dtypes.items()
+        }
+        written = WrittenShard(
+            format="keyed",
+            prefix=store.folder,
+            num_documents=store.num_documents,
+            keys=keys,
+            contiguous=True,
+            files=tuple(file_sum(file) for file in store.files),
+        )
+        outputs.append(OutputShard.of(written, folder))
+    return save_manifest(folder, manifest_of(outputs))

@@ -1,8 +1,8 @@
-"""``headrace trace``: say what a step of a training run was fed, and which steps see a sample."""
+"""``headrace where`` and ``headrace trace``: the inputs that documents come from, and the steps that see a sample."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,11 +17,41 @@ if TYPE_CHECKING:
     from headrace.datasets.origins import Origin
     from headrace.tracing import FramedHistory, History, Sources, Times, Topology, Traced, TracedUnit
 
+
+@click.command(cls=Command, name="where", short_help="Say where documents come from.")
+@click.argument("path", metavar="PATH")
+@click.argument("documents", metavar="DOC...", nargs=-1, required=True)
+@click.option("--show", is_flag=True, help="Show the whole text, however much of the input must be read for it.")
+@json_option
+def where(path: str, documents: tuple[str, ...], show: bool, as_json: bool) -> None:
+    """Say which line or row of which input each document DOC of the store at PATH comes from.
+
+    PATH is a folder that headrace prepare wrote, with documents counted from 0 over all its shards, or the prefix of
+    one shard, with documents counted within it. If the input still exists, its text is shown. For stores that headrace
+    merge, convert or split wrote, the origin is traced through the stores that they were copied from. For tar shards
+    DOC is a sample: its key, or its number over all shards.
+    """
+    has_keys = inspect.find_shards(path) is not None
+    asked = documents if has_keys else [_document(given) for given in documents]
+    found = inspect.where(path, asked, read_all=show)
+    if as_json:
+        print_json(found)
+    else:
+        click.echo("\n".join(found.lines(whole_texts=show)))
+
+
+def _document(given: str) -> int:
+    try:
+        return int(given)
+    except ValueError:
+        raise click.UsageError(f"{given!r} is not the number of a document, which is counted from 0") from None
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group(name="trace", short_help="Say what a step was fed, and which steps see a sample.")
-def command() -> None:
+def trace() -> None:
     """Say what a step of a training run was fed, or which steps see a sample: before, during and after the run.
 
     The answers are computed from the file that save_run wrote. Data are opened only to find the documents and keys of
@@ -60,7 +90,7 @@ def _shared(function: F) -> F:
     return json_option(function)
 
 
-@command.command(cls=Command, name="step", short_help="The samples of a global step.")
+@trace.command(cls=Command, name="step", short_help="The samples of a global step.")
 @click.argument("step", metavar="N", type=int)
 @click.option("--rank", metavar="r", type=int, help="With --ranks: show only the samples of this rank.")
 @click.option(
@@ -96,7 +126,7 @@ def step_command(
     print_report(step_report(run, step, samples, sources.notes))
 
 
-@command.command(cls=Command, name="sample", short_help="The steps that see a sample.")
+@trace.command(cls=Command, name="sample", short_help="The steps that see a sample.")
 @click.argument("source", metavar="SOURCE")
 @click.argument("sample", metavar="SAMPLE")
 @click.option("--document", "kind", flag_value="document", help="SAMPLE is a document: find all samples that hold it.")
@@ -223,30 +253,16 @@ def step_report(run: str, step: int, samples: Sequence[Traced], notes: Sequence[
             f"{run}: steps {first} to {last}: {plural(len(samples), 'sample')}; which of them are in step "
             f"{count(step)} is decided by lengths (bucketing): ask headrace.tracing.trace_step"
         )
-    return [head, *_rows(samples, with_source=True), *_noted(notes)]
+    return [head, *_rows(samples), *_noted(notes)]
 
 
 def units_report(run: str, step: int, units: Sequence[TracedUnit], notes: Sequence[str]) -> list[str]:
     """Return the report of a step of a framed run: one unit per line, and below it the samples that may be in it."""
-    head = f"{run}: step {count(step)}: {plural(len(units), 'unit')}"
-    columns = {
-        "unit": [count(unit.unit) for unit in units],
-        "lane": [count(unit.lane) for unit in units],
-        "frame": [count(unit.frame) for unit in units],
-        "positions": [f"{count(unit.first_position)} to {count(unit.last_position)}" for unit in units],
-        "carried": [count(unit.num_carried) for unit in units],
-        "rank": ["" if unit.rank is None else str(unit.rank) for unit in units],
-        "micro-step": ["" if unit.micro_step is None else str(unit.micro_step) for unit in units],
-        "seen": ["" if unit.seen is None else "yes" if unit.seen else "no" for unit in units],
-    }
-    kept = {name: cells for name, cells in columns.items() if any(cells)}
-    lines = table([list(kept), *zip(*kept.values(), strict=True)]) if units else []
-    found = [head, *lines[:1]]
+    lines = _table(units, _UNIT_COLUMNS)
+    found = [f"{run}: step {count(step)}: {plural(len(units), 'unit')}", *lines[:1]]
     for line, unit in zip(lines[1:], units, strict=True):
-        found += [
-            line,
-            *(f"  {row}" for row in _rows(inspect.with_inputs(unit.samples), with_source=True, with_unit=False)),
-        ]
+        found.append(line)
+        found += [f"  {row}" for row in _rows(inspect.with_inputs(unit.samples), but="unit")]
     return [*found, *_noted(notes)]
 
 
@@ -258,31 +274,61 @@ def sample_report(head: str, times: Times, shown: Sequence[Traced], notes: Seque
         {number if traced.position is None else (traced.run, traced.position) for number, traced in enumerate(shown)}
     )
     more = [f"  and {plural(rest, 'more time')} (--limit)"] if rest > 0 else []
-    return [line, *_rows(shown, with_source=False), *more, *_noted(notes)]
+    return [line, *_rows(shown, but="source"), *more, *_noted(notes)]
 
 
-def _rows(samples: Sequence[Traced], *, with_source: bool, with_unit: bool = True) -> list[str]:
-    if not samples:
-        return []
-    columns = {
-        "step": [_step(sample) for sample in samples],
-        "position": ["" if sample.position is None else count(sample.position) for sample in samples],
-        "source": [sample.source for sample in samples] if with_source else [],
-        "epoch": [count(sample.epoch) for sample in samples],
-        "sample": [count(sample.index) for sample in samples],
-        "unit": ["" if sample.unit is None else count(sample.unit) for sample in samples] if with_unit else [],
-        "output": ["" if sample.output is None else count(sample.output) for sample in samples],
-        "rank": ["" if sample.rank is None else str(sample.rank) for sample in samples],
-        "micro-step": ["" if sample.micro_step is None else str(sample.micro_step) for sample in samples],
-        "seen": ["" if sample.seen is None else "yes" if sample.seen else "no" for sample in samples],
-    }
-    kept = {name: cells for name, cells in columns.items() if any(cells)}
-    lines = table([list(kept), *zip(*kept.values(), strict=True)])
-    return [lines[0], *(f"{line}  {_pieces(sample)}".rstrip() for line, sample in zip(lines[1:], samples, strict=True))]
+def _rows(samples: Sequence[Traced], *, but: str = "") -> list[str]:
+    """Return a heading and a line for each sample, without the column named ``but``; nothing if there are none."""
+    lines = _table(samples, {name: cell for name, cell in _COLUMNS.items() if name != but})
+    rows = zip(lines[1:], samples, strict=True)
+    return [*lines[:1], *(f"{line}  {_pieces(sample)}".rstrip() for line, sample in rows)]
+
+
+def _table(rows: Sequence[Any], columns: Mapping[str, Callable[[Any], str]]) -> list[str]:
+    """Return a heading and a line for each row, without empty columns; nothing if there are no rows."""
+    cells = {name: [cell(row) for row in rows] for name, cell in columns.items()}
+    kept = {name: column for name, column in cells.items() if any(column)}
+    return table([list(kept), *zip(*kept.values(), strict=True)]) if rows else []
+
+
+def _counted(number: int | None) -> str:
+    return "" if number is None else count(number)
+
+
+def _plain(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+_SEEN = {None: "", True: "yes", False: "no"}
+
+_UNIT_COLUMNS: dict[str, Callable[[TracedUnit], str]] = {
+    "unit": lambda unit: count(unit.unit),
+    "lane": lambda unit: count(unit.lane),
+    "frame": lambda unit: count(unit.frame),
+    "positions": lambda unit: f"{count(unit.first_position)} to {count(unit.last_position)}",
+    "carried": lambda unit: count(unit.num_carried),
+    "rank": lambda unit: _plain(unit.rank),
+    "micro-step": lambda unit: _plain(unit.micro_step),
+    "seen": lambda unit: _SEEN[unit.seen],
+}
 
 
 def _step(sample: Traced) -> str:
     return count(sample.step) + ("" if sample.last_step == sample.step else f" to {count(sample.last_step)}")
+
+
+_COLUMNS: dict[str, Callable[[Traced], str]] = {
+    "step": _step,
+    "position": lambda sample: _counted(sample.position),
+    "source": lambda sample: sample.source,
+    "epoch": lambda sample: count(sample.epoch),
+    "sample": lambda sample: count(sample.index),
+    "unit": lambda sample: _counted(sample.unit),
+    "output": lambda sample: _counted(sample.output),
+    "rank": lambda sample: _plain(sample.rank),
+    "micro-step": lambda sample: _plain(sample.micro_step),
+    "seen": lambda sample: _SEEN[sample.seen],
+}
 
 
 def _pieces(sample: Traced) -> str:
