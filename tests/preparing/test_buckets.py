@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from counts import cases
 from headrace.engine.serving import Done
 from headrace.errors import OutputError
-from headrace.preparing.buckets import (
+from headrace.preparing.messages import SortTask
+from headrace.preparing.piece import (
     MAX_BUCKET_BYTES,
     MAX_BUCKETS,
     MIN_BUCKET_BYTES,
@@ -22,9 +23,9 @@ from headrace.preparing.buckets import (
     BucketWriter,
     bucket_path,
     choose_num_buckets,
+    piece_path,
+    read_piece,
 )
-from headrace.preparing.messages import SortTask
-from headrace.preparing.piece import piece_path, read_piece
 
 Document = tuple[int, int, list[list[int]]]
 """Order hash, ordinal, and the tokens of each key."""

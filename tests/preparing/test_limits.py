@@ -18,7 +18,7 @@ import pytest
 
 from headrace.preparing import OutputOptions, TextOptions, TokenOptions, prepare_text
 from headrace.preparing.backends.first_documents import most_characters
-from headrace.preparing.buckets import MAX_BUCKET_BYTES, BucketWriter
+from headrace.preparing.piece import MAX_BUCKET_BYTES, BucketWriter
 from headrace.preparing.sources import SourceFile
 
 MAX_WORKER_BYTES = 400_000_000
@@ -167,8 +167,8 @@ def test_the_memory_of_a_sort(tmp_path: Path) -> None:
 
 def _sort(folder: Path, size: int) -> int:
     """Megabytes that the process grew by, or 255."""
-    from headrace.preparing.buckets import BucketSorter
     from headrace.preparing.messages import SortTask
+    from headrace.preparing.piece import BucketSorter
 
     try:
         Path("/proc/self/clear_refs").write_text("5")

@@ -13,6 +13,7 @@ import click
 from click import Option
 
 from headrace.cli import prepare_options as common
+from headrace.cli.prepare_job import chosen_executor, run_job
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural
@@ -97,7 +98,7 @@ def command(inputs: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -
     PATH is a folder of .tar shards or of plain media, a .jsonl, or the .yaml of a metadataset. On a terminal, what is
     missing is asked for. When it is run again, only new and changed shards are read.
     """
-    from headrace.preparing.energon import prepare_energon
+    from headrace.preparing.energon import plan_energon, prepare_energon
 
     if len(inputs) != 1:
         raise ConfigError(f"only one folder or file at a time is prepared in place; found {len(inputs)}")
@@ -105,9 +106,14 @@ def command(inputs: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -
     options = _options(given)
     if _may_ask(given, quiet=quiet, as_json=as_json):
         options = ask(Path(path), options)
+    if (executor := chosen_executor(workers=options.workers)) is not None:
+        with ProgressBar(quiet=quiet) as bar:
+            plan_energon(path, options=options, on_notice=common.notes(bar, quiet=quiet))
+        run_job(path, executor, quiet=quiet, as_json=as_json)
+        return
     with ProgressBar(quiet=quiet or given["no_progress"]) as bar:
         note = common.notes(bar, quiet=quiet)
-        report = prepare_energon(path, options=options, on_progress=partial(_show_progress, bar), on_notice=note)
+        report = prepare_energon(path, options=options, on_progress=partial(show, bar), on_notice=note)
         elapsed_s = bar.elapsed_s
     common.show(result(report, elapsed_s), summary(report, elapsed_s), as_json=as_json, quiet=quiet)
 
@@ -116,7 +122,8 @@ def _may_ask(given: dict[str, Any], *, quiet: bool, as_json: bool) -> bool:
     return not (given["non_interactive"] or quiet or as_json) and sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _show_progress(bar: ProgressBar, progress: EnergonProgress) -> None:
+def show(bar: ProgressBar, progress: EnergonProgress) -> None:
+    """Show how far a run is."""
     done, total = progress.done, progress.total
     text = f"{count(done)} of {count(total)}  {count(progress.samples)} samples"
     if progress.total_bytes:

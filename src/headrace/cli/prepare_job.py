@@ -260,12 +260,10 @@ def finish(context: click.Context, output: str, workers: int | None, quiet: bool
 
 def run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> None:
     """Take a planned job to its end with an executor, and print the report."""
-    from headrace.engine.job import PLAN_NAME, Show
+    from headrace.engine.job import Show
     from headrace.preparing import finish_job, open_job
-    from headrace.preparing.output_folder import WORK_NAME
 
-    is_planned = (Path(output) / WORK_NAME / PLAN_NAME).exists()
-    name = _KINDS[open_job(output).kind if is_planned else "text"]
+    name = _KINDS[_kind_of(output)]
     kind = import_module(f"headrace.cli.{name}")
     with ProgressBar(quiet=quiet) as bar:
         show = Show(
@@ -277,10 +275,31 @@ def run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> N
         described = executor.describe(open_job(output))
         common.show(described, [f"{output}: {line}" for line in described.notes], as_json=as_json, quiet=quiet)
         return
-    common.show(
-        kind.result(found, output, elapsed_s), kind.summary(found, output, elapsed_s), as_json=as_json, quiet=quiet
-    )
+    report = (found, elapsed_s) if name == _KINDS["energon"] else (found, output, elapsed_s)
+    common.show(kind.result(*report), kind.summary(*report), as_json=as_json, quiet=quiet)
 
 
-_KINDS = {"text": "prepare_text"}
+def _kind_of(output: str) -> str:
+    """Return the kind of work in a folder: of its plan, or of its output if that is complete."""
+    from headrace.engine.job import PLAN_NAME
+    from headrace.preparing import open_job
+    from headrace.preparing.jobs import WORK_NAMES
+    from headrace.stores import MANIFEST_NAME, load_manifest
+
+    if not any(Path(output, name, PLAN_NAME).exists() for name in WORK_NAMES) and Path(output, MANIFEST_NAME).exists():
+        return "shards" if any(shard.format == "tar" for shard in load_manifest(output).outputs) else "text"
+    return open_job(output).kind
+
+
+def chosen_executor(*, workers: int | None) -> Executor | None:
+    """Return the executor that the options of the command line choose; None if the work is done here.
+
+    Raises:
+        ConfigError, MissingExtraError: see `executor_of`.
+    """
+    given = click.get_current_context().obj or {}
+    return None if given.get("executor", "local") == "local" else executor_of(given, workers=workers)
+
+
+_KINDS = {"text": "prepare_text", "shards": "prepare_media", "energon": "prepare_energon"}
 """For each kind of work the module of the command that shows its progress and reports."""

@@ -9,6 +9,7 @@ import click
 from click import Option
 
 from headrace.cli import prepare_options as common
+from headrace.cli.prepare_job import chosen_executor, run_job
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
@@ -79,7 +80,7 @@ def command(
     does not depend on the number of workers, and appears whole or not at all. If a run ends early for any reason, the
     same command continues it.
     """
-    from headrace.preparing.shards import estimate_shards, prepare_shards
+    from headrace.preparing.shards import estimate_shards, plan_shards, prepare_shards
 
     options = _options(given)
     bar = ProgressBar(quiet=quiet)
@@ -89,14 +90,19 @@ def command(
         common.show(estimate, estimate_lines(estimate), as_json=as_json)
         return
     folder = common.output_folder(output)
+    if (executor := chosen_executor(workers=options.workers)) is not None:
+        plan_shards(inputs, folder, options=options, on_notice=note)
+        run_job(folder, executor, quiet=quiet, as_json=as_json)
+        return
     with bar:
-        manifest = prepare_shards(inputs, folder, options=options, on_progress=partial(_show, bar), on_notice=note)
+        manifest = prepare_shards(inputs, folder, options=options, on_progress=partial(show, bar), on_notice=note)
         elapsed_s = bar.elapsed_s
     report = summary(manifest, folder, elapsed_s)
     common.show(result(manifest, folder, elapsed_s), report, as_json=as_json, quiet=quiet)
 
 
-def _show(bar: ProgressBar, progress: ShardProgress) -> None:
+def show(bar: ProgressBar, progress: ShardProgress) -> None:
+    """Show how far a run is."""
     phase = "reading" if progress.phase == "survey" else "writing"
     text = f"{count(progress.samples)} samples  {size(progress.done_bytes)}"
     bar.update(phase, progress.done_bytes, progress.total_bytes, text=text, speeds={"B": progress.done_bytes})

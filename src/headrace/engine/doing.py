@@ -15,7 +15,7 @@ import xxhash
 
 from headrace.engine.heartbeat import Heartbeat, Nodes
 from headrace.engine.job import Job, Phase, TaskProgress, TaskResult
-from headrace.engine.processes import REPORT_S, AnyTask, Assignment, WorkerProcesses
+from headrace.engine.processes import REPORT_S, AnyTask, WorkerProcesses, WorkerTasks
 from headrace.engine.receipts import Receipt, remove_files, sync_files
 from headrace.engine.serving import Done, Failed
 from headrace.errors import InputError, WorkerError
@@ -109,7 +109,6 @@ class Doer:
         self._tasks = job.tasks(phase)
         self._nodes = Nodes(job.work)
         self._heartbeat = Heartbeat(job.work, self._attempt, phase.name)
-        self._counts: collections.Counter[str] = collections.Counter()
         self._began_s: dict[int, float] = {}
         self._pieces: dict[int, dict[int, Done]] = {}
         self._refreshed_s = 0.0
@@ -148,7 +147,7 @@ class Doer:
         setup = self._job.setup(self._phase, self._results.absolute())
         num_workers = max(min(self._workers, len(self._queue) + 1), 1)
         with WorkerProcesses(num_workers, setup, self._job.main) as workers:
-            assignment = Assignment(workers, lambda: begin.pop() if begin else self._next_task())
+            assignment = WorkerTasks(workers, lambda: begin.pop() if begin else self._next_task())
             assignment.assign()
             while assignment.is_running:
                 for reply in assignment.receive(REPORT_S):
@@ -232,15 +231,13 @@ class Doer:
             error=result.error,
         )
         if self._receipts.create(receipt):
-            self._counts.update(receipt.counts)
             self.seconds.append(receipt.seconds)
         else:
             remove_files(self._results, result.files)
         self._check_failed()
 
     def _refresh(self) -> None:
-        for receipt in self._receipts.refresh():
-            self._counts.update(receipt.counts)
+        self._receipts.refresh()
         self._refreshed_s = time.monotonic()
         self._check_failed()
 
@@ -255,7 +252,7 @@ class Doer:
                 phase=self._phase.name,
                 done=len(self._receipts.done),
                 num_tasks=len(self._receipts.tasks),
-                counts=dict(self._counts),
+                counts=dict(self._receipts.counts),
                 total_bytes=self._phase.total_bytes,
             )
         )

@@ -114,6 +114,7 @@ class Job(ABC):
     def __init__(self, output: Path, work: Path) -> None:
         self.output = output
         self.work = work
+        self._receipts: dict[str, Receipts] = {}
 
     @abstractmethod
     def advance(self, phase: Phase, show: Show) -> None:
@@ -154,8 +155,13 @@ class Job(ABC):
         raise failed.error()
 
     def receipts(self, phase: Phase) -> Receipts:
-        """Return the receipts of a phase, not read yet."""
-        return receipts_of(self.work, phase)
+        """Return the receipts of a phase, as far as this process knows them.
+
+        What it has seen once it keeps: a shared folder may show a file to one listing and not to the next.
+        """
+        if phase.name not in self._receipts:
+            self._receipts[phase.name] = receipts_of(self.work, phase)
+        return self._receipts[phase.name]
 
 
 def receipts_of(work: Path, phase: Phase) -> Receipts:

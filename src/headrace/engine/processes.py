@@ -202,7 +202,7 @@ class WorkerProcesses:
         return f"{name} ended with exit status {code}; its last output is above"
 
 
-class Assignment:
+class WorkerTasks:
     """The tasks that worker processes have, one each. A worker that ends is replaced, and its task starts again.
 
     Args:
@@ -304,7 +304,7 @@ def run_tasks(
     def next_task() -> AnyTask | None:
         return waiting.popleft() if waiting and waiting[0].task_index < next_index + window else None
 
-    assignment = Assignment(workers, next_task)
+    assignment = WorkerTasks(workers, next_task)
     while waiting or assignment.is_running or next_index <= last_index:
         # Idle workers get their tasks first, since committing the next piece takes a while.
         assignment.assign()

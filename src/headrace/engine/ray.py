@@ -144,15 +144,12 @@ class _Driver:
             self._waiting.extend(self._receipts.open_tasks)
             if self._waiting:
                 time.sleep(_LOOK_S)
-        counts: collections.Counter[str] = collections.Counter()
-        for receipt in self._receipts.done.values():
-            counts.update(receipt.counts)
         self._show.tasks(
             TaskProgress(
                 phase=self._phase.name,
                 done=len(self._receipts.done),
                 num_tasks=len(self._receipts.tasks),
-                counts=dict(counts),
+                counts=dict(self._receipts.counts),
                 total_bytes=self._phase.total_bytes,
             )
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -61,6 +62,9 @@ class Receipts:
         self.folder = folder
         self.tasks = range(first_task, num_tasks)
         self.done: dict[int, Receipt] = {}
+        self.counts: Counter[str] = Counter()
+        """Sums over the receipts."""
+
         self._full: set[int] = set()
 
     @property
@@ -91,7 +95,7 @@ class Receipts:
         """
         is_ours = create_once(self._path(RECEIPTS_NAME, receipt.task_index), msgspec.json.encode(receipt))
         if is_ours:
-            self.done[receipt.task_index] = receipt
+            self._add(receipt)
         return is_ours
 
     def refresh(self) -> list[Receipt]:
@@ -107,12 +111,16 @@ class Receipts:
             for task_index in self._listed(RECEIPTS_NAME, number):
                 receipt = None if task_index in self.done else self.read(task_index)
                 if receipt is not None:
-                    self.done[task_index] = receipt
+                    self._add(receipt)
                     found.append(receipt)
             first, last = number * _A_FOLDER, (number + 1) * _A_FOLDER
             if all(index in self.done for index in range(max(first, self.tasks.start), min(last, self.tasks.stop))):
                 self._full.add(number)
         return found
+
+    def _add(self, receipt: Receipt) -> None:
+        self.done[receipt.task_index] = receipt
+        self.counts.update(receipt.counts)
 
     def read(self, task_index: int) -> Receipt | None:
         """Return the receipt of a task; None if there is none, or it was torn.
@@ -144,6 +152,7 @@ class Receipts:
             with output_errors(path, "remove"):
                 path.unlink(missing_ok=True)
             del self.done[receipt.task_index]
+            self.counts.subtract(receipt.counts)
             self._full.discard(receipt.task_index // _A_FOLDER)
 
     def claim(self, task_index: int, attempt: str, number: int) -> bool:
@@ -156,7 +165,7 @@ class Receipts:
 
     def claims(self, task_index: int) -> list[str]:
         """Return who has begun a task, in the order of the attempts."""
-        found = []
+        found: list[str] = []
         while (data := read_once(self._path(CLAIMS_NAME, task_index, f".{len(found)}"))) is not None:
             found.append(data.decode())
         return found

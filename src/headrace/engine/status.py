@@ -93,10 +93,6 @@ class StatusReader:
 
     def _status(self, phase: str, num_tasks: int, total_bytes: int, receipts: Receipts) -> JobStatus:
         done = receipts.done.values()
-        counts: dict[str, int] = {}
-        for receipt in done:
-            for name, number in receipt.counts.items():
-                counts[name] = counts.get(name, 0) + number
         recent = sorted(done, key=lambda receipt: receipt.finished_s)[-RECENT:]
         tasks_per_s = bytes_per_s = 0.0
         if len(recent) > 1 and (span := recent[-1].finished_s - recent[0].finished_s) > 0:
@@ -123,7 +119,7 @@ class StatusReader:
             phase=phase,
             num_tasks=num_tasks,
             done=len(receipts.done),
-            counts=counts,
+            counts=dict(receipts.counts),
             total_bytes=total_bytes,
             running=tuple(sorted(running, key=lambda task: -task.seconds)),
             failed=tuple(

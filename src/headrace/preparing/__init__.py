@@ -3,13 +3,13 @@
     sources        files, folders, globs -> files -> spans -> blocks of records, for every format
     backends       texts -> ids: tokenizers, and faster libraries that are proved equal to it
     run_plan       files and options -> tasks, setup of the workers                         pure
-    processes      tasks -> worker processes -> results in order
-      worker       spans -> blocks -> documents -> pieces on disk                            \\
-      buckets      a bucket of a shuffled run -> a sorted piece                               | in the workers
+      worker       spans -> blocks -> documents -> pieces on disk                            in the workers
+      piece        documents on their way: pieces, and the buckets of a shuffled run
     committer      pieces -> shards or buckets, ledger, table of origins, checkpoints
     duplicates     hashes of texts, and the set of those that were seen
     tally          the counts of a block, a piece and a run, up to the ledger of the manifest
     output_folder  moves all files into the output folder, at once or not at all
+    jobs           a run whose tasks any process on any host may do, see ``headrace.engine``
     api            the whole way: prepare_text, and estimate_text for a sample
     estimate       a sample of the inputs -> what a run would write
 
@@ -24,7 +24,8 @@
 `shards` writes media files, and tables that name them, into tar shards, with the same workers, folder and table of
 origins. `energon` makes a dataset for Energon out of a folder of tars.
 
-This room imports ``headrace.samples``, ``headrace.plan``, ``headrace.stores``, ``headrace.io`` and ``headrace.errors``.
+This room imports ``headrace.engine``, ``headrace.samples``, ``headrace.plan``, ``headrace.stores``, ``headrace.io`` and
+``headrace.errors``.
 The workers of runs over text load nothing of ``headrace.samples``.
 """
 

@@ -18,6 +18,7 @@ from headrace.preparing.backends import Choice, ProvedEncoder, choose_backend
 from headrace.preparing.backends.first_documents import prove_first_documents
 from headrace.preparing.estimate import Estimate, estimate_plan
 from headrace.preparing.filters import FilterSpec
+from headrace.preparing.jobs import plan_job
 from headrace.preparing.options import (
     BackendName,
     DocumentRunOptions,
@@ -34,7 +35,6 @@ from headrace.preparing.resolving import deciding, reads_stdin, resolve, with_in
 from headrace.preparing.run import begin_run, run_in
 from headrace.preparing.run_plan import RunPlan, TextProgress, show_compared
 from headrace.preparing.sources import SourceFile, choose_task_bytes, find_inputs, spool_stdin
-from headrace.preparing.text_job import plan_job
 from headrace.preparing.tokenizer import TextTokenizer, load_tokenizer
 from headrace.samples.recipe import Recipe, load_recipe
 from headrace.stores import Manifest, load_manifest

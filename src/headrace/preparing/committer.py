@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 
 from headrace.errors import InputError
 from headrace.io import output_errors, write_all
-from headrace.preparing.buckets import BucketWriter
 from headrace.preparing.columns import Column, IntArray, Rows, keep_rows, num_ids
 from headrace.preparing.duplicates import HASH_BYTES, SeenHashes
 from headrace.preparing.ledger import RunLedger
 from headrace.preparing.messages import PiecePosition
 from headrace.preparing.output_folder import RunState, save_state
-from headrace.preparing.piece import Piece, SpanResult
+from headrace.preparing.piece import BucketWriter, Piece, SpanResult
 from headrace.preparing.run_plan import BUCKETS_NAME, RunPlan
 from headrace.preparing.store_output import StoreOutput
 from headrace.preparing.tally import DUPLICATE, MAX_RECORDS, Tally, left_out

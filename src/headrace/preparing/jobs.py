@@ -1,28 +1,192 @@
-"""The jobs of this room, which processes on any hosts may do; see `headrace.engine`."""
+"""The jobs of this room, which processes on any hosts may do, see `headrace.engine`; and those of text and recipes.
+
+Phases of text and of recipes:
+
+    encode    the tasks of the input, and the hashes of files that no single task reads whole
+    sort      of shuffled runs: the buckets
+
+If a fast library proves wrong in a task, a second phase of encoding begins at the first such task, with the reference
+tokeniser, as a local run would. What is done in order is the local run itself: it finds the pieces of all tasks on
+disk.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.engine import job
+import msgspec
+
+from headrace.engine import job as engine_job
 from headrace.engine.executors import Executor, drive
-from headrace.engine.job import Show
-from headrace.io import check_local
-from headrace.preparing.output_folder import WORK_NAME, OutputFolder
-from headrace.stores import MANIFEST_NAME, load_manifest
+from headrace.engine.job import PLAN_NAME, Job, Phase, Show, TaskResult, receipts_of, save_plan
+from headrace.engine.serving import Done, Failed
+from headrace.errors import ConfigError, sentence
+from headrace.io import atomic_write, check_local, output_errors
+from headrace.preparing import worker
+from headrace.preparing.filters import function_fingerprint
+from headrace.preparing.messages import HashTask, Order, Setup, SortTask
+from headrace.preparing.output_folder import RUN_NAME, WORK_NAME, OutputFolder, load_state, mark_of
+from headrace.preparing.piece import piece_path, read_piece
+from headrace.preparing.run import REFERENCE, TextRun, is_made
+from headrace.preparing.run_plan import RunPlan, sorting
+from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
+
+KIND = "text"
+
+
+def plan_job(folder: OutputFolder, plan: RunPlan) -> None:
+    """Write the plan of a run that was begun into its work folder, for other processes to do its tasks.
+
+    Tasks that failed before are to be tried again.
+
+    Raises:
+        ConfigError: an input is standard input, which only this process can read.
+        OutputError: the system refuses the write.
+    """
+    if any(file.name == "-" for file in plan.files):
+        raise ConfigError("input '-': only this process can read its standard input; other hosts need files")
+    files = tuple(msgspec.structs.replace(file, path=str(Path(file.path).absolute())) for file in plan.files)
+    kept = msgspec.structs.replace(plan, files=files, tokenizer=msgspec.structs.replace(plan.tokenizer, json=b""))
+    atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
+    receipts = receipts_of(folder.work, plan.encoding(mark_of(folder.work), plan.choice.name))
+    receipts.refresh()
+    receipts.forget_failed()
+    software = {} if plan.choice.name == REFERENCE else {plan.choice.name: plan.choice.version}
+    save_plan(folder.work, KIND, kept, software)
+    folder.keep()
+
+
+class TextJob(Job):
+    """See the module."""
+
+    kind = KIND
+    main = worker.MAIN
+
+    def __init__(self, output: Path, work: Path, plan: msgspec.Raw) -> None:
+        super().__init__(output, work)
+        found = msgspec.json.decode(plan, type=RunPlan)
+        with output_errors(work, "read the plan in"):
+            data = (work / "tokenizer.json").read_bytes()
+            self._run = json.loads((work / RUN_NAME).read_bytes())
+            self._mark = mark_of(work)
+        self._plan = msgspec.structs.replace(found, tokenizer=msgspec.structs.replace(found.tokenizer, json=data))
+        self._orders = self._plan.all_orders()
+        self._is_complete = False
+        function = self._plan.options.filters.function
+        if function is not None and function_fingerprint(function) != self._run["filter"]:
+            raise ConfigError(f"--filter {function}: its code on this host differs from that of the plan")
+
+    def phase(self) -> Phase | None:
+        """See `Job`. A phase of encoding that is over is still returned if its documents have to be sorted."""
+        if self._is_complete:
+            return None
+        state = load_state(self.work)
+        if state is not None and state.phase == "sort":
+            phase = sorting(self._mark, state.num_buckets)
+            return phase if self._open_tasks(phase) else None
+        phase = self._plan.encoding(self._mark, self._plan.choice.name)
+        if not self._open_tasks(phase) and (wrong := self._mismatch()) is not None:
+            phase = self._plan.encoding(self._mark, REFERENCE, wrong)
+        return phase if self._plan.is_shuffled or self._open_tasks(phase) else None
+
+    def tasks(self, phase: Phase) -> Sequence[Order]:
+        """See `Job`."""
+        if phase.name.startswith("sort"):
+            state = load_state(self.work)
+            sizes = state.bucket_sizes if state is not None else []
+            return [SortTask(bucket, size) for bucket, size in enumerate(sizes)]
+        return self._orders
+
+    def setup(self, phase: Phase, results: Path) -> Setup:
+        """See `Job`."""
+        setup = self._plan.setup_in(self.work, self._mark, self._backend(phase))
+        return msgspec.structs.replace(setup, parts=str(results))
+
+    def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
+        """See `Job`."""
+        order = self.tasks(phase)[done[0].task_index]
+        if isinstance(order, HashTask):
+            return TaskResult(value={"file": order.number, "xxh3_128": done[0].read(tuple[int, str])[1]})
+        names = [piece_path("", piece.task_index, piece.piece).name for piece in done]
+        tallies = [read_piece(results / name).info.tally for name in names]
+        return TaskResult(
+            files=tuple(names),
+            counts={
+                "bytes": sum(tally.input_bytes for tally in tallies),
+                "documents": sum(tally.documents.kept for tally in tallies),
+                "tokens": sum(tally.tokens.kept for tally in tallies),
+            },
+        )
+
+    def failure(self, phase: Phase, failed: Failed) -> TaskResult:
+        """See `Job`. A bad record and a library that proves wrong are the same on every host."""
+        if failed.kind == worker.MISMATCH:
+            return TaskResult(value={"mismatch": failed.message})
+        if failed.kind == worker.BAD_LINE:
+            file = self._plan.files[failed.file]
+            return TaskResult(
+                error=f"{file.name}: {sentence(failed.message)} `headrace prepare finish` names the line."
+            )
+        raise failed.error()
+
+    def advance(self, phase: Phase, show: Show) -> None:
+        """See `Job`: put the documents of a shuffled run into their buckets."""
+        if self._plan.is_shuffled and not phase.name.startswith("sort"):
+            with self._folder() as folder:
+                if folder.begin(self._run, is_made=self._is_made):
+                    self._is_complete = True
+                else:
+                    self._local_run(folder, show).gather()
+
+    def finish(self, show: Show) -> Manifest:
+        """See `Job`: commit all pieces in their order, as the end of a local run."""
+        with self._folder() as folder:
+            if complete := folder.begin(self._run, is_made=self._is_made):
+                show.notice(complete)
+                return load_manifest(folder.path)
+            manifest, moves = self._local_run(folder, show).run()
+            folder.commit(moves)
+        return manifest
+
+    def _folder(self) -> OutputFolder:
+        return OutputFolder(self.output, overwrite=self._plan.options.overwrite, restart=False)
+
+    def _is_made(self, manifest: Manifest) -> bool:
+        return is_made(self._plan, manifest)
+
+    def _local_run(self, folder: OutputFolder, show: Show) -> TextRun:
+        return TextRun(self._plan, folder, None, on_progress=show.progress, on_notice=show.notice)
+
+    def _open_tasks(self, phase: Phase) -> list[int]:
+        receipts = self.receipts(phase)
+        receipts.refresh()
+        return receipts.open_tasks
+
+    def _mismatch(self) -> int | None:
+        """Return the first task in which the fast library proved wrong."""
+        receipts = self.receipts(self._plan.encoding(self._mark, self._plan.choice.name))
+        receipts.refresh()
+        wrong = [index for index, receipt in receipts.done.items() if (receipt.value or {}).get("mismatch")]
+        return min(wrong, default=None)
+
+    def _backend(self, phase: Phase) -> str:
+        return REFERENCE if phase.name.endswith(f"-{REFERENCE}") else self._plan.choice.name
+
 
 WORK_NAMES: Final = (WORK_NAME, f"{META_FOLDER}/{META_WORK_NAME}")
 KINDS: Final = {
     "energon": "headrace.preparing.energon.job:EnergonJob",
     "shards": "headrace.preparing.shards.job:ShardJob",
-    "text": "headrace.preparing.text_job:TextJob",
+    "text": "headrace.preparing.jobs:TextJob",
 }
 
 
-def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) -> job.Job:
+def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) -> Job:
     """Open the job that was planned in a folder.
 
     A job that makes a new output has its plan in ``.headrace-prepare``; one that makes an Energon dataset of a folder,
@@ -37,8 +201,8 @@ def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) ->
         ConfigError: the software of this host differs from that of the plan.
     """
     check_local(output)
-    planned = (name for name in WORK_NAMES if Path(output, name, job.PLAN_NAME).exists())
-    return job.open_job(output, next(planned, WORK_NAME), KINDS, checks_software=checks_software)
+    planned = (name for name in WORK_NAMES if Path(output, name, PLAN_NAME).exists())
+    return engine_job.open_job(output, next(planned, WORK_NAME), KINDS, checks_software=checks_software)
 
 
 def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -> Any:
@@ -51,7 +215,7 @@ def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -
         Exception: see `drive`.
     """
     check_local(output)
-    is_planned = any(Path(output, name, job.PLAN_NAME).exists() for name in WORK_NAMES)
+    is_planned = any(Path(output, name, PLAN_NAME).exists() for name in WORK_NAMES)
     if is_planned or not Path(output, MANIFEST_NAME).exists():
         return drive(open_job(output), executor, show)
     with OutputFolder(output, overwrite=False, restart=False):

@@ -20,7 +20,6 @@ from headrace.errors import HeadraceError, InputError, OutputError, sentence
 from headrace.io import atomic_write, file_sum, output_errors
 from headrace.preparing import worker
 from headrace.preparing.backends import ProvedEncoder
-from headrace.preparing.buckets import bucket_path, choose_num_buckets
 from headrace.preparing.committer import Committer
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.finishing import build_manifest, described_options, name_outputs
@@ -35,7 +34,7 @@ from headrace.preparing.output_folder import (
     mark_of,
     save_state,
 )
-from headrace.preparing.piece import piece_path, read_piece
+from headrace.preparing.piece import bucket_path, choose_num_buckets, piece_path, read_piece
 from headrace.preparing.run_plan import RunPlan, TextProgress, sorting
 from headrace.preparing.sources import SourceFile
 from headrace.preparing.tally import Tally

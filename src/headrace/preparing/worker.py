@@ -27,10 +27,9 @@ from headrace.engine.serving import (
 )
 from headrace.errors import InputError, RenderLimitError
 from headrace.preparing.backends import MismatchError, ProvedEncoder, SpecialFinder
-from headrace.preparing.buckets import BucketSorter
 from headrace.preparing.documents import BlockEncoder, Documents, Encoder
 from headrace.preparing.messages import HashTask, Order, Setup, SortTask, TextTask
-from headrace.preparing.piece import PieceBuilder
+from headrace.preparing.piece import BucketSorter, PieceBuilder
 from headrace.preparing.sources import BadRecord, SourceFile, Span, open_span
 
 PIECE_BYTES = 32 << 20
