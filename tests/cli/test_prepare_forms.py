@@ -121,7 +121,7 @@ def test_refusals(run: Any, arguments: str, message: str) -> None:
     assert message in json.loads(result.stdout)["error"]["message"]
 
 
-@pytest.mark.parametrize("name", list(command.commands))
+@pytest.mark.parametrize("name", ["text", "recipe", "media", "energon"])
 def test_help_is_in_groups(run: Any, name: str) -> None:
     shown = run("prepare", name, "--help").stdout
     subcommand = command.commands[name]

@@ -4,6 +4,8 @@
     headrace prepare recipe FILE --output DIR                   records -> samples for fine-tuning and more
     headrace prepare media INPUT... --output DIR                media -> tar shards
     headrace prepare energon PATH                               tars -> an Energon dataset, in place
+    headrace prepare plan ...                                   any of these, planned for many hosts
+    headrace prepare task|status|finish DIR                     do, watch and complete what was planned
     headrace info PATH                                          what a store holds
     headrace check PATH                                         whether it is whole
     headrace preview PATH                                       its documents as text, and which tokens are trained

@@ -120,8 +120,8 @@ def plan_text(
     Example:
         >>> headrace.preparing.plan_text(["data/*.jsonl"], "shared", tokenizer="tokenizer.json")
         >>> job = headrace.preparing.open_job("shared")
-        >>> job.phase().num_tasks
-        1
+        >>> job.phase().name.partition("-")[0]
+        'encode'
     """
     check_local(inputs, output, tokenizer)
     options = options or TextOptions()
