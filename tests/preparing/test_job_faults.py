@@ -1,6 +1,6 @@
 """Planned runs on "hosts" that share a folder: killed at any change on disk, with a full disk, and as if it were NFS.
 
-The workers run inside this process, see `faults`; `tests/interop/machines` has real clusters.
+The workers run inside this process, see `faults`; `test_machines` has real clusters.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 import slurm_cluster
 from counts import PATIENCE_S
 
+pytestmark = pytest.mark.soak
+
 PREPARE = [sys.executable, "-m", "headrace", "prepare"]
 
 
@@ -68,7 +70,6 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_cluster.Sl
         yield started
 
 
-@pytest.mark.interop
 def test_slurm_runs_arrays_and_what_is_behind_them(
     slurm: slurm_cluster.Slurm, data: Path, wanted: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
@@ -88,7 +89,6 @@ def test_slurm_runs_arrays_and_what_is_behind_them(
     assert content(tmp_path / "out") == wanted["shuffled"]
 
 
-@pytest.mark.soak
 def test_slurm_requeues_and_loses_nodes(
     slurm: slurm_cluster.Slurm, data: Path, wanted: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
@@ -123,7 +123,6 @@ def ray_cluster() -> Iterator[Any]:
         cluster.shutdown()
 
 
-@pytest.mark.interop
 @pytest.mark.filterwarnings("ignore")
 def test_ray_loses_a_node_and_its_driver(
     ray_cluster: Any, data: Path, wanted: dict[str, dict[str, bytes]], tmp_path: Path
