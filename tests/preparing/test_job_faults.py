@@ -9,12 +9,14 @@ import contextlib
 import os
 import platform
 import random
+import re
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +27,7 @@ from headrace.engine import doing, heartbeat
 from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.job import Show
+from headrace.engine.serving import Done
 from headrace.errors import HeadraceError, OutputError
 from headrace.io import once
 from headrace.preparing import (
@@ -38,7 +41,11 @@ from headrace.preparing import (
     plan_text,
     prepare_text,
 )
+from headrace.preparing.backends import MismatchError
+from headrace.preparing.messages import TextTask
 from headrace.preparing.output_folder import WORK_NAME
+from headrace.preparing.worker import TextWork
+from headrace.stores import load_manifest
 
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 CASES = {
@@ -263,3 +270,74 @@ def test_inputs_that_changed_since_the_plan(kit: Any, tmp_path: Path) -> None:
             file.write('{"text": "one more"}\n')
         with pytest.raises(HeadraceError, match=r"a\.jsonl: .*changed"):
             do_some(output)
+
+
+def test_a_bad_record_is_told_of_as_by_a_local_run(kit: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
+    """All processes stop at it, ``finish`` names its line, and a plan that skips it keeps what is done."""
+    bad = inputs["shuffled, no duplicates, bad records"]
+    output, stops = tmp_path / "out", CASES["plain"]
+    with small_jobs():
+        local = faults.error_of(lambda: prepare_text([bad], tmp_path / "local", tokenizer=kit.tokenizer, options=stops))
+        plan_text([bad], output, tokenizer=kit.tokenizer, options=stops)
+        for _ in range(2):  # the one that meets it, and another
+            error = faults.error_of(lambda: do_some(output))
+            assert re.search(
+                r"task \d+ failed on host .*\.jsonl.*: .*`headrace prepare finish` names the line", str(error)
+            )
+        assert str(faults.error_of(lambda: finish(output))) == str(local)
+        assert ", line " in str(local)
+        skips = msgspec.structs.replace(stops, errors=ErrorOptions(on_error="skip"))
+        plan_text([bad], output, tokenizer=kit.tokenizer, options=skips)
+        receipts = open_job(output).receipts(open_job(output).phase())  # type: ignore[arg-type]
+        receipts.refresh()
+        assert receipts.done, "what was done is done"
+        do_some(output)
+        finish(output)
+        prepare_text([bad], tmp_path / "skipped", tokenizer=kit.tokenizer, options=skips)
+    assert faults.content(output) == faults.content(tmp_path / "skipped")
+
+
+def test_results_that_are_lost_are_made_again(
+    kit: Any, inputs: dict[str, Path], wanted: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    with small_jobs():
+        plan_text([inputs["plain"]], output, tokenizer=kit.tokenizer, options=CASES["plain"])
+        do_some(output)
+        pieces = list(output.glob(f"{WORK_NAME}/phase-*/*/*.piece"))
+        tasks = sorted({path.name.partition(".")[0] for path in pieces if path.name.endswith(".1.piece")})
+        assert len(tasks) > 1, "tasks of several pieces"
+        of = {path.name: path for path in pieces}
+        of[f"{tasks[0]}.0.piece"].unlink()
+        last = max((name for name in of if name.startswith(f"{tasks[1]}.")), key=lambda name: int(name.split(".")[1]))
+        of[last].unlink()
+        finish(output)
+    assert faults.content(output) == wanted["plain"]
+
+
+def test_a_library_that_proves_wrong_in_a_task(kit: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
+    """From the first such task on, the reference tokeniser encodes, in tasks of a second phase."""
+    options = msgspec.structs.replace(CASES["plain"], tokens=TokenOptions(append_eod=True, backend="fastokens"))
+    output = tmp_path / "out"
+    run = TextWork.run
+
+    def wrong(work: TextWork, order: TextTask) -> Done:
+        if order.task.number >= 5 and work._setup.encoding.backend == "fastokens":
+            raise MismatchError(0, "other ids")
+        return run(work, order)
+
+    with small_jobs(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TextWork, "run", wrong)
+        prepare_text([inputs["plain"]], tmp_path / "local", tokenizer=kit.tokenizer, options=options)
+        plan_text([inputs["plain"]], output, tokenizer=kit.tokenizer, options=options)
+        do_some(output, seed=1)
+        phase = open_job(output).phase()
+        assert phase is not None
+        assert (phase.first_task, phase.name.rpartition("-")[2]) == (5, "tokenizers")
+        do_some(output, seed=2)
+        assert open_job(output).phase() is None
+        finish(output)
+    assert faults.content(output) == faults.content(tmp_path / "local")
+    manifest = load_manifest(output)
+    assert manifest.backend is not None
+    assert manifest.backend.from_task_by == "task 5: other ids"

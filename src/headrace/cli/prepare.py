@@ -19,7 +19,7 @@ from click import Option
 
 from headrace.cli import prepare_energon, prepare_job, prepare_media, prepare_recipe, prepare_text
 from headrace.cli.command import usage_errors
-from headrace.cli.prepare_job import OPTIONS, taken_from
+from headrace.cli.prepare_job import OPTIONS, PLAN, taken_from
 from headrace.cli.prepare_options import JSON
 
 _SUBCOMMANDS = (prepare_text.command, prepare_recipe.command, prepare_media.command, prepare_energon.command)
@@ -58,8 +58,10 @@ class Prepare(click.Group):
         """Parse the arguments, after naming the subcommand that is meant."""
         with usage_errors(args):
             rest, ctx.obj = taken_from(args)
-            if rest[:1] == ["plan"]:
-                rest, ctx.obj = rest[1:], {"executor": "plan"}
+            if rest[:1] == [PLAN]:
+                if ctx.obj:
+                    raise click.UsageError("prepare plan leaves the work to others: give --executor without plan", ctx)
+                rest, ctx.obj = rest[1:], {"executor": PLAN}
             return super().parse_args(ctx, self._with_name(ctx, rest))
 
     def _with_name(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ import click
 from click import Option
 
 from headrace.cli import prepare_options as common
-from headrace.cli.prepare_job import chosen_executor, run_job
+from headrace.cli.prepare_job import hand_over, is_planned_only
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural
@@ -106,10 +106,10 @@ def command(inputs: tuple[str, ...], quiet: bool, as_json: bool, **given: Any) -
     options = _options(given)
     if _may_ask(given, quiet=quiet, as_json=as_json):
         options = ask(Path(path), options)
-    if (executor := chosen_executor(workers=options.workers)) is not None:
+    if is_planned_only():
         with ProgressBar(quiet=quiet) as bar:
             plan_energon(path, options=options, on_notice=common.notes(bar, quiet=quiet))
-        run_job(path, executor, quiet=quiet, as_json=as_json)
+        hand_over(path, workers=options.workers, quiet=quiet, as_json=as_json)
         return
     with ProgressBar(quiet=quiet or given["no_progress"]) as bar:
         note = common.notes(bar, quiet=quiet)

@@ -21,7 +21,7 @@ from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
 
 if TYPE_CHECKING:
-    from headrace.engine.executors import Executor
+    from headrace.engine.executors import Executor, Handed
     from headrace.engine.job import TaskProgress
     from headrace.engine.status import JobStatus
 
@@ -45,6 +45,9 @@ _SLURM = (
     Option(["--cpus-per-job"], metavar="N", type=int, help="Worker processes and CPUs of each job (default: 1)."),
     Option(["--setup"], metavar="COMMAND", help="Shell command before each job, as 'source env.sh'."),
 )
+PLAN: Final = "plan"
+"""What stands for the executor of `headrace prepare plan`."""
+
 OPTIONS: Final = (EXECUTOR, *_RAY, *_SLURM)
 _OWNERS: Final = {"ray": {option.name for option in _RAY}, "slurm": {option.name for option in _SLURM}}
 
@@ -95,24 +98,23 @@ def executor_of(given: dict[str, Any], *, workers: int | None) -> Executor:
     """
     from headrace.engine.executors import LocalExecutor
     from headrace.engine.processes import usable_cores
+    from headrace.preparing.options import at_least_one
 
-    values = {name: value for name, value in given.items() if name != "executor"}
-    for name, value in values.items():
-        if isinstance(value, int) and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: at least 1 is needed")
-    if given.get("executor") == "plan":
-        from headrace.engine.executors import PlanOnly
-
-        return PlanOnly()
-    if given.get("executor") == "slurm":
+    name = given.get("executor", "local")
+    values = {option: value for option, value in given.items() if option != "executor"}
+    at_least_one(workers=workers, **{option: value for option, value in values.items() if isinstance(value, int)})
+    if name == "local":
+        return LocalExecutor(workers=workers or usable_cores())
+    if workers is not None:
+        instead = "; --cpus-per-job says how many each job has" if name == "slurm" else ""
+        raise ConfigError(f"--workers {workers} is for --executor local, not for {name}{instead}")
+    if name == "slurm":
         from headrace.engine.slurm import SlurmExecutor
 
         return SlurmExecutor(**values)
-    if given.get("executor") == "ray":
-        from headrace.engine.ray import RayExecutor
+    from headrace.engine.ray import RayExecutor
 
-        return RayExecutor(**values)
-    return LocalExecutor(workers=workers or usable_cores())
+    return RayExecutor(**values)
 
 
 WATCH_S = 5.0
@@ -148,7 +150,10 @@ def task(
     from headrace.engine.processes import usable_cores
     from headrace.engine.slurm import job_end_s
     from headrace.preparing import open_job
+    from headrace.preparing.options import at_least_one
 
+    refuse_executor()
+    at_least_one(workers=workers, most=most)
     job = open_job(output)
     phase = job.phase()
     found: dict[str, Any] = {"output": output, "phase": None, "done": 0, "open": 0}
@@ -203,6 +208,7 @@ def status(output: str, watch: bool, as_json: bool) -> None:
     from headrace.engine.status import StatusReader
     from headrace.preparing import open_job
 
+    refuse_executor()
     reader = StatusReader(open_job(output, checks_software=False))
     while True:
         found = reader.read()
@@ -248,20 +254,20 @@ def status_lines(found: JobStatus) -> list[str]:
 )
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress, notes or summary.")
 @json_option
-@click.pass_context
-def finish(context: click.Context, output: str, workers: int | None, quiet: bool, as_json: bool) -> None:
+def finish(output: str, workers: int | None, quiet: bool, as_json: bool) -> None:
     """Complete the job that was planned in DIR: do the tasks that are open, and put the output into place.
 
     With --executor ray or slurm, the open tasks are done there. The output has the same bytes as that of a run on one
     host, whoever did the tasks, and however often a process died.
     """
-    run_job(output, executor_of(context.obj or {}, workers=workers), quiet=quiet, as_json=as_json)
+    run_job(output, executor_of(_chosen(), workers=workers), quiet=quiet, as_json=as_json)
 
 
 def run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> None:
     """Take a planned job to its end with an executor, and print the report."""
+    from headrace.engine.executors import Handed
     from headrace.engine.job import Show
-    from headrace.preparing import finish_job, open_job
+    from headrace.preparing import finish_job
 
     name = _KINDS[_kind_of(output)]
     kind = import_module(f"headrace.cli.{name}")
@@ -271,34 +277,61 @@ def run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> N
         )
         found = finish_job(output, executor, show)
         elapsed_s = bar.elapsed_s
-    if found is None:
-        described = executor.describe(open_job(output))
-        common.show(described, [f"{output}: {line}" for line in described.notes], as_json=as_json, quiet=quiet)
+    if isinstance(found, Handed):
+        _show_handed(found, quiet=quiet, as_json=as_json)
         return
     report = (found, elapsed_s) if name == _KINDS["energon"] else (found, output, elapsed_s)
     common.show(kind.result(*report), kind.summary(*report), as_json=as_json, quiet=quiet)
 
 
+def _show_handed(found: Handed, *, quiet: bool, as_json: bool) -> None:
+    common.show(found, [f"{found.output}: {line}" for line in found.notes], as_json=as_json, quiet=quiet)
+
+
 def _kind_of(output: str) -> str:
     """Return the kind of work in a folder: of its plan, or of its output if that is complete."""
-    from headrace.engine.job import PLAN_NAME
     from headrace.preparing import open_job
-    from headrace.preparing.jobs import WORK_NAMES
+    from headrace.preparing.jobs import planned_in
     from headrace.stores import MANIFEST_NAME, load_manifest
 
-    if not any(Path(output, name, PLAN_NAME).exists() for name in WORK_NAMES) and Path(output, MANIFEST_NAME).exists():
+    if planned_in(output) is None and Path(output, MANIFEST_NAME).exists():
         return "shards" if any(shard.format == "tar" for shard in load_manifest(output).outputs) else "text"
     return open_job(output).kind
 
 
-def chosen_executor(*, workers: int | None) -> Executor | None:
-    """Return the executor that the options of the command line choose; None if the work is done here.
+def is_planned_only() -> bool:
+    """Whether the command line asks for a plan, or for an executor that needs one."""
+    return bool(_chosen().get("executor", "local") != "local")
+
+
+def hand_over(output: str, *, workers: int | None, quiet: bool, as_json: bool) -> None:
+    """Give a job that was planned just now to the executor of the command line, or say who has to do it.
 
     Raises:
         ConfigError, MissingExtraError: see `executor_of`.
     """
-    given = click.get_current_context().obj or {}
-    return None if given.get("executor", "local") == "local" else executor_of(given, workers=workers)
+    from headrace.engine.executors import planned
+    from headrace.preparing import open_job
+
+    chosen = _chosen()
+    if chosen["executor"] != PLAN:
+        run_job(output, executor_of(chosen, workers=workers), quiet=quiet, as_json=as_json)
+    elif (found := planned(open_job(output))) is not None:
+        _show_handed(found, quiet=quiet, as_json=as_json)
+    else:
+        report = [f"{output}: all tasks are done; next: headrace prepare finish {output}"]
+        common.show({"output": output, "phase": "", "num_tasks": 0}, report, as_json=as_json, quiet=quiet)
+
+
+def refuse_executor() -> None:
+    """Raise ConfigError if an executor is given to a command that works on this host."""
+    if _chosen():
+        raise ConfigError("--executor is for the commands that do a whole job, and for `headrace prepare finish`")
+
+
+def _chosen() -> dict[str, Any]:
+    """Return the values of the options that say where the work is done, as `taken_from` found them."""
+    return click.get_current_context().obj or {}
 
 
 _KINDS = {"text": "prepare_text", "shards": "prepare_media", "energon": "prepare_energon"}

@@ -9,7 +9,7 @@ import click
 from click import Option
 
 from headrace.cli import prepare_options as common
-from headrace.cli.prepare_job import chosen_executor, run_job
+from headrace.cli.prepare_job import hand_over, is_planned_only
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
@@ -90,9 +90,9 @@ def command(
         common.show(estimate, estimate_lines(estimate), as_json=as_json)
         return
     folder = common.output_folder(output)
-    if (executor := chosen_executor(workers=options.workers)) is not None:
+    if is_planned_only():
         plan_shards(inputs, folder, options=options, on_notice=note)
-        run_job(folder, executor, quiet=quiet, as_json=as_json)
+        hand_over(folder, workers=options.workers, quiet=quiet, as_json=as_json)
         return
     with bar:
         manifest = prepare_shards(inputs, folder, options=options, on_progress=partial(show, bar), on_notice=note)

@@ -11,7 +11,7 @@ import click
 from click import Option
 
 from headrace.cli import prepare_options as common
-from headrace.cli.prepare_job import chosen_executor, run_job
+from headrace.cli.prepare_job import hand_over, is_planned_only
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, short, size
@@ -202,8 +202,6 @@ def run(
         found = estimate()
         common.show(found, estimate_lines(found), as_json=as_json)
         return
-    from headrace.engine.executors import PlanOnly
-
     folder = common.output_folder(output)
     is_whole = True
     with ProgressBar(quiet=quiet) as bar:
@@ -214,12 +212,11 @@ def run(
             is_whole = is_whole and not message.startswith(CONTINUED)
             note(message)
 
-        executor = chosen_executor(workers=workers)
-        step = prepare if executor is None else plan
+        step = plan if is_planned_only() else prepare
         manifest = step(folder, partial(show, bar), notice)
         elapsed_s = bar.elapsed_s
     if manifest is None:
-        run_job(folder, executor or PlanOnly(), quiet=quiet, as_json=as_json)
+        hand_over(folder, workers=workers, quiet=quiet, as_json=as_json)
         return
     report = summary(manifest, folder, elapsed_s, is_whole=is_whole)
     common.show(result(manifest, folder, elapsed_s), report, as_json=as_json, quiet=quiet)

@@ -32,6 +32,10 @@ REFRESH_S: Final = 3.0
 """Seconds between two looks at the receipts of others."""
 
 
+class FailedTaskError(InputError):
+    """A task fails on every host, so that the job cannot be completed as it is."""
+
+
 class Limits:
     """When a process begins no more tasks: after a number of them, after SIGTERM, or before its time is over.
 
@@ -147,10 +151,10 @@ class Doer:
         setup = self._job.setup(self._phase, self._results.absolute())
         num_workers = max(min(self._workers, len(self._queue) + 1), 1)
         with WorkerProcesses(num_workers, setup, self._job.main) as workers:
-            assignment = WorkerTasks(workers, lambda: begin.pop() if begin else self._next_task())
-            assignment.assign()
-            while assignment.is_running:
-                for reply in assignment.receive(REPORT_S):
+            tasks = WorkerTasks(workers, lambda: begin.pop() if begin else self._next_task())
+            tasks.assign()
+            while tasks.is_running:
+                for reply in tasks.receive(REPORT_S):
                     if isinstance(reply, Failed):
                         self._end(reply.task_index, self._job.failure(self._phase, reply))
                     elif isinstance(reply, Done):
@@ -159,7 +163,7 @@ class Doer:
                 if time.monotonic() - self._refreshed_s > REFRESH_S:
                     self._refresh()
                 self._report()
-                assignment.assign()
+                tasks.assign()
 
     def _next_task(self) -> AnyTask | None:
         """Claim the next task; None if there is none to begin now."""
@@ -242,17 +246,9 @@ class Doer:
         self._check_failed()
 
     def _check_failed(self) -> None:
-        """Raise InputError if a task failed, on whatever host: the work cannot be finished."""
-        for receipt in self._receipts.failed():
-            raise InputError(f"task {receipt.task_index} failed on host {receipt.host}: {receipt.error}")
+        """Raise FailedTaskError if a task failed, on whatever host: the work cannot be completed."""
+        for task_index, receipt in self._receipts.failed.items():
+            raise FailedTaskError(f"task {task_index} failed on host {receipt.host}: {receipt.error}")
 
     def _report(self) -> None:
-        self._on_progress(
-            TaskProgress(
-                phase=self._phase.name,
-                done=len(self._receipts.done),
-                num_tasks=len(self._receipts.tasks),
-                counts=dict(self._receipts.counts),
-                total_bytes=self._phase.total_bytes,
-            )
-        )
+        self._on_progress(TaskProgress.of(self._phase, self._receipts))

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headrace.engine.doing import Doer, Limits
+from headrace.engine.doing import Doer, FailedTaskError, Limits
 from headrace.engine.job import Job, Phase, Show
 from headrace.errors import HeadraceError
 
@@ -25,18 +25,23 @@ class Handed(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     """What a user should know, a line each."""
 
+    @classmethod
+    def of(cls, job: Job, phase: Phase, *, notes: tuple[str, ...], jobs: tuple[str, ...] = ()) -> Handed:
+        """Return the description of a job whose tasks of a phase others do."""
+        num_open = len(job.receipts(phase).open_tasks)
+        plan = f"planned: {num_open:,} open tasks"
+        return cls(output=str(job.output), phase=phase.name, num_tasks=num_open, jobs=jobs, notes=(plan, *notes))
+
 
 class Executor(Protocol):
     """Does the open tasks of a phase."""
 
-    def run(self, job: Job, phase: Phase, show: Show) -> bool:
-        """Do the tasks; return whether all of them have a receipt now.
+    def run(self, job: Job, phase: Phase, show: Show) -> Handed | None:
+        """Do the tasks, until all of them have a receipt; or return what goes on without this process, which may end.
 
-        False means that the work goes on without this process, which may end.
+        Raises:
+            FailedTaskError: a task fails on every host.
         """
-
-    def describe(self, job: Job) -> Handed:
-        """Return what goes on without this process, if `run` returned False."""
 
 
 class LocalExecutor(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,62 +49,34 @@ class LocalExecutor(msgspec.Struct, frozen=True, kw_only=True):
 
     workers: int
 
-    def run(self, job: Job, phase: Phase, show: Show) -> bool:
+    def run(self, job: Job, phase: Phase, show: Show) -> None:
         """See `Executor`."""
-        doer = Doer(
-            job,
-            phase,
-            wanted=None,
-            workers=self.workers,
-            waits=True,
-            limits=Limits(),
-            on_progress=show.tasks,
-        )
+        doer = Doer(job, phase, wanted=None, workers=self.workers, waits=True, limits=Limits(), on_progress=show.tasks)
         doer.run()
-        return True
-
-    def describe(self, job: Job) -> Handed:
-        """See `Executor`; `run` never returns False."""
-        return handed(job, notes=())
 
 
-class PlanOnly(msgspec.Struct, frozen=True):
-    """Does nothing: others do the tasks."""
-
-    def run(self, job: Job, phase: Phase, show: Show) -> bool:
-        """See `Executor`."""
-        return False
-
-    def describe(self, job: Job) -> Handed:
-        """See `Executor`."""
-        return handed(
-            job,
-            notes=(
-                f"on any number of hosts that share this folder: headrace prepare task {job.output}",
-                f"on one of them, at the end: headrace prepare finish {job.output}",
-                f"to see how far it is: headrace prepare status {job.output}",
-            ),
-        )
-
-
-def handed(job: Job, *, notes: tuple[str, ...], jobs: tuple[str, ...] = ()) -> Handed:
-    """Return the description of a job that goes on without this process."""
+def planned(job: Job) -> Handed | None:
+    """Return what others have to do for a job that was only planned; None if all of its tasks are done."""
     phase = job.phase()
-    num_open = 0
-    if phase is not None:
-        receipts = job.receipts(phase)
-        receipts.refresh()
-        num_open = len(receipts.open_tasks)
-    name = "" if phase is None else phase.name
-    plan = f"planned: {num_open:,} open tasks"
-    return Handed(output=str(job.output), phase=name, num_tasks=num_open, jobs=jobs, notes=(plan, *notes))
+    if phase is None:
+        return None
+    job.receipts(phase).refresh()
+    return Handed.of(
+        job,
+        phase,
+        notes=(
+            f"on any number of hosts that share this folder: headrace prepare task {job.output}",
+            f"on one of them, at the end: headrace prepare finish {job.output}",
+            f"to see how far it is: headrace prepare status {job.output}",
+        ),
+    )
 
 
 def drive(job: Job, executor: Executor, show: Show) -> Any:
     """Take a job to its end: all phases that are left, what is done between them, and the output.
 
     Returns:
-        The report of the work; None if it goes on without this process.
+        The report of the work; `Handed` if it goes on without this process.
 
     Raises:
         Exception: the error of a task that failed, of the executor, or of the kind of work.
@@ -107,8 +84,14 @@ def drive(job: Job, executor: Executor, show: Show) -> Any:
     while (phase := job.phase()) is not None:
         receipts = job.receipts(phase)
         receipts.refresh()
-        if receipts.open_tasks and not executor.run(job, phase, show):
-            return None
+        try:
+            if not receipts.failed and receipts.open_tasks and (handed := executor.run(job, phase, show)) is not None:
+                return handed
+        except FailedTaskError:
+            receipts.refresh()
+        if receipts.failed:
+            # What is done in order meets the fault where a run on one host does, and tells of it in the same words.
+            break
         job.advance(phase, show)
         following = job.phase()
         if following is not None and following.name == phase.name and not receipts.open_tasks:

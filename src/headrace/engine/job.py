@@ -103,6 +103,17 @@ class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int
     """What the count ``bytes`` will add up to; 0 if that is not known."""
 
+    @classmethod
+    def of(cls, phase: Phase, receipts: Receipts) -> TaskProgress:
+        """Return how far a phase is, as far as its receipts are known."""
+        return cls(
+            phase=phase.name,
+            done=len(receipts.done),
+            num_tasks=len(receipts.tasks),
+            counts=dict(receipts.counts),
+            total_bytes=phase.total_bytes,
+        )
+
 
 class Job(ABC):
     """One kind of work, in the folder ``output`` and its work folder ``work``."""
@@ -204,10 +215,8 @@ def load_plan(work: Path) -> PlanFile:
 
 def own_software() -> dict[str, str]:
     """Return the versions of what every kind of work depends on."""
-    return {
-        "python": ".".join(map(str, sys.version_info[:2])),
-        **{name: importlib.metadata.version(name) for name in ("headrace", "tokenizers", "numpy")},
-    }
+    python = ".".join(map(str, sys.version_info[:2]))
+    return {"python": python, **{name: _installed(name) for name in ("headrace", "tokenizers", "numpy")}}
 
 
 def check_software(plan: PlanFile) -> None:
@@ -223,14 +232,18 @@ def check_software(plan: PlanFile) -> None:
         if found != version:
             wrong.append(f"{name} {found or 'is missing'}, where the plan has {version}")
     if wrong:
-        raise ConfigError(f"host {platform.node()} has other software than the plan: {'; '.join(wrong)}")
+        raise ConfigError(
+            f"host {platform.node()} has other software than the plan: {'; '.join(wrong)}. Install the versions of the"
+            " plan there, or plan again on such a host"
+        )
 
 
-def _installed(name: str) -> str | None:
+def _installed(name: str) -> str:
+    """Return the version of a package; empty if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return None
+        return ""
 
 
 def open_job(output: str | os.PathLike[str], work_name: str, kinds: Mapping[str, str], *, checks_software: bool) -> Job:

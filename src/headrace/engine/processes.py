@@ -304,20 +304,20 @@ def run_tasks(
     def next_task() -> AnyTask | None:
         return waiting.popleft() if waiting and waiting[0].task_index < next_index + window else None
 
-    assignment = WorkerTasks(workers, next_task)
-    while waiting or assignment.is_running or next_index <= last_index:
+    given = WorkerTasks(workers, next_task)
+    while waiting or given.is_running or next_index <= last_index:
         # Idle workers get their tasks first, since committing the next piece takes a while.
-        assignment.assign()
+        given.assign()
         if queue := results.get(next_index):
             result = queue.popleft()
             if isinstance(result, Failed) or result.is_last:
                 results.pop(next_index)
                 next_index += 1
             yield result
-        elif not assignment.is_running:
+        elif not given.is_running:
             raise HeadraceError(f"no task returns result {next_index}. This is a defect of Headrace: please report it.")
         has_next = bool(results.get(next_index))
-        for reply in assignment.receive(0.0 if has_next or not assignment.is_running else interval_s):
+        for reply in given.receive(0.0 if has_next or not given.is_running else interval_s):
             if isinstance(reply, Progress):
                 on_progress(reply)
             elif reply.task_index < 0:

@@ -19,7 +19,6 @@ from typing import Any, Final
 import msgspec
 
 from headrace.engine.doing import Doer, Limits
-from headrace.engine.executors import Handed, handed
 from headrace.engine.job import Job, Phase, Show, TaskProgress, reopened
 from headrace.errors import ConfigError, MissingExtraError, WorkerError
 
@@ -44,7 +43,7 @@ class RayExecutor(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 1 << 30
     """What Ray is told that a batch needs, so that it does not place too many on a node."""
 
-    def run(self, job: Job, phase: Phase, show: Show) -> bool:
+    def run(self, job: Job, phase: Phase, show: Show) -> None:
         """Do the tasks; see `Executor`.
 
         Raises:
@@ -61,14 +60,10 @@ class RayExecutor(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 ray.init(address=self.address)
             except Exception as error:
-                raise ConfigError(f"the Ray cluster cannot be reached: {error}") from error
+                where = self.address or "that ray.init finds without --address"
+                raise ConfigError(f"the Ray cluster {where} cannot be reached: {error}") from error
         remote = ray.remote(num_cpus=1, memory=self.memory_bytes, max_retries=MAX_RETRIES)(do_batch)
         _Driver(ray, remote, job, phase, show).run()
-        return True
-
-    def describe(self, job: Job) -> Handed:
-        """See `Executor`; `run` never returns False."""
-        return handed(job, notes=())
 
 
 def do_batch(output: str, work: str, kind: str, phase: str, tasks: list[int]) -> list[float]:
@@ -144,12 +139,4 @@ class _Driver:
             self._waiting.extend(self._receipts.open_tasks)
             if self._waiting:
                 time.sleep(_LOOK_S)
-        self._show.tasks(
-            TaskProgress(
-                phase=self._phase.name,
-                done=len(self._receipts.done),
-                num_tasks=len(self._receipts.tasks),
-                counts=dict(self._receipts.counts),
-                total_bytes=self._phase.total_bytes,
-            )
-        )
+        self._show.tasks(TaskProgress.of(self._phase, self._receipts))

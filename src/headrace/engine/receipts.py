@@ -25,7 +25,6 @@ from headrace.io import create_once, output_errors, read_once
 
 RECEIPTS_NAME: Final = "receipts"
 CLAIMS_NAME: Final = "claims"
-ADOPTED_NAME: Final = "adopted"
 _A_FOLDER: Final = 1000
 """Receipts in a folder: listing a folder again tells of all that are new, and a full one need not be listed again."""
 
@@ -62,6 +61,9 @@ class Receipts:
         self.folder = folder
         self.tasks = range(first_task, num_tasks)
         self.done: dict[int, Receipt] = {}
+        self.failed: dict[int, Receipt] = {}
+        """Those of tasks that fail on every host."""
+
         self.counts: Counter[str] = Counter()
         """Sums over the receipts."""
 
@@ -98,13 +100,12 @@ class Receipts:
             self._add(receipt)
         return is_ours
 
-    def refresh(self) -> list[Receipt]:
-        """Look for new receipts, and return them.
+    def refresh(self) -> None:
+        """Look for new receipts.
 
         Raises:
             OutputError: a folder or a receipt cannot be read.
         """
-        found: list[Receipt] = []
         for number in self._folders:
             if number in self._full:
                 continue
@@ -112,14 +113,14 @@ class Receipts:
                 receipt = None if task_index in self.done else self.read(task_index)
                 if receipt is not None:
                     self._add(receipt)
-                    found.append(receipt)
             first, last = number * _A_FOLDER, (number + 1) * _A_FOLDER
             if all(index in self.done for index in range(max(first, self.tasks.start), min(last, self.tasks.stop))):
                 self._full.add(number)
-        return found
 
     def _add(self, receipt: Receipt) -> None:
         self.done[receipt.task_index] = receipt
+        if receipt.error:
+            self.failed[receipt.task_index] = receipt
         self.counts.update(receipt.counts)
 
     def read(self, task_index: int) -> Receipt | None:
@@ -137,23 +138,20 @@ class Receipts:
         except msgspec.DecodeError as error:
             raise OutputError(f"{path}: this receipt is of another version of Headrace: {error}") from error
 
-    def failed(self) -> list[Receipt]:
-        """Return the receipts of tasks that failed, in their order."""
-        return [self.done[task_index] for task_index in sorted(self.done) if self.done[task_index].error]
-
     def forget_failed(self) -> None:
         """Remove the receipts of tasks that failed, so that they are done again.
 
         Raises:
             OutputError: the system refuses it.
         """
-        for receipt in self.failed():
+        for receipt in self.failed.values():
             path = self._path(RECEIPTS_NAME, receipt.task_index)
             with output_errors(path, "remove"):
                 path.unlink(missing_ok=True)
             del self.done[receipt.task_index]
             self.counts.subtract(receipt.counts)
             self._full.discard(receipt.task_index // _A_FOLDER)
+        self.failed.clear()
 
     def claim(self, task_index: int, attempt: str, number: int) -> bool:
         """Be the one that begins attempt ``number`` of a task, from 0; False if another process is.
@@ -177,12 +175,13 @@ class Receipts:
     def adopt(self, target: Path) -> None:
         """Move the files of all tasks that are done into one folder, where they were not moved yet.
 
-        If this is interrupted, the next call goes on with it. Once it is complete, the files may be removed.
+        If this is interrupted, the next call goes on with it. A file that is at neither place was moved by an earlier
+        call and used up since, or it was lost; the caller knows which it still needs, and does such a task again.
 
         Raises:
-            OutputError: the system refuses a move, or a file is at neither place.
+            OutputError: the system refuses a move.
         """
-        if not self.done or (self.folder / ADOPTED_NAME).exists():
+        if not self.done:
             return
         with output_errors(target, "collect results in"):
             target.mkdir(parents=True, exist_ok=True)
@@ -190,8 +189,8 @@ class Receipts:
             for receipt in self.done.values():
                 for name in receipt.files:
                     if name not in there:
-                        (self.folder / receipt.attempt / name).rename(target / name)
-            (self.folder / ADOPTED_NAME).touch()
+                        with contextlib.suppress(FileNotFoundError):
+                            (self.folder / receipt.attempt / name).rename(target / name)
 
     def _path(self, kind: str, task_index: int, suffix: str = ".json") -> Path:
         return self.folder / kind / f"{task_index // _A_FOLDER:05d}" / f"{task_index}{suffix}"

@@ -30,13 +30,13 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     task_index: int
     piece: int = 0
     is_last: bool = True
-    value: msgspec.Raw = msgspec.Raw(b"\xc0")
+    value: bytes = b"\xc0"
     """What the task found, as msgpack; nil if the result lies on disk."""
 
     @classmethod
     def of(cls, task_index: int, value: Any) -> Done:
         """The whole result of a task."""
-        return cls(task_index, value=msgspec.Raw(msgspec.msgpack.encode(value)))
+        return cls(task_index, value=msgspec.msgpack.encode(value))
 
     def read(self, kind: type[T]) -> T:
         """Return what the task found."""

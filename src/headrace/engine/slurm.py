@@ -25,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.engine.executors import Handed, handed
+from headrace.engine.executors import Handed
 from headrace.engine.job import Job, Phase, Show
 from headrace.errors import ConfigError, OutputError, WorkerError
 from headrace.io import atomic_write, output_errors
@@ -66,12 +66,12 @@ class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
     setup: str | None = None
     """Shell command before each job."""
 
-    def run(self, job: Job, phase: Phase, show: Show) -> bool:
+    def run(self, job: Job, phase: Phase, show: Show) -> Handed:
         """Submit the array and the job behind it; see `Executor`.
 
         Raises:
             ConfigError: there is no Slurm here, or it refuses the jobs.
-            WorkerError: an array was over, and had done nothing.
+            WorkerError: this is the job behind an array that has done nothing.
         """
         if shutil.which("sbatch") is None:
             raise ConfigError("--executor slurm needs the command sbatch: run it on a host that submits jobs")
@@ -83,11 +83,11 @@ class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
             last = before[-1]
             if _is_queued(last.array):
                 show.notice(f"array {last.array} is still at work: nothing was submitted")
-                return False
-            if last.open_tasks == num_open:
+                return _handed(job, phase, last)
+            if last.open_tasks == num_open and last.finish == os.environ.get("SLURM_JOB_ID"):
                 raise WorkerError(
                     f"the jobs of array {last.array} have ended and done none of {num_open:,} open tasks: see the logs"
-                    f" in {job.work / FOLDER_NAME}; the same command with --executor local does them here"
+                    f" in {job.work / FOLDER_NAME}, and submit the job again by hand"
                 )
         folder = job.work / FOLDER_NAME
         with output_errors(folder, "make the folder"):
@@ -116,19 +116,7 @@ class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
         )
         entry = Submitted(phase=phase.name, open_tasks=num_open, array=array, num_jobs=num_jobs, finish=finish)
         atomic_write(folder / "jobs.json", msgspec.json.encode([*before, entry]))
-        return False
-
-    def describe(self, job: Job) -> Handed:
-        """See `Executor`."""
-        last = submitted(job)[-1]
-        return handed(
-            job,
-            jobs=(last.array, last.finish),
-            notes=(
-                f"array {last.array} of {last.num_jobs:,} jobs does the tasks, then job {last.finish} goes on",
-                f"to see how far it is: headrace prepare status {job.output}",
-            ),
-        )
+        return _handed(job, phase, entry)
 
     def _num_jobs(self, num_open: int) -> int:
         wanted = MAX_JOBS if self.tasks_per_job is None else -(-num_open // self.tasks_per_job)
@@ -150,6 +138,18 @@ class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
         lines = ["#!/bin/bash", *([self.setup] if self.setup else []), f"exec {shlex.join(command)}", ""]
         atomic_write(path, "\n".join(lines).encode())
         return path
+
+
+def _handed(job: Job, phase: Phase, last: Submitted) -> Handed:
+    return Handed.of(
+        job,
+        phase,
+        jobs=(last.array, last.finish),
+        notes=(
+            f"array {last.array} of {last.num_jobs:,} jobs does the tasks, then job {last.finish} goes on",
+            f"to see how far it is: headrace prepare status {job.output}",
+        ),
+    )
 
 
 def submitted(job: Job) -> list[Submitted]:

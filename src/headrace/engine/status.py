@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import statistics
 from typing import Any, Final
 
 import msgspec
 
 from headrace.engine.heartbeat import Nodes
-from headrace.engine.job import Job
+from headrace.engine.job import Job, Phase
 from headrace.engine.receipts import Receipts
 
 RECENT: Final = 200
@@ -74,8 +75,6 @@ class StatusReader:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._nodes = Nodes(job.work)
-        self._phase = ""
-        self._receipts: Receipts | None = None
 
     def read(self) -> JobStatus:
         """Return how far the job is now.
@@ -85,15 +84,13 @@ class StatusReader:
         """
         phase = self._job.phase()
         if phase is None:
-            return self._status("", 0, 0, Receipts(self._job.work, 0, 0))
-        if self._receipts is None or phase.name != self._phase:
-            self._phase, self._receipts = phase.name, self._job.receipts(phase)
-        self._receipts.refresh()
-        return self._status(phase.name, len(self._receipts.tasks), phase.total_bytes, self._receipts)
+            phase = Phase(name="", num_tasks=0)
+        receipts = self._job.receipts(phase)
+        receipts.refresh()
+        return self._status(phase, receipts)
 
-    def _status(self, phase: str, num_tasks: int, total_bytes: int, receipts: Receipts) -> JobStatus:
-        done = receipts.done.values()
-        recent = sorted(done, key=lambda receipt: receipt.finished_s)[-RECENT:]
+    def _status(self, phase: Phase, receipts: Receipts) -> JobStatus:
+        recent = heapq.nlargest(RECENT, receipts.done.values(), key=lambda receipt: receipt.finished_s)[::-1]
         tasks_per_s = bytes_per_s = 0.0
         if len(recent) > 1 and (span := recent[-1].finished_s - recent[0].finished_s) > 0:
             tasks_per_s = (len(recent) - 1) / span
@@ -109,25 +106,25 @@ class StatusReader:
                 is_straggler=bool(recent) and seconds > max(STRAGGLING * usual_s, 60.0),
             )
             for node in nodes.values()
-            if node.phase == phase
+            if node.phase == phase.name
             for task, seconds in node.running.items()
             if task not in receipts.done
         ]
         return JobStatus(
             output=str(self._job.output),
             kind=self._job.kind,
-            phase=phase,
-            num_tasks=num_tasks,
+            phase=phase.name,
+            num_tasks=len(receipts.tasks),
             done=len(receipts.done),
             counts=dict(receipts.counts),
-            total_bytes=total_bytes,
+            total_bytes=phase.total_bytes,
             running=tuple(sorted(running, key=lambda task: -task.seconds)),
             failed=tuple(
-                FailedTask(task=receipt.task_index, host=receipt.host, error=receipt.error)
-                for receipt in receipts.failed()
+                FailedTask(task=task_index, host=receipt.host, error=receipt.error)
+                for task_index, receipt in sorted(receipts.failed.items())
             ),
             hosts=tuple(sorted({node.host for node in nodes.values()})),
             tasks_per_s=tasks_per_s,
             bytes_per_s=bytes_per_s,
-            left_s=(num_tasks - len(receipts.done)) / tasks_per_s if tasks_per_s else None,
+            left_s=(len(receipts.tasks) - len(receipts.done)) / tasks_per_s if tasks_per_s else None,
         )

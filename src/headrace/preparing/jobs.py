@@ -14,25 +14,27 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from headrace.engine import job as engine_job
 from headrace.engine.executors import Executor, drive
-from headrace.engine.job import PLAN_NAME, Job, Phase, Show, TaskResult, receipts_of, save_plan
+from headrace.engine.job import PLAN_NAME, Job, Phase, Show, TaskResult, load_plan, receipts_of, save_plan
 from headrace.engine.serving import Done, Failed
 from headrace.errors import ConfigError, sentence
 from headrace.io import atomic_write, check_local, output_errors
 from headrace.preparing import worker
 from headrace.preparing.filters import function_fingerprint
-from headrace.preparing.messages import HashTask, Order, Setup, SortTask
+from headrace.preparing.messages import HashTask, Order, Setup, SortTask, TextTask
 from headrace.preparing.output_folder import RUN_NAME, WORK_NAME, OutputFolder, load_state, mark_of
-from headrace.preparing.piece import piece_path, read_piece
-from headrace.preparing.run import REFERENCE, TextRun, is_made
-from headrace.preparing.run_plan import RunPlan, sorting
+from headrace.preparing.piece import piece_path
+from headrace.preparing.run import REFERENCE, TextRun
+from headrace.preparing.run_plan import RunPlan, encoding, sorting
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 
@@ -53,7 +55,8 @@ def plan_job(folder: OutputFolder, plan: RunPlan) -> None:
     files = tuple(msgspec.structs.replace(file, path=str(Path(file.path).absolute())) for file in plan.files)
     kept = msgspec.structs.replace(plan, files=files, tokenizer=msgspec.structs.replace(plan.tokenizer, json=b""))
     atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
-    receipts = receipts_of(folder.work, plan.encoding(mark_of(folder.work), plan.choice.name))
+    num_tasks = len(plan.all_orders())
+    receipts = receipts_of(folder.work, encoding(mark_of(folder.work), plan.choice.name, num_tasks))
     receipts.refresh()
     receipts.forget_failed()
     software = {} if plan.choice.name == REFERENCE else {plan.choice.name: plan.choice.version}
@@ -72,26 +75,28 @@ class TextJob(Job):
         found = msgspec.json.decode(plan, type=RunPlan)
         with output_errors(work, "read the plan in"):
             data = (work / "tokenizer.json").read_bytes()
-            self._run = json.loads((work / RUN_NAME).read_bytes())
+            run = json.loads((work / RUN_NAME).read_bytes())
             self._mark = mark_of(work)
         self._plan = msgspec.structs.replace(found, tokenizer=msgspec.structs.replace(found.tokenizer, json=data))
         self._orders = self._plan.all_orders()
-        self._is_complete = False
         function = self._plan.options.filters.function
-        if function is not None and function_fingerprint(function) != self._run["filter"]:
-            raise ConfigError(f"--filter {function}: its code on this host differs from that of the plan")
+        if function is not None and function_fingerprint(function) != run["filter"]:
+            raise ConfigError(
+                f"--filter {function}: its code on host {platform.node()} differs from that of the plan, which was made"
+                f" in {load_plan(work).folder}: bring the same module to all hosts, or plan again"
+            )
 
     def phase(self) -> Phase | None:
         """See `Job`. A phase of encoding that is over is still returned if its documents have to be sorted."""
-        if self._is_complete:
-            return None
+        if not (self.work / PLAN_NAME).exists():
+            return None  # another process has finished the job
         state = load_state(self.work)
         if state is not None and state.phase == "sort":
             phase = sorting(self._mark, state.num_buckets)
             return phase if self._open_tasks(phase) else None
-        phase = self._plan.encoding(self._mark, self._plan.choice.name)
-        if not self._open_tasks(phase) and (wrong := self._mismatch()) is not None:
-            phase = self._plan.encoding(self._mark, REFERENCE, wrong)
+        phase = self._encoding(self._plan.choice.name, 0)
+        if not self._open_tasks(phase) and (wrong := self._mismatch(phase)) is not None:
+            phase = self._encoding(REFERENCE, wrong)
         return phase if self._plan.is_shuffled or self._open_tasks(phase) else None
 
     def tasks(self, phase: Phase) -> Sequence[Order]:
@@ -109,18 +114,13 @@ class TextJob(Job):
 
     def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
         """See `Job`."""
-        order = self.tasks(phase)[done[0].task_index]
-        if isinstance(order, HashTask):
-            return TaskResult(value={"file": order.number, "xxh3_128": done[0].read(tuple[int, str])[1]})
-        names = [piece_path("", piece.task_index, piece.piece).name for piece in done]
-        tallies = [read_piece(results / name).info.tally for name in names]
+        if not phase.name.startswith("sort") and isinstance(self._orders[done[0].task_index], HashTask):
+            number, digest = done[0].read(tuple[int, str])
+            return TaskResult(value={"file": number, "xxh3_128": digest})
+        counts = np.sum([piece.read(tuple[int, int, int]) for piece in done], axis=0).tolist()
         return TaskResult(
-            files=tuple(names),
-            counts={
-                "bytes": sum(tally.input_bytes for tally in tallies),
-                "documents": sum(tally.documents.kept for tally in tallies),
-                "tokens": sum(tally.tokens.kept for tally in tallies),
-            },
+            files=tuple(piece_path("", piece.task_index, piece.piece).name for piece in done),
+            counts=dict(zip(("bytes", "documents", "tokens"), counts, strict=True)),
         )
 
     def failure(self, phase: Phase, failed: Failed) -> TaskResult:
@@ -138,26 +138,19 @@ class TextJob(Job):
         """See `Job`: put the documents of a shuffled run into their buckets."""
         if self._plan.is_shuffled and not phase.name.startswith("sort"):
             with self._folder() as folder:
-                if folder.begin(self._run, is_made=self._is_made):
-                    self._is_complete = True
-                else:
+                if folder.resume() is None:
                     self._local_run(folder, show).gather()
 
     def finish(self, show: Show) -> Manifest:
         """See `Job`: commit all pieces in their order, as the end of a local run."""
         with self._folder() as folder:
-            if complete := folder.begin(self._run, is_made=self._is_made):
-                show.notice(complete)
-                return load_manifest(folder.path)
-            manifest, moves = self._local_run(folder, show).run()
-            folder.commit(moves)
+            if (manifest := folder.resume()) is None:
+                manifest, moves = self._local_run(folder, show).run()
+                folder.commit(moves)
         return manifest
 
     def _folder(self) -> OutputFolder:
         return OutputFolder(self.output, overwrite=self._plan.options.overwrite, restart=False)
-
-    def _is_made(self, manifest: Manifest) -> bool:
-        return is_made(self._plan, manifest)
 
     def _local_run(self, folder: OutputFolder, show: Show) -> TextRun:
         return TextRun(self._plan, folder, None, on_progress=show.progress, on_notice=show.notice)
@@ -167,11 +160,18 @@ class TextJob(Job):
         receipts.refresh()
         return receipts.open_tasks
 
-    def _mismatch(self) -> int | None:
-        """Return the first task in which the fast library proved wrong."""
-        receipts = self.receipts(self._plan.encoding(self._mark, self._plan.choice.name))
-        receipts.refresh()
-        wrong = [index for index, receipt in receipts.done.items() if (receipt.value or {}).get("mismatch")]
+    def _encoding(self, backend: str, first_task: int) -> Phase:
+        """Return the phase of encoding with a library; the second one hashes no files again."""
+        num_tasks = len(self._orders)
+        if backend != self._plan.choice.name:
+            num_tasks = sum(isinstance(order, TextTask) for order in self._orders)
+        total = self._plan.total_bytes
+        return encoding(self._mark, backend, num_tasks, first_task=first_task, total_bytes=total)
+
+    def _mismatch(self, phase: Phase) -> int | None:
+        """Return the first task of a phase in which the fast library proved wrong."""
+        done = self.receipts(phase).done
+        wrong = [index for index, receipt in done.items() if (receipt.value or {}).get("mismatch")]
         return min(wrong, default=None)
 
     def _backend(self, phase: Phase) -> str:
@@ -201,8 +201,12 @@ def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) ->
         ConfigError: the software of this host differs from that of the plan.
     """
     check_local(output)
-    planned = (name for name in WORK_NAMES if Path(output, name, PLAN_NAME).exists())
-    return engine_job.open_job(output, next(planned, WORK_NAME), KINDS, checks_software=checks_software)
+    return engine_job.open_job(output, planned_in(output) or WORK_NAME, KINDS, checks_software=checks_software)
+
+
+def planned_in(output: str | os.PathLike[str]) -> str | None:
+    """Return the name of the work folder with a plan in a folder, see `open_job`; None if nothing is planned there."""
+    return next((name for name in WORK_NAMES if Path(output, name, PLAN_NAME).exists()), None)
 
 
 def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -> Any:
@@ -215,8 +219,7 @@ def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -
         Exception: see `drive`.
     """
     check_local(output)
-    is_planned = any(Path(output, name, PLAN_NAME).exists() for name in WORK_NAMES)
-    if is_planned or not Path(output, MANIFEST_NAME).exists():
+    if planned_in(output) is not None or not Path(output, MANIFEST_NAME).exists():
         return drive(open_job(output), executor, show)
     with OutputFolder(output, overwrite=False, restart=False):
         show.notice(f"{output}: the output is complete already")

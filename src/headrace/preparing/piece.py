@@ -306,7 +306,9 @@ class PieceBuilder:
             domains=tuple(self._domains),
         )
         write_piece(self._setup.parts, info, self._arrays)
-        return Done(self._task_index, self._number, is_last)
+        tally = self._tally
+        counts = (tally.input_bytes, tally.documents.kept, tally.tokens.kept)
+        return Done(self._task_index, self._number, is_last, msgspec.msgpack.encode(counts))
 
     def _sort(self) -> None:
         order = np.concatenate(self._arrays["order"])
@@ -423,7 +425,7 @@ class BucketSorter:
         tally = Tally(documents=DocumentLedger(read=0, kept=len(hashes)))
         info = PieceInfo(task_index=order.bucket, piece=0, is_last=True, tally=tally)
         write_piece(self._parts, info, arrays)
-        return Done(order.bucket, 0, True)
+        return Done.of(order.bucket, (order.size, len(hashes), 0))
 
     def _read(self, order: SortTask) -> tuple[NDArray[np.uint64], IntArray, list[tuple[NDArray[Any], IntArray]]]:
         path = bucket_path(self._folder, order.bucket)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.engine.job import Phase, receipts_of
+from headrace.engine.job import PHASE_PREFIX, Phase, receipts_of
 from headrace.engine.processes import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks, usable_cores
 from headrace.engine.serving import Done, Failed, Progress
 from headrace.errors import HeadraceError, InputError, OutputError, sentence
@@ -35,7 +35,7 @@ from headrace.preparing.output_folder import (
     save_state,
 )
 from headrace.preparing.piece import bucket_path, choose_num_buckets, piece_path, read_piece
-from headrace.preparing.run_plan import RunPlan, TextProgress, sorting
+from headrace.preparing.run_plan import RunPlan, TextProgress, encoding, sorting
 from headrace.preparing.sources import SourceFile
 from headrace.preparing.tally import Tally
 from headrace.stores import Manifest, load_manifest
@@ -169,7 +169,9 @@ class TextRun:
         backend = REFERENCE if self._state.fallback else self._plan.choice.name
         setup = self._plan.setup_in(self._work, self._mark, backend)
         state = self._state
-        trusted = self._adopt(self._plan.encoding(self._mark, backend), Path(setup.parts))
+        adopted: Mapping[int, int] = {}
+        if any(self._work.glob(f"{PHASE_PREFIX}*")):
+            adopted = self._adopt(encoding(self._mark, backend, len(self._plan.all_orders())), Path(setup.parts))
         with output_errors(Path(setup.parts), "create"):
             Path(setup.parts).mkdir(exist_ok=True)
             # Pieces that were encoded by a library which proved wrong.
@@ -177,7 +179,7 @@ class TextRun:
                 if folder.name != Path(setup.parts).name:
                     shutil.rmtree(folder, ignore_errors=True)
         orders = self._plan.orders(first_task=state.task_index, start=state.cursor, hashed=self._ledger.state.hashes)
-        for result in self._results(setup, orders, Path(setup.parts), RUN_AHEAD, trusted):
+        for result in self._results(setup, orders, Path(setup.parts), RUN_AHEAD, adopted):
             if result.task_index < 0:
                 number, digest = result.read(tuple[int, str])
                 self._ledger.state.hashes[number] = digest
@@ -194,7 +196,7 @@ class TextRun:
     def _sort(self) -> None:
         setup = self._plan.sort_setup(self._work, self._mark)
         folder = Path(setup.buckets)
-        trusted = self._adopt(sorting(self._mark, self._state.num_buckets), folder)
+        adopted = self._adopt(sorting(self._mark, self._state.num_buckets), folder)
         sizes = self._state.bucket_sizes
         for bucket in range(self._state.task_index):  # left by a kill between a checkpoint and the removal after it
             with output_errors(folder, "clear"):
@@ -202,15 +204,17 @@ class TextRun:
         orders: list[Order] = [
             SortTask(bucket, sizes[bucket]) for bucket in range(self._state.task_index, self._state.num_buckets)
         ]
-        for result in self._results(setup, orders, folder, 1, trusted):
+        for result in self._results(setup, orders, folder, 1, adopted):
             if result.task_index >= 0:
                 path = piece_path(folder, result.task_index, result.piece)
                 self._committer.take_sorted(read_piece(path), path, bucket_path(folder, result.task_index))
 
-    def _adopt(self, phase: Phase, folder: Path) -> set[int]:
-        """Move the pieces of tasks that other processes did into a folder of this run; return these tasks.
+    def _adopt(self, phase: Phase, folder: Path) -> dict[int, int]:
+        """Move the pieces of tasks that other processes did into a folder of this run.
 
-        They were synced before their receipts were created, and need no second look.
+        Returns:
+            For each of these tasks the number of its pieces. They were synced before the receipt was created, so what
+            is in them need not be looked at.
         """
         receipts = receipts_of(self._work, phase)
         receipts.refresh()
@@ -218,12 +222,12 @@ class TextRun:
         for receipt in receipts.done.values():
             if hashed := (receipt.value or {}).get("xxh3_128"):
                 self._ledger.state.hashes[receipt.value["file"]] = hashed
-        return {receipt.task_index for receipt in receipts.done.values() if receipt.files}
+        return {receipt.task_index: len(receipt.files) for receipt in receipts.done.values() if receipt.files}
 
     def _results(
-        self, setup: Setup, orders: list[Order], folder: Path, run_ahead: int, trusted: Collection[int]
+        self, setup: Setup, orders: list[Order], folder: Path, run_ahead: int, adopted: Mapping[int, int]
     ) -> Iterator[Done]:
-        ready = list(self._ready(folder, trusted))
+        ready = list(self._ready(folder, adopted))
         done = {piece.task_index for piece in ready}
         left = [order for order in orders if order.task_index not in done]
         if not left:
@@ -246,8 +250,11 @@ class TextRun:
                     raise self._error(result)
                 yield result
 
-    def _ready(self, folder: Path, trusted: Collection[int]) -> Iterator[Done]:
-        """The pieces that a killed run left, of those tasks whose pieces are all there. The others are removed."""
+    def _ready(self, folder: Path, adopted: Mapping[int, int]) -> Iterator[Done]:
+        """The pieces that a killed run or other processes left, of those tasks whose pieces are all there.
+
+        The others are removed.
+        """
         found: dict[int, dict[int, Path]] = {}
         if folder.is_dir():
             for path in folder.glob("[0-9]*.piece"):
@@ -256,7 +263,10 @@ class TextRun:
         for task_index, pieces in sorted(found.items()):
             first = self._state.cursor.piece if task_index == self._state.task_index else 0
             numbers = [number for number in sorted(pieces) if number >= first]
-            is_whole = task_index in trusted or self._is_whole(pieces, first, numbers)
+            if task_index in adopted:
+                is_whole = numbers == list(range(first, adopted[task_index]))
+            else:
+                is_whole = self._is_whole(pieces, first, numbers)
             if task_index < self._state.task_index or not is_whole:
                 for path in pieces.values():
                     path.unlink(missing_ok=True)

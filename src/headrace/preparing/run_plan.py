@@ -198,13 +198,6 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         setup = self.setup_in(work, mark, self.choice.name)
         return msgspec.structs.replace(setup, parts=setup.buckets)
 
-    def encoding(self, mark: str, backend: str, first_task: int = 0) -> Phase:
-        """The phase of encoding, for processes that do its tasks in any order; see `all_orders`."""
-        num_tasks = len(self.all_orders())
-        return Phase(
-            name=f"encode-{mark}-{backend}", first_task=first_task, num_tasks=num_tasks, total_bytes=self.total_bytes
-        )
-
     def all_orders(self) -> list[TextTask | HashTask]:
         """The tasks of a whole run, each with a place: those that encode, then those that hash files."""
         orders = self.orders(first_task=0, start=PiecePosition(), hashed=[""] * len(self.files))
@@ -229,6 +222,11 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
                 files = tuple(sent[span.file] for span in task.spans)
                 orders.append(TextTask(task, files, start if task.number == first_task else PiecePosition()))
         return orders
+
+
+def encoding(mark: str, backend: str, num_tasks: int, *, first_task: int = 0, total_bytes: int = 0) -> Phase:
+    """The phase of encoding, for processes that do its tasks in any order; see `RunPlan.all_orders`."""
+    return Phase(name=f"encode-{mark}-{backend}", first_task=first_task, num_tasks=num_tasks, total_bytes=total_bytes)
 
 
 def sorting(mark: str, num_buckets: int) -> Phase:
