@@ -9,7 +9,6 @@ import io
 import json
 import os
 import tarfile
-from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.engine.serving import Parent, Reply
+import jobs_by_hand
 from headrace.preparing.shards import ShardOptions, prepare_shards
 from headrace.preparing.shards import run as shard_run
-from headrace.preparing.shards.messages import ShardOrder, ShardSetup
-from headrace.preparing.shards.run import ShardWorker
 from headrace.stores import Manifest
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -29,42 +26,11 @@ JPG = b"\xff\xd8\xff"
 Samples = Mapping[str, Mapping[str, bytes]]
 
 
-class InlineWorkers:
-    """Stands for `WorkerProcesses`. The last task is done first, so that much is done ahead."""
-
-    def __init__(self, num_workers: int, setup: ShardSetup, main: str) -> None:
-        self._num_workers = num_workers
-        self._worker = ShardWorker(Parent(self, os.getppid()), setup)  # type: ignore[arg-type]
-        self._orders: deque[tuple[int, ShardOrder]] = deque()
-
-    def __enter__(self) -> InlineWorkers:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def __len__(self) -> int:
-        return self._num_workers
-
-    def send_bytes(self, message: bytes) -> None:
-        """How far it is: nobody asks."""
-
-    def send(self, worker: int, order: ShardOrder) -> None:
-        encoded = msgspec.msgpack.encode(order)
-        self._orders.append((worker, msgspec.msgpack.decode(encoded, type=ShardOrder)))
-
-    def receive(self, timeout_s: float) -> list[tuple[int, Reply]]:
-        if not self._orders:
-            return []
-        worker, order = self._orders.pop()
-        return [(worker, self._worker.handle(order))]
-
-
 @contextlib.contextmanager
 def inline() -> Iterator[None]:
     """Small tasks, and workers in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_run, "WorkerProcesses", InlineWorkers)
+        patch.setattr(shard_run, "WorkerProcesses", jobs_by_hand.InlineWorkers)
         patch.setattr(os, "fsync", lambda descriptor: None)  # a kill loses nothing that was not synced
         patch.setattr("headrace.preparing.shards.inputs.GROUPS_A_TASK", 7)
         patch.setattr("headrace.preparing.shards.inputs.choose_task_bytes", lambda size: 700)

@@ -129,8 +129,14 @@ def _handler(parent: Parent, setup: _Setup) -> Callable[[_Range], Reply]:
             except HeadraceError:
                 raise
             except Exception as error:
-                error.add_note(f"in a worker process:\n{traceback.format_exc()}")
-                pickle.loads(pickle.dumps(error))  # else it is told as a crash, with its traceback
+                told = traceback.format_exc()
+                try:
+                    error.add_note(f"in a worker process:\n{told}")
+                    pickle.loads(pickle.dumps(error))
+                except Exception:  # an error that cannot be pickled
+                    return Failed.of(
+                        task.task_index, WorkerError(f"{type(error).__name__} in a worker process:\n{told}")
+                    )
                 return Failed.of(task.task_index, error)
 
         return attempted(task.task_index, do)

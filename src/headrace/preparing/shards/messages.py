@@ -14,8 +14,6 @@ from headrace.preparing.sources import RecordSpec, SourceFile, Task
 SPEC = RecordSpec(fields=(), whole=True, lists=True)
 """How tables are read: as whole records."""
 
-NO_FILE = -1
-
 
 class ShardProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a run is, including unfinished tasks."""
