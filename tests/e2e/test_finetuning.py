@@ -284,8 +284,8 @@ def test_the_same_conversations_packed() -> None:
 
 
 PROGRAM = (
-    "from headrace.preparing import resolving, run_plan; run_plan.MIN_PENDING_BYTES = 50_000; "
-    "resolving.choose_task_bytes = lambda total: 50_000; "
+    "from headrace.preparing import recipes, run_plan; run_plan.MIN_PENDING_BYTES = 50_000; "
+    "recipes.choose_task_bytes = lambda total: 50_000; "
     "from headrace.cli import main; main()"
 )
 """The command, with many tasks and checkpoints."""

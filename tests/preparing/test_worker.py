@@ -88,8 +88,9 @@ def test_what_nobody_foresaw_is_told_with_its_traceback(
     assert "ZeroDivisionError: unforeseen" in reply.message
 
 
-def test_a_worker_over_text_loads_nothing_of_samples() -> None:
+@pytest.mark.parametrize("module", ["worker", "api", "jobs"])
+def test_runs_over_text_load_nothing_of_samples(module: str) -> None:
     names = "[name for name in sys.modules if name.startswith('headrace.samples')]"
-    script = f"import sys; import headrace.preparing.worker; print({names})"
+    script = f"import sys; import headrace.preparing.{module}; print({names})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

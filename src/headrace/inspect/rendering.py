@@ -22,8 +22,8 @@ from headrace.inspect.figures import count
 from headrace.inspect.shown import EvidenceRow, Outcome, RecordPart, RenderedSequence, Rendering, ShownSequence, Stretch
 from headrace.inspect.token_texts import TokenGroup, runs, texts_of
 from headrace.preparing.messages import RecipeSetup
+from headrace.preparing.recipes import find_end_names, find_template, find_tokenizer, with_inputs
 from headrace.preparing.record_encoder import make_maker
-from headrace.preparing.resolving import find_end_names, find_template, find_tokenizer, with_inputs
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, counted_from, find_inputs, open_span, record_noun
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
 from headrace.samples.layouts import NUM_RECORDS, Sample

@@ -15,7 +15,7 @@
 
 `prepare_recipe` and `estimate_recipe` run a recipe in the same way. These files belong to recipes alone:
 
-    resolving      recipe -> files, layouts, template, keys, end tokens, the library -> run_plan
+    recipes        recipe -> files, layouts, template, keys, end tokens, the library -> run_plan
       record_encoder   whole records -> documents of several keys, by ``headrace.samples``      in the workers
     columns        the keys of a document, and its domain
 
@@ -26,7 +26,7 @@ origins. `energon` makes a dataset for Energon out of a folder of tars.
 
 This room imports ``headrace.engine``, ``headrace.samples``, ``headrace.plan``, ``headrace.stores``, ``headrace.io`` and
 ``headrace.errors``.
-The workers of runs over text load nothing of ``headrace.samples``.
+Runs over text load nothing of ``headrace.samples``.
 """
 
 from __future__ import annotations
@@ -36,21 +36,14 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazily
 
 if TYPE_CHECKING:
-    from headrace.preparing.api import (
-        RecipeOptions,
-        estimate_recipe,
-        estimate_text,
-        plan_recipe,
-        plan_text,
-        prepare_recipe,
-        prepare_text,
-    )
+    from headrace.preparing.api import estimate_text, plan_text, prepare_text
     from headrace.preparing.choosing import prepare
     from headrace.preparing.energon import plan_energon, prepare_energon
     from headrace.preparing.estimate import Estimate
     from headrace.preparing.filters import FilterSpec
     from headrace.preparing.jobs import finish_job, open_job
     from headrace.preparing.options import ErrorOptions, OutputOptions, RecordOptions, TextOptions, TokenOptions
+    from headrace.preparing.recipes import RecipeOptions, estimate_recipe, plan_recipe, prepare_recipe
     from headrace.preparing.run_plan import TextProgress
     from headrace.preparing.shards import ShardOptions, estimate_shards, plan_shards, prepare_shards
 
@@ -59,24 +52,24 @@ _HOMES = {
     "Estimate": "headrace.preparing.estimate",
     "FilterSpec": "headrace.preparing.filters",
     "OutputOptions": "headrace.preparing.options",
-    "RecipeOptions": "headrace.preparing.api",
+    "RecipeOptions": "headrace.preparing.recipes",
     "RecordOptions": "headrace.preparing.options",
     "ShardOptions": "headrace.preparing.shards",
     "TextOptions": "headrace.preparing.options",
     "TextProgress": "headrace.preparing.run_plan",
     "TokenOptions": "headrace.preparing.options",
-    "estimate_recipe": "headrace.preparing.api",
+    "estimate_recipe": "headrace.preparing.recipes",
     "estimate_shards": "headrace.preparing.shards",
     "estimate_text": "headrace.preparing.api",
     "finish_job": "headrace.preparing.jobs",
     "open_job": "headrace.preparing.jobs",
     "plan_energon": "headrace.preparing.energon",
-    "plan_recipe": "headrace.preparing.api",
+    "plan_recipe": "headrace.preparing.recipes",
     "plan_shards": "headrace.preparing.shards",
     "plan_text": "headrace.preparing.api",
     "prepare": "headrace.preparing.choosing",
     "prepare_energon": "headrace.preparing.energon",
-    "prepare_recipe": "headrace.preparing.api",
+    "prepare_recipe": "headrace.preparing.recipes",
     "prepare_shards": "headrace.preparing.shards",
     "prepare_text": "headrace.preparing.api",
 }

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.errors import ConfigError
-from headrace.preparing.api import RecipeOptions, prepare_recipe, prepare_text
+from headrace.preparing.api import prepare_text
 from headrace.preparing.options import TextOptions
+from headrace.preparing.recipes import RecipeOptions, prepare_recipe
 from headrace.preparing.shards import ShardOptions, prepare_shards
 from headrace.samples.recipe import Recipe
 from headrace.stores import Manifest

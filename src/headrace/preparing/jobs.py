@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.messages import HashTask, Order, Setup, SortTask, TextTask
 from headrace.preparing.output_folder import RUN_NAME, WORK_NAME, OutputFolder, load_state, mark_of
 from headrace.preparing.piece import piece_path
-from headrace.preparing.run import REFERENCE, TextRun
+from headrace.preparing.run import REFERENCE, TextRun, begin_run
 from headrace.preparing.run_plan import RunPlan, encoding, sorting
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
@@ -41,17 +41,25 @@ from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 KIND = "text"
 
 
-def plan_job(folder: OutputFolder, plan: RunPlan) -> None:
-    """Write the plan of a run that was begun into its work folder, for other processes to do its tasks.
+def plan_run(
+    folder: OutputFolder, plan: RunPlan, deciding: Mapping[str, Any], on_notice: Callable[[str], None]
+) -> Manifest | None:
+    """Begin or continue a run in a folder that was claimed, and write its plan for other processes to do its tasks.
 
     Tasks that failed before are to be tried again.
 
+    Returns:
+        The manifest of the output if that is complete already, else None.
+
     Raises:
         ConfigError: an input is standard input, which only this process can read.
-        OutputError: the system refuses the write.
+        OutputError: the folder holds something else, or the system refuses the write.
     """
     if any(file.name == "-" for file in plan.files):
         raise ConfigError("input '-': only this process can read its standard input; other hosts need files")
+    if complete := begin_run(folder, plan, deciding):
+        on_notice(complete)
+        return load_manifest(folder.path)
     files = tuple(msgspec.structs.replace(file, path=str(Path(file.path).absolute())) for file in plan.files)
     kept = msgspec.structs.replace(plan, files=files, tokenizer=msgspec.structs.replace(plan.tokenizer, json=b""))
     atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
@@ -62,6 +70,7 @@ def plan_job(folder: OutputFolder, plan: RunPlan) -> None:
     software = {} if plan.choice.name == REFERENCE else {plan.choice.name: plan.choice.version}
     save_plan(folder.work, KIND, kept, software)
     folder.keep()
+    return None
 
 
 class TextJob(Job):

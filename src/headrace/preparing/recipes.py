@@ -1,17 +1,19 @@
-"""Resolves a recipe into the plan of a run: finds its files, layouts, tokeniser and template.
+"""`prepare_recipe` writes a store from records of any layout; `plan_recipe` plans that, `estimate_recipe` estimates it.
 
-The first records of each input show which layout they have. They are also made into samples, so that a recipe that
-cannot be followed fails at once.
+A recipe is resolved into the plan of a run: its files, layouts, tokeniser and template are found. The first records
+of each input show which layout they have. They are also made into samples, so that a recipe that cannot be followed
+fails at once.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from headrace.engine.forking import may_fork
 from headrace.errors import ConfigError, InputError, RenderLimitError
+from headrace.io import check_local
 from headrace.preparing.backends import (
     REFERENCE,
     Backend,
@@ -37,11 +40,33 @@ from headrace.preparing.backends.first_documents import (
     prove_texts,
 )
 from headrace.preparing.columns import DOMAIN, Column, Kind
+from headrace.preparing.estimate import Estimate, estimate_plan
+from headrace.preparing.filters import FilterSpec
+from headrace.preparing.jobs import plan_run
 from headrace.preparing.messages import RecipeSetup
-from headrace.preparing.options import TextOptions
+from headrace.preparing.options import (
+    BackendName,
+    DocumentRunOptions,
+    ErrorOptions,
+    OutputOptions,
+    RecordOptions,
+    TextOptions,
+    TokenOptions,
+    check_documents,
+)
+from headrace.preparing.output_folder import STDIN_NAME, OutputFolder
 from headrace.preparing.record_encoder import make_maker
+from headrace.preparing.run import run_in
 from headrace.preparing.run_plan import RecipePart, RunPlan, TextProgress, show_compared
-from headrace.preparing.sources import RecordSpec, SourceFile, Span, choose_task_bytes, find_inputs, open_span
+from headrace.preparing.sources import (
+    RecordSpec,
+    SourceFile,
+    Span,
+    choose_task_bytes,
+    find_inputs,
+    open_span,
+    spool_stdin,
+)
 from headrace.preparing.tokenizer import USUAL_BOSES, USUAL_EODS, TextTokenizer, load_tokenizer
 from headrace.samples.layouts import NUM_RECORDS
 from headrace.samples.maker import SampleMaker
@@ -50,14 +75,205 @@ from headrace.samples.maker.sequences import BEGIN_TOKEN
 from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.results import MISSING_BOS
 from headrace.samples.masking.token_spans import SpanEncoder
-from headrace.samples.recipe import ErrorSpec, Recipe, StoreKey, TemplateSpec, resolve_layout
+from headrace.samples.recipe import ErrorSpec, Recipe, StoreKey, TemplateSpec, load_recipe, resolve_layout
 from headrace.samples.recipe.recipe import InputSpec
 from headrace.samples.templates import ChatTemplate, TemplateSetup, special_tokens
 from headrace.samples.templates.load import CONFIG, read_json
+from headrace.stores import Manifest
 from headrace.stores.hdf5.store import load_h5py
 from headrace.stores.indexed.layout import dtype_code
 from headrace.stores.json.writer import check_jsonl_dtype
 from headrace.stores.keyed.layout import check_key, key_dtype
+
+
+class RecipeOptions(DocumentRunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `prepare_recipe`: what the recipe leaves open because it does not define the samples.
+
+    This is the only place that owns these defaults.
+
+    Example:
+        >>> from pathlib import Path
+        >>> lines = ["type: seq", "inputs: data/*.jsonl", "tokenizer: tokenizer.json"]
+        >>> _ = Path("shuffled.yaml").write_text("\\n".join(lines))
+        >>> options = headrace.preparing.RecipeOptions(shuffle=7, deduplicate=True)
+        >>> manifest = headrace.preparing.prepare_recipe("shuffled.yaml", "shuffled", options=options)
+        >>> manifest.order.seed
+        7
+    """
+
+    id_field: str | None = None
+    """The field that names a record; the ids are then stored beside the documents."""
+
+    max_record_bytes: int = 64 << 20
+    """A longer line, or text, is a bad record."""
+
+    function: str | None = None
+    """``module:function`` that decides which records are kept, see `FilterSpec`."""
+
+    shuffle: int | None = None
+    """Seed of a uniform shuffle of all documents, within their domains; None keeps the order of the input."""
+
+    backend: BackendName = "auto"
+    """See `TokenOptions`."""
+
+
+def prepare_recipe(
+    recipe: Recipe | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    inputs: Sequence[str | os.PathLike[str]] = (),
+    tokenizer: str | os.PathLike[str] | None = None,
+    options: RecipeOptions | None = None,
+    on_progress: Callable[[TextProgress], None] | None = None,
+    on_notice: Callable[[str], None] | None = None,
+    stdin: BinaryIO | None = None,
+) -> Manifest:
+    """Make the samples of a recipe, and store them in a folder with a ``headrace.json``.
+
+    The guarantees are those of `prepare_text`: the bytes depend on inputs, recipe, tokeniser, template and options
+    alone, all files appear together, and the same call continues a run that was interrupted or killed.
+
+    Args:
+        recipe: a recipe, or the path of its file; a configuration of AstrAI is accepted too.
+        output: a new or empty folder, or one with an unfinished run.
+        inputs: files to read in place of those that the recipe names.
+        tokenizer: the tokeniser, if the recipe names none.
+        options: see `RecipeOptions`.
+        on_progress: called a few times a second.
+        on_notice: called with what a user should know, such as the layout of the records, or that a run is continued.
+        stdin: the stream that ``-`` reads; by default standard input.
+
+    Returns:
+        The manifest, as it was written.
+
+    Raises:
+        ConfigError: the recipe, or something that it names, is not valid.
+        InputError: a record or file is bad; the message names file and line.
+        OutputError: the folder is in use or holds something else, or the system refuses a write.
+        WorkerError: several worker processes ended in the same task.
+        MissingExtraError: a package that is needed is not installed.
+
+    Example:
+        >>> from pathlib import Path
+        >>> lines = ["type: seq", "inputs: data/*.jsonl", "tokenizer: tokenizer.json"]
+        >>> _ = Path("recipe.yaml").write_text("\\n".join(lines))
+        >>> manifest = headrace.preparing.prepare_recipe("recipe.yaml", "sequences")
+        >>> manifest.ledger.documents.kept == len(headrace.open("sequences"))
+        True
+    """
+    check_local(recipe, inputs, output, tokenizer)
+    show = on_progress or (lambda progress: None)
+    notice = on_notice or (lambda message: None)
+    recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
+    with OutputFolder(output, overwrite=run_options.overwrite, restart=run_options.restart) as folder:
+        plan, encoder = _resolved_recipe(recipe, folder, tokenizer, run_options, show, notice, stdin)
+        return run_in(folder, plan, encoder=encoder, deciding=deciding(plan), on_progress=show, on_notice=notice)
+
+
+def plan_recipe(
+    recipe: Recipe | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    inputs: Sequence[str | os.PathLike[str]] = (),
+    tokenizer: str | os.PathLike[str] | None = None,
+    options: RecipeOptions | None = None,
+    on_progress: Callable[[TextProgress], None] | None = None,
+    on_notice: Callable[[str], None] | None = None,
+) -> Manifest | None:
+    """Plan a run of `prepare_recipe` in its output folder, for processes on any hosts, see `plan_text`.
+
+    Raises:
+        ConfigError, InputError, OutputError, MissingExtraError: as `prepare_recipe`.
+    """
+    check_local(recipe, inputs, output, tokenizer)
+    show = on_progress or (lambda progress: None)
+    notice = on_notice or (lambda message: None)
+    recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
+    with OutputFolder(output, overwrite=run_options.overwrite, restart=run_options.restart) as folder:
+        plan, _ = _resolved_recipe(recipe, folder, tokenizer, run_options, show, notice, None)
+        return plan_run(folder, plan, deciding(plan), notice)
+
+
+def _resolved_recipe(
+    recipe: Recipe,
+    folder: OutputFolder,
+    tokenizer: str | os.PathLike[str] | None,
+    options: TextOptions,
+    show: Callable[[TextProgress], None],
+    notice: Callable[[str], None],
+    stdin: BinaryIO | None,
+) -> tuple[RunPlan, ProvedEncoder | None]:
+    stdin_path = None
+    if reads_stdin(recipe):
+        stdin_path = folder.work / STDIN_NAME
+        spool_stdin(stdin or sys.stdin.buffer, stdin_path)
+    return resolve(
+        recipe,
+        options,
+        tokenizer=tokenizer,
+        stdin=stdin_path,
+        earlier=folder.earlier,
+        on_progress=show,
+        on_notice=notice,
+    )
+
+
+def estimate_recipe(
+    recipe: Recipe | str | os.PathLike[str],
+    *,
+    inputs: Sequence[str | os.PathLike[str]] = (),
+    tokenizer: str | os.PathLike[str] | None = None,
+    options: RecipeOptions | None = None,
+    on_notice: Callable[[str], None] | None = None,
+) -> Estimate:
+    """Estimate from a sample what a run of `prepare_recipe` would make, see `estimate_text`.
+
+    Raises:
+        ConfigError: as `prepare_recipe`; standard input is among the inputs.
+        InputError: a file cannot be read, or there are no records. Bad records are counted.
+        MissingExtraError: as `prepare_recipe`.
+    """
+    recipe, run_options = _resolved(recipe, inputs, options or RecipeOptions())
+    if reads_stdin(recipe):
+        raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
+    plan, _ = resolve(
+        recipe,
+        run_options,
+        tokenizer=tokenizer,
+        stdin=None,
+        earlier={},
+        on_progress=lambda progress: None,
+        on_notice=on_notice or (lambda message: None),
+    )
+    return estimate_plan(plan)
+
+
+def _resolved(
+    recipe: Recipe | str | os.PathLike[str], inputs: Sequence[str | os.PathLike[str]], options: RecipeOptions
+) -> tuple[Recipe, TextOptions]:
+    """The recipe with its inputs, and the options of the run as `TextOptions`."""
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe)
+    recipe = with_inputs(recipe, inputs)
+    output = recipe.output
+    run_options = TextOptions(
+        records=RecordOptions(fields=(), id_field=options.id_field, max_record_bytes=options.max_record_bytes),
+        tokens=TokenOptions(special_tokens_in_text="encode", backend=options.backend),
+        filters=FilterSpec(function=options.function),
+        deduplicate=options.deduplicate,
+        output=OutputOptions(
+            format=output.format,
+            shard_tokens=output.shard_tokens,
+            shuffle=options.shuffle,
+        ),
+        errors=ErrorOptions(on_error=recipe.errors.on_error, max_errors=recipe.errors.max_errors),
+        workers=options.workers,
+        task_bytes=options.task_bytes,
+        overwrite=options.overwrite,
+        restart=options.restart,
+    )
+    check_documents(run_options)
+    return recipe, run_options
 
 
 class RecipeInputs(msgspec.Struct, frozen=True, kw_only=True):
