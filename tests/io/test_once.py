@@ -116,10 +116,27 @@ def test_a_torn_file_is_replaced(
 
     if not has_links:
         monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr("headrace.io.once._TORN_AFTER_S", 0.03)
     path = tmp_path / "receipt"
     path.write_bytes(content)
     assert create_once(path, b"whole")
     assert read_once(path) == b"whole"
+    assert names(tmp_path) == ["receipt"]
+
+
+def test_a_slow_writer_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without hard links a file is seen while it is written; what grows is not taken for torn."""
+    whole = tmp_path / "whole"
+    create_once(whole, b"from a slow disk")
+    data = whole.read_bytes()
+    path = tmp_path / "receipt"
+    path.write_bytes(b"")
+    writes = iter(range(1, len(data) + 1))
+    monkeypatch.setattr("headrace.io.once._TORN_AFTER_S", 0.0)
+    monkeypatch.setattr("headrace.io.once._WAIT_S", 0.0)
+    monkeypatch.setattr("time.sleep", lambda _: path.write_bytes(data[: next(writes)]))
+    assert not create_once(path, b"another's")
+    assert read_once(path) == b"from a slow disk"
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

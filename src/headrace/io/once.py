@@ -3,8 +3,9 @@
 The content is written and synced under a name of its own, and then hard-linked to the final name, which fails if that
 exists. A server may carry out the link and lose its reply, so that the call is repeated and reports that the name
 exists; the number of links of our own file tells. Where a file system has no hard links, the final name is opened with
-``O_EXCL``. The last line of every such file is the hash of the rest: a file without the right hash was torn when its
-writer died. It is moved away, and the creation is tried again.
+``O_EXCL``. The last line of every such file is the hash of the rest: a file without the right hash is still being
+written, or was torn when its writer died. If it stays as it is for some seconds it is removed, and the creation is
+tried again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from headrace.io.atomic import output_errors, sync_folder, write_all
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _TRAILER_BYTES: Final = 18
 _WAIT_S: Final = 0.01
+_TORN_AFTER_S: Final = 5.0
+"""How long a file without the right hash must stay as it is before its writer counts as dead."""
 
 
 def unique_name() -> str:
@@ -42,14 +45,17 @@ def create_once(path: Path, data: bytes) -> bool:
     """
     data = data + _trailer(data)
     own = path.with_name(f".{path.name}.{unique_name()}.tmp")
+    seen: tuple[int, ...] | None = None
+    since = time.monotonic()
     with output_errors(path, "create"):
         try:
             _write(own, data)
             while not (is_ours := _created(own, path, data)) and read_once(path) is None:
-                # Its writer died, or writes this very moment; what it still writes goes to the name that it gets here.
-                # Or our host does not show it yet.
-                with contextlib.suppress(FileNotFoundError):
-                    path.rename(path.with_name(f".{path.name}.{unique_name()}.torn"))
+                # Its writer died, or writes this very moment, or our host does not show the file yet.
+                if (now := _looks(path)) != seen or now is None:
+                    seen, since = now, time.monotonic()
+                elif time.monotonic() - since >= _TORN_AFTER_S:
+                    _remove_torn(path)
                 time.sleep(_WAIT_S)
         finally:
             with contextlib.suppress(OSError):
@@ -79,6 +85,27 @@ def read_once(path: Path) -> bytes | None:
 def _trailer(content: bytes) -> bytes:
     """The last line of a file, which is its hash."""
     return b"\n" + xxhash.xxh3_64_hexdigest(content).encode() + b"\n"
+
+
+def _looks(path: Path) -> tuple[int, ...] | None:
+    """What changes when a file is written, or another takes its name; None if there is no such file."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _remove_torn(path: Path) -> None:
+    """Remove a file whose writer died; what a slow writer still writes goes to no name."""
+    aside = path.with_name(f".{path.name}.{unique_name()}.torn")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+        if read_once(aside) is None:
+            aside.unlink()
+        else:
+            # Another removed the torn file first, and this is the whole one that took its place.
+            aside.rename(path)
 
 
 def _write(path: Path, data: bytes) -> None:
