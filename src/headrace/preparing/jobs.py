@@ -133,10 +133,10 @@ class TextJob(Job):
         )
 
     def failure(self, phase: Phase, failed: Failed) -> TaskResult:
-        """See `Job`. A bad record and a library that proves wrong are the same on every host."""
+        """See `Job`. A record that is bad or ends workers, or a library that proves wrong, is so on every host."""
         if failed.kind == worker.MISMATCH:
             return TaskResult(value={"mismatch": failed.message})
-        if failed.kind == worker.BAD_LINE:
+        if failed.kind in (worker.BAD_LINE, worker.ENDED_WORKER):
             file = self._plan.files[failed.file]
             return TaskResult(
                 error=f"{file.name}: {sentence(failed.message)} `headrace prepare finish` names the line."

@@ -16,7 +16,7 @@ from typing import Any
 from headrace.engine.job import PHASE_PREFIX, Phase, receipts_of
 from headrace.engine.processes import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks, usable_cores
 from headrace.engine.serving import Done, Failed, Progress
-from headrace.errors import HeadraceError, InputError, OutputError, sentence
+from headrace.errors import HeadraceError, InputError, OutputError, WorkerError, sentence
 from headrace.io import atomic_write, file_sum, output_errors
 from headrace.preparing import worker
 from headrace.preparing.backends import ProvedEncoder
@@ -44,6 +44,11 @@ REFERENCE = "tokenizers"
 _ADVICE = (
     "Nothing was written; correct or remove this record and run again with --restart, or leave such records out with "
     "--on-error skip."
+)
+
+_ADVICE_OF_WORKERS = (
+    "Nothing was written; what is done so far is kept: run the same command again, with fewer --workers or more "
+    "memory, or leave such records out with --on-error skip."
 )
 
 
@@ -309,11 +314,14 @@ class TextRun:
     def _error(self, failed: Failed) -> Exception:
         if failed.kind == worker.MISMATCH:
             return _FallBackError(failed.message)
-        if failed.kind != worker.BAD_LINE:
+        if failed.kind not in (worker.BAD_LINE, worker.ENDED_WORKER):
             return failed.error()
         place = self._plan.place(failed.file, self._ledger.state.lines[failed.file] + failed.line - 1)
         advice = _ADVICE if self._plan.options.errors.on_error == "stop" else "Nothing was written."
-        return InputError(f"{self._plan.files[failed.file].name}, {place}: {sentence(failed.message)} {advice}")
+        told = f"{self._plan.files[failed.file].name}, {place}: {sentence(failed.message)}"
+        if failed.kind == worker.ENDED_WORKER:
+            return WorkerError(f"{told} {_ADVICE_OF_WORKERS}")
+        return InputError(f"{told} {advice}")
 
     def _check_errors(self, num_read: int | None = None) -> None:
         errors = self._ledger.state.errors

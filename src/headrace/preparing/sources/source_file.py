@@ -214,6 +214,15 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     end: int
 
 
+def spans_in_words(spans: Sequence[Span], files: Sequence[SourceFile]) -> str:
+    """What a task reads, in words: ``a.jsonl, bytes 0 to 4,096``; ``files`` are those of the spans."""
+    file, span = files[0], spans[0]
+    if len(spans) > 1:
+        return f"{len(spans):,} files from {file.name} to {files[-1].name}"
+    units = {"parquet": "row groups", "arrow": "record batches"}.get(file.format, "bytes")
+    return f"{file.name}, {units} {span.begin:,} to {span.end:,}"
+
+
 class Task(msgspec.Struct, frozen=True, array_like=True):
     """Spans that one worker reads one after another; ``number`` is the task's place in the output, from 0."""
 
