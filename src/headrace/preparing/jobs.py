@@ -33,7 +33,7 @@ from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.messages import HashTask, Order, Setup, SortTask, TextTask
 from headrace.preparing.output_folder import RUN_NAME, WORK_NAME, OutputFolder, load_state, mark_of
 from headrace.preparing.piece import piece_path
-from headrace.preparing.run import REFERENCE, TextRun, begin_run
+from headrace.preparing.run import REFERENCE, TextRun, begin_run, cut
 from headrace.preparing.run_plan import RunPlan, encoding, sorting
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
@@ -60,6 +60,7 @@ def plan_run(
     if complete := begin_run(folder, plan, deciding):
         on_notice(complete)
         return load_manifest(folder.path)
+    plan = cut(plan)
     files = tuple(msgspec.structs.replace(file, path=str(Path(file.path).absolute())) for file in plan.files)
     kept = msgspec.structs.replace(plan, files=files, tokenizer=msgspec.structs.replace(plan.tokenizer, json=b""))
     atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)

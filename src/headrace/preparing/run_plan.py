@@ -210,7 +210,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     def orders(self, *, first_task: int, start: PiecePosition, hashed: list[str]) -> list[Order]:
         """The tasks from ``first_task`` on, which begins at ``start``, and the files that have no hash yet to hash."""
         # Readers do not need the sizes of units, and a file may have many thousands of units.
-        sent = [msgspec.structs.replace(file, unit_bytes=()) for file in self.files]
+        sent = [msgspec.structs.replace(file, unit_bytes=(), borders=()) for file in self.files]
         orders: list[Order] = []
         for task in plan_tasks(self.files, task_bytes=self.task_bytes, max_spans=MAX_TASK_SPANS):
             # A file that is cut into several spans, or whose reader does not read it in order, is hashed separately.

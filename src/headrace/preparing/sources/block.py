@@ -208,7 +208,7 @@ class SpanReader(ABC):
     def blocks(self) -> Iterator[Block]:
         """Yield all records of the span, in order. The blocks depend only on file and span, and are never empty.
 
-        A record that cannot be used is in `Block.bad`. Nothing follows after a fatal one, and the rest of the file
+        A record that cannot be used is in `Block.bad`. Nothing follows after a fatal one, and the rest of the span
         counts as covered.
 
         Raises:
