@@ -385,14 +385,14 @@ class CutStream:
         """Bytes of the span before its first line."""
 
     def read(self, size: int, /) -> bytes:
-        """Read about ``size`` bytes.
+        """Read up to ``size`` bytes.
 
         Raises:
             DamagedStreamError: the span is damaged.
             LostLineError: what follows the span is damaged, and its last line goes on there.
         """
         while not self._is_over:
-            data = self._read_behind() if self._is_behind else self._stream.read(size)
+            data = self._read_behind(size) if self._is_behind else self._stream.read(size)
             if not data and not self._is_behind and self._stream.is_at_border:
                 self._is_behind, self._is_over = True, not self._has_line
                 self._stream.border = sys.maxsize
@@ -406,11 +406,10 @@ class CutStream:
                 return data[begin:]
         return b""
 
-    def _read_behind(self) -> bytes:
-        """Read up to the end of the line; most lines are short, and the reads double, so that long ones are joined in
-        linear time."""
+    def _read_behind(self, size: int) -> bytes:
+        """Read up to the end of the line. The reads double, so that a long one is joined in linear time."""
         try:
-            data = self._stream.read(self._behind_bytes)
+            data = self._stream.read(min(size, self._behind_bytes))
             self._behind_bytes *= 2
         except DamagedStreamError as error:
             raise LostLineError(str(error)) from error
