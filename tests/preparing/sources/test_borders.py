@@ -21,7 +21,18 @@ from hypothesis import strategies as st
 
 import faults
 import spans
-from headrace.preparing import OutputOptions, RecordOptions, TextOptions, TokenOptions, prepare_text
+from headrace.engine.executors import LocalExecutor
+from headrace.engine.job import Show
+from headrace.preparing import (
+    OutputOptions,
+    RecordOptions,
+    TextOptions,
+    TokenOptions,
+    finish_job,
+    open_job,
+    plan_text,
+    prepare_text,
+)
 from headrace.preparing.sources import Block, RecordSpec, SourceFile, Span, open_span, plan_tasks
 from headrace.preparing.sources.borders import with_borders
 from headrace.stores.provenance import Provenance
@@ -276,6 +287,14 @@ def test_a_run_writes_the_bytes_of_the_plain_text(
     with faults.small_run():
         wanted = prepare_text([tmp_path / "plain"], tmp_path / "wanted", tokenizer=kit.tokenizer, options=options)
         made = prepare_text([tmp_path / "cut"], tmp_path / "made", tokenizer=kit.tokenizer, options=options)
+        plan_text([tmp_path / "cut"], tmp_path / "job", tokenizer=kit.tokenizer, options=options)
+        job = open_job(tmp_path / "job")
+        phase = job.phase()
+        assert phase is not None
+        assert phase.num_tasks > 5 or (shuffle is not None and writer == "zstd, no sizes")
+        monkeypatch.setattr("headrace.engine.doing.WorkerProcesses", faults.InlineWorkers)
+        finish_job(tmp_path / "job", LocalExecutor(workers=2), Show())
+    assert faults.content(tmp_path / "job") == faults.content(tmp_path / "made")
     files, wanted_files = faults.content(tmp_path / "made"), faults.content(tmp_path / "wanted")
     assert files.keys() == wanted_files.keys()
     parts = {"headrace.json", "provenance/spans.npy", "provenance/skipped.npy"}  # these show the tasks
