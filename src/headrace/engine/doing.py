@@ -15,7 +15,8 @@ import xxhash
 
 from headrace.engine.heartbeat import Heartbeat, Nodes
 from headrace.engine.job import Job, Phase, TaskProgress, TaskResult
-from headrace.engine.processes import REPORT_S, AnyTask, WorkerProcesses, WorkerTasks
+from headrace.engine.poison import AnyTask
+from headrace.engine.processes import REPORT_S, WorkerProcesses, WorkerTasks
 from headrace.engine.receipts import Receipt, remove_files, sync_files
 from headrace.engine.serving import Done, Failed
 from headrace.errors import InputError, WorkerError
@@ -196,8 +197,9 @@ class Doer:
                     continue
                 if len(claims) >= MAX_ATTEMPTS:
                     raise WorkerError(
-                        f"{len(claims)} processes have begun task {task_index} of {self._phase.name!r} and ended"
-                        f" without a word, the last one {claims[-1]}: it may need more memory or time than they had"
+                        f"{len(claims)} processes have begun task {task_index} of {self._phase.name!r}"
+                        f" ({self._tasks[task_index].label}) and ended without a word, the last one {claims[-1]}: it"
+                        " may need more memory or time than they had"
                     )
                 self._queue.append((task_index, len(claims)))
             if (task := self._next_task()) is not None:

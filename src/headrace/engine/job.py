@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from headrace.engine.processes import AnyTask
+from headrace.engine.poison import AnyTask
 from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Done, Failed
 from headrace.errors import ConfigError, OutputError

@@ -1,6 +1,7 @@
 """Worker processes, and the tasks assigned to them. Results come in the order of the tasks.
 
-A worker that ends is noticed and replaced, so that the run never waits for it.
+A worker that ends is noticed and replaced, so that the run never waits for it. Records that end each worker are found
+and left out, see `headrace.engine.poison`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 import msgspec
 
 from headrace.engine.forking import ONE_THREAD, Child, forked, interrupts_blocked, may_fork
+from headrace.engine.poison import MAX_DEATHS, AnyTask, At, Ended, RecordPlace, RecordTask, Search
 from headrace.engine.serving import Done, Failed, Progress, Reply
 from headrace.errors import HeadraceError, WorkerError
 
@@ -33,9 +34,6 @@ RUN_AHEAD = 2
 """Finished or running tasks for each worker, ahead of the task whose pieces are committed. This bounds the number of
 pieces on disk."""
 
-MAX_DEATHS = 3
-"""Workers that may end in the same task before the run gives up: three in a row are not chance."""
-
 _EXIT_WAIT_S = 10.0
 _FAREWELL_S = 2.0
 
@@ -43,14 +41,6 @@ _FAREWELL_S = 2.0
 def usable_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class AnyTask(Protocol):
-    """An order for a worker. It is hashable, and msgspec can encode it."""
-
-    @property
-    def task_index(self) -> int:
-        """The place of its result in the order of all results; -1 if the result is to be yielded when it arrives."""
 
 
 class WorkerProcesses:
@@ -123,14 +113,14 @@ class WorkerProcesses:
                 replies.append((worker, self._decoder.decode(message)))
         return replies
 
-    def replace(self, worker: int) -> str:
+    def replace(self, worker: int) -> Ended:
         """Start another process in place of one that has ended. Returns in words how that one ended."""
-        described = self._describe_end(worker)
+        ended = self._describe_end(worker)
         self._connections[worker].close()
         self._processes[worker].kill()
         self._processes[worker].wait()
         self._start(worker)
-        return described
+        return ended
 
     def _start(self, worker: int) -> None:
         ours, theirs = socket.socketpair()
@@ -185,25 +175,28 @@ class WorkerProcesses:
         for connection in self._connections:
             connection.close()
 
-    def _describe_end(self, worker: int) -> str:
+    def _describe_end(self, worker: int) -> Ended:
         process = self._processes[worker]
         name = f"worker {worker + 1} of {self._num_workers} (process {process.pid})"
         try:
             code = process.wait(_EXIT_WAIT_S)
         except subprocess.TimeoutExpired:
-            return f"{name} closed its connection and hangs"
+            return Ended(name, "closed its connection and hangs")
         if code == -signal.SIGKILL:
-            return (
-                f"{name} was killed (SIGKILL): most often the machine or the job ran out of memory (see `dmesg`, or "
-                "the scheduler's log)"
+            return Ended(
+                name,
+                "was killed (SIGKILL): most often the machine or the job ran out of memory (see `dmesg`, or the "
+                "scheduler's log)",
             )
         if code < 0:
-            return f"{name} was ended by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
-        return f"{name} ended with exit status {code}; its last output is above"
+            return Ended(name, f"was ended by signal {-code} ({signal.strsignal(-code) or 'unknown'})")
+        return Ended(name, f"ended with exit status {code}", "; its last output is above")
 
 
 class WorkerTasks:
     """The tasks that worker processes have, one each. A worker that ends is replaced, and its task starts again.
+
+    A task that ends several workers is searched for the records that do it, and done without them.
 
     Args:
         workers: the processes, which must be idle.
@@ -218,6 +211,8 @@ class WorkerTasks:
         self._idle = set(range(len(workers)))
         self._deaths: collections.Counter[AnyTask] = collections.Counter()
         self._idle_deaths = 0
+        self._reached: dict[int, RecordPlace] = {}
+        self._searches: dict[int, Search] = {}
 
     @property
     def is_running(self) -> bool:
@@ -231,7 +226,7 @@ class WorkerTasks:
             self._running[worker] = task
             self._workers.send(worker, task)
 
-    def receive(self, timeout_s: float) -> Iterator[Reply]:
+    def receive(self, timeout_s: float) -> Iterator[Done | Failed | Progress]:
         """Yield replies of the workers; wait up to ``timeout_s`` for the first.
 
         Raises:
@@ -241,29 +236,62 @@ class WorkerTasks:
             if reply is None:
                 self._replace(worker)
                 continue
+            if isinstance(reply, At):
+                self._searches[reply.task_index].at = reply
+                continue
             if isinstance(reply, Failed) or (isinstance(reply, Done) and reply.is_last):
-                del self._running[worker]
+                task = self._running.pop(worker)
                 self._idle.add(worker)
                 self._idle_deaths = 0
+                search = self._searches.get(reply.task_index)
+                if isinstance(reply, Done) and search is not None and not search.is_over:
+                    self._go_on(search, task, search.survive())
+                    continue
+                self._reached.pop(reply.task_index, None)
+                self._searches.pop(reply.task_index, None)
+            elif isinstance(reply, Done):
+                reached = self._reached.get(reply.task_index, reply.following)
+                self._reached[reply.task_index] = max(reached, reply.following)
             yield reply
 
     def _replace(self, worker: int) -> None:
         task = self._running.pop(worker, None)
-        described = self._workers.replace(worker)
+        ended = self._workers.replace(worker)
         if task is None:
             # It died before it had a task. A worker that cannot start at all would be replaced for ever.
             self._idle_deaths += 1
             if self._idle_deaths >= MAX_DEATHS * len(self._workers):
-                raise WorkerError(f"{described}. No worker can be started; nothing was written.")
+                raise WorkerError(f"{ended}. No worker can be started; nothing was written.")
             return
         self._idle.add(worker)
-        self._again.append(task)
+        search = self._searches.get(task.task_index)
+        if search is not None and not search.is_over:
+            self._go_on(search, task, search.blame(ended), ended)
+            return
         self._deaths[task] += 1
-        if self._deaths[task] >= MAX_DEATHS:
-            raise WorkerError(
-                f"{described}. It was the {MAX_DEATHS}rd worker that ended in the same task. Nothing was written; what "
-                "is done so far is kept: run the same command again, with fewer --workers or more memory."
-            )
+        if self._deaths[task] < MAX_DEATHS:
+            self._again.append(task)
+        elif search is None and isinstance(task, RecordTask):
+            search = Search(task, self._reached.get(task.task_index, task.begin))
+            self._searches[task.task_index] = search
+            self._again.append(search.order)
+        else:
+            raise _given_up(task, ended)
+
+    def _go_on(self, search: Search, task: AnyTask, unclear: str, ended: Ended | None = None) -> None:
+        """Give the next order of a search, unless it has become clear that no record is to blame."""
+        if unclear:
+            raise _given_up(task, ended, f" No record is to blame: {unclear}.")
+        self._again.append(search.order)
+
+
+def _given_up(task: AnyTask, ended: Ended | None, why: str = "") -> WorkerError:
+    """The error after several workers have ended in a task."""
+    return WorkerError(
+        f"{ended or 'a worker ended'}. It was the {MAX_DEATHS}rd worker that ended in the same task ({task.label})."
+        f"{why} Nothing was written; what is done so far is kept: run the same command again, with fewer --workers or"
+        " more memory."
+    )
 
 
 def run_tasks(

@@ -43,6 +43,11 @@ class _Range(msgspec.Struct, frozen=True):
     first: int
     end: int
 
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return f"numbers {self.first:,} to {self.end:,}"
+
 
 def run_ranges(
     work: RangeWork[R],

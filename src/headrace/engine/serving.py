@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
+from headrace.engine.poison import At, RecordPlace
 from headrace.errors import HeadraceError, OutputError, WorkerError
 from headrace.io import atomic_write, output_errors
 
@@ -32,6 +33,9 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     is_last: bool = True
     value: bytes = b"\xc0"
     """What the task found, as msgpack; nil if the result lies on disk."""
+
+    following: RecordPlace = (0, 0)
+    """Of a piece that is not the last: where the next one begins."""
 
     @classmethod
     def of(cls, task_index: int, value: Any) -> Done:
@@ -84,7 +88,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
         return WorkerError(f"a worker failed unexpectedly; please report this:\n{self.message}")
 
 
-Reply = Done | Progress | Failed
+Reply = Done | Progress | Failed | At
 
 
 class Parent:

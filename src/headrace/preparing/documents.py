@@ -17,7 +17,7 @@ from headrace.preparing.duplicates import hash_texts
 from headrace.preparing.filters import Filters
 from headrace.preparing.messages import Setup
 from headrace.preparing.sources import BadRecord, Block
-from headrace.preparing.tally import BAD, Tally
+from headrace.preparing.tally import BAD, ENDED_WORKER, Tally
 from headrace.stores import DocumentLedger, TokenLedger
 
 SAMPLE_ONE_IN = 2000
@@ -228,12 +228,16 @@ class BlockState:
         """Line and reason of every line that is not a document, ascending."""
         found = [(int(self._block.lines[index]), reason) for index, reason in self._reasons.items()]
         found += [(line, BLANK) for line in self._block.blank_lines.tolist()]
-        found += [(record.line, BAD) for record in self._block.bad]
+        found += [(record.line, _reason_of(record)) for record in self._block.bad]
         return sorted(found)
 
     def dropped_counts(self) -> dict[str, int]:
         """The number of records that filters dropped, for each reason, and of those that are bad."""
-        return dict(Counter((*self._reasons.values(), *(BAD for _ in self._block.bad))))
+        return dict(Counter((*self._reasons.values(), *map(_reason_of, self._block.bad))))
+
+
+def _reason_of(record: BadRecord) -> str:
+    return ENDED_WORKER if record.ended_worker else BAD
 
 
 def _utf8_bytes(texts: list[str], without: list[int]) -> int:

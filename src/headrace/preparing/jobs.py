@@ -33,7 +33,7 @@ from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.messages import HashTask, Order, Setup, SortTask, TextTask
 from headrace.preparing.output_folder import RUN_NAME, WORK_NAME, OutputFolder, load_state, mark_of
 from headrace.preparing.piece import piece_path
-from headrace.preparing.run import REFERENCE, TextRun, begin_run
+from headrace.preparing.run import REFERENCE, TextRun, begin_run, cut
 from headrace.preparing.run_plan import RunPlan, encoding, sorting
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
@@ -60,6 +60,7 @@ def plan_run(
     if complete := begin_run(folder, plan, deciding):
         on_notice(complete)
         return load_manifest(folder.path)
+    plan = cut(plan)
     files = tuple(msgspec.structs.replace(file, path=str(Path(file.path).absolute())) for file in plan.files)
     kept = msgspec.structs.replace(plan, files=files, tokenizer=msgspec.structs.replace(plan.tokenizer, json=b""))
     atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
@@ -133,10 +134,10 @@ class TextJob(Job):
         )
 
     def failure(self, phase: Phase, failed: Failed) -> TaskResult:
-        """See `Job`. A bad record and a library that proves wrong are the same on every host."""
+        """See `Job`. A record that is bad or ends workers, or a library that proves wrong, is so on every host."""
         if failed.kind == worker.MISMATCH:
             return TaskResult(value={"mismatch": failed.message})
-        if failed.kind == worker.BAD_LINE:
+        if failed.kind in (worker.BAD_LINE, worker.ENDED_WORKER):
             file = self._plan.files[failed.file]
             return TaskResult(
                 error=f"{file.name}: {sentence(failed.message)} `headrace prepare finish` names the line."

@@ -10,7 +10,7 @@ from headrace.errors import HeadraceError, InputError, sentence
 from headrace.preparing.options import ErrorOptions
 from headrace.preparing.piece import PieceInfo, SpanResult
 from headrace.preparing.sources import SampleBy, SourceFile, counted_from, record_noun
-from headrace.preparing.tally import BAD, Tally
+from headrace.preparing.tally import BAD, ENDED_WORKER, Tally
 from headrace.stores import ErrorEntry, Ledger, SampleLedger, TokenLedger
 
 
@@ -98,7 +98,8 @@ class RunLedger:
                 if entry == number:
                     state.errors.append(self._entry(span.file, first_line + line, message))
             self._add_span(span)
-        documents, num_bad = info.tally.documents, info.tally.documents.dropped.get(BAD, 0)
+        documents = info.tally.documents
+        num_bad = sum(documents.dropped.get(reason, 0) for reason in (BAD, ENDED_WORKER))
         read = sum(span.documents + span.bad for span in info.spans)
         made = documents.kept + sum(documents.dropped.values())
         self._equal("records of a piece, and documents kept plus dropped", read, made)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
+from headrace.engine.poison import Poison, RecordPlace
 from headrace.preparing.backends.backend import SpecialPolicy
 from headrace.preparing.columns import Column
 from headrace.preparing.filters import FilterSpec
-from headrace.preparing.sources import RecordSpec, SourceFile, Task
+from headrace.preparing.sources import RecordSpec, SourceFile, Task, spans_in_words
 
 
 class Encoding(msgspec.Struct, frozen=True):
@@ -89,11 +91,54 @@ class TextTask(msgspec.Struct, frozen=True, tag=True):
     files: tuple[SourceFile, ...]
     """The file of each span."""
     start: PiecePosition = PiecePosition()
+    most_poison: int = 1
+    """How many poison records are searched for, see `RecordTask`."""
+    poison: tuple[Poison, ...] = ()
+    """Records that end each worker, and are left out."""
+    is_cut: bool = False
+    """Whether the task fails at the last of them, as those behind it are not known."""
 
     @property
     def task_index(self) -> int:
         """The place of its result in the order of all results."""
         return self.task.number
+
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return spans_in_words(self.task.spans, self.files)
+
+    @property
+    def begin(self) -> RecordPlace:
+        """See `RecordTask`."""
+        return self.start.span, self.start.lines
+
+    def probe(self, first: RecordPlace, *, is_alone: bool) -> ProbeTask:
+        """See `RecordTask`."""
+        return ProbeTask(self, first, is_alone)
+
+    def without(self, poison: Sequence[Poison], *, is_cut: bool) -> TextTask:
+        """See `RecordTask`."""
+        return msgspec.structs.replace(self, poison=tuple(poison), is_cut=is_cut)
+
+
+class ProbeTask(msgspec.Struct, frozen=True, tag=True):
+    """An order to do the records of a task one at a time, from ``first`` on, and to write nothing."""
+
+    order: TextTask
+    first: RecordPlace
+    is_alone: bool
+    """Whether only the first record is done."""
+
+    @property
+    def task_index(self) -> int:
+        """The place of its result in the order of all results."""
+        return self.order.task_index
+
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return self.order.label
 
 
 class SortTask(msgspec.Struct, frozen=True, tag=True):
@@ -107,6 +152,11 @@ class SortTask(msgspec.Struct, frozen=True, tag=True):
     def task_index(self) -> int:
         """The place of its result in the order of all results."""
         return self.bucket
+
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return f"bucket {self.bucket:,}"
 
 
 class HashTask(msgspec.Struct, frozen=True, tag=True):
@@ -123,5 +173,10 @@ class HashTask(msgspec.Struct, frozen=True, tag=True):
         """-1 if the result has no place in the order, and is used when it arrives."""
         return self.place
 
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return f"the hash of {self.file.name}"
 
-Order = TextTask | SortTask | HashTask
+
+Order = TextTask | ProbeTask | SortTask | HashTask

@@ -308,7 +308,7 @@ class PieceBuilder:
         write_piece(self._setup.parts, info, self._arrays)
         tally = self._tally
         counts = (tally.input_bytes, tally.documents.kept, tally.tokens.kept)
-        return Done(self._task_index, self._number, is_last, msgspec.msgpack.encode(counts))
+        return Done(self._task_index, self._number, is_last, msgspec.msgpack.encode(counts), self._next)
 
     def _sort(self) -> None:
         order = np.concatenate(self._arrays["order"])

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from headrace.engine.job import PHASE_PREFIX, Phase, receipts_of
 from headrace.engine.processes import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks, usable_cores
 from headrace.engine.serving import Done, Failed, Progress
-from headrace.errors import HeadraceError, InputError, OutputError, sentence
+from headrace.errors import HeadraceError, InputError, OutputError, WorkerError, sentence
 from headrace.io import atomic_write, file_sum, output_errors
 from headrace.preparing import worker
 from headrace.preparing.backends import ProvedEncoder
@@ -37,6 +39,7 @@ from headrace.preparing.output_folder import (
 from headrace.preparing.piece import bucket_path, choose_num_buckets, piece_path, read_piece
 from headrace.preparing.run_plan import RunPlan, TextProgress, encoding, sorting
 from headrace.preparing.sources import SourceFile
+from headrace.preparing.sources.borders import with_borders
 from headrace.preparing.tally import Tally
 from headrace.stores import Manifest, load_manifest
 
@@ -44,6 +47,11 @@ REFERENCE = "tokenizers"
 _ADVICE = (
     "Nothing was written; correct or remove this record and run again with --restart, or leave such records out with "
     "--on-error skip."
+)
+
+_ADVICE_OF_WORKERS = (
+    "Nothing was written; what is done so far is kept: run the same command again, with fewer --workers or more "
+    "memory, or leave such records out with --on-error skip."
 )
 
 
@@ -309,11 +317,14 @@ class TextRun:
     def _error(self, failed: Failed) -> Exception:
         if failed.kind == worker.MISMATCH:
             return _FallBackError(failed.message)
-        if failed.kind != worker.BAD_LINE:
+        if failed.kind not in (worker.BAD_LINE, worker.ENDED_WORKER):
             return failed.error()
         place = self._plan.place(failed.file, self._ledger.state.lines[failed.file] + failed.line - 1)
         advice = _ADVICE if self._plan.options.errors.on_error == "stop" else "Nothing was written."
-        return InputError(f"{self._plan.files[failed.file].name}, {place}: {sentence(failed.message)} {advice}")
+        told = f"{self._plan.files[failed.file].name}, {place}: {sentence(failed.message)}"
+        if failed.kind == worker.ENDED_WORKER:
+            return WorkerError(f"{told} {_ADVICE_OF_WORKERS}")
+        return InputError(f"{told} {advice}")
 
     def _check_errors(self, num_read: int | None = None) -> None:
         errors = self._ledger.state.errors
@@ -383,7 +394,7 @@ def _no_documents(plan: RunPlan, tally: Tally) -> str:
     )
 
 
-RUN_FORMAT = 4
+RUN_FORMAT = 5
 """Increase this if a change makes the same run write other bytes, or changes the layout of the work folder."""
 
 
@@ -412,6 +423,7 @@ def run_in(
     if complete := begin_run(folder, plan, deciding):
         on_notice(complete)
         return load_manifest(folder.path)
+    plan = cut(plan)
     atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
     run_of_plan = TextRun(plan, folder, encoder, on_progress=on_progress, on_notice=on_notice)
     manifest, moves = run_of_plan.run()
@@ -432,6 +444,21 @@ def begin_run(folder: OutputFolder, plan: RunPlan, deciding: Mapping[str, Any]) 
         **deciding,
     }
     return folder.begin(run, is_made=lambda manifest: is_made(plan, manifest))
+
+
+def cut(plan: RunPlan) -> RunPlan:
+    """Return the plan with the borders at which its large compressed files are cut.
+
+    Raises:
+        InputError: a file cannot be read, or has changed.
+    """
+    files = with_borders(
+        plan.files,
+        task_bytes=plan.task_bytes,
+        sample_by=plan.options.records.sample_by,
+        has_exact_places=plan.is_shuffled,
+    )
+    return msgspec.structs.replace(plan, files=files)
 
 
 def is_made(plan: RunPlan, manifest: Manifest) -> bool:

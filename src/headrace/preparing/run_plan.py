@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from headrace.engine.job import Phase
+from headrace.engine.poison import MAX_POISON
 from headrace.plan.keys import source_key
 from headrace.preparing.backends import Choice, OnCompared
 from headrace.preparing.columns import Column
@@ -209,7 +210,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     def orders(self, *, first_task: int, start: PiecePosition, hashed: list[str]) -> list[Order]:
         """The tasks from ``first_task`` on, which begins at ``start``, and the files that have no hash yet to hash."""
         # Readers do not need the sizes of units, and a file may have many thousands of units.
-        sent = [msgspec.structs.replace(file, unit_bytes=()) for file in self.files]
+        sent = [msgspec.structs.replace(file, unit_bytes=(), borders=()) for file in self.files]
         orders: list[Order] = []
         for task in plan_tasks(self.files, task_bytes=self.task_bytes, max_spans=MAX_TASK_SPANS):
             # A file that is cut into several spans, or whose reader does not read it in order, is hashed separately.
@@ -220,8 +221,17 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
                     orders.append(HashTask(span.file, sent[span.file]))
             if task.number >= first_task:
                 files = tuple(sent[span.file] for span in task.spans)
-                orders.append(TextTask(task, files, start if task.number == first_task else PiecePosition()))
+                begin = start if task.number == first_task else PiecePosition()
+                orders.append(TextTask(task, files, begin, self._most_poison))
         return orders
+
+    @property
+    def _most_poison(self) -> int:
+        """How many records that end workers make any task fail."""
+        errors = self.options.errors
+        if errors.on_error == "stop":
+            return 1
+        return min(errors.max_errors + 1, MAX_POISON) if isinstance(errors.max_errors, int) else MAX_POISON
 
 
 def encoding(mark: str, backend: str, num_tasks: int, *, first_task: int = 0, total_bytes: int = 0) -> Phase:

@@ -14,6 +14,9 @@ T = TypeVar("T")
 DUPLICATE, MAX_RECORDS, BAD, LENGTH = "duplicate", "max_records", "bad", "length"
 """Reasons under which documents and tokens are counted: ``length`` for tokens that were cut off."""
 
+ENDED_WORKER = "ended_worker"
+"""The reason for bad records that could be read, but ended each worker that came to them."""
+
 NO_DOCUMENTS = DocumentLedger(read=0, kept=0)
 NO_TOKENS = TokenLedger(made=0, kept=0)
 

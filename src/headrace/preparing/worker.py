@@ -8,14 +8,17 @@ use the start methods of ``multiprocessing``, which run the caller's ``__main__`
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import xxhash
 
+from headrace.engine.poison import At
 from headrace.engine.serving import (
     Done,
     Failed,
@@ -28,28 +31,29 @@ from headrace.engine.serving import (
 from headrace.errors import InputError, RenderLimitError
 from headrace.preparing.backends import MismatchError, ProvedEncoder, SpecialFinder
 from headrace.preparing.documents import BlockEncoder, Documents, Encoder
-from headrace.preparing.messages import HashTask, Order, Setup, SortTask, TextTask
+from headrace.preparing.messages import HashTask, Order, ProbeTask, Setup, SortTask, TextTask
 from headrace.preparing.piece import BucketSorter, PieceBuilder
-from headrace.preparing.sources import BadRecord, SourceFile, Span, open_span
+from headrace.preparing.sources import BadRecord, SourceFile, Span, SpanReader, open_span
 
 PIECE_BYTES = 32 << 20
 """Bytes of tokens in a piece. A task with more writes several pieces, so that large tasks need no more memory."""
 
 PIECE_LINES = 1 << 19
 
-BAD_LINE, MISMATCH = "bad line", "mismatch"
-"""Failures: a line that cannot be used, whose place only the parent can count; and a fast library whose ids differ
-from those of the reference tokeniser."""
+BAD_LINE, ENDED_WORKER, MISMATCH = "bad line", "ended worker", "mismatch"
+"""Failures: a line that cannot be used, or at which workers have ended, whose place only the parent can count; and a
+fast library whose ids differ from those of the reference tokeniser."""
 
 
 class BadLineError(InputError):
     """A line that cannot be used: the number of the input file, and the line, counted from 1 in this piece's part of
     the span."""
 
-    def __init__(self, message: str, file: int, line: int) -> None:
+    def __init__(self, message: str, file: int, line: int, *, ended_worker: bool = False) -> None:
         super().__init__(message)
         self.file = file
         self.line = line
+        self.kind = ENDED_WORKER if ended_worker else BAD_LINE
 
 
 class TextWork:
@@ -64,7 +68,7 @@ class TextWork:
         encoder: Encoder,
         *,
         report: Callable[[Progress], None],
-        deliver: Callable[[Done], None],
+        deliver: Callable[[Done | At], None],
     ) -> None:
         self._setup = setup
         self._encoder = encoder
@@ -86,11 +90,41 @@ class TextWork:
         spans = list(zip(order.task.spans, order.files, strict=True))
         for index in range(start.span, len(spans)):
             span, file = spans[index]
-            self._run_span(span, file, index, start.lines if index == start.span else 0)
+            self._run_span(span, file, index, start.lines if index == start.span else 0, order)
         return self._piece.write(is_last=True)
 
-    def _run_span(self, span: Span, file: SourceFile, index: int, skip_lines: int) -> None:
-        reader = open_span(file, span, self._setup.records, max_record_bytes=self._setup.max_record_bytes)
+    def probe(self, order: ProbeTask) -> Done:
+        """Do the records of a task one at a time, say before each which it is, and write nothing.
+
+        Errors are left to the task itself, which meets them again.
+
+        Raises:
+            InputError: a file cannot be read or has changed.
+        """
+        number, (first_span, first_line) = order.task_index, order.first
+        spans = list(zip(order.order.task.spans, order.order.files, strict=True))
+        for index in range(first_span, len(spans)):
+            span, file = spans[index]
+            reached = first_line if index == first_span else 0
+            self._deliver(At(number, index, reached, is_reading=True))
+            for block in self._reader(span, file).blocks():
+                for line in block.lines[np.searchsorted(block.lines, reached) :].tolist():
+                    self._deliver(At(number, index, line))
+                    with contextlib.suppress(Exception):
+                        self._encoder.encode(block.between(line, line + 1), span.file)
+                    if order.is_alone:
+                        return Done(number)
+                    reached = line + 1
+                self._deliver(At(number, index, reached, is_reading=True))
+        return Done(number)
+
+    def _reader(self, span: Span, file: SourceFile) -> SpanReader:
+        return open_span(file, span, self._setup.records, max_record_bytes=self._setup.max_record_bytes)
+
+    def _run_span(self, span: Span, file: SourceFile, index: int, skip_lines: int, order: TextTask) -> None:
+        reader = self._reader(span, file)
+        poison = {record.line: record.message for record in order.poison if record.span == index}
+        last = max(poison) if order.is_cut and order.poison[-1].span == index else None
         self._piece.begin_span(span.file, skip_lines)
         lines = 0
         for block in reader.blocks():
@@ -98,6 +132,11 @@ class TextWork:
             if lines <= skip_lines:  # exact, as pieces end at the ends of blocks
                 self._advance(block.input_bytes, 0, 0)
                 continue
+            if poison:
+                block = block.without(poison)
+            is_cut = last is not None and last < lines
+            if last is not None and is_cut:
+                block = block.between(0, last + 1)  # what is behind it may end this worker
             try:
                 documents = self._encoder.encode(block, span.file)
             except RenderLimitError as error:
@@ -106,6 +145,8 @@ class TextWork:
                 self._stop(documents.bad[0], span.file)
             self._piece.add(block, documents)
             self._check_errors(span.file)
+            if is_cut:
+                self._fail_at(documents.bad[-1], span.file, len(order.poison))
             self._advance(block.input_bytes, len(documents.lines), self._num_ids(documents))
             if self._piece.num_bytes >= PIECE_BYTES or self._piece.num_lines >= PIECE_LINES:
                 following = self._piece.next(index, lines)
@@ -127,8 +168,13 @@ class TextWork:
                 line + 1,
             )  # fmt: skip
 
+    def _fail_at(self, bad: BadRecord, file: int, num_poison: int) -> None:
+        message = f"{bad.message}. So did {num_poison:,} records of this task, and no more of them are searched for"
+        self._stop(msgspec.structs.replace(bad, message=message), file)
+
     def _stop(self, bad: BadRecord, file: int) -> None:
-        raise BadLineError(bad.message, file, bad.line - self._piece.first_line + 1)
+        line = bad.line - self._piece.first_line + 1
+        raise BadLineError(bad.message, file, line, ended_worker=bad.ended_worker)
 
     def _advance(self, input_bytes: int, documents: int, tokens: int) -> None:
         before = self._progress
@@ -178,9 +224,9 @@ class TextWorker:
                 return self._sorter.run(order)
             if self._text is None:
                 self._text = self._load()
-            return self._text.run(order)
+            return self._text.probe(order) if isinstance(order, ProbeTask) else self._text.run(order)
         except BadLineError as error:
-            return Failed(order.task_index, str(error), kind=BAD_LINE, file=error.file, line=error.line)
+            return Failed(order.task_index, str(error), kind=error.kind, file=error.file, line=error.line)
         except MismatchError as error:
             return Failed(order.task_index, str(error), kind=MISMATCH)
 

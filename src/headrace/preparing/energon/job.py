@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from headrace.engine.job import PLAN_NAME, Job, Phase, Show, TaskResult
-from headrace.engine.processes import AnyTask
+from headrace.engine.poison import AnyTask
 from headrace.engine.serving import Done
 from headrace.preparing.energon.media import MediaTask
 from headrace.preparing.energon.report import EnergonReport

@@ -129,6 +129,11 @@ class MediaTask(msgspec.Struct, frozen=True, tag=True):
     task_index: int
     names: tuple[str, ...]
 
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return f"{len(self.names):,} files from {self.names[0]} on"
+
 
 def walk_files(root: Path, enters: Callable[[str], bool], *, follow_links: bool) -> Iterator[str]:
     """The names of all files at any depth, relative to the root and with slashes.

@@ -229,6 +229,11 @@ class ScanTask(msgspec.Struct, frozen=True, tag=True):
     task_index: int
     tar: FoundTar
 
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return self.tar.name
+
 
 ReadTask = ScanTask | MediaTask
 KIND: Final = "energon"

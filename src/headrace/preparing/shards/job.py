@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from headrace.engine.job import PLAN_NAME, Job, Phase, Show, TaskResult
-from headrace.engine.processes import AnyTask
+from headrace.engine.poison import AnyTask
 from headrace.engine.serving import Done, load
 from headrace.io import output_errors
 from headrace.preparing.output_folder import OutputFolder, mark_of

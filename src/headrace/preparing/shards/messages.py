@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.io import FileSum
 from headrace.preparing.shards.options import PartSpec
-from headrace.preparing.sources import RecordSpec, SourceFile, Task
+from headrace.preparing.sources import RecordSpec, SourceFile, Task, spans_in_words
 
 SPEC = RecordSpec(fields=(), whole=True, lists=True)
 """How tables are read: as whole records."""
@@ -62,6 +62,11 @@ class TableTask(msgspec.Struct, frozen=True, tag=True):
         """Position of the result among all results."""
         return self.task.number
 
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return spans_in_words(self.task.spans, self.files)
+
 
 class FolderTask(msgspec.Struct, frozen=True, tag=True):
     """A task: survey groups of files."""
@@ -76,6 +81,11 @@ class FolderTask(msgspec.Struct, frozen=True, tag=True):
         """Position of the result among all results."""
         return self.number
 
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return f"part {self.number:,} of the files of input {self.input + 1:,}"
+
 
 class FillTask(msgspec.Struct, frozen=True, tag=True):
     """A task: write a shard."""
@@ -87,6 +97,11 @@ class FillTask(msgspec.Struct, frozen=True, tag=True):
     def task_index(self) -> int:
         """Position of the result among all results."""
         return self.shard
+
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return self.name
 
 
 class SumTask(msgspec.Struct, frozen=True, tag=True):
@@ -100,6 +115,11 @@ class SumTask(msgspec.Struct, frozen=True, tag=True):
     def task_index(self) -> int:
         """-1 if the result has no position, and is used as soon as it arrives."""
         return self.place
+
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return f"the hash of {self.file.name}"
 
 
 ShardOrder = TableTask | FolderTask | FillTask | SumTask

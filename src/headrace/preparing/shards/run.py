@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 from headrace.engine.job import Phase, TaskResult, receipts_of, save_plan
-from headrace.engine.processes import REPORT_S, RUN_AHEAD, AnyTask, WorkerProcesses, run_tasks, usable_cores
+from headrace.engine.poison import AnyTask
+from headrace.engine.processes import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks, usable_cores
 from headrace.engine.receipts import Receipt, sync_files
 from headrace.engine.serving import (
     Done,

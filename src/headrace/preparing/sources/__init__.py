@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         is_hashed_while_read,
         plan_tasks,
         record_noun,
+        spans_in_words,
     )
 
 _HOMES = {
@@ -52,6 +53,7 @@ _HOMES = {
     "open_span": "headrace.preparing.sources.reader",
     "plan_tasks": "headrace.preparing.sources.source_file",
     "record_noun": "headrace.preparing.sources.source_file",
+    "spans_in_words": "headrace.preparing.sources.source_file",
     "spool_stdin": "headrace.preparing.sources.find",
 }
 
@@ -73,6 +75,7 @@ __all__ = [
     "open_span",
     "plan_tasks",
     "record_noun",
+    "spans_in_words",
     "spool_stdin",
 ]
 

@@ -53,6 +53,9 @@ class BadRecord(msgspec.Struct, frozen=True, array_like=True):
     """Whether the file cannot be read from here on, as with an incomplete archive or stream. A fatal record is the last
     one of its span."""
 
+    ended_worker: bool = False
+    """Whether it can be read, but ends each worker that comes to it."""
+
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Block:
@@ -96,6 +99,42 @@ class Block:
     def num_lines(self) -> int:
         """The number of lines: records, blank lines and bad records."""
         return len(self.lines) + len(self.blank_lines) + len(self.bad)
+
+    def between(self, first: int, end: int) -> Block:
+        """Return what lies in the lines ``[first, end)``."""
+        rows = slice(*np.searchsorted(self.lines, (first, end)).tolist())
+        return dataclasses.replace(
+            self._rows(rows),
+            bad=[record for record in self.bad if first <= record.line < end],
+            blank_lines=self.blank_lines[(self.blank_lines >= first) & (self.blank_lines < end)],
+        )
+
+    def without(self, poison: Mapping[int, str]) -> Block:
+        """Return the block with these lines as bad records, each with a message. Other lines are ignored."""
+        rows = [row for row, line in enumerate(self.lines.tolist()) if line in poison]
+        if not rows:
+            return self
+        bad = [
+            BadRecord(line, place, poison[line], ended_worker=True)
+            for line, place in zip(self.lines[rows].tolist(), self.places[rows].tolist(), strict=True)
+        ]
+        kept = self._rows(np.setdiff1d(np.arange(len(self.lines)), rows))
+        return dataclasses.replace(kept, bad=sorted([*self.bad, *bad], key=lambda record: record.line))
+
+    def _rows(self, rows: slice | NDArray[np.int64]) -> Block:
+        """The block with these of its records."""
+
+        def taken(values: list[Any]) -> list[Any]:
+            return values[rows] if isinstance(rows, slice) else [values[row] for row in rows.tolist()]
+
+        return dataclasses.replace(
+            self,
+            texts=[taken(texts) for texts in self.texts],
+            lines=self.lines[rows],
+            places=self.places[rows],
+            ids=None if self.ids is None else taken(self.ids),
+            records=None if self.records is None else taken(self.records),
+        )
 
 
 def bad_block(spec: RecordSpec, bad: list[BadRecord]) -> Block:
@@ -169,7 +208,7 @@ class SpanReader(ABC):
     def blocks(self) -> Iterator[Block]:
         """Yield all records of the span, in order. The blocks depend only on file and span, and are never empty.
 
-        A record that cannot be used is in `Block.bad`. Nothing follows after a fatal one, and the rest of the file
+        A record that cannot be used is in `Block.bad`. Nothing follows after a fatal one, and the rest of the span
         counts as covered.
 
         Raises:

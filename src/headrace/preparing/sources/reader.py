@@ -35,11 +35,14 @@ from headrace.preparing.sources.streams import (
     BOM,
     HEAD_OF_LINE_BYTES,
     MAX_LINE_BYTES,
+    CountedFile,
+    CutStream,
     DamagedStreamError,
     Decompressed,
     GzipStream,
     HashedFile,
     Lines,
+    LostLineError,
     Readable,
     ZstdStream,
     read_blocks,
@@ -97,8 +100,9 @@ class LineSpanReader(SpanReader):
     ) -> None:
         super().__init__(file, span, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
         self._stream: Decompressed | None = None
+        self._source: CountedFile | None = None
         self._first_byte = -1
-        self._reached = 0
+        self._reached = span.place
         """The byte up to which lines were read, after decompression."""
 
     @property
@@ -110,14 +114,14 @@ class LineSpanReader(SpanReader):
         return 0 if self._stream is None else self._stream.reached
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the lines of the span. Damaged compression ends the file with a fatal bad record."""
+        """Yield the lines of the span. Damaged compression ends the span with a fatal bad record."""
         with self._opened() as raw:
             hashed = HashedFile(raw) if is_hashed_while_read(self._file, self._span) else None
             yield from self._read(raw, hashed)
             if hashed is not None:
                 self.xxh3_128 = hashed.finish()
         if self._stream is not None:
-            self.end = self._file.extent
+            self.begin, self.end = self._span.begin, self._span.end
         elif self._first_byte >= 0:
             self.begin, self.end = self._first_byte, self._reached
 
@@ -128,27 +132,37 @@ class LineSpanReader(SpanReader):
             for block in parse(self._lines(raw, hashed)):
                 line += block.num_lines
                 used = self._reached - max(self._first_byte, 0)
-                if self._stream is not None and hashed is not None:
-                    used = hashed.position
+                if self._source is not None:
+                    used = min(self._source.position, self._span.end) - self._span.begin
                 block.input_bytes, counted = used - counted, used
                 yield block
-            if self._stream is not None:
+            if self._stream is not None and self._span.end == self._file.extent:
                 self._stream.finish()
+        except LostLineError:
+            return
         except DamagedStreamError as error:
             block = bad_block(self._spec, [BadRecord(line, self._reached, str(error), fatal=True)])
-            block.input_bytes = self._file.size_bytes - counted
+            block.input_bytes = self._span.end - self._span.begin - counted
             yield block
 
     def _lines(self, raw: BinaryIO, hashed: HashedFile | None) -> Iterator[Lines]:
         begin, end = self._span.begin, self._span.end
         source: Readable = hashed or raw
-        if hashed is not None and self._file.format.endswith((".gz", ".zst")):
-            gzip = self._file.format.endswith(".gz")
-            source = self._stream = GzipStream(hashed) if gzip else ZstdStream(hashed, self._file.name)
+        cut: CutStream | None = None
+        if self._file.format.endswith((".gz", ".zst")):
+            self._source = hashed or CountedFile(raw, begin)
+            is_gzip = self._file.format.endswith(".gz")
+            source = self._stream = GzipStream(self._source) if is_gzip else ZstdStream(self._source, self._file.name)
+            if hashed is None:
+                if end < self._file.extent:
+                    self._stream.border = end
+                source = cut = CutStream(self._stream, is_first=begin == 0)
             begin, end = 0, sys.maxsize
         for lines in read_blocks(
             source, begin, end, block_bytes=self._block_bytes, max_line_bytes=self._max_record_bytes
         ):
+            if cut is not None:
+                lines = lines._replace(offset=lines.offset + self._span.place + cut.passed_over)
             if self._first_byte < 0:
                 self._first_byte = lines.offset
             self._reached = lines.offset + lines.size

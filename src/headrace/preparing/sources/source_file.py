@@ -10,7 +10,10 @@ and the plan does not need to read the files. Two lines of 6 bytes, cut at byte 
     0       4      6                    span [4, 12) owns line b, which begins at byte 6
 
 If a line is longer than a span, the spans in its middle own no lines. Row groups of Parquet and record batches of Arrow
-are never cut, but several of them may share a span. All other files, such as compressed ones, are one span.
+are never cut, but several of them may share a span. A compressed file is cut where a frame begins, if it has several. A
+span between two such borders owns the lines that begin behind its first byte, and the one that begins with the first
+byte of the next span: whether that is the first byte of a line can be seen without decompressing the frame before. All
+other files are one span.
 """
 
 from __future__ import annotations
@@ -153,6 +156,16 @@ COMPRESSION_RATIO = 4
 """Bytes of text that a byte of a compressed file is assumed to hold when tasks are planned."""
 
 
+class Border(msgspec.Struct, frozen=True, array_like=True):
+    """Where a compressed file can be cut."""
+
+    begin: int
+    """The byte of the file where a frame begins."""
+
+    place: int
+    """The place of the first byte of its text, see `Block.places`."""
+
+
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
     """One input file as it was when the run began. It is sent to the workers as msgpack."""
 
@@ -174,6 +187,9 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
     """For Parquet and Arrow files the bytes of each unit, accurate enough to plan tasks: the needed columns,
     uncompressed (Parquet), or a whole record batch as it is on disk (Arrow). Empty for all others. Readers do not use
     it."""
+
+    borders: tuple[Border, ...] = ()
+    """Where a compressed file is cut into spans, ascending and without its ends. Readers do not use it."""
 
     fault: str = ""
     """Why nothing of the file can be read, if that was found at the start and does not stop the run."""
@@ -213,6 +229,18 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     begin: int
     end: int
 
+    place: int = 0
+    """Of a compressed file: the place of the first byte of its text."""
+
+
+def spans_in_words(spans: Sequence[Span], files: Sequence[SourceFile]) -> str:
+    """What a task reads, in words: ``a.jsonl, bytes 0 to 4,096``; ``files`` are those of the spans."""
+    file, span = files[0], spans[0]
+    if len(spans) > 1:
+        return f"{len(spans):,} files from {file.name} to {files[-1].name}"
+    units = {"parquet": "row groups", "arrow": "record batches"}.get(file.format, "bytes")
+    return f"{file.name}, {units} {span.begin:,} to {span.end:,}"
+
 
 class Task(msgspec.Struct, frozen=True, array_like=True):
     """Spans that one worker reads one after another; ``number`` is the task's place in the output, from 0."""
@@ -234,8 +262,9 @@ def plan_tasks(files: Sequence[SourceFile], *, task_bytes: int, max_spans: int) 
     """Cut files into tasks of about ``task_bytes`` of text, in order. Cost: O(files + units + tasks).
 
     A file above ``task_bytes`` is cut into spans, and each is a task. If the file can be cut at any byte, the spans are
-    of nearly equal size; if it has units, a span has as many adjacent units as fit, at least one; else the span is the
-    whole file. Adjacent smaller files share a task until it holds ``task_bytes`` or ``max_spans`` files.
+    of nearly equal size; if it has units, a span has as many adjacent units as fit, at least one; if it has borders, it
+    is cut at all of them; else the span is the whole file. Adjacent smaller files share a task until it holds
+    ``task_bytes`` or ``max_spans`` files.
     """
     tasks: list[Task] = []
     open_spans: list[Span] = []
@@ -251,8 +280,8 @@ def plan_tasks(files: Sequence[SourceFile], *, task_bytes: int, max_spans: int) 
     for number, file in enumerate(files):
         if file.text_bytes > task_bytes:
             close()
-            for begin, end in itertools.pairwise(_cuts(file, task_bytes)):
-                tasks.append(Task(len(tasks), (Span(number, begin, end),)))
+            for cut, following in itertools.pairwise(_cuts(file, task_bytes)):
+                tasks.append(Task(len(tasks), (Span(number, cut.begin, following.begin, cut.place),)))
             continue
         if open_bytes + file.text_bytes > task_bytes or len(open_spans) >= max_spans:
             close()
@@ -267,17 +296,18 @@ def is_hashed_while_read(file: SourceFile, span: Span) -> bool:
     return file.format not in ("parquet", "arrow") and (span.begin, span.end) == (0, file.extent)
 
 
-def _cuts(file: SourceFile, task_bytes: int) -> Iterator[int]:
+def _cuts(file: SourceFile, task_bytes: int) -> Iterator[Border]:
     """The begins of the spans of a file, and finally the end of the file."""
     if file.can_split:
         pieces = -(-file.extent // task_bytes)
-        yield from (file.extent * piece // pieces for piece in range(pieces + 1))
+        yield from (Border(file.extent * piece // pieces, 0) for piece in range(pieces + 1))
         return
-    yield 0
+    yield Border(0, 0)
+    yield from file.borders
     span_bytes = 0
     for unit, unit_bytes in enumerate(file.unit_bytes):
         if unit and span_bytes + unit_bytes > task_bytes:
-            yield unit
+            yield Border(unit, 0)
             span_bytes = 0
         span_bytes += unit_bytes
-    yield file.extent
+    yield Border(file.extent, 0)

@@ -1,14 +1,16 @@
 """The bytes of a file as a stream: hashed, decompressed, and cut into lines.
 
-    file -> HashedFile -> GzipStream, ZstdStream -> read_blocks -> Lines -> split_lines
+    file -> CountedFile -> GzipStream, ZstdStream -> CutStream -> read_blocks -> Lines -> split_lines
 
-gzip and zstd files are decompressed in bounded memory, and damage is reported with its place in the file. `read_blocks`
-reads the lines of one span of a file, in blocks that hold whole lines.
+gzip and zstd files are decompressed in bounded memory, and damage is reported with its place in the file. `CutStream`
+finds the lines of a span between two borders of a compressed file. `read_blocks` reads the lines of one span of a file,
+in blocks that hold whole lines.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -29,24 +31,42 @@ class DamagedStreamError(Exception):
     """A compressed file cannot be read from here on; the message says what was found at which byte."""
 
 
-class HashedFile:
-    """A file that is read from its beginning, and whose bytes are hashed and counted while they are read."""
+class LostLineError(Exception):
+    """A line cannot be read to its end, which lies in a damaged part of the file. The reader of that part tells."""
 
-    def __init__(self, file: BinaryIO) -> None:
+
+class CountedFile:
+    """A file that is read from some byte on, in order, and whose bytes are counted."""
+
+    def __init__(self, file: BinaryIO, begin: int = 0) -> None:
         self._file = file
-        self._hasher = xxhash.xxh3_128()
-        self.position = 0
+        if begin:
+            file.seek(begin)
+        self.position = begin
 
     def read(self, size: int, /) -> bytes:
         """Read up to ``size`` bytes."""
         data = self._file.read(size)
-        self._hasher.update(data)
         self.position += len(data)
         return data
 
     def seek(self, offset: int, /) -> int:
-        """Always raises OSError: the hash needs every byte in order."""
-        raise OSError(f"a file that is being hashed cannot go to byte {offset:,}")
+        """Always raises OSError: the bytes are read in order."""
+        raise OSError(f"a file that is read in order cannot go to byte {offset:,}")
+
+
+class HashedFile(CountedFile):
+    """A file that is read from its beginning, and whose bytes are hashed and counted while they are read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self._hasher = xxhash.xxh3_128()
+
+    def read(self, size: int, /) -> bytes:
+        """Read up to ``size`` bytes."""
+        data = super().read(size)
+        self._hasher.update(data)
+        return data
 
     def finish(self) -> str:
         """Read the rest, and return the hash of the whole file as 32 hexadecimal digits."""
@@ -62,15 +82,17 @@ class Decompressed(ABC):
     128 MiB, 1 to 8 MiB at the usual levels).
     """
 
-    def __init__(self, file: HashedFile) -> None:
+    def __init__(self, file: CountedFile) -> None:
         self._file = file
+        self.border = sys.maxsize
+        """The byte of the file before which reading ends, where a frame begins; it may be moved on later."""
         self._input = b""
         self._used = 0
         self._damage: DamagedStreamError | None = None
         self._trailing = ""
 
     def read(self, size: int, /) -> bytes:
-        """Read ``size`` bytes, or fewer at the end.
+        """Read ``size`` bytes, or fewer at the end and at the border.
 
         Raises:
             DamagedStreamError: the file is damaged. It is raised after everything before the damage was returned.
@@ -132,6 +154,19 @@ class Decompressed(ABC):
         """The byte of the file up to which it was decompressed."""
         return self._file.position - len(self._input) + self._used
 
+    @property
+    def is_at_border(self) -> bool:
+        """Whether reading has ended at the border; between two frames.
+
+        Raises:
+            DamagedStreamError: no frame begins at the border.
+        """
+        if self.reached > self.border:
+            raise DamagedStreamError(
+                f"no frame begins at byte {self.border:,} of the file, although the sizes of the frames before say so"
+            )
+        return self.reached == self.border
+
     def _end_in_garbage(self, kind: str, found: bytes) -> None:
         self._trailing = (
             f"what follows the compressed data at byte {self.reached:,} of the file is not {kind}: it begins with "
@@ -158,7 +193,7 @@ SALVAGE_BYTES = 1 << 10
 class GzipStream(Decompressed):
     """A gzip file with any number of members (RFC 1952), which zero bytes may follow."""
 
-    def __init__(self, file: HashedFile) -> None:
+    def __init__(self, file: CountedFile) -> None:
         super().__init__(file)
         self._decoder: zlib._Decompress | None = None
         self._members = 0
@@ -182,6 +217,8 @@ class GzipStream(Decompressed):
                 raise self._incomplete("gzip")
 
     def _begin_member(self) -> zlib._Decompress | None:
+        if self.is_at_border:
+            return None
         data = self._take_any()
         while self._members and data:  # zero bytes pad the last block of a tape
             data = data.lstrip(b"\0")
@@ -218,8 +255,8 @@ class GzipStream(Decompressed):
 
 
 MAX_WINDOW_BYTES = 128 << 20
-_HEADER_BYTES = 18
-_RLE_BLOCK = 1
+ZSTD_HEADER_BYTES = 18
+RLE_BLOCK = 1
 
 
 class ZstdStream(Decompressed):
@@ -229,7 +266,7 @@ class ZstdStream(Decompressed):
     decompressed, whatever the ratio, and a missing end of a frame is noticed.
     """
 
-    def __init__(self, file: HashedFile, name: str) -> None:
+    def __init__(self, file: CountedFile, name: str) -> None:
         super().__init__(file)
         self._zstandard = load_zstandard(name)
         self._decoder = self._zstandard.ZstdDecompressor()
@@ -244,7 +281,7 @@ class ZstdStream(Decompressed):
             header = self._exactly(3)
             value = int.from_bytes(header, "little")
             is_last, kind, size = value & 1, value >> 1 & 3, value >> 3
-            data = header + self._exactly(1 if kind == _RLE_BLOCK else size)
+            data = header + self._exactly(1 if kind == RLE_BLOCK else size)
             if is_last and self._has_checksum:
                 data += self._exactly(4)
             piece = self._feed(frame, data)
@@ -253,8 +290,12 @@ class ZstdStream(Decompressed):
                 return piece
 
     def _begin_frame(self) -> Any:
-        head = self._take(_HEADER_BYTES)
-        while head[:4] != ZSTD_MAGIC:
+        while True:
+            if self.is_at_border:
+                return None
+            head = self._take(ZSTD_HEADER_BYTES)
+            if head[:4] == ZSTD_MAGIC:
+                break
             if not head:
                 return None
             if not is_zstd(head):
@@ -265,12 +306,11 @@ class ZstdStream(Decompressed):
             left = int.from_bytes(self._exactly(8)[4:], "little")
             while left:
                 left -= len(self._exactly(min(left, CHUNK_BYTES)))
-            head = self._take(_HEADER_BYTES)
         try:
             size = self._zstandard.frame_header_size(head)
             parameters = self._zstandard.get_frame_parameters(head)
         except self._zstandard.ZstdError as error:
-            raise self._incomplete("zstd") if len(head) < _HEADER_BYTES else self._broken("zstd", error) from None
+            raise self._incomplete("zstd") if len(head) < ZSTD_HEADER_BYTES else self._broken("zstd", error) from None
         if parameters.window_size > MAX_WINDOW_BYTES:
             raise DamagedStreamError(
                 f"the zstd frame needs a window of {parameters.window_size:,} bytes in memory; at most "
@@ -323,6 +363,63 @@ class Readable(Protocol):
 
     def seek(self, offset: int, /) -> int:
         """Go to a byte."""
+
+
+class CutStream:
+    """The lines of a span between borders of a compressed file.
+
+    They are those that begin behind its first byte, and the one that begins at its end, see `source_file`. What is
+    before them is passed over; the last line is read to its end, in the frames behind the span.
+
+    Args:
+        stream: what is decompressed from the begin of the span on; its border is the end of the span.
+        is_first: whether a line begins at the begin of the span, as it is that of the file.
+    """
+
+    def __init__(self, stream: Decompressed, *, is_first: bool) -> None:
+        self._stream = stream
+        self._has_line = is_first
+        self._is_behind = self._is_over = False
+        self._behind_bytes = CHUNK_BYTES // 4
+        self.passed_over = 0
+        """Bytes of the span before its first line."""
+
+    def read(self, size: int, /) -> bytes:
+        """Read up to ``size`` bytes.
+
+        Raises:
+            DamagedStreamError: the span is damaged.
+            LostLineError: what follows the span is damaged, and its last line goes on there.
+        """
+        while not self._is_over:
+            data = self._read_behind(size) if self._is_behind else self._stream.read(size)
+            if not data and not self._is_behind and self._stream.is_at_border:
+                self._is_behind, self._is_over = True, not self._has_line
+                self._stream.border = sys.maxsize
+                continue
+            if self._has_line or not data:
+                return data
+            begin = data.find(NEWLINE) + 1
+            self._has_line = begin > 0
+            self.passed_over += begin or len(data)
+            if begin and data[begin:]:
+                return data[begin:]
+        return b""
+
+    def _read_behind(self, size: int) -> bytes:
+        """Read up to the end of the line. The reads double, so that a long one is joined in linear time."""
+        try:
+            data = self._stream.read(min(size, self._behind_bytes))
+            self._behind_bytes *= 2
+        except DamagedStreamError as error:
+            raise LostLineError(str(error)) from error
+        end = data.find(NEWLINE) + 1
+        self._is_over = end > 0
+        return data[:end] if end else data
+
+    def seek(self, offset: int, /) -> int:
+        """Always raises OSError: a compressed file is read in order."""
+        raise OSError(f"a compressed file cannot go to byte {offset:,}")
 
 
 class Lines(NamedTuple):

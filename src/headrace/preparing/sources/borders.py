@@ -1,0 +1,151 @@
+"""Finds where a compressed file can be cut: at the frames of zstd, and at the blocks of gzip files that bgzip writes.
+
+Nothing is decompressed. The sizes in the headers lead from one frame or block to the next, by reads of some bytes:
+
+    zstd     frame header, then blocks with their size in 3 bytes, then perhaps 4 bytes of checksum (RFC 8878)
+    bgzip    members of gzip with their size in an extra field ``BC``, and at most 64 KiB of text in each (the SAM
+             specification, section 4.1); the last 4 bytes are the size of the text
+
+`plan_tasks` makes tasks of what lies between the borders. A file with a single frame, or of another writer of gzip, has
+no borders and stays one task.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from headrace.errors import InputError
+from headrace.preparing.sources.source_file import (
+    COMPRESSION_RATIO,
+    GZIP_MAGIC,
+    ZSTD_MAGIC,
+    Border,
+    SampleBy,
+    SourceFile,
+    is_zstd,
+)
+from headrace.preparing.sources.streams import RLE_BLOCK, ZSTD_HEADER_BYTES, load_zstandard
+
+MAX_PARTS: Final = 1024
+"""A file with a smaller share of all text than one of so many is not cut: it makes no worker wait, and reading the
+headers of all files would take long."""
+
+_GZIP_HEAD_BYTES: Final = 64
+_HAS_EXTRA: Final = 4
+_LEAST_BGZIP_BYTES: Final = 26
+"""Header and end of a block."""
+
+_UNKNOWN_SIZE: Final = (1 << 64) - 1
+_MAX_RATIO_BITS: Final = 16
+"""No frame of zstd holds more than 2^15 bytes of text a byte: a block of 4 bytes holds at most 128 KiB."""
+
+
+def with_borders(
+    files: Sequence[SourceFile], *, task_bytes: int, sample_by: SampleBy, has_exact_places: bool
+) -> tuple[SourceFile, ...]:
+    """Return the files, those that are compressed and above ``task_bytes`` with the borders at which they are cut.
+
+    Cost: a read for each block of the files that are cut: of each 64 KiB (bgzip) or 128 KiB (zstd) of text.
+
+    Args:
+        files: the files.
+        task_bytes: the bytes of text between two borders, roughly; at least a frame lies between them.
+        sample_by: what a record of a text file is; only lines can be cut.
+        has_exact_places: whether the place of a record must be exact, since the shuffle depends on it. A file with
+            frames that do not say how much text they hold is then not cut.
+
+    Raises:
+        InputError: a file cannot be read.
+        MissingExtraError: zstandard is not installed.
+    """
+    least = max(task_bytes, sum(file.text_bytes for file in files) // MAX_PARTS)
+    found = []
+    for file in files:
+        is_lines = file.format.startswith("jsonl") or sample_by == "line"
+        if is_lines and file.format.endswith((".gz", ".zst")) and not file.fault and file.text_bytes > least:
+            borders = _chosen(file, -(-file.size_bytes * COMPRESSION_RATIO // least), has_exact_places)
+            file = msgspec.structs.replace(file, borders=borders)
+        found.append(file)
+    return tuple(found)
+
+
+def _chosen(file: SourceFile, num_parts: int, has_exact_places: bool) -> tuple[Border, ...]:
+    """Choose borders that make at most so many parts, of nearly equal size as far as the frames allow it."""
+    chosen: list[Border] = []
+    part = 1
+    try:
+        with Path(file.path).open("rb", buffering=0) as raw:
+            file.check_unchanged(os.fstat(raw.fileno()))
+            frames = _bgzip_blocks if file.format.endswith(".gz") else _zstd_frames
+            is_exact = True
+            for begin, place in frames(file, raw.fileno()):
+                is_exact = is_exact and place >= 0
+                if has_exact_places and not is_exact:
+                    break
+                if begin * num_parts >= file.size_bytes * part:
+                    chosen.append(Border(begin, place))
+                    part = begin * num_parts // file.size_bytes + 1
+                if part >= num_parts:
+                    break
+    except OSError as error:
+        raise InputError(f"{file.name}: the file cannot be read: {error.strerror or error}") from error
+    if is_exact:
+        return tuple(chosen)
+    # Places have to differ, and to ascend with the file: no text is longer than this.
+    return tuple(Border(border.begin, border.begin << _MAX_RATIO_BITS) for border in chosen)
+
+
+def _bgzip_blocks(file: SourceFile, descriptor: int) -> Iterator[tuple[int, int]]:
+    """Yield where each block begins, in the file and in its text, as far as the file consists of such blocks."""
+    begin = place = 0
+    head = os.pread(descriptor, _GZIP_HEAD_BYTES, 0)
+    while (size := _bgzip_size(head)) >= _LEAST_BGZIP_BYTES:
+        yield begin, place
+        begin += size
+        data = os.pread(descriptor, 4 + _GZIP_HEAD_BYTES, begin - 4)
+        place += int.from_bytes(data[:4], "little")
+        head = data[4:]
+
+
+def _bgzip_size(head: bytes) -> int:
+    """The size of the block that begins with these bytes; 0 if they begin no such block."""
+    if not head.startswith(GZIP_MAGIC + b"\x08") or len(head) < 18 or not head[3] & _HAS_EXTRA:
+        return 0
+    at, end = 12, min(12 + int.from_bytes(head[10:12], "little"), len(head))
+    while at + 4 <= end:
+        length = int.from_bytes(head[at + 2 : at + 4], "little")
+        if head[at : at + 2] == b"BC" and length == 2 and at + 6 <= end:
+            return int.from_bytes(head[at + 4 : at + 6], "little") + 1
+        at += 4 + length
+    return 0
+
+
+def _zstd_frames(file: SourceFile, descriptor: int) -> Iterator[tuple[int, int]]:
+    """Yield where each frame begins, in the file and in its text, -1 where that is not known; stop at damage."""
+    zstandard = load_zstandard(file.name)
+    begin = place = 0
+    while is_zstd(head := os.pread(descriptor, ZSTD_HEADER_BYTES, begin)):
+        yield begin, place
+        if not head.startswith(ZSTD_MAGIC):
+            begin += 8 + int.from_bytes(head[4:8], "little")
+            continue
+        try:
+            parameters = zstandard.get_frame_parameters(head)
+            begin += zstandard.frame_header_size(head)
+        except zstandard.ZstdError:
+            return
+        if parameters.content_size != _UNKNOWN_SIZE and parameters.content_size > file.size_bytes << _MAX_RATIO_BITS:
+            return
+        place = -1 if place < 0 or parameters.content_size == _UNKNOWN_SIZE else place + parameters.content_size
+        is_last = False
+        while not is_last:
+            header = os.pread(descriptor, 3, begin)
+            value = int.from_bytes(header, "little")
+            is_last = bool(value & 1) or len(header) < 3
+            begin += 3 + (1 if value >> 1 & 3 == RLE_BLOCK else value >> 3)
+        begin += 4 if parameters.has_checksum else 0

@@ -1,0 +1,328 @@
+"""Records that end each worker that comes to them: found, left out and named, or the end of the run.
+
+Most workers are inside this process, and "end" by a SystemExit of their encoder; one test has real ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import faults
+import recipe_runs
+from counts import cases
+from headrace.engine import doing, heartbeat
+from headrace.engine.doing import Doer, Limits
+from headrace.engine.executors import LocalExecutor
+from headrace.engine.job import Show
+from headrace.engine.poison import Ended
+from headrace.engine.serving import Reply
+from headrace.errors import InputError, WorkerError
+from headrace.preparing import (
+    ErrorOptions,
+    FilterSpec,
+    OutputOptions,
+    RecordOptions,
+    TextOptions,
+    TokenOptions,
+    finish_job,
+    open_job,
+    plan_text,
+    prepare_text,
+    run,
+    run_plan,
+)
+from headrace.preparing import worker as text_worker
+from headrace.preparing.documents import BlockEncoder
+from headrace.preparing.messages import Order
+from headrace.preparing.record_encoder import RecordEncoder
+from headrace.preparing.sources import streams
+from headrace.preparing.tally import BAD, ENDED_WORKER
+from headrace.stores import load_manifest
+
+POISON = "Hemlock"
+HOW = "was ended by signal 11 (Segmentation fault)"
+MESSAGE = f"the worker {HOW}. It was the 3rd worker that ended at this record"
+REASONS = ("headrace.json", "provenance/provenance.json", "provenance/skipped.npy")
+TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
+SKIP = ErrorOptions(on_error="skip")
+CASES = {
+    "plain": TextOptions(tokens=TOKENS, task_bytes=3000, errors=SKIP),
+    "shuffled, no duplicates, ids": TextOptions(
+        tokens=TOKENS,
+        task_bytes=20_000,
+        deduplicate=True,
+        records=RecordOptions(id_field="id"),
+        output=OutputOptions(shuffle=7, shard_tokens=4000),
+        errors=SKIP,
+    ),
+}
+
+
+class MortalWorkers(faults.InlineWorkers):
+    """Workers that end where a real one would."""
+
+    num_deaths = 0
+
+    def _do(self, order: Order) -> None:
+        reply: Reply | None = None
+        with contextlib.suppress(SystemExit):
+            reply = self._worker.handle(order)
+        self._said.put((reply, True))  # type: ignore[arg-type]
+
+    def replace(self, worker: int) -> Ended:
+        MortalWorkers.num_deaths += 1
+        return Ended(f"worker {worker + 1}", HOW)
+
+
+@contextlib.contextmanager
+def mortal() -> Iterator[None]:
+    """Small pieces; a worker ends if a text that it encodes holds the poison, alone or among others."""
+
+    def or_die(encode: Any) -> Any:
+        def encode_or_die(self: object, block: Any, file: int) -> Any:
+            if POISON in str(block.texts) or POISON in str(block.records):
+                raise SystemExit
+            return encode(self, block, file)
+
+        return encode_or_die
+
+    with faults.small_run(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "WorkerProcesses", MortalWorkers)
+        patch.setattr(doing, "WorkerProcesses", MortalWorkers)
+        patch.setattr(heartbeat, "STALE_S", 0.0)
+        patch.setattr(doing, "REFRESH_S", 0.0)
+        for encoder in (BlockEncoder, RecordEncoder):
+            patch.setattr(encoder, "encode", or_die(encoder.encode))
+        patch.setattr(MortalWorkers, "num_deaths", 0)
+        yield
+
+
+def write(folder: Path, poison: set[int], *, by_hand: bool = False) -> Path:
+    """Files of 300 records in all, some of them bad; those that are poison are malformed if they are skipped by hand.
+
+    A record that is skipped by hand has the same number of bytes, so that all others have the same places.
+    """
+    chance = random.Random(5)
+    lines = []
+    for number in range(300):
+        words = " ".join(chance.choice(["one", "two", "three", "four", "five"]) for _ in range(chance.randrange(20)))
+        line = json.dumps({"id": f"d{number}", "text": f"{words} {POISON}" if number in poison else words})
+        if number % 97 == 50 or (by_hand and number in poison):
+            line = "[" + line[1:]
+        lines.append("" if number % 60 == 59 and number not in poison else line)
+    folder.mkdir()
+    for name, (first, end) in {"a": (0, 150), "b": (150, 160), "c": (160, 165), "d": (165, 300)}.items():
+        (folder / f"{name}.jsonl").write_text("".join(line + "\n" for line in lines[first:end]))
+    return folder
+
+
+def do_some(output: Path, *, seed: int, most: int) -> None:
+    """One process does tasks, in any order."""
+    if not (output / ".headrace-prepare" / "plan.json").exists() or (phase := open_job(output).phase()) is None:
+        return
+    job = open_job(output)
+    receipts = job.receipts(phase)
+    receipts.refresh()
+    order = random.Random(seed).sample(receipts.open_tasks, len(receipts.open_tasks))
+    Doer(job, phase, wanted=order, workers=2, waits=False, limits=Limits(most), on_progress=lambda _: None).run()
+
+
+def stored(output: Path) -> dict[str, bytes]:
+    """All files but those that say why a record is left out."""
+    return {name: data for name, data in faults.content(output).items() if name not in REASONS}
+
+
+def test_the_bytes_are_those_without_the_poison(kit: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    @settings(max_examples=cases(6, 150))
+    @given(
+        poison=st.sets(st.integers(0, 299).filter(lambda number: number % 97 != 50), max_size=6),
+        workers=st.integers(1, 3),
+        name=st.sampled_from(sorted(CASES)),
+        seed=st.integers(0, 1 << 32),
+    )
+    def prepared(poison: set[int], workers: int, name: str, seed: int) -> None:
+        folder, chance = tmp_path_factory.mktemp("poison"), random.Random(seed)
+        options = msgspec.structs.replace(CASES[name], workers=workers)
+        plain = write(folder / "plain", poison, by_hand=True)
+        poisoned = write(folder / "poisoned", poison)
+        with faults.small_run():
+            wanted = prepare_text([plain], folder / "wanted", tokenizer=kit.tokenizer, options=options)
+        with mortal():
+            made = prepare_text([poisoned], folder / "local", tokenizer=kit.tokenizer, options=options)
+            assert MortalWorkers.num_deaths <= 3 * len(poison) + 3 * len(poison)
+            plan_text([poisoned], folder / "job", tokenizer=kit.tokenizer, options=options)
+            for turn in range(chance.randint(0, 3)):  # some of these processes are killed on the way
+                most = chance.randint(1, 9)
+                moment = chance.choice([chance.randrange(150), 1 << 30])
+                faults.run_killed(
+                    lambda turn=turn, most=most: do_some(folder / "job", seed=turn, most=most),  # type: ignore[misc]
+                    moment,
+                )
+            finish_job(folder / "job", LocalExecutor(workers=workers), Show())
+        assert stored(folder / "local") == stored(folder / "wanted")
+        assert faults.content(folder / "job") == faults.content(folder / "local")
+
+        found, before = made.ledger.documents.dropped, wanted.ledger.documents.dropped
+        assert found.get(ENDED_WORKER, 0) == len(poison)
+        assert found.get(BAD, 0) + len(poison) == before.get(BAD, 0)
+        assert [(Path(error.file).name, error.line) for error in made.errors] == [
+            (Path(error.file).name, error.line) for error in wanted.errors
+        ]
+        assert sum(error.message == MESSAGE for error in made.errors) == len(poison)
+
+    prepared()
+
+
+def test_a_run_that_is_killed_in_the_middle_of_a_search(kit: Any, tmp_path: Path) -> None:
+    options = msgspec.structs.replace(CASES["plain"], workers=1, task_bytes=9000)
+    inputs = write(tmp_path / "in", {3, 130, 131, 200})
+
+    def prepare(output: Path) -> None:
+        prepare_text([inputs], output, tokenizer=kit.tokenizer, options=options)
+
+    with mortal():
+        changes = len(faults.list_changes(lambda: prepare(tmp_path / "wanted")))
+        for moment in random.Random(1).sample(range(changes), cases(8, changes)):
+            output = tmp_path / f"{moment}"
+            faults.run_killed(lambda output=output: prepare(output), moment)  # type: ignore[misc]
+            prepare(output)
+            assert faults.content(output) == faults.content(tmp_path / "wanted")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_run_stops_at_the_first(kit: Any, tmp_path: Path, workers: int) -> None:
+    """Local runs and jobs say the same, and a run that skips such records goes on with what is done."""
+    options = TextOptions(tokens=TOKENS, task_bytes=4000, workers=workers)
+    inputs = write(tmp_path / "in", {20, 21, 22, 140})
+    with mortal():
+        local = faults.error_of(
+            lambda: prepare_text([inputs], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
+        )
+        assert isinstance(local, WorkerError)
+        assert str(local) == (
+            f"{inputs}/a.jsonl, line 21: {MESSAGE}. Nothing was written; what is done so far is kept: run the same"
+            " command again, with fewer --workers or more memory, or leave such records out with --on-error skip."
+        )
+        plan_text([inputs], tmp_path / "job", tokenizer=kit.tokenizer, options=options)
+        told = faults.error_of(lambda: do_some(tmp_path / "job", seed=2, most=1 << 30))
+        assert isinstance(told, InputError)
+        finish = lambda: finish_job(tmp_path / "job", LocalExecutor(workers=workers), Show())  # noqa: E731
+        assert str(faults.error_of(finish)) == str(local)
+        skips = msgspec.structs.replace(options, errors=SKIP)
+        prepare_text([inputs], tmp_path / "out", tokenizer=kit.tokenizer, options=skips)
+    assert len(load_manifest(tmp_path / "out").errors) == 4 + 3
+
+
+def test_a_bad_record_before_the_poison_comes_first(kit: Any, tmp_path: Path) -> None:
+    inputs = write(tmp_path / "in", {51})
+    with mortal():
+        error = faults.error_of(
+            lambda: prepare_text(
+                [inputs], tmp_path / "out", tokenizer=kit.tokenizer, options=TextOptions(tokens=TOKENS, workers=1)
+            )
+        )
+    assert "line 51: malformed JSON" in str(error)
+
+
+def test_more_than_are_allowed(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more are searched for than fail the run in any case."""
+    inputs = write(tmp_path / "in", set(range(300)))
+    few = TextOptions(tokens=TOKENS, workers=1, errors=ErrorOptions(on_error="skip", max_errors=4))
+    with mortal():
+        error = faults.error_of(lambda: prepare_text([inputs], tmp_path / "few", tokenizer=kit.tokenizer, options=few))
+        assert "line 5: " in str(error)
+        assert "It is one of more than 4 bad records, which is what --max-errors allows" in str(error)
+        assert MortalWorkers.num_deaths == 3 + 5 * 3
+    monkeypatch.setattr(run_plan, "MAX_POISON", 7)
+    share = msgspec.structs.replace(few, errors=ErrorOptions(on_error="skip", max_errors=0.99))
+    with mortal():
+        error = faults.error_of(
+            lambda: prepare_text([inputs], tmp_path / "share", tokenizer=kit.tokenizer, options=share)
+        )
+        assert f"line 7: {MESSAGE}. So did 7 records of this task, and no more of them are searched for." in str(error)
+        assert MortalWorkers.num_deaths == 3 + 7 * 3
+
+
+def test_pieces_that_were_delivered_before_stay(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a worker gave before it ended is not searched again: a record that ends some workers alone stays."""
+    inputs = write(tmp_path / "in", {140})
+    options = TextOptions(tokens=TOKENS, workers=1, errors=SKIP)  # one task, with many pieces
+    begins: list[tuple[int, int]] = []
+    probe = text_worker.TextWork.probe
+
+    def noted(work: Any, order: Any) -> Any:
+        begins.append(order.first)
+        return probe(work, order)
+
+    monkeypatch.setattr(text_worker.TextWork, "probe", noted)
+    monkeypatch.setattr(text_worker, "PIECE_BYTES", 100)
+    with mortal():
+        monkeypatch.setattr(text_worker, "PIECE_BYTES", 100)
+        prepare_text([inputs], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
+    assert begins[0] > (0, 100)
+    assert begins[1:] == [(0, 140), (0, 140), (0, 141)]
+
+
+def test_a_reader_that_ends_workers_is_told_with_its_range(
+    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = write(tmp_path / "in", set())
+    options = TextOptions(tokens=TOKENS, task_bytes=4000, workers=1, errors=SKIP)
+
+    def die(*arguments: object, **options: object) -> None:
+        raise SystemExit
+
+    with mortal():
+        monkeypatch.setattr(streams, "find_first_line", die)
+        error = faults.error_of(
+            lambda: prepare_text([inputs], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
+        )
+    assert isinstance(error, WorkerError)
+    assert "a.jsonl, bytes 0 to " in str(error)
+    assert "No record is to blame: it was reading the file." in str(error)
+
+
+def test_records_of_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stores have the same bytes, and the ledger balances, although a record becomes several samples."""
+    monkeypatch.chdir(tmp_path)
+    recipe_runs.make_model(tmp_path / "model", recipe_runs.THINKING)
+    recipe = (
+        recipe_runs.SFT.replace("data", "data.jsonl")
+        + "mask: {unstable: split}\nerrors: {on_error: skip}\noutput: {domain_key: source}\n"
+    )
+    for name in ("poisoned", "plain"):
+        records: list[Any] = recipe_runs.conversations(60)
+        lines = [json.dumps(record) + "\n" for record in records]
+        for number in (7, 8, 51):
+            lines[number] = lines[number].replace("A", POISON) if name == "poisoned" else "[" + lines[number][1:]
+        Path("data.jsonl").write_text("".join(lines))
+        with mortal():
+            recipe_runs.prepare(recipe, tmp_path, Path(name), task_bytes=3000, workers=2)
+    assert stored(Path("poisoned")) == stored(Path("plain"))
+    manifest = load_manifest("poisoned")
+    assert manifest.ledger.documents.dropped[ENDED_WORKER] == 3
+    assert [error.line for error in manifest.errors] == [8, 9, 52]
+
+
+def test_real_workers(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "filter_that_exits.py").write_text(
+        f"import os\n\ndef keep(record):\n    if {POISON!r} in record['text']:\n        os._exit(3)\n    return True\n"
+    )
+    write(tmp_path / "in", {200})
+    options = TextOptions(tokens=TOKENS, workers=1, errors=SKIP, filters=FilterSpec(function="filter_that_exits:keep"))
+    manifest = prepare_text(["in/d.jsonl"], "out", tokenizer=kit.tokenizer, options=options)
+    assert [(error.line, error.message) for error in manifest.errors if "worker" in error.message] == [
+        (36, "the worker ended with exit status 3. It was the 3rd worker that ended at this record")
+    ]
