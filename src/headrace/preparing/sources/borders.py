@@ -86,7 +86,7 @@ def _chosen(file: SourceFile, num_parts: int, has_exact_places: bool) -> tuple[B
             for begin, place in frames(file, raw.fileno()):
                 is_exact = is_exact and place >= 0
                 if has_exact_places and not is_exact:
-                    break
+                    return ()
                 if begin * num_parts >= file.size_bytes * part:
                     chosen.append(Border(begin, place))
                     part = begin * num_parts // file.size_bytes + 1
