@@ -32,7 +32,7 @@ from headrace.stores.energon import DatasetConfig, EnergonStore
 from headrace.stores.opening import SAMPLE_LAYOUTS, open_samples, sample_layout
 from headrace.stores.quarantine import quarantined
 from headrace.stores.store import RawSample, SampleStore
-from headrace.stores.tar.names import sample_part
+from headrace.stores.tar.members import sample_part
 from headrace.stores.tar.store import TarStore
 
 

@@ -29,7 +29,7 @@ from headrace.stores.energon.sqlite_index import KeyLookup, check_index
 from headrace.stores.kept_arrays import num_entries
 from headrace.stores.store import Numbering, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.index import KeyTable, index_path
-from headrace.stores.tar.names import sample_part
+from headrace.stores.tar.members import sample_part
 from headrace.stores.tar.store import MadeIndexes, TarShards
 
 _log = logging.getLogger("headrace")
