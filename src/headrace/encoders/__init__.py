@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from headrace.encoders.pipeline import EncoderPipeline, HookFailure, Selection
     from headrace.encoders.task_encoder import (
         AugmentTaskEncoder,
-        CallKey,
         DefaultTaskEncoder,
         Hook,
         TaskEncoder,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
         stateless,
     )
     from headrace.errors import SkipSample
+    from headrace.plan.keys import CallKey
     from headrace.samples.media import (
         Batch,
         CaptioningSample,
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AugmentTaskEncoder": "headrace.encoders.task_encoder",
     "Batch": "headrace.samples.media",
-    "CallKey": "headrace.encoders.task_encoder",
+    "CallKey": "headrace.plan.keys",
     "CaptioningSample": "headrace.samples.media",
     "Cooker": "headrace.samples.media",
     "CrudeSample": "headrace.samples.media",

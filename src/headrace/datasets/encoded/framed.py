@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.encoded.forms import check_form, form_by_hooks, form_recipe, form_words, is_groups, is_packs
-from headrace.datasets.encoded.samples import Encoder, Media, RestoreKey, SampleEncoder, keyed, packed, restore_key_of
+from headrace.datasets.encoded.samples import Encoder, Media, RestoreKey, SampleEncoder, framed_keys, keyed, packed
 from headrace.datasets.mix import Mix, named_datasets
 from headrace.datasets.run import by_source
 from headrace.datasets.sample_watch import SampleWatch
@@ -121,8 +121,11 @@ class FramedSources:
 
     def key(self, one: MadeOutput) -> RestoreKey:
         """Return the restore key of an output whose sample does not have it yet."""
-        place, sample = one.output
-        return RestoreKey("Framed", restore_key_of(sample), place.position, place.output, self.paths[one.source])
+        return self.keys([one])[0]
+
+    def keys(self, made: Sequence[MadeOutput]) -> list[RestoreKey]:
+        """Return the restore key of each output; see `key`."""
+        return framed_keys([one.output for one in made], [self.paths[one.source] for one in made])
 
     def marked(self, one: MadeOutput) -> Any:
         """Return the sample of an output, with its restore key."""
