@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar, overload
 
 import msgspec
 
-from headrace.encoders.mapping import batched, fields_of, made
 from headrace.errors import ConfigError
 from headrace.plan.keys import CallKey, seed_of
 from headrace.plan.recipe import recorded_name
 from headrace.samples.media import Cooker, SampleDecoder
+from headrace.samples.media.batch import batched, fields_of, made
 
 F = TypeVar("F", bound=Callable[..., Any])
 

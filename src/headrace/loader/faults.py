@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from headrace.datasets.sample_watch import SampleWatch
+from headrace.datasets.dataset import SampleWatch
 from headrace.encoders import Fault, FaultLog, FaultReport
 from headrace.errors import ConfigError
 from headrace.io import check_local

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from headrace.datasets.dataset import SampleWatch, Tell
 from headrace.datasets.encoded.framed import Framed, FramedSources, MadeOutput, MadeSample
 from headrace.datasets.encoded.samples import (
     RestoreKey,
@@ -25,7 +26,6 @@ from headrace.datasets.encoded.samples import (
     restore_key_of,
 )
 from headrace.datasets.run import Located
-from headrace.datasets.sample_watch import SampleWatch, Tell
 from headrace.encoders import CallKey, Fault, FaultLog, HookFailure
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError, SkipSample, StateError

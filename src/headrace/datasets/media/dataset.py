@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.datasets.dataset import Traits
+from headrace.datasets.dataset import SampleWatch, Traits
 from headrace.datasets.media.face import SampleDataset
 from headrace.datasets.media.file_stores import (
     CachePool,
@@ -23,7 +23,6 @@ from headrace.datasets.media.file_stores import (
     PrimaryFileStore,
     file_store,
 )
-from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError, HeadraceError, SampleError
 from headrace.plan import IntArray
 from headrace.plan.recipe import recorded_name
