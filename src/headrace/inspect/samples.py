@@ -24,7 +24,7 @@ from headrace.inspect.figures import as_json
 from headrace.io import Reader
 from headrace.samples.media import AVDecoder, SampleDecoder
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS
-from headrace.samples.media.decoding.failing import reraise
+from headrace.samples.media.decoding.basic import reraise
 from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS
 from headrace.samples.media.mapper import META_PARTS, FieldMap, first_that_works
 from headrace.stores import open_tokens

@@ -19,8 +19,8 @@ from headrace.encoders import AugmentTaskEncoder, EncoderPipeline, Fault, Hook, 
 from headrace.encoders.pipeline import Output
 from headrace.encoders.task_encoder import encoder_recipe
 from headrace.errors import ConfigError, SkipSample
+from headrace.io import as_read_back
 from headrace.stores import kept_name
-from headrace.stores.json_file import as_read_back
 
 
 def key_text(key: Any) -> str:

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, Self
 from headrace.config import nearest
 from headrace.errors import ConfigError, FieldAccessError, HeadraceError, SampleError
 from headrace.samples.media.batch import BatchBlocks
+from headrace.samples.media.decoding.basic import reraise
 from headrace.samples.media.decoding.decoder import SampleDecoder
-from headrace.samples.media.decoding.failing import reraise
 from headrace.samples.media.sample import BASE_FIELDS, CrudeSample, SourceInfo
 
 _OPTION = re.compile(r"(?P<part>[^\[\],]+)(?P<steps>(?:\[[^\[\]]+\])*)")
