@@ -91,11 +91,6 @@ class FeedLedger(msgspec.Struct, frozen=True, kw_only=True):
         """The number of samples that were replaced, for any reason."""
         return sum(self.substituted.values())
 
-    @property
-    def as_they_are(self) -> int:
-        """The number of samples that are the ones the order asked for."""
-        return self.delivered - self.num_substituted
-
 
 class FaultCounter:
     """Counts what one loader yields, and writes each fault to a report as a line, if it has a path.
