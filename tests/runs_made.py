@@ -9,9 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from headrace.datasets import Dataset, RaggedDataset
-from headrace.datasets.dataset import Fields, Sample
+from headrace.datasets.dataset import Fields, Sample, SampleWatch
 from headrace.datasets.mix import Mix
-from headrace.datasets.sample_watch import SampleWatch
 from headrace.plan import (
     Branch,
     ConcatNode,

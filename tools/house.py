@@ -17,8 +17,9 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,10 +29,21 @@ MAX_COMPLEXITY = 15
 
 LOADED = """
 import sys
+import tempfile
 {imports}
 own = [m for name, m in sys.modules.items() if name.split(".")[0] == "headrace" and getattr(m, "__file__", None)]
 print(len(own), sum(len(open(m.__file__).readlines()) for m in own))
 """
+CPU_MS = """
+import gc, time
+import torch, torch.utils.data
+gc.collect()
+begin = time.process_time()
+{imports}
+print(round(1000 * (time.process_time() - begin)))
+"""
+"""Without torch, and without the garbage collection that importing torch leaves due."""
+
 RUN_ALONE = "from headrace.datasets import Run"
 TOKEN_BATCH = "import headrace\nheadrace.WindowDataset, headrace.Run, headrace.Loader"
 
@@ -182,15 +194,22 @@ def class_figures(modules: dict[str, Module]) -> tuple[dict[str, list[str]], lis
     return several, named
 
 
-def run_apart(root: Path, program: str) -> str:
+def run_apart(root: Path, program: str, variables: Mapping[str, str] | None = None) -> str:
     """Run a program in a separate process with the package of this checkout, and return what it prints."""
-    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    environment = {**os.environ, **(variables or {}), "PYTHONPATH": str(root / "src")}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program], env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(f"the package cannot be measured; the program failed:\n{done.stderr}")
     return done.stdout
+
+
+def import_cpu_ms(root: Path, imports: str) -> int:
+    """CPU milliseconds of some imports, with bytecode cached and torch imported before; the best of five."""
+    with tempfile.TemporaryDirectory(prefix="headrace-house-") as cache:
+        bytecode = {"PYTHONPYCACHEPREFIX": cache, "PYTHONDONTWRITEBYTECODE": ""}
+        return min(int(run_apart(root, CPU_MS.format(imports=imports), bytecode)) for _ in range(5))
 
 
 def complex_functions(modules: dict[str, Module]) -> list[str]:
@@ -291,6 +310,7 @@ def figures(root: Path) -> dict[str, int | float | list[str]]:
         "lines_loaded_by_run": int(run_lines),
         "modules_loaded_by_windows_run_loader": int(batch_modules),
         "lines_loaded_by_windows_run_loader": int(batch_lines),
+        "cpu_ms_of_importing_windows_run_loader": import_cpu_ms(root, TOKEN_BATCH),
         "options_of_prepare": prepare_options(root),
         "public_names_at_the_top": int(public),
     }

@@ -18,7 +18,8 @@ from counts import cases
 from headrace import ConfigError
 from headrace.encoders import CallKey, EncoderPipeline, HookFailure, TaskEncoder, stateless
 from headrace.encoders.pipeline import Output
-from headrace.encoders.task_encoder import STAGES, function_hook, seed_of
+from headrace.encoders.task_encoder import STAGES, function_hook
+from headrace.plan.keys import seed_of
 
 NUMPY: Any = np.random
 
@@ -105,7 +106,7 @@ def test_no_two_calls_share_their_seeds() -> None:
         for output in range(3)
         for part in range(3)
     ]
-    seeds = [seed_of(place, stage, number) for place in places for stage in STAGES for number in range(3)]
+    seeds = [seed_of(place, STAGES[stage], number) for place in places for stage in STAGES for number in range(3)]
     assert len(set(seeds)) == len(seeds)
     found = EncoderPipeline(Drawing()).encode(lambda: 3, CallKey(1, 1))
     drawn = [one for output in found for values in output.sample[1:] for one in values]
@@ -114,7 +115,7 @@ def test_no_two_calls_share_their_seeds() -> None:
 
 def test_seeds_are_golden() -> None:
     """They are part of the order: other ones would change the samples of runs that are under way."""
-    assert seed_of(CallKey(1, 2, 3, 4), "batch", 5) == 205591502684301959
+    assert seed_of(CallKey(1, 2, 3, 4), STAGES["batch"], 5) == 205591502684301959
     assert list(STAGES) == [
         "cook",
         "encode",

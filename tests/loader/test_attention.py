@@ -68,30 +68,12 @@ def test_all_masks_are_one(batch: packs_made.Batch, pads: attention.Pads, block_
     assert ours.BLOCK_SIZE == theirs.BLOCK_SIZE
 
 
-@settings(max_examples=cases(12, 600), deadline=None)
-@given(BATCHES, st.sampled_from(PADS))
-def test_masks_from_lengths(batch: packs_made.Batch, pads: attention.Pads) -> None:
-    seq_lens, num_pads = [], []
-    for positions, documents in zip(batch["position_ids"], batch["document_ids"], strict=True):
-        begins = np.flatnonzero(positions == 0)
-        # An empty document more, as torchtune's items may have.
-        seq_lens.append(torch.tensor([0, *np.diff(np.append(begins, len(positions)))]))
-        real = np.flatnonzero(documents != -1)
-        num_pads.append(len(positions) - 1 - int(real.max(initial=-1)))
-        # Pads between documents cannot be told here: they count as tokens.
-        documents[: len(positions) - num_pads[-1]] = 0
-    expected = plainly(batch, pads)
-    assert torch.equal(attention.mask_from_seq_lens(seq_lens, num_pads=num_pads, pads=pads), expected)
-    assert torch.equal(attention.mask_from_seq_lens(seq_lens), plainly(batch, "causal"))
-
-
 def test_the_seeds_mask() -> None:
     batch = as_torch(packs_made.make([[Piece(1, (1, 1, 1), (True,) * 3), Piece(2, (2, 2), (True,) * 2)]], 6))
     expected = [[1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0],
                 [0, 0, 0, 1, 0, 0], [0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 1]]  # fmt: skip
     mask = attention.block_causal_mask(batch["position_ids"], batch["document_ids"])
     assert mask[0].int().tolist() == expected
-    assert attention.mask_from_seq_lens([torch.tensor([3, 2, 1])], num_pads=[1])[0].int().tolist() == expected
 
 
 def test_pads_at_the_end_by_option() -> None:
@@ -107,8 +89,6 @@ def test_pads_at_the_end_by_option() -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="pads is 'none'; allowed are 'identity', 'causal'"):
         attention.block_causal_mask(torch.zeros(1, 3), pads="none")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"seq_lens of the rows sum to \[3, 4\]"):
-        attention.mask_from_seq_lens([torch.tensor([3]), torch.tensor([4])])
     with pytest.raises(ConfigError, match="names is 'te'; allowed are 'flash_attn', 'transformers', 'megatron'"):
         attention.varlen_arguments({}, "te")  # type: ignore[arg-type]
 

@@ -308,7 +308,7 @@ def _ask_type(found: Peek | None) -> tuple[str | None, dict[str, str]]:
 
 
 def _ask_fields(name: str, found: Peek | None) -> dict[str, str]:
-    from headrace.samples.media.field_map import parse_field, sources_of
+    from headrace.samples.media.mapper import parse_field, sources_of
     from headrace.samples.media.registry import SAMPLE_TYPES
 
     click.echo(

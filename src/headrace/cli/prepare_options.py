@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import Option
 
+from headrace import preparing
 from headrace.cli.command import Command, print_json, print_report, usage_errors
 from headrace.engine.forking import be_one_thread
 from headrace.errors import ConfigError
@@ -169,13 +170,11 @@ def error_options(given: Mapping[str, Any], what: str) -> ErrorOptions:
     Raises:
         ConfigError: ``--max-errors`` is no number or share, or it is given without ``--on-error skip``.
     """
-    from headrace.preparing import ErrorOptions
-
     check_skips(given["max_errors"], given["on_error"], what)
     found = chosen(given, "on_error", "max_errors")
     if "max_errors" in found:
         found["max_errors"] = number_or_share(found["max_errors"])
-    return ErrorOptions(**found)
+    return preparing.ErrorOptions(**found)
 
 
 def check_skips(max_errors: str | float | None, on_error: str, what: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import Option
 
+from headrace import preparing
 from headrace.cli import prepare_options as common
 from headrace.cli.command import is_given
 from headrace.cli.prepare_text import check_shards, run
@@ -79,19 +80,18 @@ def command(
     input. The result does not depend on the number of workers, and appears whole or not at all. If a run ends early
     for any reason, the same command continues it.
     """
-    from headrace.preparing import RecipeOptions, estimate_recipe, plan_recipe, prepare_recipe
 
     context = click.get_current_context()
     given = {name: value for name, value in given.items() if is_given(context, name)}
     recipe = _load(path, given, tokenizer)
-    options = RecipeOptions(**{name: given[name] for name in _FROM_COMMAND_LINE if name in given})
+    options = preparing.RecipeOptions(**{name: given[name] for name in _FROM_COMMAND_LINE if name in given})
     run(
         output,
-        estimate=lambda: estimate_recipe(recipe, inputs=inputs, tokenizer=tokenizer, options=options),
-        prepare=lambda output, show, note: prepare_recipe(
+        estimate=lambda: preparing.estimate_recipe(recipe, inputs=inputs, tokenizer=tokenizer, options=options),
+        prepare=lambda output, show, note: preparing.prepare_recipe(
             recipe, output, inputs=inputs, tokenizer=tokenizer, options=options, on_progress=show, on_notice=note
         ),
-        plan=lambda output, show, note: plan_recipe(
+        plan=lambda output, show, note: preparing.plan_recipe(
             recipe, output, inputs=inputs, tokenizer=tokenizer, options=options, on_progress=show, on_notice=note
         ),
         workers=options.workers,

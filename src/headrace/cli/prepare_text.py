@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import Option
 
+from headrace import preparing
 from headrace.cli import prepare_options as common
 from headrace.cli.prepare_job import hand_over, is_planned_only
 from headrace.cli.progress import ProgressBar
@@ -302,7 +303,6 @@ def command(
     .jsonl (also .gz and .zst), .parquet, .arrow and .txt. The result does not depend on the number of workers, and
     appears whole or not at all. If a run ends early for any reason, the same command continues it.
     """
-    from headrace.preparing import estimate_text, plan_text, prepare_text
 
     if tokenizer is None:
         raise ConfigError(_missing_tokenizer(inputs))
@@ -311,11 +311,11 @@ def command(
     options = _options(given)
     run(
         output,
-        estimate=lambda: estimate_text(inputs, tokenizer=tokenizer, options=options),
-        prepare=lambda output, show, note: prepare_text(
+        estimate=lambda: preparing.estimate_text(inputs, tokenizer=tokenizer, options=options),
+        prepare=lambda output, show, note: preparing.prepare_text(
             inputs, output, tokenizer=tokenizer, options=options, on_progress=show, on_notice=note
         ),
-        plan=lambda output, show, note: plan_text(
+        plan=lambda output, show, note: preparing.plan_text(
             inputs, output, tokenizer=tokenizer, options=options, on_progress=show, on_notice=note
         ),
         workers=options.workers,
@@ -332,18 +332,20 @@ def check_shards(given: Mapping[str, Any]) -> None:
 
 
 def _options(given: dict[str, Any]) -> TextOptions:
-    from headrace.preparing import FilterSpec, OutputOptions, RecordOptions, TextOptions, TokenOptions
-
     check_shards(given)
     output = common.chosen(given, "format", "shard_tokens", "shuffle")
     if given["single"]:
         output["shard_tokens"] = None
     tokens = common.chosen(given, "append_eod", "prepend_bos", "special_tokens_in_text", "backend")
-    return TextOptions(
-        records=RecordOptions(**common.chosen(given, "fields", "join", "id_field", "sample_by", "max_record_bytes")),
-        tokens=TokenOptions(eod=_token(given["eod"]), bos=_token(given["bos"]), **tokens),
-        filters=FilterSpec(**common.chosen(given, "min_chars", "max_chars", "min_tokens", "max_tokens", "function")),
-        output=OutputOptions(**output),
+    return preparing.TextOptions(
+        records=preparing.RecordOptions(
+            **common.chosen(given, "fields", "join", "id_field", "sample_by", "max_record_bytes")
+        ),
+        tokens=preparing.TokenOptions(eod=_token(given["eod"]), bos=_token(given["bos"]), **tokens),
+        filters=preparing.FilterSpec(
+            **common.chosen(given, "min_chars", "max_chars", "min_tokens", "max_tokens", "function")
+        ),
+        output=preparing.OutputOptions(**output),
         errors=common.error_options(given, "bad record"),
         **common.chosen(given, "deduplicate", "workers", "overwrite", "restart"),
     )

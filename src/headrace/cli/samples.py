@@ -179,16 +179,16 @@ def quarantine(
     A report is a file that a loader (fault_report) or `headrace measure --faults` wrote. The samples of DATASET that it
     names are put on the list, except those that a hook skipped.
     """
-    from headrace.stores.quarantine import add_bad_samples, bad_samples, remove_bad_samples
+    from headrace.stores import quarantine as kept_list
 
     if remove and not (reports or keys):
         raise ConfigError("--remove puts samples back: name them with --key or --from")
     with inspect.need_samples(path, inspect.SampleOptions(split_config=split_config)) as store:
-        listed = bad_samples(store)
+        listed = kept_list.bad_samples(store)
         wanted = [*_of_keys(store, keys, reason, listed if remove else None), *_of_reports(path, reports, store)]
-        change = remove_bad_samples if remove else add_bad_samples
+        change = kept_list.remove_bad_samples if remove else kept_list.add_bad_samples
         changed = change(store, wanted) if wanted else 0
-        listed = bad_samples(store) if wanted else listed
+        listed = kept_list.bad_samples(store) if wanted else listed
     if as_json:
         samples = [{"shard": one.shard, "key": one.key, "reason": one.reason} for one in listed]
         print_json({"path": path, "changed": changed, "left_out": len(listed), "samples": samples})

@@ -27,7 +27,7 @@ from headrace.copying.plan import (
 from headrace.copying.rows import DocumentRows, cast
 from headrace.copying.sources import CHUNK_DOCUMENTS, StoreSource
 from headrace.errors import OutputError, StoreError
-from headrace.io import output_errors
+from headrace.io import as_read_back, output_errors
 from headrace.stores import (
     DocumentLedger,
     InputFile,
@@ -42,7 +42,6 @@ from headrace.stores import (
     save_manifest,
 )
 from headrace.stores.arguments import IntArray
-from headrace.stores.json_file import as_read_back
 
 
 class CopyProgress(msgspec.Struct, frozen=True, kw_only=True):

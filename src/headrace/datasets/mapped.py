@@ -21,12 +21,12 @@ from headrace.datasets.dataset import (
     FixedDataset,
     RaggedDataset,
     Sample,
+    SampleWatch,
     Traits,
     counted,
     empty,
 )
 from headrace.datasets.origins import Origins
-from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import EpochAddresses

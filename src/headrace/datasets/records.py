@@ -16,10 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headrace.datasets.dataset import CountedDataset, Counts, Fields, RaggedDataset, Sample, Traits
+from headrace.datasets.dataset import CountedDataset, Counts, Fields, RaggedDataset, Sample, SampleWatch, Traits
 from headrace.datasets.loss_masks import check_labels, check_store, shown_mask
 from headrace.datasets.origins import Origins, record_origins, record_sample
-from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.segments import IGNORED_LABEL

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.dataset import CountedDataset, Counts, Fields, Sample, Traits
+from headrace.datasets.dataset import CountedDataset, Counts, Fields, Sample, SampleWatch, Traits
 from headrace.datasets.loss_masks import check_labels
 from headrace.datasets.records import (
     Collation,
@@ -22,7 +22,6 @@ from headrace.datasets.records import (
     found_key,
     supervised_labels,
 )
-from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray
 from headrace.plan.segments import IGNORED_LABEL

@@ -12,9 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.datasets.dataset import Dataset, Fields, FixedDataset, RaggedDataset, Sample, Traits, empty, repeated
+from headrace.datasets.dataset import (
+    Dataset,
+    Fields,
+    FixedDataset,
+    RaggedDataset,
+    Sample,
+    SampleWatch,
+    Traits,
+    empty,
+    repeated,
+)
 from headrace.datasets.mix import Mix, homogeneous_samples, named_datasets, node_of, wrong_data
-from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
 from headrace.plan import (
     BatchSchedule,

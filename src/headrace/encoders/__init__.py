@@ -30,11 +30,9 @@ if TYPE_CHECKING:
         is_of_sample,
         read_fault_report,
     )
-    from headrace.encoders.mapping import batch_list, batch_stack
     from headrace.encoders.pipeline import EncoderPipeline, HookFailure, Selection
     from headrace.encoders.task_encoder import (
         AugmentTaskEncoder,
-        CallKey,
         DefaultTaskEncoder,
         Hook,
         TaskEncoder,
@@ -46,6 +44,7 @@ if TYPE_CHECKING:
         stateless,
     )
     from headrace.errors import SkipSample
+    from headrace.plan.keys import CallKey
     from headrace.samples.media import (
         Batch,
         CaptioningSample,
@@ -69,11 +68,12 @@ if TYPE_CHECKING:
     )
     from headrace.samples.media import pad_stack as batch_pad_stack
     from headrace.samples.media import sample_type as edataclass
+    from headrace.samples.media.batch import batch_list, batch_stack
 
 _HOMES = {
     "AugmentTaskEncoder": "headrace.encoders.task_encoder",
     "Batch": "headrace.samples.media",
-    "CallKey": "headrace.encoders.task_encoder",
+    "CallKey": "headrace.plan.keys",
     "CaptioningSample": "headrace.samples.media",
     "Cooker": "headrace.samples.media",
     "CrudeSample": "headrace.samples.media",
@@ -101,9 +101,9 @@ _HOMES = {
     "VQASample": "headrace.samples.media",
     "VidQASample": "headrace.samples.media",
     "basic_sample_keys": "headrace.samples.media",
-    "batch_list": "headrace.encoders.mapping",
+    "batch_list": "headrace.samples.media.batch",
     "batch_pad_stack": "headrace.samples.media:pad_stack",
-    "batch_stack": "headrace.encoders.mapping",
+    "batch_stack": "headrace.samples.media.batch",
     "bound_cookers": "headrace.encoders.task_encoder",
     "checked_encoder": "headrace.encoders.task_encoder",
     "cooker": "headrace.samples.media",

@@ -16,13 +16,16 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from operator import index
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
-from headrace.encoders.task_encoder import CALL, Call, CallKey, Hook, TaskEncoder, encoder_recipe, hooks_of
+from headrace.encoders.task_encoder import CALL, STAGES, Call, Hook, TaskEncoder, encoder_recipe, hooks_of
 from headrace.errors import ConfigError, SkipSample
+from headrace.plan.keys import CallKey, seed_of
+
+T = TypeVar("T")
 
 _MASK63 = (1 << 63) - 1
 _NUMPY: Any = np.random
@@ -100,7 +103,7 @@ class SavedGenerators:
             if not seeds:
                 return function(*given)
             with self:
-                self.seed(call.seed, seeds)
+                self.seed(seed_of(call.place, call.stage, call.number), seeds)
                 return function(*given)
         finally:
             CALL.reset(token)
@@ -386,6 +389,23 @@ class EncoderPipeline:
             raise HookFailure(hook, error)
         return length
 
+    def facts(
+        self, fact: Callable[[Output], T], samples: Sequence[Output], on_failure: Callable[[int, HookFailure], None]
+    ) -> list[T | None]:
+        """Return a ``fact`` of each sample, `length` or `group`.
+
+        ``on_failure`` is called with the number of a sample whose hook failed, and the failure. If it returns, the fact
+        is None.
+        """
+        found: list[T | None] = []
+        for number, one in enumerate(samples):
+            try:
+                found.append(fact(one))
+            except HookFailure as failure:
+                on_failure(number, failure)
+                found.append(None)
+        return found
+
     def _checked_group(self, found: Any) -> tuple[Hashable, int | None]:
         where = f"{self._kind}.batch_group_criterion"
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Hashable):
@@ -461,7 +481,7 @@ class EncoderPipeline:
         number: int = 0,
     ) -> Any:
         try:
-            return self._generators.run(Call(place, stage, is_batch, number), hook.seeds, function, *given)
+            return self._generators.run(Call(place, STAGES[stage], is_batch, number), hook.seeds, function, *given)
         except Exception as error:
             raise HookFailure(hook, error) from error
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import lru_cache
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar, overload
 
 import msgspec
 
-from headrace.encoders.mapping import batched, fields_of, made
 from headrace.errors import ConfigError
-from headrace.plan.keys import derive
+from headrace.plan.keys import CallKey, seed_of
 from headrace.plan.recipe import recorded_name
 from headrace.samples.media import Cooker, SampleDecoder
+from headrace.samples.media.batch import batched, fields_of, made
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -162,46 +161,16 @@ STAGES: Final = {
 """A number for each hook, so that each has random numbers of its own. The numbers are part of the order."""
 
 
-class CallKey(NamedTuple):
-    """The place of a call: all that its random numbers depend on, apart from the hook.
+class Call(NamedTuple):
+    """A call of a hook: what the hook may ask about it.
 
-    Attributes:
-        key: 64 bits, from seed, source and epoch.
-        position: the position of the sample, or of the first of several; below 2^63.
-        output: the number of the output of the sample.
-        part: the number of the pack, if several begin with this output.
+    ``stage`` is the hook's number in `STAGES`, and ``number`` counts the outputs of a generator.
     """
 
-    key: int
-    position: int
-    output: int = 0
-    part: int = 0
-
-
-def seed_of(place: CallKey, stage: str, number: int = 0) -> int:
-    """Return 64 bits for a call; ``number`` counts the outputs of a generator."""
-    outputs = ((place.output << 20) + place.part << 20) + number
-    return derive(_stage_key(place.key, stage), place.position, outputs)
-
-
-@lru_cache(maxsize=1024)
-def _stage_key(key: int, stage: str) -> int:
-    """Return the part of the seed that is the same for all samples of a source."""
-    return derive(key, STAGES[stage])
-
-
-class Call(NamedTuple):
-    """A call of a hook: what the hook may ask about it. ``number`` counts the outputs of a generator."""
-
     place: CallKey
-    stage: str
+    stage: int
     is_batch: bool = False
     number: int = 0
-
-    @property
-    def seed(self) -> int:
-        """64 bits of its own."""
-        return seed_of(self.place, self.stage, self.number)
 
 
 CALL: ContextVar[Call | None] = ContextVar("headrace_call", default=None)
@@ -348,7 +317,8 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
         Raises:
             ConfigError: no hook is running.
         """
-        return current("current_seed").seed
+        call = current("current_seed")
+        return seed_of(call.place, call.stage, call.number)
 
 
 class DefaultTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_batch]):

@@ -33,8 +33,8 @@ from headrace.io.readers import ByteArray, IntArray
 from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
 from headrace.samples.media import AVDecoder, SampleDecoder
 from headrace.samples.media.decoding.av_streams import audio_stream, open_container, video_stream
-from headrace.samples.media.decoding.failing import MAX_PIXELS, reraise
-from headrace.samples.media.field_map import META_PARTS, FieldMap, first_that_works, parts_of
+from headrace.samples.media.decoding.basic import MAX_PIXELS, reraise
+from headrace.samples.media.mapper import META_PARTS, FieldMap, first_that_works, parts_of
 from headrace.stores import MANIFEST_NAME, Manifest, Problem, check_file, load_manifest
 from headrace.stores.energon import EnergonStore, Splits
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME

@@ -37,7 +37,7 @@ from headrace.inspect.shown import MAX_SAMPLES, OrderKind, PreviewOptions
 from headrace.inspect.token_texts import TokenTexts, find_texts
 from headrace.plan import Order
 from headrace.samples.media import parse_field_map
-from headrace.samples.media.field_map import FieldMap
+from headrace.samples.media.mapper import FieldMap
 from headrace.stores import RawSample
 from headrace.stores.store import SampleStore
 

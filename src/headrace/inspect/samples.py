@@ -24,15 +24,15 @@ from headrace.inspect.figures import as_json
 from headrace.io import Reader
 from headrace.samples.media import AVDecoder, SampleDecoder
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS
-from headrace.samples.media.decoding.failing import reraise
+from headrace.samples.media.decoding.basic import reraise
 from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS
-from headrace.samples.media.field_map import META_PARTS, FieldMap, first_that_works
+from headrace.samples.media.mapper import META_PARTS, FieldMap, first_that_works
 from headrace.stores import open_tokens
 from headrace.stores.energon import DatasetConfig, EnergonStore
 from headrace.stores.opening import SAMPLE_LAYOUTS, open_samples, sample_layout
 from headrace.stores.quarantine import quarantined
 from headrace.stores.store import RawSample, SampleStore
-from headrace.stores.tar.names import sample_part
+from headrace.stores.tar.members import sample_part
 from headrace.stores.tar.store import TarStore
 
 

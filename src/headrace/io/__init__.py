@@ -6,6 +6,7 @@
     reading    reader("mmap" | "pread")          path, offsets, lengths -> bytes; at most 256 files open at once
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
                create_once, read_once            of several processes that create a file, one succeeds
+               write_json_file                   a JSON document that people may read
     retrying   RetryPolicy, may_pass             reads that fail for a moment are tried again
     folders    claim_folder                      one process at a time works in a folder
     mapping    map_npy                           maps arrays of .npy files that may be damaged
@@ -18,14 +19,17 @@ from __future__ import annotations
 
 from headrace.io.atomic import (
     AtomicFile,
+    as_read_back,
     atomic_write,
     claim_folder,
     commit,
+    json_bytes,
     output_errors,
     partial_path,
     sync_folder,
     temporary_path,
     write_all,
+    write_json_file,
 )
 from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_digest, file_sum, hash_bytes, hash_file
 from headrace.io.npy import map_npy
@@ -55,6 +59,7 @@ __all__ = [
     "ReadFailure",
     "Reader",
     "RetryPolicy",
+    "as_read_back",
     "atomic_write",
     "cache_folder",
     "check_local",
@@ -66,6 +71,7 @@ __all__ = [
     "file_sum",
     "hash_bytes",
     "hash_file",
+    "json_bytes",
     "map_npy",
     "may_pass",
     "natural_key",
@@ -78,4 +84,5 @@ __all__ = [
     "temporary_path",
     "unique_name",
     "write_all",
+    "write_json_file",
 ]

@@ -2,6 +2,7 @@
 
 A file is written under a temporary name, synced and renamed, and then its folder is synced. `claim_folder` lets one
 process at a time work in a folder, through a lock file that is held for as long as the process lives.
+`write_json_file` writes JSON documents that people may read.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any, Literal
+
+import msgspec
 
 from headrace.errors import OutputError
 from headrace.io.checksum import FileHasher, FileSum
+from headrace.io.paths import check_local
 
 
 def write_all(write: Callable[[memoryview], int], data: bytes | bytearray | memoryview) -> None:
@@ -281,3 +285,23 @@ def _try_claim(folder: Path) -> IO[bytes] | None:
         return lock
     lock.close()
     return None
+
+
+def json_bytes(value: Any, *, indent: int = 2, order: Literal["sorted"] | None = None) -> bytes:
+    """Return a value as an indented JSON document with a line break at its end; ``order`` sorts the keys."""
+    return msgspec.json.format(msgspec.json.encode(value, order=order), indent=indent) + b"\n"
+
+
+def as_read_back(value: Any) -> Any:
+    """Return a value as it is after writing it as JSON and reading it again: dicts, lists, texts, numbers and None."""
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def write_json_file(path: str | os.PathLike[str], value: Any, *, indent: int = 2) -> None:
+    """Write a value as an indented JSON document.
+
+    Raises:
+        OutputError: the system reports an error; an older file of this name is unchanged.
+    """
+    check_local(path)
+    atomic_write(Path(path), json_bytes(value, indent=indent))

@@ -57,30 +57,6 @@ def mask_from_seq_idx(seq_idx: Tensor, document_ids: Tensor | None = None, *, pa
     return block_causal_mask(columns - latest, document_ids, pads=pads)
 
 
-def mask_from_seq_lens(
-    seq_lens: Sequence[Tensor], *, num_pads: Sequence[int] | None = None, pads: Pads = "identity"
-) -> Tensor:
-    """Return the (B, S, S) mask of `block_causal_mask`, from the lengths of each row's segments, as in torchtune.
-
-    ``seq_lens[r]`` is (n_r,), sums to S, and may hold zeros. The last ``num_pads[r]`` tokens of row r are pads; with
-    None no token counts as a pad.
-
-    Raises:
-        ConfigError: the rows have different lengths.
-    """
-    lengths = [int(row.sum()) for row in seq_lens]
-    if len(set(lengths)) > 1:
-        raise ConfigError(f"the seq_lens of the rows sum to {sorted(set(lengths))}; all rows must have the same sum")
-    rows = [torch.repeat_interleave(torch.arange(len(row), device=row.device), row.long()) for row in seq_lens]
-    document_ids = None
-    if num_pads is not None:
-        columns = torch.arange(lengths[0], device=seq_lens[0].device)
-        document_ids = torch.stack(
-            [torch.where(columns < lengths[0] - pad, 0, -1) for pad in num_pads],
-        )
-    return mask_from_seq_idx(torch.stack(rows), document_ids, pads=pads)
-
-
 def mask_mod(position_ids: Tensor, document_ids: Tensor | None = None, *, pads: Pads = "identity") -> MaskMod:
     """Return the same mask as a ``mask_mod`` of FlexAttention: (b, h, q_idx, kv_idx) -> bool. One load a query."""
     first = _first_visible(_rows(position_ids), document_ids, pads)

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from headrace.datasets.sample_watch import SampleWatch
+from headrace.datasets.dataset import SampleWatch
 from headrace.encoders import Fault, FaultLog, FaultReport
 from headrace.errors import ConfigError
 from headrace.io import check_local
@@ -90,11 +90,6 @@ class FeedLedger(msgspec.Struct, frozen=True, kw_only=True):
     def num_substituted(self) -> int:
         """The number of samples that were replaced, for any reason."""
         return sum(self.substituted.values())
-
-    @property
-    def as_they_are(self) -> int:
-        """The number of samples that are the ones the order asked for."""
-        return self.delivered - self.num_substituted
 
 
 class FaultCounter:

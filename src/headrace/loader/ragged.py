@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from headrace.datasets import Run
+from headrace.datasets.dataset import SampleWatch, Tell
 from headrace.datasets.media.face import BatchBlocks, collated
-from headrace.datasets.sample_watch import SampleWatch, Tell
 from headrace.loader.faults import blaming
 from headrace.loader.spans import Allocate, Batch, BatchSpan, Cost, RaggedBatch, SpanRows
 

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.datasets import Dataset, Located, Run, Sample
+from headrace.datasets.dataset import Tell
 from headrace.datasets.origins import Origin
-from headrace.datasets.sample_watch import Tell
 from headrace.errors import ConfigError, HeadraceError
 from headrace.plan import IntArray, Share, micro_batches
 

@@ -10,6 +10,7 @@ Keys and hashes are the only place in the plan that computes in uint64; its resu
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -52,6 +53,34 @@ def derive(key: int, *numbers: int) -> int:
     for number in numbers:
         key = mix(key ^ mix((number + GOLDEN) & _MASK))
     return key
+
+
+class CallKey(NamedTuple):
+    """The place of a call of the user's code: all that its random numbers depend on, apart from the function.
+
+    Attributes:
+        key: 64 bits, from seed, source and epoch.
+        position: the position of the sample, or of the first of several; below 2^63.
+        output: the number of the output of the sample.
+        part: the number of the pack, if several begin with this output.
+    """
+
+    key: int
+    position: int
+    output: int = 0
+    part: int = 0
+
+
+def seed_of(place: CallKey, stage: int, number: int = 0) -> int:
+    """Return 64 bits for a call of the function with number ``stage``; ``number`` counts the outputs of a generator."""
+    outputs = ((place.output << 20) + place.part << 20) + number
+    return derive(_stage_key(place.key, stage), place.position, outputs)
+
+
+@lru_cache(maxsize=1024)
+def _stage_key(key: int, stage: int) -> int:
+    """Return the part of the seed that is the same for all samples of a source."""
+    return derive(key, stage)
 
 
 def derive_array(keys: int | KeyArray, numbers: IntArray) -> KeyArray:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.io import FileSum, file_sum
+from headrace.io import FileSum, as_read_back, file_sum
 from headrace.preparing.committer import ORIGINS_NAME, SHARDS_NAME
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.ledger import RunLedger
@@ -34,7 +34,6 @@ from headrace.stores import (
     WrittenShard,
     save_manifest,
 )
-from headrace.stores.json_file import as_read_back
 
 DOMAIN_OPTION = "domain"
 """The key in the ``options`` of a domain's manifest that tells which documents of the whole store it holds."""

@@ -82,7 +82,7 @@ from headrace.samples.templates.load import CONFIG, read_json
 from headrace.stores import Manifest
 from headrace.stores.hdf5.store import load_h5py
 from headrace.stores.indexed.layout import dtype_code
-from headrace.stores.json.writer import check_jsonl_dtype
+from headrace.stores.json.store import check_jsonl_dtype
 from headrace.stores.keyed.layout import check_key, key_dtype
 
 

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from headrace.stores.indexed.pairs import AlephAlphaStore, TntStore
     from headrace.stores.indexed.store import IndexedStore
     from headrace.stores.indexed.writer import IndexedWriter
-    from headrace.stores.json.store import JsonlStore
-    from headrace.stores.json.writer import JsonlWriter
+    from headrace.stores.json.store import JsonlStore, JsonlWriter
     from headrace.stores.kept_arrays import check_arrays, find_arrays, find_cache, keep_arrays, kept_name
     from headrace.stores.keyed.store import KeyedStore
     from headrace.stores.keyed.writer import KeyedWriter
@@ -83,7 +82,7 @@ _HOMES = {
     "JoinedStore": "headrace.stores.energon",
     "JsonlSamplesStore": "headrace.stores.energon",
     "JsonlStore": "headrace.stores.json.store",
-    "JsonlWriter": "headrace.stores.json.writer",
+    "JsonlWriter": "headrace.stores.json.store",
     "KeyInfo": "headrace.stores.written",
     "KeyedStore": "headrace.stores.keyed.store",
     "KeyedWriter": "headrace.stores.keyed.writer",

@@ -34,9 +34,18 @@ import xxhash
 from numpy.typing import ArrayLike, NDArray
 
 from headrace.errors import OutputError, StoreError
-from headrace.io import Reader, atomic_write, cache_folder, file_digest, hash_bytes, map_npy, output_errors, sync_folder
+from headrace.io import (
+    Reader,
+    atomic_write,
+    cache_folder,
+    file_digest,
+    hash_bytes,
+    json_bytes,
+    map_npy,
+    output_errors,
+    sync_folder,
+)
 from headrace.stores.arguments import IntArray
-from headrace.stores.json_file import json_bytes
 from headrace.stores.store import Problem
 
 KEPT_NAME: Final = "kept.json"

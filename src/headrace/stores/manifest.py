@@ -15,9 +15,8 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.errors import StoreError
-from headrace.io import FileSum, atomic_write, check_local, hash_bytes, safe_relative
+from headrace.io import FileSum, atomic_write, check_local, hash_bytes, json_bytes, safe_relative
 from headrace.stores.checking import check_file
-from headrace.stores.json_file import json_bytes
 from headrace.stores.store import Problem
 from headrace.stores.written import META_NAME, Format, OutputShard, file_faults
 

@@ -32,8 +32,8 @@ from headrace.stores.json.store import JSON_SUFFIXES, is_object
 from headrace.stores.manifest import MANIFEST_NAME
 from headrace.stores.quarantine import quarantined
 from headrace.stores.store import SampleStore, Store
-from headrace.stores.tar.names import SUFFIXES as COMPRESSED
-from headrace.stores.tar.names import TarPaths
+from headrace.stores.tar.index import TarPaths
+from headrace.stores.tar.members import SUFFIXES as COMPRESSED
 from headrace.stores.tar.store import TarStore
 from headrace.stores.token_layouts import Opening, listed_keys, token_store
 from headrace.stores.written import META_NAME

@@ -34,9 +34,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headrace.errors import ConfigError, HeadraceError, StoreError
-from headrace.io import FileSum, file_sum, map_npy, output_errors, partial_path, sync_folder, write_all
+from headrace.io import FileSum, file_sum, map_npy, output_errors, partial_path, sync_folder, write_all, write_json_file
 from headrace.stores.arguments import positions
-from headrace.stores.json_file import write_json_file
 from headrace.stores.store import IntArray, TokenArray
 
 INFO_NAME = "provenance.json"

@@ -19,11 +19,11 @@ import numpy as np
 import xxhash
 
 from headrace.errors import ConfigError, StoreError
+from headrace.io import write_json_file
 from headrace.stores import energon
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.energon.jsonl import JsonlSamplesStore
-from headrace.stores.json_file import write_json_file
 from headrace.stores.store import Numbering, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.store import TarStore
 

@@ -20,7 +20,7 @@ from headrace.config import convert
 from headrace.datasets import Dataset, FramedRun, Run
 from headrace.datasets.mix import homogeneous_samples
 from headrace.errors import ConfigError, StateError
-from headrace.io import check_local
+from headrace.io import check_local, write_json_file
 from headrace.plan import (
     ORDER_FORMAT,
     BatchSchedule,
@@ -44,7 +44,6 @@ from headrace.plan.cursor import outside_run
 from headrace.plan.framed import FRAMED_FORMAT, Lanes, lanes_key
 from headrace.plan.recipe import PARTS, undrawn
 from headrace.stores import SampleStore, Store
-from headrace.stores.json_file import write_json_file
 from headrace.tracing.trace import Trace
 
 

@@ -21,7 +21,6 @@ import killing
 from headrace import ConfigError, MeasuredDataset, StoreError, WorkerError
 from headrace.datasets import MeasuredFacts, measure
 from headrace.datasets.measuring.chunk import key_of, key_text
-from headrace.datasets.measuring.running import find_facts
 from headrace.encoders import SkipSample, stateless
 from headrace.errors import OutputError
 from measured_made import Drawing, Drawn, Filter, Grouped, Packed, numbers, opened, plain_outputs
@@ -66,7 +65,7 @@ def test_facts_are_those_of_the_plain_way(encoder: Drawing, flawed_numbers: Path
     assert told == sorted(told)
     assert told[-1] == (COUNT, COUNT)
     assert facts.check() == []
-    again = find_facts(dataset, encoder, folder=tmp_path)
+    again = MeasuredFacts.find(facts.path)
     assert again is not None
     assert again.summary == summary
 

@@ -20,7 +20,7 @@ from headrace.preparing.shards.planning import (
     output_order,
     split_ends,
 )
-from headrace.stores.tar.names import sample_part
+from headrace.stores.tar.members import sample_part
 from headrace.stores.tar.writer import member_bytes
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, FieldAccessError
-from headrace.samples.media.field_map import (
+from headrace.samples.media.mapper import (
     Option,
     access,
     first_that_works,

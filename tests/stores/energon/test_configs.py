@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from counts import cases
 from headrace.errors import ConfigError, StoreError
 from headrace.stores.energon import read_dataset, read_info, read_splits, write_info, write_splits
-from headrace.stores.energon.braces import MAX_EXPANDED, collapse, expand
 from headrace.stores.energon.config_file import read_yaml
-from headrace.stores.energon.splits import split_part
+from headrace.stores.energon.splits import MAX_EXPANDED, collapse, expand, split_part
 
 GOLDEN = Path(__file__).parents[2] / "golden/energon"
 

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import InputError, StoreError
 from headrace.stores.kept_arrays import write_offsets
-from headrace.stores.tar import headers
+from headrace.stores.tar import scan
 from headrace.stores.tar.index import read_index
 from headrace.stores.tar.scan import scan_shard
 from tars_made import member, tar_bytes, write_tar
@@ -81,9 +81,9 @@ def test_without_hidden_ones(golden: Path) -> None:
 def test_whatever_is_read_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: int, sizes: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr(headers, "_SMALL", sizes[0])
-    monkeypatch.setattr(headers, "_LARGE", sizes[1])
-    monkeypatch.setattr(headers, "_FAR", sizes[2])
+    monkeypatch.setattr(scan, "_SMALL", sizes[0])
+    monkeypatch.setattr(scan, "_LARGE", sizes[1])
+    monkeypatch.setattr(scan, "_FAR", sizes[2])
     rng = np.random.default_rng(0)
     members = [
         (

@@ -6,9 +6,9 @@
                   --> FramedRun        adds order, lanes and batches
                   --> UnitReader       makes units in one process
 
-samples    `SampleEncoder` makes the outputs of a sample for all three, and applies the error policy; packs and batches
-forms      what outputs are made into, and which hooks that needs
-keys       the restore keys of outputs and packs
+samples    `SampleEncoder` makes the outputs of a sample for all three, and applies the error policy; packs and batches;
+           the restore keys of outputs and packs
+framed     what outputs are made into, for measured sources, too, and which hooks that needs
 """
 
 from __future__ import annotations

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from headrace.datasets.dataset import Dataset
+from headrace.datasets.dataset import Dataset, SampleWatch
 from headrace.datasets.encoded.samples import Encoder, EncoderDataset, Media, RestoreKey, keyed, restore_key_of
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.media.dataset import OfCrude
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions
 from headrace.datasets.mix import Mix
 from headrace.datasets.origins import Origins
-from headrace.datasets.sample_watch import SampleWatch
 from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, bound_cookers, checked_encoder
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError

@@ -24,11 +24,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from headrace.datasets.dataset import Tell
 from headrace.datasets.encoded.framed import Framed, FramedSources
 from headrace.datasets.encoded.samples import check_restorable, of_framed
 from headrace.datasets.encoded.unit_reader import UnitReader
 from headrace.datasets.run import Located, Run, by_source, sources_outline
-from headrace.datasets.sample_watch import Tell
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.plan import BatchSchedule, IntArray, Order, RunRecipe
 from headrace.plan.framed import (
@@ -245,7 +245,7 @@ class FramedRun:
 
     def new_sources(self) -> FramedSources:
         """Return the datasets under the hooks, for one reader."""
-        return self.data.sources(dict(zip(self.stream.paths, self.stream.datasets, strict=True)))
+        return self.data.sources(self.paths)
 
     def locate(self, positions: IntArray) -> Located:
         """Return dataset and address of the sample at each position. O(log sources), reads nothing."""

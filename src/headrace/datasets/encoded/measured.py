@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from headrace.datasets.dataset import Traits
-from headrace.datasets.encoded.forms import MeasuredForm, check_form, form_recipe, is_groups, recorded_form
+from headrace.datasets.dataset import SampleWatch, Traits
+from headrace.datasets.encoded.framed import MeasuredForm, check_form, form_recipe, is_groups, recorded_form
 from headrace.datasets.encoded.samples import (
     Encoder,
     EncoderDataset,
@@ -29,7 +29,6 @@ from headrace.datasets.encoded.samples import (
 from headrace.datasets.measuring.chunk import facts_recipe, key_text, measured_pipeline
 from headrace.datasets.measuring.facts import MeasuredFacts, numbers_of
 from headrace.datasets.origins import Origins, media_origins
-from headrace.datasets.sample_watch import SampleWatch
 from headrace.encoders import EncoderPipeline, HookFailure
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError, StaleCacheError, StateError, StoreError

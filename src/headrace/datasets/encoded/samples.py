@@ -25,11 +25,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, TypeAlias
 import msgspec
 import numpy as np
 
-from headrace.datasets.dataset import Traits
+from headrace.datasets.dataset import SampleWatch, Traits
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset, SampleDataset
 from headrace.datasets.media.face import for_tensor, without_rows
 from headrace.datasets.origins import media_origins
-from headrace.datasets.sample_watch import SampleWatch
 from headrace.encoders import (
     CallKey,
     EncoderPipeline,
@@ -43,12 +42,12 @@ from headrace.encoders import (
     hook_of,
     is_of_sample,
 )
-from headrace.encoders.mapping import fields_of
 from headrace.encoders.pipeline import READING, Output
 from headrace.encoders.task_encoder import BoundCooker, function_hook
 from headrace.errors import ConfigError, HeadraceError, SampleError, SkipSample
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import EpochAddresses, source_key, substitute_index
+from headrace.samples.media.batch import fields_of
 from headrace.samples.media.sample import BASE_FIELDS
 from headrace.stores import RetryPolicy, may_pass
 
@@ -113,6 +112,14 @@ def restore_key_of(sample: Any) -> tuple[Any, ...]:
     return tuple(found or ())
 
 
+def framed_keys(outputs: Sequence[Output], paths: Sequence[str]) -> list[RestoreKey]:
+    """Return the restore key of each output of a framed source, whose sample does not have it yet."""
+    return [
+        RestoreKey("Framed", restore_key_of(sample), place.position, place.output, path)
+        for (place, sample), path in zip(outputs, paths, strict=True)
+    ]
+
+
 def keyed(sample: Any, key: RestoreKey, encoder: str) -> Any:
     """Return the sample with a restore key.
 
@@ -148,7 +155,7 @@ class SampleEncoder:
     numbers in every epoch, but the same ones on any rank or worker and after a resume.
 
     Args:
-        dataset: a dataset of media; crude samples without a cooker are cooked by the cookers of the encoder.
+        dataset: a dataset of media, see `cooked`.
         pipeline: the hooks.
         seed: seed of the random numbers in hooks, in addition to that of the order.
         errors: what happens when samples cannot be made.
@@ -157,7 +164,7 @@ class SampleEncoder:
         path: path of the dataset in a mix; a dataset with two paths draws other numbers at each.
 
     Raises:
-        ConfigError: not a dataset of media; not a policy; ``cook_crude_sample`` for samples that have a cooker.
+        ConfigError: not a policy.
     """
 
     def __init__(
@@ -170,11 +177,9 @@ class SampleEncoder:
         may_skip: bool,
         path: str = "",
     ) -> None:
-        if not isinstance(dataset, MediaDataset | JoinedMediaDataset):
-            raise ConfigError(f"dataset is {dataset!r:.80}; expected a MediaDataset or a JoinedMediaDataset")
         if errors is not None and not isinstance(errors, ErrorPolicy):
             raise ConfigError(f"errors is {errors!r:.80}; expected an ErrorPolicy")
-        self.dataset = _cooked(dataset, pipeline.encoder)
+        self.dataset = dataset
         self.pipeline = pipeline
         self.errors = ErrorPolicy() if errors is None else errors
         self.faults = FaultLog()
@@ -340,7 +345,14 @@ class SampleEncoder:
         return origin.shard, origin.key
 
 
-def _cooked(dataset: Media, encoder: Encoder) -> Media:
+def cooked(dataset: Any, encoder: Encoder) -> Media:
+    """Return a dataset of media whose samples, if they are crude and have no cooker, are cooked by those of an encoder.
+
+    Raises:
+        ConfigError: not a dataset of media; no cooker matches; ``cook_crude_sample`` for samples that have a cooker.
+    """
+    if not isinstance(dataset, MediaDataset | JoinedMediaDataset):
+        raise ConfigError(f"dataset is {dataset!r:.80}; expected a MediaDataset or a JoinedMediaDataset")
     if not isinstance(dataset, MediaDataset) or not dataset.mapper.is_crude:
         return dataset
     cookers = bound_cookers(encoder)
@@ -482,8 +494,8 @@ class EncoderDataset(SampleDataset):
         self, dataset: Media, pipeline: EncoderPipeline, *, seed: int, errors: ErrorPolicy | None, may_skip: bool
     ) -> None:
         self.pipeline = pipeline
-        self.outputs = SampleEncoder(dataset, pipeline, seed=seed, errors=errors, may_skip=may_skip)
-        self.dataset = self.outputs.dataset
+        self.dataset = cooked(dataset, pipeline.encoder)
+        self.outputs = SampleEncoder(self.dataset, pipeline, seed=seed, errors=errors, may_skip=may_skip)
         self.store = self.dataset.store
         self.encoder = pipeline.encoder
         self.seed = seed

@@ -10,10 +10,11 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from headrace.datasets.dataset import SampleWatch, Tell
 from headrace.datasets.encoded.framed import Framed, FramedSources, MadeOutput, MadeSample
 from headrace.datasets.encoded.samples import (
     RestoreKey,
@@ -25,8 +26,8 @@ from headrace.datasets.encoded.samples import (
     restore_key_of,
 )
 from headrace.datasets.run import Located
-from headrace.datasets.sample_watch import SampleWatch, Tell
 from headrace.encoders import CallKey, Fault, FaultLog, HookFailure
+from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError, SkipSample, StateError
 from headrace.plan import IntArray
 from headrace.plan.framed import FrameTotals, Framing, HookPacks, Items, LaneState, Selected, Unit, Walk
@@ -154,9 +155,6 @@ _AHEAD = 256
 
 Pair = tuple[int, int]
 """Position in the run and number of the output, which together identify an item."""
-
-_SKIPPED: Final = object()
-"""In place of what decides an output's unit: a hook left the output out."""
 
 
 @dataclass(frozen=True)
@@ -334,12 +332,14 @@ class UnitReader:
         """Return the outputs at positions and what decides their units; keeps the outputs for these units."""
         self._held.trim()
         made = self._encoded(positions)
+        facts = iter(self._facts([one for sample in made for one in sample.outputs]))
         pairs: list[Pair] = []
         values: list[Any] = []
         for position, sample in zip(positions.tolist(), made, strict=True):
-            for pair, value in self._hold(position, sample):
-                pairs.append(pair)
-                values.append(value)
+            kept = [(one, fact) for one in sample.outputs if (fact := next(facts)) is not None]
+            self._hold(position, [one for one, _ in kept], sample.faults)
+            pairs += [(position, one.number) for one, _ in kept]
+            values += [fact for _, fact in kept]
         columns = np.array(pairs, dtype=np.int64).reshape(-1, 2)
         if self._data.is_group_batches:
             sizes = np.array([size for _, size in values], dtype=np.int64)
@@ -347,31 +347,29 @@ class UnitReader:
         lengths = np.array(values, dtype=np.int64) if self._has_lengths else None
         return Items(columns[:, 0], columns[:, 1], lengths)
 
-    def _hold(self, position: int, made: MadeSample) -> list[tuple[Pair, Any]]:
-        """Keep the outputs of a sample for their units; return each with what decides its unit."""
-        values = {one.number: self._value(one) for one in made.outputs}
-        kept = [one for one in made.outputs if values[one.number] is not _SKIPPED]
+    def _hold(self, position: int, kept: Sequence[MadeOutput], faults: list[Fault]) -> None:
+        """Keep outputs of a sample for their units, and the faults of the sample."""
         due = self._carried.pop(position, {one.number for one in kept})
         for one in kept:
             if one.number in due:
                 self._held.put((position, one.number), one, one.output.sample)
         # A fault is reported once in a run: with the unit of the sample's first output or, without outputs, now.
         if not kept:
-            self._report(made.faults)
-        elif made.faults and kept[0].number in due:
-            self._faults[position, kept[0].number] = made.faults
-        return [((position, one.number), values[one.number]) for one in kept]
+            self._report(faults)
+        elif faults and kept[0].number in due:
+            self._faults[position, kept[0].number] = faults
 
-    def _value(self, one: MadeOutput) -> Any:
-        """Return what decides the unit of an output: its group, its length, or nothing; ``_SKIPPED`` leaves it out."""
-        try:
-            if self._data.is_group_batches:
-                return self._pipeline.group(one.output)
-            return self._pipeline.length(one.output) if self._has_lengths else None
-        except HookFailure as failure:
-            if isinstance(failure.error, SkipSample):
-                return _SKIPPED
-            raise_failure(failure, self._kind, f"the sample {self.sources.key(one).written()!r}")
+    def _facts(self, made: Sequence[MadeOutput]) -> Sequence[Any]:
+        """Return what decides the unit of each output: its group, its length, or 0 for nothing; None leaves it out."""
+        if not self._data.is_group_batches and not self._has_lengths:
+            return [0] * len(made)
+
+        def failed(number: int, failure: HookFailure) -> None:
+            if not isinstance(failure.error, SkipSample):
+                raise_failure(failure, self._kind, f"the sample {self.sources.key(made[number]).written()!r}")
+
+        fact: Callable[[Output], Any] = self._pipeline.group if self._data.is_group_batches else self._pipeline.length
+        return self._pipeline.facts(fact, [one.output for one in made], failed)
 
     def _report(self, faults: Iterable[Fault]) -> None:
         for fault in faults:
@@ -454,7 +452,7 @@ class UnitReader:
 
     def _packs(self, pairs: Sequence[Pair], *, keep: bool) -> list[Any]:
         items = self._items(pairs, keep=keep)
-        keys = tuple(self.sources.key(one) for one in items)
+        keys = tuple(self.sources.keys(items))
         self.watch.begin(np.array([position for position, _ in pairs], dtype=np.int64))
         packs = self.sources.packs(items, self.watch)
         self._report(fault for _, fault in self.watch.take())

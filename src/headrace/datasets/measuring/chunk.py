@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder
-from headrace.datasets.sample_watch import SampleWatch
+from headrace.datasets.dataset import SampleWatch
+from headrace.datasets.encoded.samples import Encoder, Media, SampleEncoder, cooked
 from headrace.encoders import AugmentTaskEncoder, EncoderPipeline, Fault, Hook, HookFailure
 from headrace.encoders.pipeline import Output
 from headrace.encoders.task_encoder import encoder_recipe
 from headrace.errors import ConfigError, SkipSample
+from headrace.io import as_read_back
 from headrace.stores import kept_name
-from headrace.stores.json_file import as_read_back
 
 
 def key_text(key: Any) -> str:
@@ -95,7 +95,7 @@ class Measuring:
 
     def __init__(self, dataset: Media, encoder: Encoder, settings: Mapping[str, Any] | None = None) -> None:
         self.pipeline = measured_pipeline(encoder)
-        self.outputs = SampleEncoder(dataset, self.pipeline, seed=0, errors=None, may_skip=True)
+        self.outputs = SampleEncoder(cooked(dataset, encoder), self.pipeline, seed=0, errors=None, may_skip=True)
         self.dataset = self.outputs.dataset
         self.settings = dict(settings or {})
         self._given = dataset, encoder, self.settings

@@ -245,17 +245,6 @@ def measure(
     return found
 
 
-def find_facts(
-    dataset: Media,
-    encoder: Encoder,
-    *,
-    folder: str | os.PathLike[str] | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> MeasuredFacts | None:
-    """Return stored facts, or None if there are none. Raises StoreError if damaged; ConfigError as `measure`."""
-    return MeasuredFacts.find(facts_folder(folder) / Measuring(dataset, encoder, settings).name)
-
-
 def facts_folder(folder: str | os.PathLike[str] | None) -> Path:
     """Return the folder where facts are stored. Raises ConfigError if there is no cache folder."""
     check_local(folder)

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.datasets.dataset import Traits
+from headrace.datasets.dataset import SampleWatch, Traits
 from headrace.datasets.media.face import SampleDataset
 from headrace.datasets.media.file_stores import (
     CachePool,
@@ -23,7 +23,6 @@ from headrace.datasets.media.file_stores import (
     PrimaryFileStore,
     file_store,
 )
-from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError, HeadraceError, SampleError
 from headrace.plan import IntArray
 from headrace.plan.recipe import recorded_name
@@ -222,7 +221,8 @@ class MediaDataset(SampleDataset):
         used = self._cookers_for_crude(cookers)
         self.cooker = choose_cooker(used, self.subflavors, store.path) if used else None
         self.aux = self._opened(aux or {})
-        self._cache = NoCachePool() if cache is None else cache
+        cache_pool = NoCachePool() if cache is None else cache
+        self._cook = None if self.cooker is None else self.cooker.bound(cache=cache_pool, aux=self.aux)
         self._primary = self._decoded(file_store(store)) if self.cooker and self.cooker.need_primary else None
         self._field_map = None if field_map is None else dict(field_map)
         self._functions = {"sample_loader": sample_loader, "part_filter": part_filter}
@@ -386,14 +386,15 @@ class MediaDataset(SampleDataset):
                 sources=(source,),
                 shard=raw.shard,
             )
-            return sample if self.cooker is None else self._cooked(self.cooker, sample, raw, index)
+            return sample if self._cook is None else self._cooked(self._cook, sample, raw, index)
         except SampleError as error:
             raise placed(error, raw, self.store.path, places) from error.__cause__
 
-    def _cooked(self, cooker: Cooker, crude: CrudeSample, raw: RawSample, index: int) -> Any:
-        primary = None if self._primary is None else PrimaryFileStore(self._primary, raw.key)
+    def _cooked(self, cook: Callable[..., Any], crude: CrudeSample, raw: RawSample, index: int) -> Any:
         try:
-            return cooker(crude, primary=primary, cache=self._cache, aux=self.aux)
+            if self._primary is None:
+                return cook(crude)
+            return cook(crude, primary=PrimaryFileStore(self._primary, raw.key))
         except SampleError:
             raise
         except Exception as error:

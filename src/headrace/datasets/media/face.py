@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.dataset import Fields, RaggedDataset, Sample, Traits
+from headrace.datasets.dataset import Fields, RaggedDataset, Sample, SampleWatch, Traits
 from headrace.datasets.origins import Origins, media_origins
-from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.samples.media import pad_stack

@@ -22,7 +22,7 @@ from headrace.samples.media import SampleDecoder, SourceInfo, add_sources
 from headrace.stores import EnergonStore, FilesystemStore, JsonlSamplesStore, SampleStore
 from headrace.stores import open as open_store
 from headrace.stores.quarantine import QuarantinedStore
-from headrace.stores.tar.names import sample_part
+from headrace.stores.tar.members import sample_part
 
 FILESYSTEM: Final = "filesystem://"
 """Prefix of the path of a folder whose plain files are meant, even if it holds a dataset."""

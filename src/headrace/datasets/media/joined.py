@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+from headrace.datasets.dataset import SampleWatch
 from headrace.datasets.media.dataset import DEFAULT_DECODER, MediaDataset
 from headrace.datasets.media.face import SampleDataset
-from headrace.datasets.sample_watch import SampleWatch
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
 from headrace.plan.recipe import recorded_name

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from headrace.datasets import FramedRun
-from headrace.datasets.sample_watch import Tell
+from headrace.datasets.dataset import Tell
 from headrace.encoders import FaultLog
 from headrace.loader.faults import blaming
 from headrace.loader.reading import as_tensors, pinned

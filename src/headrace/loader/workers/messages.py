@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch.multiprocessing.reductions import reduce_tensor
 
 from headrace.datasets import Run
-from headrace.datasets.sample_watch import Tell
+from headrace.datasets.dataset import Tell
 from headrace.loader.spans import Batch, BatchSpan, ReadRows, SpanRows
 
 LARGE_BYTES: Final = 64 << 10

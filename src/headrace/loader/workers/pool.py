@@ -31,7 +31,7 @@ from multiprocessing.process import BaseProcess
 from time import monotonic, sleep
 from typing import Any, Final, Generic, TypeVar
 
-from headrace.datasets.sample_watch import Tell
+from headrace.datasets.dataset import Tell
 from headrace.errors import ConfigError, StateError, WorkerError
 from headrace.loader.reading import DESCRIBE_S, Reading, within
 from headrace.loader.workers.processes import (

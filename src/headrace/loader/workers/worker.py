@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.data import Dataset
 
-from headrace.datasets.sample_watch import NO_SAMPLE, Tell
+from headrace.datasets.dataset import NO_SAMPLE, Tell
 from headrace.encoders import Fault
 from headrace.errors import ConfigError, WorkerError
 from headrace.loader.faults import SampleFailure

@@ -28,9 +28,9 @@ from headrace.stores.energon.config_file import (
     OLD_INFO_NAME,
     SPLIT_NAME,
     UUID_NAME,
+    write_info,
 )
 from headrace.stores.energon.dataset_yaml import dataset_yaml
-from headrace.stores.energon.info import write_info
 from headrace.stores.energon.splits import DEFAULT_PART, Splits, write_splits
 
 Parts = dict[str, list[str]]

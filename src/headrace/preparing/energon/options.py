@@ -9,11 +9,11 @@ import msgspec
 
 from headrace.errors import ConfigError, StoreError
 from headrace.preparing.options import ErrorOptions, RunOptions, check_run, check_shares
-from headrace.samples.media.field_map import parse_field_map
+from headrace.samples.media.mapper import parse_field_map
 from headrace.samples.media.registry import check_field_map
-from headrace.stores.energon.braces import expand
 from headrace.stores.energon.config_file import DATASET_NAME
 from headrace.stores.energon.dataset_yaml import CRUDE
+from headrace.stores.energon.splits import expand
 
 MediaStrategy = Literal["EXTENSION", "HEADER", "GLOB"]
 

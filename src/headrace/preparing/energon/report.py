@@ -15,7 +15,7 @@ import numpy as np
 from headrace.errors import DecodeError, FieldAccessError
 from headrace.preparing.energon.state import ShardFault
 from headrace.samples.media.decoding.basic import read_json
-from headrace.samples.media.field_map import META_PARTS, FieldMap, first_that_works, parse_field_map
+from headrace.samples.media.mapper import META_PARTS, FieldMap, first_that_works, parse_field_map
 from headrace.stores.energon.dataset_yaml import read_dataset
 from headrace.stores.tar.store import TarStore
 

@@ -26,8 +26,7 @@ from headrace.preparing.energon.report import EnergonProgress, EnergonReport
 from headrace.preparing.energon.scanning import FoundTar, ShardScan, find_shards, load_scan
 from headrace.preparing.energon.state import DatasetState, ShardState, is_indexed, read_state, tell_of_new_index
 from headrace.preparing.energon.work import ReadPlan, ScanTask, WorkFolder, read_all
-from headrace.stores.energon.config_file import INDEX_NAME, INFO_NAME, META_FOLDER, UUID_NAME, folder_kind
-from headrace.stores.energon.info import read_info
+from headrace.stores.energon.config_file import INDEX_NAME, INFO_NAME, META_FOLDER, UUID_NAME, folder_kind, read_info
 from headrace.stores.energon.jsonl import index_place, write_lines
 from headrace.stores.energon.splits import Splits, find_splits
 from headrace.stores.energon.sqlite_writer import SqliteWriter, update_media

@@ -24,7 +24,7 @@ from headrace.preparing.energon.options import MediaFilter, exclude_pattern
 from headrace.preparing.energon.state import ShardFault, tar_index_hash
 from headrace.stores.energon.sqlite_index import MediaRow
 from headrace.stores.tar.index import index_path
-from headrace.stores.tar.names import SUFFIXES, check_uncompressed
+from headrace.stores.tar.members import SUFFIXES, check_uncompressed
 from headrace.stores.tar.scan import ScannedShard, scan_shard
 
 

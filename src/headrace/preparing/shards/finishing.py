@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import HeadraceError
-from headrace.io import atomic_write, file_sum, output_errors
+from headrace.io import as_read_back, atomic_write, file_sum, output_errors
 from headrace.preparing.shards.filling import FileHashes
 from headrace.preparing.shards.inputs import MediaInput
 from headrace.preparing.shards.listing import group_files
@@ -41,12 +41,11 @@ from headrace.stores.energon.config_file import (
     META_FOLDER,
     SPLIT_NAME,
     UUID_NAME,
+    write_info,
 )
 from headrace.stores.energon.dataset_yaml import dataset_yaml
-from headrace.stores.energon.info import write_info
 from headrace.stores.energon.splits import write_splits
 from headrace.stores.energon.sqlite_writer import SqliteWriter
-from headrace.stores.json_file import as_read_back
 from headrace.stores.tar.scan import ScannedShard
 
 META_FILES = tuple(f"{META_FOLDER}/{name}" for name in (INDEX_NAME, UUID_NAME, INFO_NAME, SPLIT_NAME, DATASET_NAME))

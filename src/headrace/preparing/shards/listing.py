@@ -17,7 +17,7 @@ from headrace.io import natural_key, safe_relative
 from headrace.preparing.shards.messages import SPEC
 from headrace.preparing.sources import SourceFile, Span, counted_from, open_span, record_noun
 from headrace.preparing.sources.find import walk
-from headrace.stores.tar.names import sample_part
+from headrace.stores.tar.members import sample_part
 
 KeyDots = Literal["error", "replace", "part"]
 NUMBER_DIGITS = 9

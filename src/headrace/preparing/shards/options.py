@@ -17,7 +17,7 @@ from headrace.preparing.options import (
     check_shares,
 )
 from headrace.samples.media.registry import check_field_map
-from headrace.stores.tar.names import sample_part
+from headrace.stores.tar.members import sample_part
 
 PartKind = Literal["path", "column", "bytes", "row"]
 

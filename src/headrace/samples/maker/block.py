@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError, InputError
 from headrace.samples.maker.sequences import MadeSequence, RecordCounts
 from headrace.samples.maker.shapes import Document
 from headrace.samples.masking.results import Dropped, DroppedError, Refused, Rejects
-from headrace.samples.recipe.keys import StoreKey
+from headrace.samples.recipe.recipe import StoreKey
 
 IntArray = NDArray[np.int64]
 

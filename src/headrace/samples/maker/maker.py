@@ -34,8 +34,7 @@ from headrace.samples.masking.options import Template, TextEncoder
 from headrace.samples.masking.results import TOO_LONG, DroppedError, Masked
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.masking.truncation import most_exchanges
-from headrace.samples.recipe.keys import StoreKey, store_keys
-from headrace.samples.recipe.recipe import AUTO, EACH, MAKES, InputSpec, Recipe
+from headrace.samples.recipe.recipe import AUTO, EACH, MAKES, InputSpec, Recipe, StoreKey, store_keys
 
 DEFAULT_DOMAIN = "__default__"
 """The domain of a record without a usable value of ``domain_key``, as in AstrAI."""

@@ -1,9 +1,9 @@
 """Multi-modal samples: types, field maps, decoders and cookers. Codecs are imported when they are first used.
 
     raw parts {"jpg": b"...", "txt": b"..."}
-      -> field_map      says which part, and what within it, becomes which field
+      -> mapper         a field map says which part, and what within it, becomes which field
       -> decoding       SampleDecoder decodes bytes to an image, text, an AVDecoder or arrays
-      -> mapper         SampleMapper does both                        -> Sample, or CrudeSample
+                        SampleMapper does both                        -> Sample, or CrudeSample
       -> cooking        the user's function cooks crude samples       -> Sample
       -> batch          Batch.from_samples pads and stacks samples    -> Batch
 
@@ -22,8 +22,7 @@ from headrace.samples.media.decoding.av_decoder import (
     get_clips_uniform,
     get_single_frames_uniform,
 )
-from headrace.samples.media.field_map import parse_field_map, parts_of, sources_of
-from headrace.samples.media.mapper import SampleMapper
+from headrace.samples.media.mapper import SampleMapper, parse_field_map, parts_of, sources_of
 from headrace.samples.media.registry import SAMPLE_TYPES, load_function, resolve_sample_type
 from headrace.samples.media.sample import CrudeSample, Sample, SourceInfo, add_sources, sample_type
 from headrace.samples.media.types import (

@@ -100,15 +100,29 @@ class Cooker(msgspec.Struct, frozen=True):
             ConfigError: If the function needs a store or a cache that was not passed, or an auxiliary store has a
                 reserved name.
         """
+        if not self.need_primary:
+            return self.bound(cache=cache, aux=aux)(crude)
+        if primary is None:
+            raise self._lacks("primary")
+        return self.bound(cache=cache, aux=aux)(crude, primary=primary)
+
+    def bound(self, *, cache: Any = None, aux: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+        """Return the function with the arguments that are the same for all samples of a dataset.
+
+        It still takes the crude sample, and ``primary`` if that is needed. Arguments and errors are those of a call.
+        """
         arguments = dict(aux or {})
-        for name, is_needed, value in (("primary", self.need_primary, primary), ("cache", self.need_cache, cache)):
+        for name in ("primary", "cache"):
             if name in arguments:
                 raise ConfigError(f"an auxiliary store is named {name!r}, which has another meaning here; rename it")
-            if is_needed and value is None:
-                raise ConfigError(f"the cooker {_name(self.cook)} needs {name}=, but there is none; pass one")
-            if is_needed:
-                arguments[name] = value
-        return self.cook(crude, **arguments)
+        if self.need_cache:
+            if cache is None:
+                raise self._lacks("cache")
+            arguments["cache"] = cache
+        return functools.partial(self.cook, **arguments)
+
+    def _lacks(self, name: str) -> ConfigError:
+        return ConfigError(f"the cooker {_name(self.cook)} needs {name}=, but there is none; pass one")
 
 
 def choose_cooker(cookers: Sequence[Cooker], subflavors: Mapping[str, Any] | None, dataset: str) -> Cooker:

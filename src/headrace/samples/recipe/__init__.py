@@ -3,13 +3,11 @@
 recipe.yaml
   -> reading            checks every key and word; an error names the nearest valid one. It translates a configuration
                         of AstrAI, and refuses values that contradict each other
-  -> Recipe             a frozen struct, and the only place of the defaults
-  -> keys               the keys of the store, and their dtypes
+  -> recipe             `Recipe`, a frozen struct and the only place of the defaults; the keys of the store
 """
 
 from __future__ import annotations
 
-from headrace.samples.recipe.keys import StoreKey, store_keys
 from headrace.samples.recipe.reading import load_recipe, make_recipe, parse_recipe, resolve_layout, with_now
 from headrace.samples.recipe.recipe import (
     MAKES,
@@ -22,8 +20,10 @@ from headrace.samples.recipe.recipe import (
     RecordFilters,
     Section,
     Source,
+    StoreKey,
     TemplateSpec,
     TrainType,
+    store_keys,
 )
 
 __all__ = [

@@ -23,9 +23,9 @@ from headrace.plan.packing.options import Packing
 from headrace.samples.layouts import LAYOUTS, NUM_RECORDS, Recognised, make_layout, recognise, without_nulls
 from headrace.samples.layouts.known import SAID
 from headrace.samples.masking.options import MaskOptions
-from headrace.samples.recipe.keys import DTYPES, store_keys
 from headrace.samples.recipe.recipe import (
     AUTO,
+    DTYPES,
     EACH,
     MAKES,
     Action,
@@ -39,6 +39,7 @@ from headrace.samples.recipe.recipe import (
     TemplateSpec,
     TrainType,
     mask_key,
+    store_keys,
 )
 from headrace.samples.templates.messages import plain
 

@@ -45,11 +45,6 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     any_order: bool = True
     file: str | None = None
 
-    @property
-    def prefix_stable(self) -> bool:
-        """Whether each turn's header and text can be found by comparing prefixes."""
-        return not self.unstable
-
 
 def _of(bos: str | None, eos: str | None, end_of_turn: str | None, **more: Any) -> Family:
     named = {"bos_token": bos, "eos_token": eos}

@@ -1,9 +1,7 @@
 """Datasets of Megatron-Energon, shards below a folder with a ``.nv-meta``: read and written.
 
-config_file    reads YAML and JSON files in Energon's dialect
-braces         names with braces, as Energon expands and writes them
-info           .info.json: the shards and their numbers of samples
-splits         split.yaml: the parts train, val, test, and what is excluded
+config_file    reads YAML and JSON files in Energon's dialect; .info.json: the shards and their numbers of samples
+splits         split.yaml: the parts train, val, test, what is excluded, and names with braces
 dataset_yaml   dataset.yaml: the type of the samples; nothing that it names is imported
 sqlite_index   index.sqlite: places of samples and parts by key, and metadata of media; finds samples by key
 sqlite_writer  writes index.sqlite and its uuid
@@ -22,10 +20,9 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazily
 
 if TYPE_CHECKING:
-    from headrace.stores.energon.config_file import folder_kind
+    from headrace.stores.energon.config_file import Info, folder_kind, read_info, write_info
     from headrace.stores.energon.dataset_yaml import DatasetConfig, Reference, read_dataset
     from headrace.stores.energon.filesystem import FilesystemStore
-    from headrace.stores.energon.info import Info, read_info, write_info
     from headrace.stores.energon.join_writer import Join, write_join
     from headrace.stores.energon.joined import JoinColumn, JoinedStore, Nonmatch, cache_folder
     from headrace.stores.energon.jsonl import JsonlSamplesStore, write_lines
@@ -38,7 +35,7 @@ _HOMES = {
     "DatasetConfig": "headrace.stores.energon.dataset_yaml",
     "EnergonStore": "headrace.stores.energon.store",
     "FilesystemStore": "headrace.stores.energon.filesystem",
-    "Info": "headrace.stores.energon.info",
+    "Info": "headrace.stores.energon.config_file",
     "Join": "headrace.stores.energon.join_writer",
     "JoinColumn": "headrace.stores.energon.joined",
     "JoinedStore": "headrace.stores.energon.joined",
@@ -55,10 +52,10 @@ _HOMES = {
     "cache_folder": "headrace.stores.energon.joined",
     "folder_kind": "headrace.stores.energon.config_file",
     "read_dataset": "headrace.stores.energon.dataset_yaml",
-    "read_info": "headrace.stores.energon.info",
+    "read_info": "headrace.stores.energon.config_file",
     "read_splits": "headrace.stores.energon.splits",
     "update_media": "headrace.stores.energon.sqlite_writer",
-    "write_info": "headrace.stores.energon.info",
+    "write_info": "headrace.stores.energon.config_file",
     "write_join": "headrace.stores.energon.join_writer",
     "write_lines": "headrace.stores.energon.jsonl",
     "write_splits": "headrace.stores.energon.splits",

@@ -18,7 +18,7 @@ from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
 from headrace.stores.energon.sqlite_index import SqliteIndex
 from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore
-from headrace.stores.tar.names import sample_part
+from headrace.stores.tar.members import sample_part
 
 SHARD: Final = "."
 """The name of the only shard: the folder itself."""

@@ -14,7 +14,7 @@ from headrace.io import Reader
 from headrace.stores.arguments import IntArray, TokenArray
 from headrace.stores.store import PartPlace, Problem, RawSample, Store
 from headrace.stores.tar.index import index_path
-from headrace.stores.tar.names import SUFFIXES, check_uncompressed
+from headrace.stores.tar.members import SUFFIXES, check_uncompressed
 from headrace.stores.tar.store import TarShards
 from headrace.stores.token_layouts import Opening, token_store
 

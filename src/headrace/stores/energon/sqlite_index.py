@@ -23,8 +23,7 @@ import numpy as np
 
 from headrace.errors import HeadraceError, InputError, StoreError
 from headrace.stores.arguments import IntArray
-from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
-from headrace.stores.energon.info import Info
+from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, Info
 from headrace.stores.energon.shards import DatasetShards
 from headrace.stores.store import Problem
 from headrace.stores.tar.index import KeyTable

@@ -20,16 +20,15 @@ from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.io import Reader, check_local, reader
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.checking import Faults
-from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER
+from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, Info, read_info
 from headrace.stores.energon.dataset_yaml import DatasetConfig, read_dataset
-from headrace.stores.energon.info import Info, read_info
 from headrace.stores.energon.shards import DatasetShards
 from headrace.stores.energon.splits import DEFAULT_PART, SplitPart, find_splits, read_splits, split_part, whole
 from headrace.stores.energon.sqlite_index import KeyLookup, check_index
 from headrace.stores.kept_arrays import num_entries
 from headrace.stores.store import Numbering, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.index import KeyTable, index_path
-from headrace.stores.tar.names import sample_part
+from headrace.stores.tar.members import sample_part
 from headrace.stores.tar.store import MadeIndexes, TarShards
 
 _log = logging.getLogger("headrace")

@@ -1,12 +1,13 @@
-"""The index ``.tar.idx`` of a tar shard, which is read or made by a pass over the tar, and a table of keys.
+"""Finds the tars of a file, list, pattern or folder, and their indexes ``.tar.idx``; and a table of keys.
 
-It is a file of `headrace.stores.kept_arrays`. Entry i is the offset of the first header of sample i,
-including its extension headers. Entry N is the offset of the end, which is the first block of zeros. Sample 0 is always
-read from byte 0.
+An index is read, or made by a pass over the tar. It is a file of `headrace.stores.kept_arrays`. Entry i is the offset
+of the first header of sample i, including its extension headers. Entry N is the offset of the end, which is the first
+block of zeros. Sample 0 is always read from byte 0.
 """
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 import time
@@ -21,16 +22,74 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.errors import InputError, OutputError, StoreError
-from headrace.io import Reader, cache_folder, output_errors, reader
+from headrace.io import Reader, cache_folder, expand_braces, natural_key, output_errors, reader
 from headrace.stores.arguments import IntArray
 from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES, kept_name, read_offsets, write_offsets
-from headrace.stores.tar.headers import BLOCK
+from headrace.stores.tar.members import BLOCK, SUFFIXES, check_uncompressed
 from headrace.stores.tar.scan import TarFault, scan_shard
 
 SUFFIX: Final = ".tar.idx"
 
 IndexPlace = str | IntArray
 """An index, as the path of its file or as the offsets themselves."""
+
+
+TarPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def find_tars(path: TarPaths) -> list[str]:
+    """Return the paths of the shards: in the order written, or for a folder or ``*`` by `headrace.io.natural_key`.
+
+    Raises:
+        StoreError: there are no tars.
+        InputError: a tar is compressed; the message says how to unpack it.
+        ConfigError: a range in braces counts down.
+    """
+    names = [path] if isinstance(path, str | os.PathLike) else list(path)
+    tars = [tar for name in names for tar in _expanded(os.fspath(name))]
+    if not tars:
+        raise StoreError(f"{path}: the list of tars is empty; name at least one")
+    for tar in tars:
+        check_uncompressed(tar)
+    return tars
+
+
+def common_root(tars: Sequence[str]) -> str:
+    """Return the deepest folder that holds all of the tars."""
+    return os.path.commonpath([os.path.dirname(os.path.abspath(tar)) for tar in tars])  # noqa: PTH100, PTH120 - 10,000s
+
+
+def _expanded(name: str) -> list[str]:
+    if Path(name).is_dir():
+        return _below(name)
+    # A file may have braces or brackets in its name.
+    if Path(name).exists():
+        return [name]
+    tars: list[str] = []
+    for pattern in expand_braces(name):
+        if glob.has_magic(pattern):
+            found = sorted(glob.glob(pattern, recursive=True), key=natural_key)  # noqa: PTH207 - may be absolute
+            if not found:
+                raise StoreError(f"{pattern}: no tar matches this pattern")
+            tars += found
+        else:
+            tars.append(pattern)
+    return tars
+
+
+def _below(folder: str) -> list[str]:
+    """Find all tars below a folder, without hidden files and folders."""
+    found, compressed = [], []
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        below = [os.path.relpath(os.path.join(root, name), folder) for name in files if not name.startswith(".")]  # noqa: PTH118
+        found += [name for name in below if name.endswith(".tar")]
+        compressed += [name for name in below if name.endswith(SUFFIXES)]
+    if not found and compressed:
+        check_uncompressed(str(Path(folder) / min(compressed, key=natural_key)))
+    if not found:
+        raise StoreError(f"{folder}: a folder without tars; expected files that end in .tar, in it or below it")
+    return [f"{folder.rstrip('/')}/{name}" for name in sorted(found, key=natural_key)]
 
 
 def index_path(tar: str | Path) -> Path:

@@ -1,15 +1,15 @@
-"""Finds the samples in a tar: `scan_shard` all of a shard, and `walk_sample` one of them, by its place in the index.
+"""Passes over a tar: `scan_shard` finds its samples, parts and faults in one pass over the headers.
 
-`scan_shard` is one pass over the headers that finds samples, parts and faults. `walk_sample` reads the members between
-two entries of an index. If the file is not mapped, `read_runs` reads samples that lie next to each other at once.
+`Window` reads the headers of a file without most of the contents between them. If the file is not mapped, `read_runs`
+reads samples that lie next to each other at once.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -17,11 +17,52 @@ import numpy as np
 from headrace.errors import InputError
 from headrace.io import PreadReader, Reader
 from headrace.stores.arguments import IntArray
-from headrace.stores.tar.headers import BLOCK, Fetch, HeaderError, Member, Window, next_member, plain_member
-from headrace.stores.tar.names import check_uncompressed, sample_part
+from headrace.stores.tar.members import (
+    BLOCK,
+    HOLES,
+    Fetch,
+    HeaderError,
+    check_uncompressed,
+    named,
+    next_member,
+    plain_member,
+    same_key,
+    sample_part,
+)
 
 _TAIL_BYTES: Final = 1 << 20
 """How many bytes after the end are searched for more data: tar pads an archive to records, mostly of 10 KiB."""
+
+_LARGE: Final = 1 << 20
+_SMALL: Final = 4 << 10
+_FAR: Final = 64 << 10
+"""Reading past this many bytes costs about as much as another read, even if the disk reads ahead."""
+
+
+class Window:
+    """A window that moves through a file as it is fetched from, in the order of the file. For one thread.
+
+    If the next header is near, everything up to it is read, 1 MiB at a time. If large contents lie between, they are
+    skipped, and one page is read.
+    """
+
+    def __init__(self, using: Reader, path: str) -> None:
+        self.size = using.size(path)
+        self._reader = using
+        self._path = path
+        self._begin = 0
+        self._data = memoryview(b"")
+
+    def fetch(self, at: int, length: int) -> memoryview:
+        """Return the bytes ``[at, at + length)``, which must lie inside the file."""
+        begin = at - self._begin
+        if begin < 0 or begin + length > len(self._data):
+            size = _SMALL if begin - len(self._data) > _FAR else _LARGE
+            size = max(length, min(size, self.size - at))
+            self._data = self._reader.read(self._path, at, size).data
+            self._begin, begin = at, 0
+        return self._data[begin : begin + length]
+
 
 OnFault = Literal["raise", "keep"]
 
@@ -170,7 +211,7 @@ def _collect(window: Window, found: _Collected, *, hidden: bool) -> int:
             member = next_member(fetch, at, size)
             if member is None:
                 return at
-            name, num_bytes, begin, data, at, sparse = _named(member)
+            name, num_bytes, begin, data, at, sparse = named(member)
         # No name begins with an empty tuple.
         if name.startswith(same) and "/" not in (part := name[len(same) :]):
             pass
@@ -179,29 +220,16 @@ def _collect(window: Window, found: _Collected, *, hidden: bool) -> int:
         else:
             if split[0] != key:
                 key = split[0]
-                same = _same(key)
+                same = same_key(key)
                 found.offsets.append(begin)
                 found.bounds.append(len(found.part_names))
                 found.keys.append(key)
             part = split[1]
         if sparse:
-            found.add_fault(begin, _HOLES.format(part), sample=len(found.keys) - 1, ends=False)
+            found.add_fault(begin, HOLES.format(part), sample=len(found.keys) - 1, ends=False)
         add_name(part)
         add_offset(data)
         add_size(num_bytes)
-
-
-_HOLES: Final = "part {!r} is a sparse file without its holes; pack it again without -S"
-
-
-def _named(member: Member) -> tuple[str, int, int, int, int, bool]:
-    """Return name, size, offset, data, end and sparse of a member; no name if it is a link, device or folder."""
-    return member.name if member.regular else "", member.size, member.offset, member.data, member.end, member.sparse
-
-
-def _same(key: str) -> str | tuple[()]:
-    """Return how names of the same key begin; nothing if they could be among the names that are skipped."""
-    return () if key.startswith("__") else key + "."
 
 
 def _behind_end(window: Window, at: int) -> int | None:
@@ -215,103 +243,6 @@ def _behind_end(window: Window, at: int) -> int | None:
             return at + int(filled[0])
         at += length
     return None
-
-
-Places = dict[str, tuple[int, int]]
-"""Offset and size of the content of each part by name, in the order of the file."""
-
-T = TypeVar("T")
-
-
-class WalkError(Exception):
-    """A sample differs from what its index says. The caller adds the file and raises an InputError."""
-
-    def __init__(self, at: int, key: str | None, message: str) -> None:
-        super().__init__(message)
-        self.at = at
-        self.key = key
-        self.message = message
-
-
-def sample_places(fetch: Fetch, begin: int, end: int, *, hidden: bool = True) -> tuple[str, Places]:
-    """Return the key of the sample in ``[begin, end)`` and the places of its parts; raises as `walk_sample` does."""
-    return walk_sample(fetch, begin, end, _place, None, hidden)
-
-
-def _place(offset: int, size: int) -> tuple[int, int]:
-    return offset, size
-
-
-def walk_sample(
-    fetch: Fetch, begin: int, end: int, take: Callable[[int, int], T], wanted: frozenset[str] | None, hidden: bool
-) -> tuple[str, dict[str, T]]:
-    """Return the key of the sample in ``[begin, end)``, and the result of ``take`` for each part.
-
-    This takes about 1.5 us a member.
-
-    Members that belong to no sample are skipped. If parts have the same name, the last one counts, as in Energon.
-
-    Args:
-        fetch: reads from the file.
-        begin: offset of the first header.
-        end: offset after the last member.
-        take: called with offset and size of the content of each part.
-        wanted: the parts to take; None takes all.
-        hidden: whether ``dir/.hid`` belongs to a sample.
-
-    Raises:
-        WalkError: a header is malformed, a member goes past the end, there are two keys or no part, or a part is a
-            sparse file.
-    """
-    parts: dict[str, T] = {}
-    key: str | None = None
-    same: str | tuple[()] = ()
-    skipped = 0
-    at = begin
-    while at < end:
-        plain = plain_member(fetch(at, BLOCK)) if end - at >= BLOCK else None
-        if plain is not None:
-            name, size = plain
-            data, sparse = at + BLOCK, False
-            after = data + (size + 511 & -512)
-            if after > end:
-                raise WalkError(at, key, f"a member of {size:,} bytes goes past the end of the sample at byte {end}")
-        else:
-            name, size, _, data, after, sparse = _named(_member_inside(fetch, at, end, key))
-        # No name begins with an empty tuple.
-        if name.startswith(same) and "/" not in (part := name[len(same) :]):
-            pass
-        elif (split := sample_part(name, hidden=hidden)) is None:
-            at, skipped = after, skipped + 1
-            continue
-        else:
-            if key is None:
-                key = split[0]
-                same = _same(key)
-            elif split[0] != key:
-                message = f"the member {name!r} of another sample comes before this sample's end at byte {end}"
-                raise WalkError(at, key, message)
-            part = split[1]
-        if sparse:
-            raise WalkError(at, key, _HOLES.format(part))
-        if wanted is None or part in wanted:
-            parts[part] = take(data, size)
-        at = after
-    if key is None:
-        others = f"; {skipped} members belong to no sample" if skipped else ""
-        raise WalkError(begin, None, f"there is no part of a sample up to byte {end}{others}")
-    return key, parts
-
-
-def _member_inside(fetch: Fetch, at: int, end: int, key: str | None) -> Member:
-    """Return the member at ``at``, which is no plain one; raises WalkError if it is not inside the sample."""
-    try:
-        member = next_member(fetch, at, end)
-    except HeaderError as error:
-        raise WalkError(error.at, key, error.message) from None
-    if member is None:
-        raise WalkError(at, key, f"the archive ends here, but the sample should end at byte {end}")
-    return member
 
 
 _CALL_BYTES: Final = 16 << 20
@@ -360,8 +291,8 @@ def read_runs(using: Reader, path: str, spans: Sequence[tuple[int, int]], *, par
             while begin > ranges[number][1] or (begin == ranges[number][1] and number + 1 < len(ranges)):
                 begins += ranges[number][1] - ranges[number][0]
                 number += 1
-            yield _fetch(data, begins - ranges[number][0])
+            yield _shifted(data, begins - ranges[number][0])
 
 
-def _fetch(data: memoryview, shift: int) -> Fetch:
+def _shifted(data: memoryview, shift: int) -> Fetch:
     return lambda at, length: data[at + shift : at + shift + length]

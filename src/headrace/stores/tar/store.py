@@ -22,28 +22,30 @@ from headrace.stores.arguments import IntArray, positions
 from headrace.stores.checking import Faults
 from headrace.stores.kept_arrays import ENTRY_BYTES
 from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore
-from headrace.stores.tar.headers import Fetch, Window
 from headrace.stores.tar.index import (
     IndexPlace,
     IndexWhere,
     KeyTable,
+    TarPaths,
     beside,
+    common_root,
+    find_tars,
     index_entries,
     index_faults,
     open_index,
     shard_indexes,
 )
-from headrace.stores.tar.names import TarPaths, common_root, find_tars
-from headrace.stores.tar.scan import (
+from headrace.stores.tar.members import (
+    Fetch,
     Places,
-    ScannedShard,
-    TarFault,
+    Take,
     WalkError,
-    read_runs,
+    copies,
+    fetches,
     sample_places,
-    scan_shard,
-    walk_sample,
+    walk_samples,
 )
+from headrace.stores.tar.scan import ScannedShard, TarFault, Window, read_runs, scan_shard
 
 
 def check_shard(path: str, offsets: IntArray, *, using: Reader, hidden: bool) -> Iterator[Problem]:
@@ -116,9 +118,6 @@ def keep_freed_memory() -> None:
 _TOGETHER_BYTES: Final = 64 << 10
 """Without a mapping, entries of an index that lie within this many bytes are read at once."""
 
-
-Take = Callable[[int, int], bytes]
-"""Returns a copy of the content of a part, given its offset and size."""
 
 _NO_SAMPLE: Final = RawSample("", "", -1, {})
 
@@ -301,29 +300,28 @@ class TarShards:
     ) -> None:
         """Fill the slots of ``found`` that belong to one shard; they ascend by the number of the sample."""
         used = self._used.get(shard) or self._verified(shard)
-        path, name, hidden = used.path, self.names[shard], self._hidden
+        path, name = used.path, self.names[shard]
         data = self.reader.kept(path, "memory", _memory)
         size = self.reader.size(path) if data is None else len(data)
         spans = self._spans(used, [numbers[slot] for slot in slots], size)
         if data is None:
-            fetches = read_runs(self.reader, path, spans, partly=wanted is not None)
-            takes: Iterator[tuple[Fetch, Take]] = ((fetch, _copied(fetch)) for fetch in fetches)
+            runs = read_runs(self.reader, path, spans, partly=wanted is not None)
+            takes: Iterator[tuple[Fetch, Take[bytes]]] = ((fetch, _copied(fetch)) for fetch in runs)
         else:
-            takes = repeat((_fetch(data), _copy(data)))
-        for slot, (begin, end), (fetch, take) in zip(slots, spans, takes):  # noqa: B905 - `strict` costs a tenth of it
-            index = numbers[slot]
-            try:
-                key, parts = walk_sample(fetch, begin, end, take, wanted, hidden)
-            except WalkError as error:
-                self._malformed(shard, index, error)
-            found[slot] = RawSample(key, name, index, parts)
+            takes = repeat((fetches(data), copies(data)))
+        try:
+            samples = walk_samples(spans, takes, wanted, self._hidden)
+        except WalkError as error:
+            self._malformed(shard, numbers[slots[error.row]], error)
+        for slot, (key, parts) in zip(slots, samples, strict=True):
+            found[slot] = RawSample(key, name, numbers[slot], parts)
 
     def _sample(self, shard: int, index: int) -> tuple[str, Places]:
         used = self._used.get(shard) or self._verified(shard)
         path = used.path
         (span,) = self._spans(used, [index], self.reader.size(path))
         data = self.reader.kept(path, "memory", _memory)
-        fetch = Window(self.reader, path).fetch if data is None else _fetch(data)
+        fetch = Window(self.reader, path).fetch if data is None else fetches(data)
         return self._located(shard, index, fetch, span)
 
     def _located(self, shard: int, index: int, fetch: Fetch, span: tuple[int, int]) -> tuple[str, Places]:
@@ -381,16 +379,8 @@ def _memory(data: NDArray[np.uint8]) -> memoryview:
     return data.data
 
 
-def _copy(data: memoryview) -> Take:
-    return lambda at, length: data[at : at + length].tobytes()
-
-
-def _copied(fetch: Fetch) -> Take:
+def _copied(fetch: Fetch) -> Take[bytes]:
     return lambda at, length: fetch(at, length).tobytes()
-
-
-def _fetch(data: memoryview) -> Fetch:
-    return lambda at, length: data[at : at + length]
 
 
 _PROBES: Final = 8

@@ -20,9 +20,8 @@ import numpy as np
 
 from headrace.errors import ConfigError, OutputError
 from headrace.io import AtomicFile, FileSum, commit
-from headrace.stores.tar.headers import BLOCK
 from headrace.stores.tar.index import index_path
-from headrace.stores.tar.names import sample_part
+from headrace.stores.tar.members import BLOCK, sample_part
 
 RECORD: Final = 10_240
 """A tar is padded to a multiple of this many bytes."""

@@ -11,7 +11,7 @@ import media_made
 from headrace.errors import DecodeError
 from headrace.samples.media import AVDecoder
 from headrace.samples.media.decoding import av_decoder
-from headrace.samples.media.decoding.failing import reraise
+from headrace.samples.media.decoding.basic import reraise
 
 REFUSED = av.error.MemoryError(12, "Cannot allocate memory")
 """FFmpeg's, of a size in a broken header."""

@@ -30,7 +30,7 @@ from headrace.samples.media.decoding.av_streams import (
     stacked_frames,
     video_stream,
 )
-from headrace.samples.media.decoding.failing import MAX_PIXELS, is_out_of_memory
+from headrace.samples.media.decoding.basic import MAX_PIXELS, is_out_of_memory
 
 Range = tuple[float, float]
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from headrace.errors import DecodeError, MissingExtraError
-from headrace.samples.media.decoding.failing import check_pixels
+from headrace.samples.media.decoding.basic import check_pixels
 from headrace.samples.media.sample import sample_type
 
 AUDIO_FORMATS = frozenset(("mp3", "flac", "wav", "aac", "ogg", "aiff", "w64"))

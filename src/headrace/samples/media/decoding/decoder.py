@@ -9,8 +9,7 @@ from typing import Any, Literal, Self
 from headrace.errors import ConfigError
 from headrace.samples.media.batch import BatchBlocks
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS, av_decoder
-from headrace.samples.media.decoding.basic import basic_decoder
-from headrace.samples.media.decoding.failing import MAX_BYTES, MAX_PIXELS, gunzip, reraise
+from headrace.samples.media.decoding.basic import MAX_BYTES, MAX_PIXELS, basic_decoder, gunzip, reraise
 from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS, JpegCodec, image_decoder, image_form
 
 _BEGINS = (

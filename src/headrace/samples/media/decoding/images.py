@@ -27,7 +27,7 @@ import numpy as np
 from headrace.config import nearest
 from headrace.errors import ConfigError, DecodeError, MissingExtraError
 from headrace.samples.media.batch import BatchBlocks
-from headrace.samples.media.decoding.failing import check_pixels
+from headrace.samples.media.decoding.basic import check_pixels
 
 JpegCodec = Literal["auto", "simplejpeg", "pillow"]
 """The codec for JPEG; ``auto`` is simplejpeg if it is installed."""

@@ -1,4 +1,6 @@
-"""Parses the headers of a tar as ``tarfile`` does: ustar, v7, GNU (long names, base-256 sizes, sparse) and PAX.
+"""The members of a tar: `next_member` parses headers, `sample_part` splits names, `walk_samples` reads samples.
+
+Headers are parsed as ``tarfile`` does: ustar, v7, GNU (long names, base-256 sizes, sparse) and PAX.
 
     +--------+--------+--------+ +--------+--------+--------+       +--------+--------+
     | header | data, padded    | | PAX    | records| header | data  | zeros  | zeros  |
@@ -7,17 +9,18 @@
                                  member that follows it              them ends the archive
 
 Where ``tarfile`` silently takes a broken header for the end of the archive, this raises an error, so that members after
-it are not lost unnoticed. `Window` reads the headers of a file without most of the contents between them.
+it are not lost unnoticed.
 """
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple, TypeVar
 from zlib import adler32
 
-from headrace.io import Reader
+from headrace.errors import InputError
 
 BLOCK: Final = 512
 """Size of a header in bytes; contents are padded to a multiple of it."""
@@ -282,32 +285,205 @@ def _pax_size(value: bytes, at: int) -> int:
     return int(value)
 
 
-_LARGE: Final = 1 << 20
-_SMALL: Final = 4 << 10
-_FAR: Final = 64 << 10
-"""Reading past this many bytes costs about as much as another read, even if the disk reads ahead."""
+_SPLIT: Final = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+"""Splits a name into key and part, as webdataset and Energon do; `sample_part` returns the same, but faster."""
+
+_META: Final = re.compile(r"__[^/]*__($|/)")
+"""Names that begin like this are skipped, as by webdataset and Energon."""
 
 
-class Window:
-    """A window that moves through a file as it is fetched from, in the order of the file. For one thread.
+def sample_part(name: str, *, hidden: bool = True) -> tuple[str, str] | None:
+    """Return key and part of a regular member, or None if it belongs to no sample.
 
-    If the next header is near, everything up to it is read, 1 MiB at a time. If large contents lie between, they are
-    skipped, and one page is read.
+    The name is split at the first dot after its last slash. Folders belong to the key, and nothing is normalised:
+
+        ``a0.jpg``           key ``a0``, part ``jpg``         ``a0.seg.PNG``    key ``a0``, part ``seg.PNG``
+        ``v1.2/a0.txt``      key ``v1.2/a0``, part ``txt``    ``./a0.txt``      key ``./a0``, part ``txt``
+        ``a0.``              key ``a0``, part ``""``          ``a0``, ``.git``  None: no key or no part
+        ``__meta__/a0.txt``  None: begins with ``__...__``    ``d/__a__/b.x``   key ``d/__a__/b``, part ``x``
+
+    Args:
+        name: the full name of the member, as ``tarfile`` decodes it.
+        hidden: whether ``dir/.hid`` is key ``dir/`` and part ``hid``, as in webdataset and Energon, or is skipped.
+    """
+    if name.startswith("__") and _META.match(name):
+        return None
+    slash = name.rfind("/")
+    dot = name.find(".", slash + 1)
+    if dot < 0:
+        return None
+    if dot == slash + 1:
+        # The pattern then takes the last folder for the name of the file, if there is a folder and it has no dot.
+        if not hidden or slash < 0 or "." in name[name.rfind("/", 0, slash) + 1 : slash]:
+            return None
+    elif "\n" not in name:
+        return name[:dot], name[dot + 1 :]
+    if "\n" in name:
+        # The pattern treats line breaks differently in different places, so such names are left to it.
+        found = _SPLIT.match(name)
+        return None if found is None else (found[1], found[2])
+    return name[:dot], name[dot + 1 :]
+
+
+_KINDS: Final = {
+    "gzip": (b"\x1f\x8b", (".tar.gz", ".tgz"), "gzip -dc"),
+    "zstd": (b"\x28\xb5\x2f\xfd", (".tar.zst", ".tzst"), "zstd -dc"),
+    "bzip2": (b"BZh", (".tar.bz2", ".tbz2", ".tbz"), "bzip2 -dc"),
+    "xz": (b"\xfd7zXZ\0", (".tar.xz", ".txz"), "xz -dc"),
+    "lz4": (b"\x04\x22\x4d\x18", (".tar.lz4",), "lz4 -dc"),
+}
+SUFFIXES: Final = tuple(suffix for _, suffixes, _ in _KINDS.values() for suffix in suffixes)
+
+
+def check_uncompressed(path: str, head: bytes = b"") -> None:
+    """Raise InputError if a tar is compressed, by its name or its first bytes; the message says how to unpack it."""
+    for kind, (magic, suffixes, command) in _KINDS.items():
+        named = next((suffix for suffix in suffixes if path.endswith(suffix)), None)
+        if named is None and not (head and head.startswith(magic)):
+            continue
+        stem = path.removesuffix(named) if named else path.removesuffix(".tar") + "-plain"
+        raise InputError(
+            f"{path}: compressed with {kind}; samples can be reached by number only in a plain tar: unpack it with"
+            f" {command} {path} > {stem}.tar"
+        )
+
+
+HOLES: Final = "part {!r} is a sparse file without its holes; pack it again without -S"
+
+
+def named(member: Member) -> tuple[str, int, int, int, int, bool]:
+    """Return name, size, offset, data, end and sparse of a member; no name if it is a link, device or folder."""
+    return member.name if member.regular else "", member.size, member.offset, member.data, member.end, member.sparse
+
+
+def same_key(key: str) -> str | tuple[()]:
+    """Return how names of the same key begin; nothing if they could be among the names that are skipped."""
+    return () if key.startswith("__") else key + "."
+
+
+Places = dict[str, tuple[int, int]]
+"""Offset and size of the content of each part by name, in the order of the file."""
+
+T = TypeVar("T")
+Take = Callable[[int, int], T]
+"""Returns something for a part, given offset and size of its content."""
+
+
+def fetches(data: memoryview) -> Fetch:
+    """Return a function that reads from memory that holds the whole file."""
+    return lambda at, length: data[at : at + length]
+
+
+def copies(data: memoryview) -> Take[bytes]:
+    """Return a function that copies parts from memory that holds the whole file."""
+    return lambda at, length: data[at : at + length].tobytes()
+
+
+class WalkError(Exception):
+    """A sample differs from what its index says. The caller adds the file and raises an InputError.
+
+    ``row`` tells which of several samples it is.
     """
 
-    def __init__(self, using: Reader, path: str) -> None:
-        self.size = using.size(path)
-        self._reader = using
-        self._path = path
-        self._begin = 0
-        self._data = memoryview(b"")
+    def __init__(self, at: int, key: str | None, message: str, *, row: int = 0) -> None:
+        super().__init__(message)
+        self.row = row
+        self.at = at
+        self.key = key
+        self.message = message
 
-    def fetch(self, at: int, length: int) -> memoryview:
-        """Return the bytes ``[at, at + length)``, which must lie inside the file."""
-        begin = at - self._begin
-        if begin < 0 or begin + length > len(self._data):
-            size = _SMALL if begin - len(self._data) > _FAR else _LARGE
-            size = max(length, min(size, self.size - at))
-            self._data = self._reader.read(self._path, at, size).data
-            self._begin, begin = at, 0
-        return self._data[begin : begin + length]
+
+def sample_places(fetch: Fetch, begin: int, end: int, *, hidden: bool = True) -> tuple[str, Places]:
+    """Return the key of the sample in ``[begin, end)`` and the places of its parts; raises as `walk_samples` does."""
+    return _walk(fetch, begin, end, _place, None, hidden)
+
+
+def _place(offset: int, size: int) -> tuple[int, int]:
+    return offset, size
+
+
+def walk_samples(
+    spans: Iterable[tuple[int, int]],
+    takes: Iterable[tuple[Fetch, Take[T]]],
+    wanted: frozenset[str] | None,
+    hidden: bool,
+) -> list[tuple[str, dict[str, T]]]:
+    """Return the key of each sample in ``spans``, and the result of ``take`` for each of its parts.
+
+    This takes about 1.5 us a member.
+
+    Members that belong to no sample are skipped. If parts have the same name, the last one counts, as in Energon.
+
+    Args:
+        spans: for each sample, the offset of its first header and that after its last member.
+        takes: for each sample, at least as many as there are spans: what reads from the file, and ``take``, which is
+            called with offset and size of the content of each part.
+        wanted: the parts to take; None takes all.
+        hidden: whether ``dir/.hid`` belongs to a sample.
+
+    Raises:
+        WalkError: a header is malformed, a member goes past the end, there are two keys or no part, or a part is a
+            sparse file.
+    """
+    samples: list[tuple[str, dict[str, T]]] = []
+    try:
+        for (begin, end), (fetch, take) in zip(spans, takes):  # noqa: B905 - `strict` costs a tenth of it
+            samples.append(_walk(fetch, begin, end, take, wanted, hidden))
+    except WalkError as error:
+        error.row = len(samples)
+        raise
+    return samples
+
+
+def _walk(
+    fetch: Fetch, begin: int, end: int, take: Take[T], wanted: frozenset[str] | None, hidden: bool
+) -> tuple[str, dict[str, T]]:
+    parts: dict[str, T] = {}
+    key: str | None = None
+    same: str | tuple[()] = ()
+    skipped = 0
+    at = begin
+    while at < end:
+        plain = plain_member(fetch(at, BLOCK)) if end - at >= BLOCK else None
+        if plain is not None:
+            name, size = plain
+            data, sparse = at + BLOCK, False
+            after = data + (size + 511 & -512)
+            if after > end:
+                raise WalkError(at, key, f"a member of {size:,} bytes goes past the end of the sample at byte {end}")
+        else:
+            name, size, _, data, after, sparse = named(_member_inside(fetch, at, end, key))
+        # No name begins with an empty tuple.
+        if name.startswith(same) and "/" not in (part := name[len(same) :]):
+            pass
+        elif (split := sample_part(name, hidden=hidden)) is None:
+            at, skipped = after, skipped + 1
+            continue
+        else:
+            if key is None:
+                key = split[0]
+                same = same_key(key)
+            elif split[0] != key:
+                message = f"the member {name!r} of another sample comes before this sample's end at byte {end}"
+                raise WalkError(at, key, message)
+            part = split[1]
+        if sparse:
+            raise WalkError(at, key, HOLES.format(part))
+        if wanted is None or part in wanted:
+            parts[part] = take(data, size)
+        at = after
+    if key is None:
+        others = f"; {skipped} members belong to no sample" if skipped else ""
+        raise WalkError(begin, None, f"there is no part of a sample up to byte {end}{others}")
+    return key, parts
+
+
+def _member_inside(fetch: Fetch, at: int, end: int, key: str | None) -> Member:
+    """Return the member at ``at``, which is no plain one; raises WalkError if it is not inside the sample."""
+    try:
+        member = next_member(fetch, at, end)
+    except HeaderError as error:
+        raise WalkError(error.at, key, error.message) from None
+    if member is None:
+        raise WalkError(at, key, f"the archive ends here, but the sample should end at byte {end}")
+    return member

@@ -12,8 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from counts import cases
-from headrace.stores.tar.headers import MAX_EXTENSIONS, HeaderError, Member, next_member, plain_member
-from headrace.stores.tar.names import sample_part
+from headrace.stores.tar.members import MAX_EXTENSIONS, HeaderError, Member, next_member, plain_member, sample_part
 from tars_made import member, tar_bytes
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
