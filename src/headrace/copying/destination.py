@@ -3,11 +3,13 @@
     .DST.headrace-copying/lock         held by the run that is writing
                           output/      the output while it is written
                           replaced/    the old content of DST, between the two renames of --overwrite
+                          plan.json    what processes on any hosts write, if that is left to them, see `jobs`
+                          phase-*/     what they have written
 
 The hidden folder is beside the destination, so that a rename completes the copy. A run that is killed leaves the hidden
-folder, and nothing at DST. The next copy to DST removes the folder; if DST is missing, it first puts back what was
-replaced. A run that is killed after the last rename has done its work, and the same copy finds that the output is its
-own.
+folder, and nothing at DST. The next copy to DST removes the folder, unless it holds a plan; if DST is missing, it first
+puts back what was replaced. A run that is killed after the last rename has done its work, and the same copy finds that
+the output is its own.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Final
 
+from headrace.engine.job import PLAN_NAME, PlanFile, beside, load_plan, remove_work
 from headrace.errors import OutputError, StoreError
 from headrace.io import claim_folder, output_errors, sync_folder
 from headrace.stores import MANIFEST_NAME, load_manifest
 
+WORK: Final = beside("headrace-copying")
 OUTPUT_NAME = "output"
 REPLACED_NAME = "replaced"
 
@@ -49,11 +53,12 @@ class Destination:
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, sources: Sequence[Path]) -> None:
         self.name = os.fspath(path)
         self.path = Path(path).resolve()
-        self.work = self.path.with_name(f".{self.path.name}.headrace-copying")
+        self.work = WORK(self.path)
         self._overwrite = overwrite
         self._sources = sources
         self._created: list[Path] = []
         self._lock: IO[bytes] | None = None
+        self._is_planned = False
 
     @property
     def output(self) -> Path:
@@ -63,6 +68,20 @@ class Destination:
     @property
     def _replaced(self) -> Path:
         return self.work / REPLACED_NAME
+
+    @property
+    def plan(self) -> PlanFile | None:
+        """The copy that was planned there; None if there is none.
+
+        Raises:
+            OutputError: the plan cannot be read.
+        """
+        return load_plan(self.work) if (self.work / PLAN_NAME).exists() else None
+
+    @property
+    def was_committed(self) -> bool:
+        """Whether the planned copy was put into place, in that of what is replaced."""
+        return self._replaced.exists() and self.path.exists()
 
     def check(self) -> None:
         """Refuse a destination that is not free, without changing anything.
@@ -81,7 +100,12 @@ class Destination:
         """
         if self.work.exists():
             self._claim()
+            self._is_planned = False
             self._leave()
+
+    def keep(self) -> None:
+        """Leave the hidden folder with its plan to processes on any hosts."""
+        self._is_planned = True
 
     def commit(self) -> None:
         """Flush the output to the disk, and move it into place.
@@ -100,6 +124,7 @@ class Destination:
                 self._put_back()
                 raise
             sync_folder(self.path)
+        self._is_planned = False
 
     def __enter__(self) -> Destination:
         try:
@@ -107,11 +132,14 @@ class Destination:
                 self._make(self.path.parent)
                 self._claim()
                 self._put_back()
-                for left in (self.output, self._replaced):
+                self._is_planned = (self.work / PLAN_NAME).exists()
+                for left in (self._replaced,) if self._is_planned else (self.output, self._replaced):
                     if left.exists():
                         shutil.rmtree(left)
                 self._check_content()
-                self.output.mkdir()
+                self.output.mkdir(exist_ok=True)
+                for path in self.output.rglob(".*.tmp"):  # of a run that was killed while it put shards together
+                    path.unlink()
         except BaseException:
             self._leave()
             raise
@@ -183,8 +211,8 @@ class Destination:
         lock, self._lock = self._lock, None
         if lock is not None:
             with lock:
-                if self.path.exists() or not self._replaced.exists():
-                    shutil.rmtree(self.work, ignore_errors=True)
+                if not self._is_planned and (self.path.exists() or not self._replaced.exists()):
+                    remove_work(self.work)
         for folder in reversed(self._created):
             with contextlib.suppress(OSError):
                 folder.rmdir()

@@ -6,15 +6,17 @@
 
 A phase is over when each of its tasks has a receipt. Between two phases, and at the end, one process does what has to
 be done in order. Which kinds of work there are is not known here: `open_job` imports the class that the plan names from
-a table of its caller.
+a table of its caller, see `KindOfWork`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import os
 import platform
+import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -246,29 +248,66 @@ def _installed(name: str) -> str:
         return ""
 
 
-def open_job(output: str | os.PathLike[str], work_name: str, kinds: Mapping[str, str], *, checks_software: bool) -> Job:
-    """Open the job in a folder.
+class KindOfWork(msgspec.Struct, frozen=True):
+    """What a table of kinds of work says of one."""
+
+    job: str
+    """Its class, as ``module:class``."""
+
+    work: Callable[[Path], Path]
+    """Returns the work folder of an output, see `inside` and `beside`."""
+
+
+def inside(name: str) -> Callable[[Path], Path]:
+    """Return where a kind of work has its work folder that is in the output."""
+    return lambda output: output / name
+
+
+def beside(ending: str) -> Callable[[Path], Path]:
+    """Return where a kind of work has its work folder that is beside the output: ``.NAME.ENDING``."""
+
+    def place(output: Path) -> Path:
+        output = output.resolve()
+        return output.with_name(f".{output.name}.{ending}")
+
+    return place
+
+
+def planned_in(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork]) -> Path | None:
+    """Return the work folder of an output that has a plan; the first in the order of the kinds. None if none has."""
+    works = dict.fromkeys(kind.work(Path(output)) for kind in kinds.values())
+    return next((work for work in works if (work / PLAN_NAME).exists()), None)
+
+
+def open_job(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork], *, checks_software: bool) -> Job:
+    """Open the job that was planned for an output; see `planned_in`.
 
     Args:
-        output: the folder of the output.
-        work_name: the name of the work folder in it.
-        kinds: for each kind of work its class, as ``module:class``.
-        checks_software: whether this host must have the software of the plan.
+        output: the path of the output.
+        kinds: the kinds of work, by their names.
+        checks_software: whether this host must have the software of the plan, without which it may do no task.
 
     Raises:
         OutputError: there is no plan, or it cannot be read.
         ConfigError: the software of this host differs from the plan's.
     """
-    path = Path(output)
-    work = path / work_name
-    if not (work / PLAN_NAME).exists():
+    work = planned_in(output, kinds)
+    if work is None:
+        places = dict.fromkeys(str(kind.work(Path(output)) / PLAN_NAME) for kind in kinds.values())
         raise OutputError(
-            f"{output}: nothing is planned in this folder, or it is complete: there is no {work / PLAN_NAME}"
+            f"{output}: nothing is planned in this folder, or it is complete: there is no {', nor '.join(places)}"
         )
     kind = load_plan(work).kind
     if kind not in kinds:
         raise OutputError(f"{output}: the plan is of kind {kind!r}; this Headrace knows {', '.join(kinds)}")
-    return reopened(path, work, kinds[kind], checks_software=checks_software)
+    return reopened(Path(output), work, kinds[kind].job, checks_software=checks_software)
+
+
+def remove_work(work: Path) -> None:
+    """Remove a work folder, if the system lets us. The plan goes first: it never stands there without its files."""
+    with contextlib.suppress(OSError):
+        (work / PLAN_NAME).unlink(missing_ok=True)
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def reopened(output: Path, work: Path, kind: str, *, checks_software: bool = True) -> Job:

@@ -1,12 +1,12 @@
 """The output folder during a run: nothing in it changes until all output is complete, and a killed run can continue.
 
-    DIR/.headrace-prepare/lock             held by the living run
-                          run.json         what decides the bytes of the run
-                          state            the last checkpoint
-                          tokenizer.json   the copy that all workers load
-                          parts.*/         pieces on their way into the output
-                          ...              shards, buckets, the table of origins
-                          commit.json      all output is complete, and is being moved up into DIR
+    DIR/.headrace/lock             held by the living run
+                  run.json         what decides the bytes of the run
+                  state            the last checkpoint
+                  tokenizer.json   the copy that all workers load
+                  parts.*/         pieces on their way into the output
+                  ...              shards, buckets, the table of origins
+                  commit.json      all output is complete, and is being moved up into DIR
 
 A killed run leaves the hidden folder. The same run continues from it; a different run is refused until it is told to
 discard the folder. If the move had begun, the next run completes it first. If a run was killed after its last change,
@@ -125,7 +125,10 @@ def _with_version(run: dict[str, Any]) -> dict[str, Any]:
     return {"version": 1, **run}
 
 
-WORK_NAME = ".headrace-prepare"
+WORK_NAME = ".headrace"
+OLD_WORK_NAME = ".headrace-prepare"
+"""How earlier versions called the work folder."""
+
 RUN_NAME = "run.json"
 COMMIT_NAME = "commit.json"
 WORK_VERSION = 1
@@ -380,6 +383,11 @@ class OutputFolder:
             names = sorted(entry.name for entry in os.scandir(self.path) if entry.name != WORK_NAME)
         if not names:
             return
+        if OLD_WORK_NAME in names:
+            raise OutputError(
+                f"{self.path}: an unfinished run of an earlier version of Headrace is in this folder: finish it with"
+                f" that version, or remove {self.path / OLD_WORK_NAME} to begin anew"
+            )
         is_ours = MANIFEST_NAME in names
         if not self._overwrite:
             what = "holds the output of an earlier run" if is_ours else f"is not empty: it holds {names[0]!r}"
