@@ -14,17 +14,17 @@ the output is its own.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final
+from typing import Final
 
-from headrace.engine.job import PLAN_NAME, PlanFile, beside, load_plan, remove_work
+from headrace.engine.job import PLAN_NAME, beside
+from headrace.engine.work_folder import ClaimedFolder, remove_work
 from headrace.errors import OutputError, StoreError
-from headrace.io import claim_folder, output_errors, sync_folder
+from headrace.io import output_errors, sync_folder
 from headrace.stores import MANIFEST_NAME, load_manifest
 
 WORK: Final = beside("headrace-copying")
@@ -56,8 +56,7 @@ class Destination:
         self.work = WORK(self.path)
         self._overwrite = overwrite
         self._sources = sources
-        self._created: list[Path] = []
-        self._lock: IO[bytes] | None = None
+        self._claimed = ClaimedFolder(self.work, f"{self.name}: another copy is writing to this destination")
         self._is_planned = False
 
     @property
@@ -68,15 +67,6 @@ class Destination:
     @property
     def _replaced(self) -> Path:
         return self.work / REPLACED_NAME
-
-    @property
-    def plan(self) -> PlanFile | None:
-        """The copy that was planned there; None if there is none.
-
-        Raises:
-            OutputError: the plan cannot be read.
-        """
-        return load_plan(self.work) if (self.work / PLAN_NAME).exists() else None
 
     @property
     def was_committed(self) -> bool:
@@ -99,7 +89,7 @@ class Destination:
             OutputError: another copy is writing to this destination.
         """
         if self.work.exists():
-            self._claim()
+            self._claimed.claim()
             self._is_planned = False
             self._leave()
 
@@ -129,8 +119,8 @@ class Destination:
     def __enter__(self) -> Destination:
         try:
             with output_errors(self.path, "use as the destination"):
-                self._make(self.path.parent)
-                self._claim()
+                self._claimed.make(self.path.parent)
+                self._claimed.claim()
                 self._put_back()
                 self._is_planned = (self.work / PLAN_NAME).exists()
                 for left in (self._replaced,) if self._is_planned else (self.output, self._replaced):
@@ -149,12 +139,6 @@ class Destination:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave()
-
-    def _claim(self) -> None:
-        try:
-            self._lock = claim_folder(self.work)
-        except BlockingIOError:
-            raise OutputError(f"{self.name}: another copy is writing to this destination") from None
 
     def _put_back(self) -> None:
         """Move the replaced content back if the destination is missing."""
@@ -200,20 +184,9 @@ class Destination:
             listed |= {folder / MANIFEST_NAME, *(folder / name for name in manifest.file_sizes())}
         return listed
 
-    def _make(self, folder: Path) -> None:
-        missing = [path for path in [folder, *folder.parents] if not path.exists()]
-        for path in reversed(missing):
-            path.mkdir(exist_ok=True)
-            self._created.append(path)
-
     def _leave(self) -> None:
-        # Without the lock a hidden folder belongs to another run.
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            with lock:
-                if not self._is_planned and (self.path.exists() or not self._replaced.exists()):
-                    remove_work(self.work)
-        for folder in reversed(self._created):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        self._created.clear()
+        def end() -> None:
+            if not self._is_planned and (self.path.exists() or not self._replaced.exists()):
+                remove_work(self.work)
+
+        self._claimed.leave(end)

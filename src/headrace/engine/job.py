@@ -11,12 +11,10 @@ a table of its caller, see `KindOfWork`.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.metadata
 import os
 import platform
-import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -301,13 +299,6 @@ def open_job(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork], *,
     if kind not in kinds:
         raise OutputError(f"{output}: the plan is of kind {kind!r}; this Headrace knows {', '.join(kinds)}")
     return reopened(Path(output), work, kinds[kind].job, checks_software=checks_software)
-
-
-def remove_work(work: Path) -> None:
-    """Remove a work folder, if the system lets us. The plan goes first: it never stands there without its files."""
-    with contextlib.suppress(OSError):
-        (work / PLAN_NAME).unlink(missing_ok=True)
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def reopened(output: Path, work: Path, kind: str, *, checks_software: bool = True) -> Job:

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.engine.job import PLAN_NAME, Job, Phase, Show, TaskResult, beside, remove_work, save_plan
+from headrace.engine.job import PLAN_NAME, Job, Phase, Show, TaskResult, beside, save_plan
 from headrace.engine.processes import AnyTask
 from headrace.engine.serving import Done, Parent, Progress, Reply, attempted, save, serve
+from headrace.engine.work_folder import remove_work
 from headrace.errors import ConfigError, StoreError
 from headrace.inspect.answers import kind_of
 from headrace.inspect.sample_checks import (

@@ -23,14 +23,15 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import xxhash
 
 from headrace.engine.job import PHASE_PREFIX, PLAN_NAME
+from headrace.engine.work_folder import ClaimedFolder
 from headrace.errors import OutputError, StoreError
-from headrace.io import atomic_write, claim_folder, hash_bytes, output_errors, safe_relative, sync_folder
+from headrace.io import atomic_write, hash_bytes, output_errors, safe_relative, sync_folder
 from headrace.preparing.ledger import LedgerState
 from headrace.preparing.messages import PiecePosition
 from headrace.preparing.store_output import OutputState
@@ -154,8 +155,7 @@ class OutputFolder:
         self.work = self.path / WORK_NAME
         self._overwrite = overwrite
         self._restart = restart
-        self._created: list[Path] = []
-        self._lock: IO[bytes] | None = None
+        self._claimed = ClaimedFolder(self.work, f"{path}: another headrace prepare is writing to this folder")
         self._replaced: list[str] = []
         self._run: Mapping[str, Any] | None = None
         self._completed: Mapping[str, Any] | None = None
@@ -165,8 +165,8 @@ class OutputFolder:
     def __enter__(self) -> OutputFolder:
         try:
             with output_errors(self.path, "use as the output folder"):
-                self._make(self.path)
-                self._claim()
+                self._claimed.make(self.path)
+                self._claimed.claim()
                 self._complete_commit()
                 # If something goes wrong before `begin`, this run must not discard an unfinished run.
                 self._keep = self._unfinished() is not None
@@ -276,7 +276,7 @@ class OutputFolder:
         self._write_commit(remove, moves)
         with output_errors(self.path, "replace the output in"):
             self._move()
-        self._created.clear()
+        self._claimed.keep_created()
         self._keep = False
 
     def _write_commit(self, remove: list[str], moves: Mapping[str, str]) -> None:
@@ -342,21 +342,6 @@ class OutputFolder:
             return None
         return manifest if manifest.is_complete(self.path) else None
 
-    def _make(self, folder: Path) -> None:
-        missing = []
-        while not folder.exists():
-            missing.append(folder)
-            folder = folder.parent
-        for path in reversed(missing):
-            path.mkdir(exist_ok=True)
-            self._created.append(path)
-
-    def _claim(self) -> None:
-        try:
-            self._lock = claim_folder(self.work)
-        except BlockingIOError:
-            raise OutputError(f"{self.path}: another headrace prepare is writing to this folder") from None
-
     def _clear(self) -> None:
         """Remove what an earlier run left.
 
@@ -365,9 +350,7 @@ class OutputFolder:
         """
         (self.work / PLAN_NAME).unlink(missing_ok=True)
         (self.work / RUN_NAME).unlink(missing_ok=True)
-        for entry in list(os.scandir(self.work)):
-            if entry.name not in ("lock", STDIN_NAME, COMMIT_NAME):
-                shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else Path(entry.path).unlink()
+        self._claimed.clear(keep=(STDIN_NAME, COMMIT_NAME))
         (self.work / COMMIT_NAME).unlink(missing_ok=True)
 
     def _remove_temporaries(self) -> None:
@@ -412,23 +395,13 @@ class OutputFolder:
             return [MANIFEST_NAME, *inner, *(name for name in taken if (self.path / name).is_file())]
 
     def _leave(self) -> None:
-        if self._lock is None:
-            # The folder was not claimed: a hidden folder, if there is one, belongs to another run.
-            self._remove_created()
-            return
-        lock, self._lock = self._lock, None
-        with lock:
+        def end() -> None:
             if not self._keep:
                 with contextlib.suppress(OSError):
                     self._clear()
                 shutil.rmtree(self.work, ignore_errors=True)
-        self._remove_created()
 
-    def _remove_created(self) -> None:
-        for folder in reversed(self._created):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        self._created.clear()
+        self._claimed.leave(end)
 
 
 def _file_names(manifest: Manifest) -> list[str]:
