@@ -24,8 +24,7 @@ from headrace.copying.destination import WORK
 from headrace.copying.orders import CopiedElsewhere, CopyOrder, carry_out, planned
 from headrace.copying.plan import DocumentRange, ranges_of
 from headrace.copying.sources import StoreSource, open_sources
-from headrace.engine.job import PLAN_NAME, Job, Phase, Show, TaskResult, load_plan, receipts_of, save_plan
-from headrace.engine.processes import AnyTask
+from headrace.engine.job import PLAN_NAME, OnePhaseJob, Phase, Show, TaskResult, load_plan, receipts_of, save_plan
 from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Done, Failed, Parent, Progress, Reply, attempted, serve
 from headrace.errors import InputError, OutputError, StoreError
@@ -54,11 +53,21 @@ class ShardTask(msgspec.Struct, frozen=True, tag=True):
     folder: int
     shard: int
 
+    @property
+    def label(self) -> str:
+        """What an error calls the task."""
+        return f"shard {self.shard} of store {self.folder}"
+
 
 class FileTask(msgspec.Struct, frozen=True, tag=True):
     """Hash files."""
 
     task_index: int
+
+    @property
+    def label(self) -> str:
+        """What an error calls the task."""
+        return "hashes of files"
 
 
 class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,39 +256,19 @@ def _write(copier: Copier, plan: CopyJobPlan, task: ShardTask, place: Path) -> S
     return ShardResult(made=made, names=tuple(sorted(os.listdir(place))))  # noqa: PTH208 - names alone
 
 
-class CopyJob(Job):
+class CopyJob(OnePhaseJob):
     """See the module."""
 
     kind = KIND
     main = MAIN
 
     def __init__(self, output: Path, work: Path, plan: msgspec.Raw) -> None:
-        super().__init__(output, work)
         self._plan = msgspec.json.decode(plan, type=CopyJobPlan)
-        self._phase = self._plan.phase
-
-    @property
-    def _is_planned(self) -> bool:
-        """False once another process has finished the job."""
-        return (self.work / PLAN_NAME).exists()
-
-    def phase(self) -> Phase | None:
-        """See `Job`."""
-        receipts = self.receipts(self._phase)
-        receipts.refresh()
-        return self._phase if receipts.open_tasks and self._is_planned else None
-
-    def tasks(self, phase: Phase) -> Sequence[AnyTask]:
-        """See `Job`."""
-        return [*self._plan.shard_tasks, *self._plan.file_tasks]
+        super().__init__(output, work, self._plan.phase, [*self._plan.shard_tasks, *self._plan.file_tasks])
 
     def setup(self, phase: Phase, results: Path) -> CopySetup:
         """See `Job`."""
         return CopySetup(parent=os.getpid(), plan=self._plan, results=str(results))
-
-    def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
-        """See `Job`."""
-        return done[0].read(TaskResult)
 
     def failure(self, phase: Phase, failed: Failed) -> TaskResult:
         """See `Job`. A value that does not fit into its dtype is the same on every host."""
@@ -288,22 +277,17 @@ class CopyJob(Job):
             return TaskResult(error=str(error))
         raise error
 
-    def advance(self, phase: Phase, show: Show) -> None:
-        """See `Job`: there is nothing to do."""
-
     def finish(self, show: Show) -> CopyReport:
         """See `Job`: put the shards together, read them back, and move the output into place, as a local run."""
         self._plan.check_files()
-        order, is_planned = self._plan.order, self._is_planned
+        order, is_planned = self._plan.order, self.is_planned
         options = order.request.options
         if not is_planned:  # then this finds the output that the other process has made
             options = msgspec.structs.replace(options, overwrite=False)
         request = msgspec.structs.replace(order.request, output=str(self.output), options=options)
         order = msgspec.structs.replace(order, request=request)
-        receipts = self.receipts(self._phase)
-        receipts.refresh()
         with open_sources(request.paths, options, order.folder) as sources:
-            found = _Found(self._plan, receipts, sources) if is_planned else None
+            found = _Found(self._plan, self.known_receipts(), sources) if is_planned else None
             return carry_out(order, sources, show.progress, found)
 
 

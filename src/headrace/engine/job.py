@@ -175,6 +175,48 @@ class Job(ABC):
         return self._receipts[phase.name]
 
 
+class OnePhaseJob(Job):
+    """A job of one phase, whose workers answer each task with a `TaskResult`.
+
+    Args:
+        output: the output.
+        work: the work folder.
+        phase: the phase.
+        tasks: its tasks.
+    """
+
+    def __init__(self, output: Path, work: Path, phase: Phase, tasks: Sequence[AnyTask]) -> None:
+        super().__init__(output, work)
+        self._phase = phase
+        self._tasks = tasks
+
+    @property
+    def is_planned(self) -> bool:
+        """False once another process has finished the job."""
+        return (self.work / PLAN_NAME).exists()
+
+    def phase(self) -> Phase | None:
+        """See `Job`."""
+        return self._phase if self.known_receipts().open_tasks and self.is_planned else None
+
+    def tasks(self, phase: Phase) -> Sequence[AnyTask]:
+        """See `Job`."""
+        return self._tasks
+
+    def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
+        """See `Job`."""
+        return done[0].read(TaskResult)
+
+    def advance(self, phase: Phase, show: Show) -> None:
+        """See `Job`: there is nothing to do."""
+
+    def known_receipts(self) -> Receipts:
+        """Return all receipts that are there now."""
+        receipts = self.receipts(self._phase)
+        receipts.refresh()
+        return receipts
+
+
 def receipts_of(work: Path, phase: Phase) -> Receipts:
     """Return the receipts of a phase, not read yet."""
     return Receipts(work / f"{PHASE_PREFIX}{phase.name}", phase.first_task, phase.num_tasks)

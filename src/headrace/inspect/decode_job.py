@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from headrace.engine.job import PLAN_NAME, Job, Phase, Show, TaskResult, beside, save_plan
-from headrace.engine.processes import AnyTask
+from headrace.engine.job import OnePhaseJob, Phase, Show, TaskResult, beside, save_plan
 from headrace.engine.serving import Done, Parent, Progress, Reply, attempted, save, serve
 from headrace.engine.work_folder import remove_work
 from headrace.errors import ConfigError, StoreError
@@ -50,6 +49,11 @@ class DecodeTask(msgspec.Struct, frozen=True):
     task_index: int
     first: int
     end: int
+
+    @property
+    def label(self) -> str:
+        """What an error calls the task."""
+        return f"samples {self.first:,} to {self.end:,}"
 
 
 class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,37 +150,19 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     """A line about the samples that are left out from now on, if that was asked for."""
 
 
-class DecodeJob(Job):
+class DecodeJob(OnePhaseJob):
     """See the module."""
 
     kind = KIND
     main = MAIN
 
     def __init__(self, output: Path, work: Path, plan: msgspec.Raw) -> None:
-        super().__init__(output, work)
         self._plan = msgspec.json.decode(plan, type=DecodePlan)
-        self._phase = self._plan.phase
-
-    def phase(self) -> Phase | None:
-        """See `Job`."""
-        receipts = self.receipts(self._phase)
-        receipts.refresh()
-        return self._phase if receipts.open_tasks and (self.work / PLAN_NAME).exists() else None
-
-    def tasks(self, phase: Phase) -> Sequence[AnyTask]:
-        """See `Job`."""
-        return self._plan.tasks
+        super().__init__(output, work, self._plan.phase, self._plan.tasks)
 
     def setup(self, phase: Phase, results: Path) -> DecodeSetup:
         """See `Job`."""
         return DecodeSetup(parent=os.getpid(), plan=self._plan, results=str(results))
-
-    def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
-        """See `Job`."""
-        return done[0].read(TaskResult)
-
-    def advance(self, phase: Phase, show: Show) -> None:
-        """See `Job`: there is nothing to do."""
 
     def finish(self, show: Show) -> CheckReport:
         """See `Job`: check everything else, and put together what was decoded."""
@@ -185,9 +171,7 @@ class DecodeJob(Job):
         with open_checked(path, plan.dataset, "mmap") as store:
             plan.check_fingerprint(store.fingerprint)
         found = self.work / "decoded"
-        receipts = self.receipts(self._phase)
-        receipts.refresh()
-        receipts.adopt(found)
+        self.known_receipts().adopt(found)
 
         def tell(
             phase: str, done: float = 0, total: float | None = None, *, text: str = "", speeds: Mapping[str, float] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,8 +21,7 @@ from headrace.datasets.measuring.facts import MeasuredFacts
 from headrace.datasets.measuring.running import WORK, chunk_name, facts_folder, keep_chunk, measure, spans
 from headrace.datasets.media.dataset import MediaDataset
 from headrace.encoders import TaskEncoder
-from headrace.engine.job import PLAN_NAME, Job, Phase, Show, TaskResult, save_plan
-from headrace.engine.processes import AnyTask
+from headrace.engine.job import OnePhaseJob, Phase, Show, TaskResult, save_plan
 from headrace.engine.serving import Done, Parent, Progress, Reply, attempted, serve
 from headrace.errors import ConfigError
 from headrace.io import hash_bytes, output_errors
@@ -95,6 +94,11 @@ class MeasureTask(msgspec.Struct, frozen=True):
     task_index: int
     first: int
     end: int
+
+    @property
+    def label(self) -> str:
+        """What an error calls the task."""
+        return f"samples {self.first:,} to {self.end:,}"
 
 
 class MeasurePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,37 +178,19 @@ def plan_measure(request: MeasureRequest, *, folder: str | os.PathLike[str] | No
     return place
 
 
-class MeasureJob(Job):
+class MeasureJob(OnePhaseJob):
     """See the module. The output is the folder of the facts."""
 
     kind = KIND
     main = MAIN
 
     def __init__(self, output: Path, work: Path, plan: msgspec.Raw) -> None:
-        super().__init__(output, work)
         self._plan = msgspec.json.decode(plan, type=MeasurePlan)
-        self._phase = self._plan.phase
-
-    def phase(self) -> Phase | None:
-        """See `Job`."""
-        receipts = self.receipts(self._phase)
-        receipts.refresh()
-        return self._phase if receipts.open_tasks and (self.work / PLAN_NAME).exists() else None
-
-    def tasks(self, phase: Phase) -> Sequence[AnyTask]:
-        """See `Job`."""
-        return self._plan.tasks
+        super().__init__(output, work, self._plan.phase, self._plan.tasks)
 
     def setup(self, phase: Phase, results: Path) -> MeasureSetup:
         """See `Job`."""
         return MeasureSetup(parent=os.getpid(), plan=self._plan, results=str(results))
-
-    def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
-        """See `Job`."""
-        return done[0].read(TaskResult)
-
-    def advance(self, phase: Phase, show: Show) -> None:
-        """See `Job`: there is nothing to do."""
 
     def finish(self, show: Show) -> MeasuredFacts:
         """See `Job`: merge the chunks, as the end of a local run.
@@ -213,9 +199,7 @@ class MeasureJob(Job):
         """
         output = self.output.absolute()
         if MeasuredFacts.find(output) is None:
-            receipts = self.receipts(self._phase)
-            receipts.refresh()
-            receipts.adopt(self.work.absolute())
+            self.known_receipts().adopt(self.work.absolute())
         with contextlib.ExitStack() as stack:
             if self._plan.folder:
                 with output_errors(Path(self._plan.folder), "work in"):
