@@ -55,7 +55,7 @@ MAY_IMPORT = {
         "config",
         "errors",
     },
-    "kinds": {"inspect", "datasets", "preparing", "copying", "engine", "io", "errors"},
+    "kinds": {"inspect", "datasets", "preparing", "copying", "engine", "stores", "io", "errors"},
     "cli": {
         "engine",
         "kinds",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -294,9 +293,9 @@ def run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> N
     """Take a planned job to its end with an executor, and print the report."""
     from headrace.engine.executors import Handed
     from headrace.engine.job import Show
-    from headrace.kinds import finish_job
+    from headrace.kinds import finish_job, kind_of
 
-    kind = import_module(f"headrace.cli.{_KINDS[_kind_of(output)]}")
+    kind = import_module(f"headrace.cli.{_KINDS[kind_of(output)]}")
     with ProgressBar(quiet=quiet) as bar:
         show = Show(
             tasks=partial(show_tasks, bar), progress=partial(kind.show, bar), notice=common.notes(bar, quiet=quiet)
@@ -311,17 +310,6 @@ def run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> N
 
 def _show_handed(found: Handed, *, quiet: bool, as_json: bool) -> None:
     common.show(found, [f"{found.output}: {line}" for line in found.notes], as_json=as_json, quiet=quiet)
-
-
-def _kind_of(output: str) -> str:
-    """Return the kind of work in a folder: of its plan, or of its output if that is complete."""
-    from headrace.engine.job import planned_in
-    from headrace.kinds import KINDS, open_job
-    from headrace.stores import MANIFEST_NAME, load_manifest
-
-    if planned_in(output, KINDS) is None and Path(output, MANIFEST_NAME).exists():
-        return "shards" if any(shard.format == "tar" for shard in load_manifest(output).outputs) else "text"
-    return open_job(output, checks_software=False).kind
 
 
 def is_planned_only() -> bool:

@@ -7,6 +7,7 @@ The end is that of the local run: it finds the shards of all tasks on disk, and 
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import os
 import shutil
@@ -22,7 +23,7 @@ import xxhash
 from headrace.copying.copier import Copier, CopyProgress, CopyReport, MadeShard
 from headrace.copying.destination import WORK
 from headrace.copying.orders import CopiedElsewhere, CopyOrder, carry_out, planned
-from headrace.copying.plan import DocumentRange, ranges_of
+from headrace.copying.plan import ranges_of
 from headrace.copying.sources import StoreSource, open_sources
 from headrace.engine.job import PLAN_NAME, OnePhaseJob, Phase, Show, TaskResult, load_plan, receipts_of, save_plan
 from headrace.engine.receipts import Receipts
@@ -116,34 +117,40 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _plan_of(order: CopyOrder, sources: Sequence[StoreSource]) -> CopyJobPlan:
-    shards = [ranges_of([shard]) for folder in order.plan.folders for shard in folder.shards]
+    shards = [shard for folder in order.plan.folders for shard in folder.shards]
+    pieces: dict[int, list[tuple[int, int, int]]] = {}
+    for task, shard in enumerate(shards):
+        for piece in ranges_of([shard]):
+            pieces.setdefault(piece.source, []).append((piece.first, piece.end, task))
     num_tasks, total_bytes = len(shards), sum(store.bytes for store in planned(order, sources).stores)
     files = []
     for number, source in enumerate(sources):
-        owners = {path: _owner(shards, number, a, b) for a, b, paths in source.files_by_shard() for path in paths}
+        owners = _owners(source, sorted(pieces.get(number, ())))
         for file in source.files:
-            owner = owners.get(file)
             found = file.stat()
-            if owner is None:
-                owner, num_tasks, total_bytes = num_tasks, num_tasks + 1, total_bytes + found.st_size
+            task = owners.get(file)
+            if task is None:
+                task, num_tasks, total_bytes = num_tasks, num_tasks + 1, total_bytes + found.st_size
+            path = source.path_of(file)
             files.append(
-                CopiedFile(
-                    source=number,
-                    path=source.path_of(file),
-                    size=found.st_size,
-                    mtime_ns=found.st_mtime_ns,
-                    task=owner,
-                )
+                CopiedFile(source=number, path=path, size=found.st_size, mtime_ns=found.st_mtime_ns, task=task)
             )
     return CopyJobPlan(order=order, files=tuple(files), total_bytes=total_bytes)
 
 
-def _owner(shards: Sequence[Sequence[DocumentRange]], source: int, first: int, end: int) -> int | None:
-    """Return the first shard that has all these documents of a source; None if none has, or there are no documents."""
-    for number, pieces in enumerate(shards if first < end else ()):
-        if any(piece.source == source and piece.first <= first and end <= piece.end for piece in pieces):
-            return number
-    return None
+def _owners(source: StoreSource, pieces: Sequence[tuple[int, int, int]]) -> dict[Path, int]:
+    """Return for files the task that copies all their documents, if there is one.
+
+    Args:
+        source: the source.
+        pieces: (first document, end, task) of the ranges that are copied, ascending.
+    """
+    owners: dict[Path, int] = {}
+    for first, end, paths in source.files_by_shard():
+        at = bisect.bisect_right(pieces, first, key=lambda piece: piece[0]) - 1
+        if first < end and at >= 0 and end <= pieces[at][1]:
+            owners |= dict.fromkeys(paths, pieces[at][2])
+    return owners
 
 
 def _receipts(plan: CopyJobPlan) -> Receipts | None:

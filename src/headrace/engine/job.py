@@ -333,9 +333,8 @@ def open_job(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork], *,
     """
     work = planned_in(output, kinds)
     if work is None:
-        places = dict.fromkeys(str(kind.work(Path(output)) / PLAN_NAME) for kind in kinds.values())
         raise OutputError(
-            f"{output}: nothing is planned in this folder, or it is complete: there is no {', nor '.join(places)}"
+            f"{output}: nothing is planned in this folder, or it is complete: it has no work folder with a {PLAN_NAME}"
         )
     kind = load_plan(work).kind
     if kind not in kinds:

@@ -1,11 +1,13 @@
 """``check --decode`` as a `Job` of one phase, ``decode``: a task for each range of samples.
 
 The work folder is beside the dataset, and nothing in the dataset changes. The end is a local check that finds on disk
-what was decoded; it reads headers and hashes itself.
+what was decoded; it reads headers and hashes itself. Its verdict stays in the work folder until another check is
+planned: the process that finds it may have nobody to tell, as in a job of Slurm.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -16,8 +18,8 @@ import msgspec
 
 from headrace.engine.job import OnePhaseJob, Phase, Show, TaskResult, beside, save_plan
 from headrace.engine.serving import Done, Parent, Progress, Reply, attempted, save, serve
-from headrace.engine.work_folder import remove_work
-from headrace.errors import ConfigError, StoreError
+from headrace.engine.work_folder import ClaimedFolder
+from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.inspect.answers import kind_of
 from headrace.inspect.sample_checks import (
     TASK_SAMPLES,
@@ -25,6 +27,7 @@ from headrace.inspect.sample_checks import (
     RangeDecoder,
     SampleCheck,
     SampleVerdict,
+    as_ascii,
     check_samples,
     excluded,
     leave_out_bad,
@@ -33,11 +36,13 @@ from headrace.inspect.sample_checks import (
     result_name,
 )
 from headrace.inspect.samples import SampleOptions
-from headrace.io import hash_bytes, output_errors
+from headrace.io import atomic_write, hash_bytes, output_errors
 
 KIND: Final = "decode"
 MAIN: Final = "headrace.inspect.decode_job:main"
 WORK: Final = beside("checking")
+
+VERDICT_NAME: Final = "verdict.json"
 
 _MOST_TASKS: Final = 4096
 """Of very many samples, a task has more than `TASK_SAMPLES`."""
@@ -129,6 +134,7 @@ def plan_check(path: str, options: Mapping[str, Any], *, quarantine: bool = Fals
         )
     with output_errors(work, "make the folder"):
         work.mkdir(exist_ok=True)
+        (work / VERDICT_NAME).unlink(missing_ok=True)
     save_plan(work, KIND, plan, {})
 
 
@@ -148,6 +154,23 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     verdict: SampleVerdict
     left_out: str = ""
     """A line about the samples that are left out from now on, if that was asked for."""
+
+
+def last_report(path: str | os.PathLike[str]) -> CheckReport | None:
+    """Return what the last planned check of a dataset found; None if there is none.
+
+    Raises:
+        OutputError: the file cannot be read, or is damaged.
+    """
+    file = WORK(Path(path)) / VERDICT_NAME
+    if not file.exists():
+        return None
+    with output_errors(file, "read"):
+        data = file.read_bytes()
+    try:
+        return msgspec.convert(json.loads(data), CheckReport)
+    except ValueError as error:
+        raise OutputError(f"{file}: damaged: {error}; remove it") from error
 
 
 class DecodeJob(OnePhaseJob):
@@ -183,8 +206,11 @@ class DecodeJob(OnePhaseJob):
         verdict = check_samples(path, check, on_progress=tell)
         verdict = msgspec.structs.replace(verdict, seconds=round(time.monotonic() - began_s, 3))
         left_out = leave_out_bad(path, verdict, plan.dataset) if plan.quarantine else ""
-        remove_work(self.work)
-        return CheckReport(verdict=verdict, left_out=left_out)
+        report = CheckReport(verdict=verdict, left_out=left_out)
+        atomic_write(self.work / VERDICT_NAME, as_ascii(report).encode())
+        with output_errors(self.work, "clear"):
+            ClaimedFolder(self.work, "").clear(keep=(VERDICT_NAME,))
+        return report
 
 
 class DecodeSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,7 +238,7 @@ class _Decoding:
         decoder = self._decoder = self._decoder or self._opened()
         found = decoder.run(task.first, task.end, lambda number: self._tell(task, number))
         name = result_name(task.first, task.end)
-        save(self._results / name, found)
+        save(self._results / name, as_ascii(found))
         counts = {"samples": found.samples, "faulty": found.faulty_samples}
         return TaskResult(files=(name,), counts=counts)
 

@@ -6,6 +6,7 @@ Parts are decoded in worker processes, one range of samples after another.
 from __future__ import annotations
 
 import collections
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -73,12 +74,18 @@ class DecodedElsewhere(msgspec.Struct, frozen=True, kw_only=True):
 
     def find(self, first: int, end: int) -> DecodedRange | None:
         """Return the result of a range; None if it is not there."""
-        return load(self.folder / result_name(first, end), DecodedRange)
+        text = load(self.folder / result_name(first, end), str)
+        return None if text is None else msgspec.convert(json.loads(text), DecodedRange)
 
 
 def result_name(first: int, end: int) -> str:
     """Return the name of the file with the result of a range."""
     return f"{first}-{end}"
+
+
+def as_ascii(found: msgspec.Struct) -> str:
+    """Return a struct as JSON of ASCII: names of files need not be valid Unicode."""
+    return json.dumps(msgspec.to_builtins(found))
 
 
 class DecodedRange(msgspec.Struct, frozen=True):
