@@ -162,6 +162,29 @@ def test_each_file_is_hashed_by_a_task(copy: Copy, num_hashing: int, monkeypatch
     assert finished(Path("out")).inputs == told.inputs
 
 
+def test_a_shard_that_is_damaged_before_the_end_is_noticed() -> None:
+    merged(Path("out"), plan_only=True)
+    job = open_job("out")
+    phase = job.phase()
+    assert phase is not None
+    jobs_by_hand.do(job, phase)
+    (shard,) = job.receipts(phase).folder.glob("*/shard-000003/*.bin")
+    shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
+    with pytest.raises(OutputError, match="what is read back differs from what was written"):
+        finished(Path("out"))
+    assert not Path("out").exists()
+
+
+def test_a_complete_copy_is_not_planned_again() -> None:
+    split(Path("out"))
+    report = split(Path("out"), plan_only=True)
+    assert "the output is already complete" in report.warnings[-1]
+    assert not report.is_dry_run
+    with pytest.raises(OutputError, match="the folder exists and holds"):
+        merged(Path("out"), plan_only=True)
+    assert not Path(".out.headrace-copying").exists()
+
+
 def test_another_copy_is_refused_where_one_is_planned(tmp_path: Path) -> None:
     split(Path("out"), plan_only=True)
     split(Path("out"), plan_only=True)  # the same one goes on

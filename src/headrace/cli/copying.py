@@ -74,7 +74,10 @@ def run_copy(tool: Callable[..., CopyReport], given: dict[str, Any], **more: Any
     options = _copy_options(given, more)
     if is_planned_only() and not given["dry_run"]:
         report = tool(options=options, plan_only=True)
-        hand_over(report.output, workers=None, quiet=quiet, as_json=as_json)
+        if report.is_dry_run:
+            hand_over(report.output, workers=None, quiet=quiet, as_json=as_json)
+        else:
+            tell(report, report.output, 0.0, quiet=quiet, as_json=as_json)
         return
     with ProgressBar(quiet=quiet) as bar:
         report = tool(options=options, dry_run=given["dry_run"], on_progress=partial(show, bar))

@@ -73,6 +73,11 @@ class Destination:
         """Whether the planned copy was put into place, in that of what is replaced."""
         return self._replaced.exists() and self.path.exists()
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether something is there that is not to be replaced; it may be the same copy, complete."""
+        return not self._overwrite and self.path.is_dir() and any(self.path.iterdir())
+
     def check(self) -> None:
         """Refuse a destination that is not free, without changing anything.
 
@@ -121,8 +126,8 @@ class Destination:
             with output_errors(self.path, "use as the destination"):
                 self._claimed.make(self.path.parent)
                 self._claimed.claim()
-                self._put_back()
                 self._is_planned = (self.work / PLAN_NAME).exists()
+                self._put_back()
                 for left in (self._replaced,) if self._is_planned else (self.output, self._replaced):
                     if left.exists():
                         shutil.rmtree(left)

@@ -119,9 +119,9 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
 def _plan_of(order: CopyOrder, sources: Sequence[StoreSource]) -> CopyJobPlan:
     shards = [shard for folder in order.plan.folders for shard in folder.shards]
     pieces: dict[int, list[tuple[int, int, int]]] = {}
-    for task, shard in enumerate(shards):
+    for number, shard in enumerate(shards):
         for piece in ranges_of([shard]):
-            pieces.setdefault(piece.source, []).append((piece.first, piece.end, task))
+            pieces.setdefault(piece.source, []).append((piece.first, piece.end, number))
     num_tasks, total_bytes = len(shards), sum(store.bytes for store in planned(order, sources).stores)
     files = []
     for number, source in enumerate(sources):

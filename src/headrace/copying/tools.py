@@ -40,7 +40,7 @@ def run(request: Request, parts: Parts, *, how: How, on_progress: OnProgress | N
         if how == "dry_run":
             order.destination(sources).check()
             return planned(order, sources)
-        if how == "plan":
+        if how == "plan" and not order.destination(sources).is_taken:
             return plan_copy(order, sources)
         return carry_out(order, sources, on_progress or (lambda progress: None), found_elsewhere(order, sources))
 
@@ -77,7 +77,7 @@ def merge(
         options: all other options; None uses their defaults.
         dry_run: only report what would be written.
         plan_only: only write a plan beside the output, for processes on any hosts to do its tasks: one for each shard
-            that is written, see `headrace.kinds.open_job`.
+            that is written, see `headrace.kinds.open_job`. If the output is complete already, nothing is planned.
         on_progress: called after each chunk of about a million tokens.
 
     Returns:
