@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click import Option
 
-from headrace.cli import prepare_options as common
 from headrace.cli.command import Command, json_option, print_json, print_report, usage_errors
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
@@ -291,15 +290,14 @@ def finish(output: str, workers: int | None, quiet: bool, as_json: bool) -> None
 
 def run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> None:
     """Take a planned job to its end with an executor, and print the report."""
+    from headrace.cli.prepare_options import notes
     from headrace.engine.executors import Handed
     from headrace.engine.job import Show
     from headrace.kinds import finish_job, kind_of
 
     kind = import_module(f"headrace.cli.{_KINDS[kind_of(output)]}")
     with ProgressBar(quiet=quiet) as bar:
-        show = Show(
-            tasks=partial(show_tasks, bar), progress=partial(kind.show, bar), notice=common.notes(bar, quiet=quiet)
-        )
+        show = Show(tasks=partial(show_tasks, bar), progress=partial(kind.show, bar), notice=notes(bar, quiet=quiet))
         found = finish_job(output, executor, show)
         elapsed_s = bar.elapsed_s
     if isinstance(found, Handed):
@@ -309,7 +307,14 @@ def run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> N
 
 
 def _show_handed(found: Handed, *, quiet: bool, as_json: bool) -> None:
-    common.show(found, [f"{found.output}: {line}" for line in found.notes], as_json=as_json, quiet=quiet)
+    _print(found, [f"{found.output}: {line}" for line in found.notes], as_json=as_json, quiet=quiet)
+
+
+def _print(found: object, report: list[str], *, quiet: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+    elif not quiet:
+        print_report(report)
 
 
 def is_planned_only() -> bool:
@@ -333,7 +338,7 @@ def hand_over(output: str, *, workers: int | None, quiet: bool, as_json: bool) -
         _show_handed(found, quiet=quiet, as_json=as_json)
     else:
         report = [f"{output}: all tasks are done; next: headrace job finish {output}"]
-        common.show({"output": output, "phase": "", "num_tasks": 0}, report, as_json=as_json, quiet=quiet)
+        _print({"output": output, "phase": "", "num_tasks": 0}, report, as_json=as_json, quiet=quiet)
 
 
 def refuse_executor() -> None:

@@ -21,8 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from headrace.engine.job import PLAN_NAME, beside
-from headrace.engine.work_folder import ClaimedFolder, remove_work
+from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder, beside, remove_work
 from headrace.errors import OutputError, StoreError
 from headrace.io import output_errors, sync_folder
 from headrace.stores import MANIFEST_NAME, load_manifest
@@ -57,7 +56,7 @@ class Destination:
         self._overwrite = overwrite
         self._sources = sources
         self._claimed = ClaimedFolder(self.work, f"{self.name}: another copy is writing to this destination")
-        self._is_planned = False
+        self._stays = False
 
     @property
     def output(self) -> Path:
@@ -72,6 +71,11 @@ class Destination:
     def was_committed(self) -> bool:
         """Whether the planned copy was put into place, in that of what is replaced."""
         return self._replaced.exists() and self.path.exists()
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a copy is planned there."""
+        return (self.work / PLAN_NAME).exists()
 
     @property
     def is_taken(self) -> bool:
@@ -95,12 +99,12 @@ class Destination:
         """
         if self.work.exists():
             self._claimed.claim()
-            self._is_planned = False
+            self._stays = False
             self._leave()
 
     def keep(self) -> None:
         """Leave the hidden folder with its plan to processes on any hosts."""
-        self._is_planned = True
+        self._stays = True
 
     def commit(self) -> None:
         """Flush the output to the disk, and move it into place.
@@ -119,16 +123,16 @@ class Destination:
                 self._put_back()
                 raise
             sync_folder(self.path)
-        self._is_planned = False
+        self._stays = False
 
     def __enter__(self) -> Destination:
         try:
             with output_errors(self.path, "use as the destination"):
                 self._claimed.make(self.path.parent)
                 self._claimed.claim()
-                self._is_planned = (self.work / PLAN_NAME).exists()
+                self._stays = self.is_planned
                 self._put_back()
-                for left in (self._replaced,) if self._is_planned else (self.output, self._replaced):
+                for left in (self._replaced,) if self._stays else (self.output, self._replaced):
                     if left.exists():
                         shutil.rmtree(left)
                 self._check_content()
@@ -191,7 +195,7 @@ class Destination:
 
     def _leave(self) -> None:
         def end() -> None:
-            if not self._is_planned and (self.path.exists() or not self._replaced.exists()):
+            if not self._stays and (self.path.exists() or not self._replaced.exists()):
                 remove_work(self.work)
 
         self._claimed.leave(end)

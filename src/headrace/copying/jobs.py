@@ -25,9 +25,10 @@ from headrace.copying.destination import WORK
 from headrace.copying.orders import CopiedElsewhere, CopyOrder, carry_out, planned
 from headrace.copying.plan import ranges_of
 from headrace.copying.sources import StoreSource, open_sources
-from headrace.engine.job import PLAN_NAME, OnePhaseJob, Phase, Show, TaskResult, load_plan, receipts_of, save_plan
+from headrace.engine.job import OnePhaseJob, Phase, Show, TaskResult, load_plan, receipts_of, save_plan
 from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Done, Failed, Parent, Progress, Reply, attempted, serve
+from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import InputError, OutputError, StoreError
 from headrace.io import hash_bytes, output_errors, sync_folder
 from headrace.stores import InputFile
@@ -191,13 +192,11 @@ def plan_copy(order: CopyOrder, sources: Sequence[StoreSource]) -> CopyReport:
 
 
 def found_elsewhere(order: CopyOrder, sources: Sequence[StoreSource]) -> CopiedElsewhere | None:
-    """Return what other processes have done of a copy; None if it was not planned.
+    """Return what other processes have done of a copy; None if none is planned.
 
     Raises:
         OutputError: another copy is planned for the same output.
     """
-    if not (WORK(Path(order.request.output)) / PLAN_NAME).exists():
-        return None
     plan = _plan_of(order, sources)
     receipts = _receipts(plan)
     return None if receipts is None else _Found(plan, receipts, sources)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Literal
+from pkgutil import resolve_name
+from typing import Any, Literal
 
 import msgspec
 
 from headrace.copying.copier import CopyReport
 from headrace.copying.formats import CopyOptions, FormatName, SortBy, check_sort_by
-from headrace.copying.jobs import found_elsewhere, plan_copy
 from headrace.copying.orders import OnProgress, Parts, Request, carry_out, ordered, planned
 from headrace.copying.plan import DocumentRange, cut, named_split, part_borders, whole
 from headrace.copying.sources import StoreSource, expand, open_sources
@@ -37,12 +37,20 @@ def run(request: Request, parts: Parts, *, how: How, on_progress: OnProgress | N
     """
     with open_sources(request.paths, request.options) as sources:
         order = ordered(request, sources, parts)
+        destination = order.destination(sources)
         if how == "dry_run":
-            order.destination(sources).check()
+            destination.check()
             return planned(order, sources)
-        if how == "plan" and not order.destination(sources).is_taken:
-            return plan_copy(order, sources)
-        return carry_out(order, sources, on_progress or (lambda progress: None), found_elsewhere(order, sources))
+        if how == "plan" and not destination.is_taken:
+            made: CopyReport = _of_jobs("plan_copy")(order, sources)
+            return made
+        elsewhere = _of_jobs("found_elsewhere")(order, sources) if destination.is_planned else None
+        return carry_out(order, sources, on_progress or (lambda progress: None), elsewhere)
+
+
+def _of_jobs(name: str) -> Any:
+    """Import and return a function of `jobs`, which loads much that a copy on one host does not need."""
+    return resolve_name(f"headrace.copying.jobs:{name}")
 
 
 def _how(*, dry_run: bool, plan_only: bool) -> How:

@@ -26,10 +26,10 @@ import msgspec
 from headrace.engine.poison import AnyTask
 from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Done, Failed
+from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import ConfigError, OutputError
 from headrace.io import atomic_write, output_errors
 
-PLAN_NAME: Final = "plan.json"
 PHASE_PREFIX: Final = "phase-"
 """How the names of the folders of phases begin."""
 
@@ -295,22 +295,7 @@ class KindOfWork(msgspec.Struct, frozen=True):
     """Its class, as ``module:class``."""
 
     work: Callable[[Path], Path]
-    """Returns the work folder of an output, see `inside` and `beside`."""
-
-
-def inside(name: str) -> Callable[[Path], Path]:
-    """Return where a kind of work has its work folder that is in the output."""
-    return lambda output: output / name
-
-
-def beside(ending: str) -> Callable[[Path], Path]:
-    """Return where a kind of work has its work folder that is beside the output: ``.NAME.ENDING``."""
-
-    def place(output: Path) -> Path:
-        output = output.resolve()
-        return output.with_name(f".{output.name}.{ending}")
-
-    return place
+    """Returns the work folder of an output, see `inside` and `beside` in `work_folder`."""
 
 
 def planned_in(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork]) -> Path | None:

@@ -12,12 +12,28 @@ import contextlib
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
-from headrace.engine.job import PLAN_NAME
 from headrace.errors import OutputError
 from headrace.io import claim_folder
 from headrace.io.atomic import LOCK_NAME
+
+PLAN_NAME: Final = "plan.json"
+
+
+def inside(name: str) -> Callable[[Path], Path]:
+    """Return where a kind of work has its work folder that is in the output."""
+    return lambda output: output / name
+
+
+def beside(ending: str) -> Callable[[Path], Path]:
+    """Return where a kind of work has its work folder that is beside the output: ``.NAME.ENDING``."""
+
+    def place(output: Path) -> Path:
+        output = output.resolve()
+        return output.with_name(f".{output.name}.{ending}")
+
+    return place
 
 
 class ClaimedFolder:

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.engine.job import OnePhaseJob, Phase, Show, TaskResult, beside, save_plan
+from headrace.engine.job import OnePhaseJob, Phase, Show, TaskResult, save_plan
 from headrace.engine.serving import Done, Parent, Progress, Reply, attempted, save, serve
-from headrace.engine.work_folder import ClaimedFolder
+from headrace.engine.work_folder import ClaimedFolder, beside
 from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.inspect.answers import kind_of
 from headrace.inspect.sample_checks import (

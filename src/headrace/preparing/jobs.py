@@ -24,20 +24,9 @@ import numpy as np
 
 from headrace.engine import job as engine_job
 from headrace.engine.executors import Executor, drive
-from headrace.engine.job import (
-    PLAN_NAME,
-    Job,
-    KindOfWork,
-    Phase,
-    Show,
-    TaskResult,
-    inside,
-    load_plan,
-    planned_in,
-    receipts_of,
-    save_plan,
-)
+from headrace.engine.job import Job, KindOfWork, Phase, Show, TaskResult, load_plan, planned_in, receipts_of, save_plan
 from headrace.engine.serving import Done, Failed
+from headrace.engine.work_folder import PLAN_NAME, inside
 from headrace.errors import ConfigError, sentence
 from headrace.io import atomic_write, check_local, output_errors
 from headrace.preparing import worker

@@ -28,8 +28,8 @@ from typing import Any, Literal
 import msgspec
 import xxhash
 
-from headrace.engine.job import PHASE_PREFIX, PLAN_NAME
-from headrace.engine.work_folder import ClaimedFolder
+from headrace.engine.job import PHASE_PREFIX
+from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder
 from headrace.errors import OutputError, StoreError
 from headrace.io import atomic_write, hash_bytes, output_errors, safe_relative, sync_folder
 from headrace.preparing.ledger import LedgerState

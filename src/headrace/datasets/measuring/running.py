@@ -21,9 +21,8 @@ from headrace.datasets.encoded.samples import Encoder, Media
 from headrace.datasets.measuring.chunk import Chunk, Measuring
 from headrace.datasets.measuring.facts import FaultCount, GroupFacts, MeasuredFacts, Summary
 from headrace.encoders import Fault
-from headrace.engine.job import beside
 from headrace.engine.ranges import run_ranges
-from headrace.engine.work_folder import remove_work
+from headrace.engine.work_folder import beside, remove_work
 from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.io import cache_folder, check_local
 from headrace.stores import find_cache, keep_arrays

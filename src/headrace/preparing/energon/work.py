@@ -24,7 +24,7 @@ from typing import Final
 
 import msgspec
 
-from headrace.engine.job import PLAN_NAME, Phase, TaskResult, load_plan, receipts_of, save_plan
+from headrace.engine.job import Phase, TaskResult, load_plan, receipts_of, save_plan
 from headrace.engine.processes import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks
 from headrace.engine.serving import (
     Done,
@@ -36,7 +36,7 @@ from headrace.engine.serving import (
     save,
     serve,
 )
-from headrace.engine.work_folder import ClaimedFolder, remove_work
+from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder, remove_work
 from headrace.errors import HeadraceError
 from headrace.io import hash_bytes, output_errors, sync_folder
 from headrace.preparing.energon.media import MediaTask, media_path, read_media
