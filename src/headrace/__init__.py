@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from headrace.stores import open
 
 _ROOMS = (
-    *("compat", "copying", "datasets", "encoders", "errors", "inspect", "loader", "plan", "preparing", "samples"),
-    *("stores", "tracing"),
+    *("compat", "copying", "datasets", "encoders", "errors", "inspect", "kinds", "loader", "plan", "preparing"),
+    *("samples", "stores", "tracing"),
 )
 
 _HOMES = {

@@ -39,7 +39,7 @@ def of_json(*arguments: str) -> Any:
 def test_a_job_from_its_plan_to_its_output(text: list[str]) -> None:
     planned = of_json("plan", *text)
     assert planned["num_tasks"] > 2
-    assert any("headrace prepare task out" in note for note in planned["notes"])
+    assert any("headrace job task out" in note for note in planned["notes"])
     status = of_json("status", "out")
     assert (status["done"], status["num_tasks"], status["kind"]) == (0, planned["num_tasks"], "text")
     assert of_json("task", "out", "--tasks", "0", "--workers", "1")["done"] == 1
@@ -49,7 +49,7 @@ def test_a_job_from_its_plan_to_its_output(text: list[str]) -> None:
     assert "all tasks are done" in prepare("plan", *text).output, "planning finishes nothing"
     assert of_json("finish", "out")["documents"] == 12
     assert "complete already" in prepare("finish", "out").stderr
-    assert not Path("out", ".headrace-prepare").exists()
+    assert not Path("out", ".headrace").exists()
     missing = prepare("status", "out")
     assert missing.exit_code == 6
     assert "nothing is planned in this folder, or it is complete" in missing.output
@@ -101,7 +101,7 @@ def test_slurm_is_asked_for_an_array_and_what_is_behind_it(
     assert "--array=0-1%7" in array
     assert "--time=1:00:00" in array
     assert "--dependency=afterany:1" in behind
-    script = Path("out", ".headrace-prepare", "slurm", "finish.sh").read_text()
+    script = Path("out", ".headrace", "slurm", "finish.sh").read_text()
     assert "--executor slurm --time 1:00:00 --array-parallel 7 --tasks-per-job 1 --cpus-per-job 1" in script
     # The array ended and did nothing: a user may mend what was wrong and submit again, the job behind it may not.
     assert of_json(*text, *slurm)["jobs"] == ["3", "4"]

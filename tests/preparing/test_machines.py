@@ -131,7 +131,7 @@ def test_ray_loses_a_node_and_its_driver(
     lost = ray_cluster.add_node(num_cpus=1)
     command = arguments(data, output, "--shuffle", "5", "--executor", "ray", "--address", ray_cluster.address, "-q")
     first = subprocess.Popen(command)
-    receipts = output / ".headrace-prepare"
+    receipts = output / ".headrace"
     until = time.monotonic() + PATIENCE_S
     while not list(receipts.glob("phase-*/receipts/*/*.json")):
         assert time.monotonic() < until

@@ -71,6 +71,18 @@ def test_a_folder_with_something_else_is_refused(kit: Any, tmp_path: Path) -> No
     assert faults.content(tmp_path / "out") == {"notes.txt": b"mine"}
 
 
+def test_an_unfinished_run_of_an_earlier_version_is_refused_by_name(kit: Any, tmp_path: Path) -> None:
+    kit.write(tmp_path / "in.jsonl", [{"text": "a"}])
+    (tmp_path / "out/.headrace-prepare").mkdir(parents=True)
+    (tmp_path / "out/.headrace-prepare/run.json").write_text("{}")
+    for options in (PLAIN, OVERWRITE):
+        with pytest.raises(
+            OutputError, match=r"an unfinished run of an earlier version .* or remove .*\.headrace-prep"
+        ):
+            prepare_text([tmp_path / "in.jsonl"], tmp_path / "out", tokenizer=kit.tokenizer, options=options)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".headrace-prepare"]
+
+
 def test_overwrite_replaces_our_files_and_no_others(
     kit: Any, output: Path, tmp_path: Path, new: dict[str, bytes]
 ) -> None:

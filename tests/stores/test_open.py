@@ -161,8 +161,8 @@ class TestKeyed:
         for number, name in enumerate(["b/shard_0010", "b/shard_2", "a10/x/y", "a9", "b"]):
             (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
             write_keyed(tmp_path / "data" / name, tokens=("uint8", numbered_documents([number + 1], "uint8")))
-        (tmp_path / "data" / ".headrace-prepare" / "shard").mkdir(parents=True)
-        (tmp_path / "data" / ".headrace-prepare" / "shard" / "meta.json").touch()
+        (tmp_path / "data" / ".headrace" / "shard").mkdir(parents=True)
+        (tmp_path / "data" / ".headrace" / "shard" / "meta.json").touch()
         write_keyed(tmp_path / "linked", tokens=("uint8", numbered_documents([9], "uint8")))
         (tmp_path / "data" / "z").symlink_to(tmp_path / "linked")
         (tmp_path / "data" / "a9" / "loop").symlink_to(tmp_path / "data")

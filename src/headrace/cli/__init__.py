@@ -5,7 +5,7 @@
     headrace prepare media INPUT... --output DIR                media -> tar shards
     headrace prepare energon PATH                               tars -> an Energon dataset, in place
     headrace prepare plan ...                                   any of these, planned for many hosts
-    headrace prepare task|status|finish DIR                     do, watch and complete what was planned
+    headrace job task|status|finish DIR                         do, watch and complete what was planned
     headrace info PATH                                          what a store holds
     headrace check PATH                                         whether it is whole
     headrace preview PATH                                       its documents as text, and which tokens are trained
@@ -43,6 +43,7 @@ COMMANDS = {
     "convert": "copying:convert",
     "export-cache": "caches:export_cache",
     "info": "stores:info",
+    "job": "job:command",
     "ls": "samples:ls",
     "measure": "measure:command",
     "merge": "copying:merge",

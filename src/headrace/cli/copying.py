@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 import headrace
-from headrace.cli.command import Command, dialect_options, json_option, print_json, print_report
+from headrace.cli.command import dialect_options, json_option, print_json, print_report
+from headrace.cli.job import JobCommand, hand_over, is_planned_only
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
@@ -65,15 +66,27 @@ def run_copy(tool: Callable[..., CopyReport], given: dict[str, Any], **more: Any
     """Run a tool with the options of the command line, and print its report.
 
     Args:
-        tool: a function that accepts ``options``, ``dry_run`` and ``on_progress``.
+        tool: a function that accepts ``options``, ``dry_run``, ``plan_only`` and ``on_progress``.
         given: the values of the options of `copy_options`.
         more: other fields of `CopyOptions`.
     """
     quiet, as_json = given["quiet"], given["as_json"]
     options = _copy_options(given, more)
+    if is_planned_only() and not given["dry_run"]:
+        report = tool(options=options, plan_only=True)
+        if report.is_dry_run:
+            hand_over(report.output, workers=None, quiet=quiet, as_json=as_json)
+        else:
+            tell(report, report.output, 0.0, quiet=quiet, as_json=as_json)
+        return
     with ProgressBar(quiet=quiet) as bar:
-        report = tool(options=options, dry_run=given["dry_run"], on_progress=partial(_show, bar))
+        report = tool(options=options, dry_run=given["dry_run"], on_progress=partial(show, bar))
         elapsed_s = bar.elapsed_s
+    tell(report, report.output, elapsed_s, quiet=quiet, as_json=as_json)
+
+
+def tell(report: CopyReport, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
+    """Print the report of a copy."""
     if not quiet:
         for warning in report.warnings:
             click.echo(f"note: {warning}", err=True)
@@ -111,7 +124,8 @@ def _dtypes(given: tuple[str, ...]) -> str | dict[str, str] | None:
     return named.get("", named)
 
 
-def _show(bar: ProgressBar, progress: CopyProgress) -> None:
+def show(bar: ProgressBar, progress: CopyProgress) -> None:
+    """Show how far a copy is."""
     phase = {"copy": "copying", "check": "checking"}[progress.phase]
     text = f"{count(progress.documents)} documents"
     bar.update(phase, progress.documents, progress.total_documents, text=text, speeds={"tokens": progress.tokens})
@@ -144,7 +158,7 @@ def summary(report: CopyReport, elapsed_s: float) -> list[str]:
     return lines
 
 
-@click.command(cls=Command, name="merge", short_help="Join stores into one.")
+@click.command(cls=JobCommand, name="merge", short_help="Join stores into one.")
 @click.argument("sources", metavar="SRC...", nargs=-1)
 @click.option("--output", "-o", metavar="DIR", help="Folder for the result; it must be new or empty.")
 @click.option(
@@ -182,7 +196,7 @@ def merge(
     run_copy(tool, given, format=format_name, allow_different_tokenizers=allow_different_tokenizers)
 
 
-@click.command(cls=Command, name="split", short_help="Cut a store into several.")
+@click.command(cls=JobCommand, name="split", short_help="Cut a store into several.")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
 @click.option("--split", "shares", metavar="SHARES", help="Shares of training, validation and test, as 969,30,1.")
@@ -230,7 +244,7 @@ def split(
     run_copy(tool, given, format=format_name)
 
 
-@click.command(cls=Command, name="convert", short_help="Write a store in another format.")
+@click.command(cls=JobCommand, name="convert", short_help="Write a store in another format.")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
 @format_option(required=True)

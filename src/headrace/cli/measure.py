@@ -9,22 +9,22 @@ import click
 import headrace
 from headrace import inspect
 from headrace.cli.command import (
-    Command,
     config_options,
     json_option,
     print_json,
     print_report,
     write_file,
 )
+from headrace.cli.job import JobCommand, hand_over, is_planned_only
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, plural
 
 if TYPE_CHECKING:
-    from headrace.datasets.encoded.samples import Encoder
+    from headrace.datasets.measuring import MeasuredFacts
 
 
-@click.command(cls=Command, name="measure", short_help="Run a task encoder once over every sample.")
+@click.command(cls=JobCommand, name="measure", short_help="Run a task encoder once over every sample.")
 @click.argument("path", metavar="DATASET")
 @click.option(
     "--encoder",
@@ -68,54 +68,63 @@ def command(
         raise ConfigError(f"--workers {workers}: the number of processes must be 1 or more")
     if path.endswith(".yaml"):
         raise ConfigError(f"{path} is a metadataset: measure each of its datasets, which headrace info {path} lists")
-    from headrace.datasets.encoded.dataset import opening_options
     from headrace.engine.processes import usable_cores
+    from headrace.inspect.measure_job import MeasureRequest, plan_measure
 
-    task_encoder = load_encoder(encoder, _arguments(given))
-    options = opening_options(task_encoder, {"trust_code": trust_code})
-    dataset = headrace.MediaDataset.open(
-        path, split_part, split_config=split_config, dataset_config=dataset_config, **options
+    request = MeasureRequest(
+        path=path,
+        split_part=split_part,
+        split_config=split_config,
+        dataset_config=dataset_config,
+        trust_code=trust_code,
+        encoder=encoder,
+        arguments=_arguments(given),
     )
+    if is_planned_only():
+        if faults is not None:
+            raise ConfigError(
+                f"--faults {faults}: give it without --executor once the facts are there, which then runs nothing"
+            )
+        place = plan_measure(request, folder=output)
+        if not place.exists():
+            hand_over(str(place), workers=workers, quiet=quiet, as_json=as_json)
+            return
+    dataset, task_encoder = request.opened()
     before: list[int] = []
     with ProgressBar(quiet=quiet or as_json) as bar:
 
-        def show(done: int, num_samples: int) -> None:
+        def on_samples(done: int, num_samples: int) -> None:
             before.append(done) if not before else None
-            text = f"{count(done)} of {count(num_samples)}"
-            bar.update("measuring", done, num_samples, text=text, speeds={"samples": done})
+            show(bar, (done, num_samples))
 
         facts = headrace.datasets.measure(
-            dataset, task_encoder, folder=output, workers=workers or usable_cores(), on_samples=show
+            dataset, task_encoder, folder=output, workers=workers or usable_cores(), on_samples=on_samples
         )
     if faults is not None:
         write_file(faults, facts.arrays["faults"].tobytes())
-    found = inspect.MeasuredDescription(path=str(facts.path), were_there=not before, facts=facts.summary)
-    if as_json:
-        print_json(found)
-    else:
-        print_report(found.lines())
+    _tell(facts, str(facts.path), were_there=not before, as_json=as_json)
     if not quiet and not as_json and faults is not None:
         click.echo(f"{faults}: {plural(facts.summary.bad_samples, 'bad sample')}", err=True)
 
 
-def load_encoder(name: str, arguments: dict[str, Any]) -> Encoder:
-    """Make a task encoder with the class or the function ``module:name``.
+def show(bar: ProgressBar, progress: tuple[int, int]) -> None:
+    """Show how many samples of all are measured."""
+    done, num_samples = progress
+    text = f"{count(done)} of {count(num_samples)}"
+    bar.update("measuring", done, num_samples, text=text, speeds={"samples": done})
 
-    Raises:
-        ConfigError: there is no such name; it does not accept these arguments; it returns something else.
-    """
-    from headrace.preparing.filters import load_function
 
-    make = load_function(name)
-    try:
-        made = make(**arguments)
-    except TypeError as error:
-        raise ConfigError(f"--encoder {name}: cannot be made with the arguments {arguments}: {error}") from error
-    except Exception as error:  # The class is the user's: it may raise anything.
-        raise ConfigError(f"--encoder {name}: cannot be made: {type(error).__name__}: {error}") from error
-    if not isinstance(made, headrace.encoders.TaskEncoder):
-        raise ConfigError(f"--encoder {name}: is {made!r:.80}; expected a subclass of headrace.encoders.TaskEncoder")
-    return made
+def tell(facts: MeasuredFacts, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
+    """Print the report at the end of a job."""
+    _tell(facts, output, were_there=False, as_json=as_json)
+
+
+def _tell(facts: MeasuredFacts, path: str, *, were_there: bool, as_json: bool) -> None:
+    found = inspect.MeasuredDescription(path=path, were_there=were_there, facts=facts.summary)
+    if as_json:
+        print_json(found)
+    else:
+        print_report(found.lines())
 
 
 def _arguments(given: tuple[str, ...]) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from typing import Any
 import click
 from click import Option
 
-from headrace.cli import prepare_energon, prepare_job, prepare_media, prepare_recipe, prepare_text
+from headrace.cli import job, prepare_energon, prepare_media, prepare_recipe, prepare_text
 from headrace.cli.command import usage_errors
-from headrace.cli.prepare_job import OPTIONS, PLAN, taken_from
+from headrace.cli.job import PLAN, taken_from, write_options
 from headrace.cli.prepare_options import JSON
 
 _SUBCOMMANDS = (prepare_text.command, prepare_recipe.command, prepare_media.command, prepare_energon.command)
@@ -27,9 +27,9 @@ _OPTIONS = [[param for param in command.params if isinstance(param, Option)] for
 _IN_PLACE = {param.name for param in _OPTIONS[-1]} - {param.name for options in _OPTIONS[:-1] for param in options}
 _JOB_COMMANDS = (
     click.Command("plan", short_help="Plan a job, whose tasks any number of hosts do then."),
-    prepare_job.task,
-    prepare_job.status,
-    prepare_job.finish,
+    job.task,
+    job.status,
+    job.finish,
 )
 _BARE = click.Command(
     "prepare",
@@ -51,8 +51,7 @@ class Prepare(click.Group):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, and those of the executors, which may stand behind any subcommand."""
         super().format_options(ctx, formatter)
-        with formatter.section("Where the work is done"):
-            formatter.write_dl([record for option in OPTIONS if (record := option.get_help_record(ctx))])
+        write_options(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments, after naming the subcommand that is meant."""

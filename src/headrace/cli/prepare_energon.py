@@ -13,7 +13,7 @@ import click
 from click import Option
 
 from headrace.cli import prepare_options as common
-from headrace.cli.prepare_job import hand_over, is_planned_only
+from headrace.cli.job import hand_over, is_planned_only
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural
@@ -129,6 +129,11 @@ def show(bar: ProgressBar, progress: EnergonProgress) -> None:
     if progress.total_bytes:
         done, total = progress.done_bytes, progress.total_bytes
     bar.update("indexing", done, total, text=text, speeds={"samples": progress.samples})
+
+
+def tell(report: EnergonReport, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
+    """Print the report at the end of a job."""
+    common.show(result(report, elapsed_s), summary(report, elapsed_s), as_json=as_json, quiet=quiet)
 
 
 def result(report: EnergonReport, elapsed_s: float) -> dict[str, Any]:

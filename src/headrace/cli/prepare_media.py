@@ -9,7 +9,7 @@ import click
 from click import Option
 
 from headrace.cli import prepare_options as common
-from headrace.cli.prepare_job import hand_over, is_planned_only
+from headrace.cli.job import hand_over, is_planned_only
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
@@ -106,6 +106,11 @@ def show(bar: ProgressBar, progress: ShardProgress) -> None:
     phase = "reading" if progress.phase == "survey" else "writing"
     text = f"{count(progress.samples)} samples  {size(progress.done_bytes)}"
     bar.update(phase, progress.done_bytes, progress.total_bytes, text=text, speeds={"B": progress.done_bytes})
+
+
+def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
+    """Print the report at the end of a job."""
+    common.show(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s), as_json=as_json, quiet=quiet)
 
 
 def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:

@@ -12,7 +12,7 @@ from click import Option
 
 from headrace import preparing
 from headrace.cli import prepare_options as common
-from headrace.cli.prepare_job import hand_over, is_planned_only
+from headrace.cli.job import hand_over, is_planned_only
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, short, size
@@ -41,6 +41,11 @@ def show(bar: ProgressBar, progress: TextProgress) -> None:
         return
     speeds = {"B": done} | ({"tokens": progress.tokens} if progress.phase == "encode" else {})
     bar.update(phase, done, total, text=f"{count(progress.documents)} documents", speeds=speeds)
+
+
+def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
+    """Print the report at the end of a job."""
+    common.show(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s), as_json=as_json, quiet=quiet)
 
 
 def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,8 +19,13 @@ from headrace.cli.command import (
     print_json,
     print_report,
 )
+from headrace.cli.job import JobCommand, hand_over, is_planned_only
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.inspect.decode_job import CheckReport, Told
+    from headrace.inspect.questions import AnyVerdict
 
 
 @click.command(cls=Command, name="info", short_help="Say what a store holds.")
@@ -65,7 +70,7 @@ def info(path: str, as_json: bool, **options: Any) -> None:
 _OF_PACKS = ("seq_len", "strategy", "over_long", "window_documents", "segment_multiple", "repack")
 
 
-@click.command(cls=Command, name="check", short_help="Check that a store is whole.")
+@click.command(cls=JobCommand, name="check", short_help="Check that a store is whole.")
 @click.argument("path", metavar="PATH")
 @click.option(
     "--tokenizer",
@@ -129,11 +134,33 @@ def check(ctx: click.Context, /, path: str, quiet: bool, as_json: bool, **_: Any
         packs = {name: options.pop(name) for name in _OF_PACKS if name in options}
         options["packing"] = packing_of(packs, "the options of packs need the length of a pack: add --pack N")
     quarantine = options.pop("quarantine", False)
+    if is_planned_only():
+        from headrace.inspect.decode_job import plan_check
+
+        workers = options.pop("workers", None)
+        plan_check(path, options, quarantine=quarantine)
+        hand_over(path, workers=workers, quiet=quiet, as_json=as_json)
+        return
     with ProgressBar(quiet=quiet) as bar:
         verdict = inspect.check(path, **options, on_progress=bar.update)
-    lines = verdict.lines()
+    left_out = ""
     if quarantine and isinstance(verdict, inspect.SampleVerdict):
-        lines.append(inspect.leave_out_bad(path, verdict, inspect.SampleCheck.of(options).dataset))
+        left_out = inspect.leave_out_bad(path, verdict, inspect.SampleCheck.of(options).dataset)
+    _tell(verdict, left_out, quiet=quiet, as_json=as_json)
+
+
+def show(bar: ProgressBar, progress: Told) -> None:
+    """Show how far a check is."""
+    bar.update(progress.phase, progress.done, progress.total, text=progress.text, speeds=progress.speeds)
+
+
+def tell(report: CheckReport, output: str, elapsed_s: float, *, quiet: bool, as_json: bool) -> None:
+    """Print the report at the end of a job, and end with the exit code of a check."""
+    _tell(report.verdict, report.left_out, quiet=quiet, as_json=as_json)
+
+
+def _tell(verdict: AnyVerdict, left_out: str, *, quiet: bool, as_json: bool) -> None:
+    lines = [*verdict.lines(), *([left_out] if left_out else [])]
     if as_json:
         print_json(verdict)
     else:
@@ -142,4 +169,4 @@ def check(ctx: click.Context, /, path: str, quiet: bool, as_json: bool, **_: Any
         if not quiet and lines:
             print_report(lines)
     if not verdict.ok:
-        ctx.exit(FAULTY)
+        click.get_current_context().exit(FAULTY)

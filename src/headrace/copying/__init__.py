@@ -1,15 +1,17 @@
 """Merge, convert and split stores. Every document of the output is a whole document of a source.
 
     tools         merge, convert, split          check the arguments, and run the steps below
+    orders        ordered(request) -> CopyOrder  everything that decides a copy; carry_out copies
     formats       CopyOptions, FORMATS           what the caller may choose; the formats and dtypes that can be written
     sources       open_sources(paths)            -> StoreSource, ...: documents, lengths, rows, hashes of files
     plan          ranges of documents            -> CopyPlan: folders of shards of ranges of documents
     copier        Copier(plan, sources)          -> shards in a hidden folder; they are read back and compared
     destination   Destination.commit()           one rename puts the whole output in place
+    jobs          plan_copy(order), CopyJob      the same by processes on any hosts, a task for each shard
 
 All three tools copy ordered ranges of documents. The manifest keeps the ranges, so that each document of a copy can be
 traced to its source. Memory does not depend on the number of documents, but the longest document must fit.
-This package imports ``stores``, ``plan``, ``io`` and ``errors``.
+This package imports ``engine``, ``stores``, ``plan``, ``io`` and ``errors``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ The progress and the report of a copy are here too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from headrace.copying.plan import (
     ranges_from,
     ranges_of,
 )
-from headrace.copying.rows import DocumentRows, cast
+from headrace.copying.rows import DocumentRows, cast, lengths_of
 from headrace.copying.sources import CHUNK_DOCUMENTS, StoreSource
 from headrace.errors import OutputError, StoreError
 from headrace.io import as_read_back, output_errors
@@ -96,15 +97,38 @@ class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
     """Notes about what was not kept, and about what may be unexpected."""
 
 
-class _Made(msgspec.Struct):
-    """What is known of one folder while it is written."""
+class MadeShard(msgspec.Struct, kw_only=True):
+    """What is known of one shard that was written."""
 
-    shards: list[OutputShard] = []
+    entries: list[OutputShard] = []
+    """What the manifest lists: a shard of all keys, or one for each."""
+
     num_empty: int = 0
     supervised: int = 0
     """Number of ones in the masks, if the sources say which keys are masks."""
-    lengths: dict[str, str] = {}
+
+    inner_borders: int = 0
+    """See `Copier`."""
+
+
+class _Made(msgspec.Struct):
+    """What is known of one folder that was written."""
+
+    shards: list[MadeShard]
+    lengths: dict[str, str]
     """For each key the hash of the lengths of all documents, as they were read from the sources."""
+
+    @property
+    def entries(self) -> list[OutputShard]:
+        """What the manifest lists."""
+        return [entry for shard in self.shards for entry in shard.entries]
+
+
+Hashers = dict[str, xxhash.xxh3_128]
+"""For each key the hash of the lengths of all documents so far."""
+
+FindShard = Callable[[int, Path], MadeShard]
+"""Puts a shard that other processes have written, by its number among those of all folders, into a folder."""
 
 
 class Copier:
@@ -151,9 +175,24 @@ class Copier:
         self.inner_borders = 0
 
     def run(
-        self, output: Path, *, tool: str, request: dict[str, Any], tokenizer: TokenizerInfo | None
+        self,
+        output: Path,
+        *,
+        tool: str,
+        request: dict[str, Any],
+        tokenizer: TokenizerInfo | None,
+        find: FindShard | None,
+        known: Mapping[str, InputFile],
     ) -> tuple[list[Manifest], list[InputFile]]:
         """Write all stores below a folder, and check them.
+
+        Args:
+            output: the folder.
+            tool: name of the tool.
+            request: its options, for the manifests.
+            tokenizer: the tokeniser of all sources.
+            find: finds the shards, if other processes have written them.
+            known: files of the sources that other processes have read, by their paths.
 
         Returns:
             The manifests of the stores, and the files of the sources.
@@ -163,8 +202,9 @@ class Copier:
             StoreError: a source is damaged, or does not match its manifest.
             OutputError: a file cannot be written, or what is read back differs from what was written.
         """
-        made = [self._write(output / folder.name, folder) for folder in self._plan.folders]
-        inputs = [file for source in self._sources for file in source.inputs()]
+        numbers = itertools.count()
+        made = [self._write(output / folder.name, folder, numbers, find) for folder in self._plan.folders]
+        inputs = [file for source in self._sources for file in source.inputs(known)]
         self._documents = self._tokens = 0
         manifests = []
         for folder, written in zip(self._plan.folders, made, strict=True):
@@ -176,7 +216,7 @@ class Copier:
         return manifests, inputs
 
     def find_made(
-        self, output: Path, *, tool: str, request: dict[str, Any]
+        self, output: Path, *, tool: str, request: dict[str, Any], known: Mapping[str, InputFile]
     ) -> tuple[list[Manifest], list[InputFile]] | None:
         """Return what `run` returns if the output exists, is complete and has the same sources and options; else None.
 
@@ -195,7 +235,7 @@ class Copier:
             if manifest.options != _options(self._entry_of(folder, tool, request)) or not manifest.is_complete(place):
                 return None
             manifests.append(manifest)
-        inputs = [file for source in self._sources for file in source.inputs()]
+        inputs = [file for source in self._sources for file in source.inputs(known)]
         return (manifests, inputs) if all(list(manifest.inputs) == inputs for manifest in manifests) else None
 
     def _entry_of(self, folder: FolderPlan, tool: str, request: dict[str, Any]) -> CopyEntry:
@@ -206,31 +246,61 @@ class Copier:
             ranges=ranges_from(ranges_of(folder.shards)),
         )
 
-    def _write(self, place: Path, folder: FolderPlan) -> _Made:
+    def _write(self, place: Path, folder: FolderPlan, numbers: Iterator[int], find: FindShard | None) -> _Made:
         with output_errors(place, "make the folder"):
             place.mkdir(exist_ok=True)
-        made = _Made()
+        shards = []
         hashers = {key: xxhash.xxh3_128() for key in self._dtypes}
-        for number, pieces in enumerate(folder.shards):
-            target = self._format(place, number, len(folder.shards), self._dtypes, self._modes)
-            try:
-                for piece in pieces:
-                    self._copy(piece, target, made, hashers)
-                made.shards += map(self._listed, target.finish(place))
-            except BaseException:
-                target.discard()
-                raise
-        made.lengths = {key: hasher.hexdigest() for key, hasher in hashers.items()}
+        for number in range(len(folder.shards)):
+            if find is None:
+                shard = self.write_shard(place, folder, number, hashers)
+            else:
+                shard = find(next(numbers), place)
+                self._add_found(folder, number, hashers)
+            self.inner_borders += shard.inner_borders
+            shards.append(shard)
+        return _Made(shards, {key: hasher.hexdigest() for key, hasher in hashers.items()})
+
+    def write_shard(self, place: Path, folder: FolderPlan, number: int, hashers: Hashers) -> MadeShard:
+        """Write one shard of a store into the folder ``place``.
+
+        Raises:
+            InputError: a value does not fit into its dtype.
+            StoreError: a source is damaged.
+            OutputError: a file cannot be written.
+        """
+        made = MadeShard()
+        target = self._format(place, number, len(folder.shards), self._dtypes, self._modes)
+        try:
+            for piece in folder.shards[number]:
+                self._copy(piece, target, made, hashers)
+            made.entries = list(map(self._listed, target.finish(place)))
+        except BaseException:
+            target.discard()
+            raise
         return made
 
-    def _copy(self, piece: DocumentRange, target: Target, made: _Made, hashers: dict[str, xxhash.xxh3_128]) -> None:
+    def _add_found(self, folder: FolderPlan, number: int, hashers: Hashers) -> None:
+        """Hash the lengths of a shard that another process has written, as its sources have them."""
+        for piece in folder.shards[number]:
+            source, names = self._sources[piece.source], self._names[piece.source]
+            for first in range(piece.first, piece.end, CHUNK_DOCUMENTS):
+                end = min(first + CHUNK_DOCUMENTS, piece.end)
+                tokens = 0
+                for key, hasher in hashers.items():
+                    lengths = lengths_of(source.keys[names[key]], first, end)
+                    hasher.update(_plain(lengths).data)
+                    tokens += int(lengths.sum())
+                self._count("copy", end - first, tokens)
+
+    def _copy(self, piece: DocumentRange, target: Target, made: MadeShard, hashers: Hashers) -> None:
         source, names = self._sources[piece.source], self._names[piece.source]
         for first, end, found in source.chunks(piece.first, piece.end):
             rows = {}
             total = np.zeros(end - first, np.int64)
             num_ids = np.zeros(end - first, np.int64)
             for key, dtype in self._dtypes.items():
-                rows[key] = self._fitted(found[names[key]], key, dtype, source, first)
+                rows[key] = self._fitted(found[names[key]], key, dtype, source, first, made)
                 hashers[key].update(_plain(rows[key].lengths).data)
                 total += rows[key].lengths
                 if not self._has_samples or key not in self._values:
@@ -242,11 +312,11 @@ class Copier:
             self._count("copy", end - first, int(total.sum()))
 
     def _fitted(
-        self, rows: DocumentRows, key: str, dtype: np.dtype[Any], source: StoreSource, first: int
+        self, rows: DocumentRows, key: str, dtype: np.dtype[Any], source: StoreSource, first: int, made: MadeShard
     ) -> DocumentRows:
         rows = cast(rows, dtype, f"{source.path}: key {key!r}", first)
         if not self._format.sequences:
-            self.inner_borders += len(rows.sequences) - int(np.count_nonzero(rows.lengths))
+            made.inner_borders += len(rows.sequences) - int(np.count_nonzero(rows.lengths))
         return rows if key in self._modes else rows._replace(modes=np.zeros(0, np.int8))
 
     def _listed(self, shard: OutputShard) -> OutputShard:
@@ -260,16 +330,19 @@ class Copier:
     def _ledger(self, folder: FolderPlan, made: _Made) -> Ledger:
         """Make the ledger. Tokens are all values, or only ids if a recipe made one of the sources."""
         counts = {key: 0 for key in self._dtypes if not self._has_samples or key not in self._values}
-        for shard in made.shards:
+        for shard in made.entries:
             for key, info in shard.keys.items():
                 if key in counts:
                     counts[key] += info.tokens
         total, num_documents = sum(counts.values()), folder.num_documents
         samples = SampleLedger(
-            keys={key: TokenLedger(made=count, kept=count) for key, count in counts.items()}, supervised=made.supervised
+            keys={key: TokenLedger(made=count, kept=count) for key, count in counts.items()},
+            supervised=sum(shard.supervised for shard in made.shards),
         )
         return Ledger(
-            documents=DocumentLedger(read=num_documents, kept=num_documents, empty=made.num_empty),
+            documents=DocumentLedger(
+                read=num_documents, kept=num_documents, empty=sum(shard.num_empty for shard in made.shards)
+            ),
             tokens=TokenLedger(made=total, kept=total),
             samples=samples if self._has_samples else None,
         )
@@ -293,7 +366,7 @@ class Copier:
                         f"{place}: key {key!r}: the documents that were written differ from those of the sources;"
                         " nothing is kept. This is a defect of Headrace or of the memory: please report it"
                     )
-            self._count("check", folder.num_documents, sum(shard.tokens for shard in made.shards))
+            self._count("check", folder.num_documents, sum(shard.tokens for shard in made.entries))
         finally:
             for store in stores.values():
                 store.close()
@@ -327,7 +400,7 @@ def _manifest(
         inputs=tuple(inputs),
         options=_options(entry),
         tokenizer=tokenizer,
-        outputs=tuple(made.shards),
+        outputs=tuple(made.entries),
         ledger=ledger,
     )
 

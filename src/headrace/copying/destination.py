@@ -3,27 +3,30 @@
     .DST.headrace-copying/lock         held by the run that is writing
                           output/      the output while it is written
                           replaced/    the old content of DST, between the two renames of --overwrite
+                          plan.json    what processes on any hosts write, if that is left to them, see `jobs`
+                          phase-*/     what they have written
 
 The hidden folder is beside the destination, so that a rename completes the copy. A run that is killed leaves the hidden
-folder, and nothing at DST. The next copy to DST removes the folder; if DST is missing, it first puts back what was
-replaced. A run that is killed after the last rename has done its work, and the same copy finds that the output is its
-own.
+folder, and nothing at DST. The next copy to DST removes the folder, unless it holds a plan; if DST is missing, it first
+puts back what was replaced. A run that is killed after the last rename has done its work, and the same copy finds that
+the output is its own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import Final
 
+from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder, beside, remove_work
 from headrace.errors import OutputError, StoreError
-from headrace.io import claim_folder, output_errors, sync_folder
+from headrace.io import output_errors, sync_folder
 from headrace.stores import MANIFEST_NAME, load_manifest
 
+WORK: Final = beside("headrace-copying")
 OUTPUT_NAME = "output"
 REPLACED_NAME = "replaced"
 
@@ -49,11 +52,11 @@ class Destination:
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool, sources: Sequence[Path]) -> None:
         self.name = os.fspath(path)
         self.path = Path(path).resolve()
-        self.work = self.path.with_name(f".{self.path.name}.headrace-copying")
+        self.work = WORK(self.path)
         self._overwrite = overwrite
         self._sources = sources
-        self._created: list[Path] = []
-        self._lock: IO[bytes] | None = None
+        self._claimed = ClaimedFolder(self.work, f"{self.name}: another copy is writing to this destination")
+        self._stays = False
 
     @property
     def output(self) -> Path:
@@ -63,6 +66,21 @@ class Destination:
     @property
     def _replaced(self) -> Path:
         return self.work / REPLACED_NAME
+
+    @property
+    def was_committed(self) -> bool:
+        """Whether the planned copy was put into place, in that of what is replaced."""
+        return self._replaced.exists() and self.path.exists()
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a copy is planned there."""
+        return (self.work / PLAN_NAME).exists()
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether something is there that is not to be replaced; it may be the same copy, complete."""
+        return not self._overwrite and self.path.is_dir() and any(self.path.iterdir())
 
     def check(self) -> None:
         """Refuse a destination that is not free, without changing anything.
@@ -80,8 +98,13 @@ class Destination:
             OutputError: another copy is writing to this destination.
         """
         if self.work.exists():
-            self._claim()
+            self._claimed.claim()
+            self._stays = False
             self._leave()
+
+    def keep(self) -> None:
+        """Leave the hidden folder with its plan to processes on any hosts."""
+        self._stays = True
 
     def commit(self) -> None:
         """Flush the output to the disk, and move it into place.
@@ -100,18 +123,22 @@ class Destination:
                 self._put_back()
                 raise
             sync_folder(self.path)
+        self._stays = False
 
     def __enter__(self) -> Destination:
         try:
             with output_errors(self.path, "use as the destination"):
-                self._make(self.path.parent)
-                self._claim()
+                self._claimed.make(self.path.parent)
+                self._claimed.claim()
+                self._stays = self.is_planned
                 self._put_back()
-                for left in (self.output, self._replaced):
+                for left in (self._replaced,) if self._stays else (self.output, self._replaced):
                     if left.exists():
                         shutil.rmtree(left)
                 self._check_content()
-                self.output.mkdir()
+                self.output.mkdir(exist_ok=True)
+                for path in self.output.rglob(".*.tmp"):  # of a run that was killed while it put shards together
+                    path.unlink()
         except BaseException:
             self._leave()
             raise
@@ -121,12 +148,6 @@ class Destination:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave()
-
-    def _claim(self) -> None:
-        try:
-            self._lock = claim_folder(self.work)
-        except BlockingIOError:
-            raise OutputError(f"{self.name}: another copy is writing to this destination") from None
 
     def _put_back(self) -> None:
         """Move the replaced content back if the destination is missing."""
@@ -172,20 +193,9 @@ class Destination:
             listed |= {folder / MANIFEST_NAME, *(folder / name for name in manifest.file_sizes())}
         return listed
 
-    def _make(self, folder: Path) -> None:
-        missing = [path for path in [folder, *folder.parents] if not path.exists()]
-        for path in reversed(missing):
-            path.mkdir(exist_ok=True)
-            self._created.append(path)
-
     def _leave(self) -> None:
-        # Without the lock a hidden folder belongs to another run.
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            with lock:
-                if self.path.exists() or not self._replaced.exists():
-                    shutil.rmtree(self.work, ignore_errors=True)
-        for folder in reversed(self._created):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        self._created.clear()
+        def end() -> None:
+            if not self._stays and (self.path.exists() or not self._replaced.exists()):
+                remove_work(self.work)
+
+        self._claimed.leave(end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -77,14 +77,18 @@ class StoreSource:
     Args:
         path: a path as for `headrace.open`, or a file of one JSON object, the first store format of AstrAI.
         options: how pairs are interpreted.
+        folder: the folder that a relative path is in; empty for the current one.
 
     Raises:
         StoreError: there is no store, it is malformed, or its keys have different numbers of documents.
     """
 
-    def __init__(self, path: str, options: CopyOptions) -> None:
+    def __init__(self, path: str, options: CopyOptions, folder: str = "") -> None:
         self.path = path
         self._reader = HashingReader()
+        self._folder = "" if Path(path).is_absolute() else folder
+        if self._folder:
+            path = str(Path(self._folder, path))
         found = find_manifest(path)
         self.folder: Path | None = None if found is None else found[0]
         self.manifest: Manifest | None = None if found is None else found[1]
@@ -171,18 +175,42 @@ class StoreSource:
             yield first, until, {key: read_rows(store, first, until) for key, store in self.keys.items()}
             first = until
 
-    def inputs(self) -> list[InputFile]:
+    def files_by_shard(self) -> Iterator[tuple[int, int, tuple[Path, ...]]]:
+        """Yield for each shard of each key its first document, the document after its last, and its files."""
+        for store in self.keys.values():
+            first = 0
+            for shard in shards_of(store):
+                yield first, first + shard.num_documents, tuple(shard.files)
+                first += shard.num_documents
+
+    def path_of(self, file: Path) -> str:
+        """Return the path of a file as it was passed to the copy: relative if that of the source is."""
+        return str(file).removeprefix(f"{self._folder}/") if self._folder else str(file)
+
+    def input(self, file: Path) -> InputFile:
+        """Return a file of the store with its size and hash. Bytes that were not read yet are read now.
+
+        Raises:
+            StoreError: the file changed while it was read.
+        """
+        sums = self._reader.sum(file)
+        return InputFile(path=self.path_of(file), format=self.format, size=sums.size, xxh3_128=sums.xxh3_128)
+
+    def inputs(self, known: Mapping[str, InputFile]) -> list[InputFile]:
         """Return the files with sizes and hashes. Bytes that were not read yet are read now.
+
+        Args:
+            known: files that other processes have read, by their paths.
 
         Raises:
             StoreError: a file does not match the manifest of the source, or changed while it was read.
         """
         listed = self._listed()
-        found = []
+        inputs = []
         for file in self.files:
-            sums = self._reader.sum(file)
+            found = known.get(self.path_of(file)) or self.input(file)
             wanted = listed.get(file.resolve())
-            if wanted is not None and (wanted.size, wanted.xxh3_128) != (sums.size, sums.xxh3_128):
+            if wanted is not None and (wanted.size, wanted.xxh3_128) != (found.size, found.xxh3_128):
                 faults = [str(problem) for problem in check_file(file, wanted)] or [
                     f"{file}: the file changed while it was read"
                 ]
@@ -190,8 +218,8 @@ class StoreSource:
                     f"{faults[0]}; nothing was written, because the source does not match its {MANIFEST_NAME}: run"
                     f" headrace check {self.path}"
                 )
-            found.append(InputFile(path=str(file), format=self.format, size=sums.size, xxh3_128=sums.xxh3_128))
-        return found
+            inputs.append(found)
+        return inputs
 
     def close(self) -> None:
         """Close the files."""
@@ -222,8 +250,8 @@ class StoreSource:
 
 
 @contextlib.contextmanager
-def open_sources(paths: Sequence[str], options: CopyOptions) -> Iterator[list[StoreSource]]:
-    """Open stores, and close them at the end.
+def open_sources(paths: Sequence[str], options: CopyOptions, folder: str = "") -> Iterator[list[StoreSource]]:
+    """Open stores, and close them at the end. Relative paths are in ``folder``.
 
     Raises:
         StoreError: as for `StoreSource`.
@@ -232,7 +260,7 @@ def open_sources(paths: Sequence[str], options: CopyOptions) -> Iterator[list[St
     with contextlib.ExitStack() as stack:
         sources = []
         for path in paths:
-            source = StoreSource(path, options)
+            source = StoreSource(path, options, folder)
             stack.callback(source.close)
             sources.append(source)
         yield sources

@@ -4,6 +4,9 @@
                  serving     what a worker answers: results, progress, failures
              -> results, in the order of the tasks
 
+    job          a plan in a folder, whose tasks any process on any host may do; receipts, doing, executors, slurm, ray
+    work_folder  the folder in which one process works at a time
+
 A task is a pure function of what its order holds: it may be done twice, by anyone, with the same result. This package
 knows nothing about documents or tokens. It imports only ``headrace.io`` and ``headrace.errors``.
 """

@@ -65,9 +65,9 @@ def planned(job: Job) -> Handed | None:
         job,
         phase,
         notes=(
-            f"on any number of hosts that share this folder: headrace prepare task {job.output}",
-            f"on one of them, at the end: headrace prepare finish {job.output}",
-            f"to see how far it is: headrace prepare status {job.output}",
+            f"on any number of hosts that share this folder: headrace job task {job.output}",
+            f"on one of them, at the end: headrace job finish {job.output}",
+            f"to see how far it is: headrace job status {job.output}",
         ),
     )
 

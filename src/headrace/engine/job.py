@@ -6,7 +6,7 @@
 
 A phase is over when each of its tasks has a receipt. Between two phases, and at the end, one process does what has to
 be done in order. Which kinds of work there are is not known here: `open_job` imports the class that the plan names from
-a table of its caller.
+a table of its caller, see `KindOfWork`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import msgspec
 from headrace.engine.poison import AnyTask
 from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Done, Failed
+from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import ConfigError, OutputError
 from headrace.io import atomic_write, output_errors
 
-PLAN_NAME: Final = "plan.json"
 PHASE_PREFIX: Final = "phase-"
 """How the names of the folders of phases begin."""
 
@@ -175,6 +175,48 @@ class Job(ABC):
         return self._receipts[phase.name]
 
 
+class OnePhaseJob(Job):
+    """A job of one phase, whose workers answer each task with a `TaskResult`.
+
+    Args:
+        output: the output.
+        work: the work folder.
+        phase: the phase.
+        tasks: its tasks.
+    """
+
+    def __init__(self, output: Path, work: Path, phase: Phase, tasks: Sequence[AnyTask]) -> None:
+        super().__init__(output, work)
+        self._phase = phase
+        self._tasks = tasks
+
+    @property
+    def is_planned(self) -> bool:
+        """False once another process has finished the job."""
+        return (self.work / PLAN_NAME).exists()
+
+    def phase(self) -> Phase | None:
+        """See `Job`."""
+        return self._phase if self.known_receipts().open_tasks and self.is_planned else None
+
+    def tasks(self, phase: Phase) -> Sequence[AnyTask]:
+        """See `Job`."""
+        return self._tasks
+
+    def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
+        """See `Job`."""
+        return done[0].read(TaskResult)
+
+    def advance(self, phase: Phase, show: Show) -> None:
+        """See `Job`: there is nothing to do."""
+
+    def known_receipts(self) -> Receipts:
+        """Return all receipts that are there now."""
+        receipts = self.receipts(self._phase)
+        receipts.refresh()
+        return receipts
+
+
 def receipts_of(work: Path, phase: Phase) -> Receipts:
     """Return the receipts of a phase, not read yet."""
     return Receipts(work / f"{PHASE_PREFIX}{phase.name}", phase.first_task, phase.num_tasks)
@@ -246,29 +288,43 @@ def _installed(name: str) -> str:
         return ""
 
 
-def open_job(output: str | os.PathLike[str], work_name: str, kinds: Mapping[str, str], *, checks_software: bool) -> Job:
-    """Open the job in a folder.
+class KindOfWork(msgspec.Struct, frozen=True):
+    """What a table of kinds of work says of one."""
+
+    job: str
+    """Its class, as ``module:class``."""
+
+    work: Callable[[Path], Path]
+    """Returns the work folder of an output, see `inside` and `beside` in `work_folder`."""
+
+
+def planned_in(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork]) -> Path | None:
+    """Return the work folder of an output that has a plan; the first in the order of the kinds. None if none has."""
+    works = dict.fromkeys(kind.work(Path(output)) for kind in kinds.values())
+    return next((work for work in works if (work / PLAN_NAME).exists()), None)
+
+
+def open_job(output: str | os.PathLike[str], kinds: Mapping[str, KindOfWork], *, checks_software: bool) -> Job:
+    """Open the job that was planned for an output; see `planned_in`.
 
     Args:
-        output: the folder of the output.
-        work_name: the name of the work folder in it.
-        kinds: for each kind of work its class, as ``module:class``.
-        checks_software: whether this host must have the software of the plan.
+        output: the path of the output.
+        kinds: the kinds of work, by their names.
+        checks_software: whether this host must have the software of the plan, without which it may do no task.
 
     Raises:
         OutputError: there is no plan, or it cannot be read.
         ConfigError: the software of this host differs from the plan's.
     """
-    path = Path(output)
-    work = path / work_name
-    if not (work / PLAN_NAME).exists():
+    work = planned_in(output, kinds)
+    if work is None:
         raise OutputError(
-            f"{output}: nothing is planned in this folder, or it is complete: there is no {work / PLAN_NAME}"
+            f"{output}: nothing is planned in this folder, or it is complete: it has no work folder with a {PLAN_NAME}"
         )
     kind = load_plan(work).kind
     if kind not in kinds:
         raise OutputError(f"{output}: the plan is of kind {kind!r}; this Headrace knows {', '.join(kinds)}")
-    return reopened(path, work, kinds[kind], checks_software=checks_software)
+    return reopened(Path(output), work, kinds[kind].job, checks_software=checks_software)
 
 
 def reopened(output: Path, work: Path, kind: str, *, checks_software: bool = True) -> Job:

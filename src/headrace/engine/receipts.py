@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -224,7 +225,10 @@ def sync_files(folder: Path, names: Iterable[str]) -> None:
 
 
 def remove_files(folder: Path, names: Sequence[str]) -> None:
-    """Remove the files of an attempt that came second."""
+    """Remove the files of an attempt that came second; what is named may also be a folder."""
     for name in names:
         with contextlib.suppress(OSError):
-            (folder / name).unlink()
+            if (folder / name).is_dir():
+                shutil.rmtree(folder / name)
+            else:
+                (folder / name).unlink()

@@ -1,10 +1,10 @@
-"""Slurm: the tasks of a phase as an array of jobs, and a job behind it that goes on with `headrace prepare finish`.
+"""Slurm: the tasks of a phase as an array of jobs, and a job behind it that goes on with `headrace job finish`.
 
 No process lives from beginning to end: the job behind the array completes the output, or submits the next array if
 another phase begins, or if jobs of this array were lost. What runs is written into the work folder first:
 
-    slurm/task.sh       a job of the array: `headrace prepare task`
-    slurm/finish.sh     the job behind it: `headrace prepare finish --executor slurm`
+    slurm/task.sh       a job of the array: `headrace job task`
+    slurm/finish.sh     the job behind it: `headrace job finish --executor slurm`
     slurm/jobs.json     what was submitted
     slurm/*.log         the output of the jobs
 
@@ -147,7 +147,7 @@ def _handed(job: Job, phase: Phase, last: Submitted) -> Handed:
         jobs=(last.array, last.finish),
         notes=(
             f"array {last.array} of {last.num_jobs:,} jobs does the tasks, then job {last.finish} goes on",
-            f"to see how far it is: headrace prepare status {job.output}",
+            f"to see how far it is: headrace job status {job.output}",
         ),
     )
 
@@ -202,7 +202,7 @@ def _is_queued(name: str) -> bool:
 
 
 def _command() -> list[str]:
-    return [sys.executable, "-m", "headrace", "prepare"]
+    return [sys.executable, "-m", "headrace", "job"]
 
 
 def _submit(script: Path, options: list[str]) -> str:

@@ -6,6 +6,7 @@ Parts are decoded in worker processes, one range of samples after another.
 from __future__ import annotations
 
 import collections
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 
 from headrace.engine.processes import usable_cores
 from headrace.engine.ranges import run_ranges
+from headrace.engine.serving import load
 from headrace.errors import (
     ConfigError,
     HeadraceError,
@@ -61,8 +63,33 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     """The samples that have a faulty part or field."""
 
 
-class _Result(msgspec.Struct, frozen=True):
-    """The result of one task."""
+class DecodedElsewhere(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranges that other processes have decoded."""
+
+    folder: Path
+    """The folder of the results, by `result_name`."""
+
+    num_samples: int
+    """Samples of a range."""
+
+    def find(self, first: int, end: int) -> DecodedRange | None:
+        """Return the result of a range; None if it is not there."""
+        text = load(self.folder / result_name(first, end), str)
+        return None if text is None else msgspec.convert(json.loads(text), DecodedRange)
+
+
+def result_name(first: int, end: int) -> str:
+    """Return the name of the file with the result of a range."""
+    return f"{first}-{end}"
+
+
+def as_ascii(found: msgspec.Struct) -> str:
+    """Return a struct as JSON of ASCII: names of files need not be valid Unicode."""
+    return json.dumps(msgspec.to_builtins(found))
+
+
+class DecodedRange(msgspec.Struct, frozen=True):
+    """What was found in a range of samples."""
 
     samples: int
     faulty_samples: int
@@ -72,8 +99,8 @@ class _Result(msgspec.Struct, frozen=True):
     bad: list[BadSample]
 
 
-class _Task:
-    """Decodes ranges of samples. It can be pickled."""
+class RangeDecoder:
+    """Decodes ranges of samples, but those that ``exclude`` names. It can be pickled."""
 
     def __init__(self, store: SampleStore, exclude: frozenset[str]) -> None:
         self.store = store
@@ -82,9 +109,9 @@ class _Task:
         self._parts = None if self._fields is None else parts_of(self._fields)
         self._decoder = SampleDecoder(image_decode="rgb8")
 
-    def run(self, first: int, end: int, on_done: Callable[[int], None]) -> _Result:
+    def run(self, first: int, end: int, on_done: Callable[[int], None]) -> DecodedRange:
         """See `RangeWork`."""
-        result = _Result(0, 0, {}, {}, [], [])
+        result = DecodedRange(0, 0, {}, {}, [], [])
         samples = faulty = 0
         for number in range(first, end):
             problems = self._sample(number, result)
@@ -93,7 +120,7 @@ class _Task:
             result.problems.extend(problems or ())
         return msgspec.structs.replace(result, samples=samples, faulty_samples=faulty)
 
-    def _sample(self, number: int, result: _Result) -> list[Problem] | None:
+    def _sample(self, number: int, result: DecodedRange) -> list[Problem] | None:
         """Return what is wrong with a sample; None if it is excluded."""
         try:
             raw = self.store.read(np.array([number]), self._parts)[0]
@@ -144,6 +171,7 @@ def decode_all(
     *,
     exclude: frozenset[str] = frozenset(),
     workers: int,
+    elsewhere: DecodedElsewhere | None = None,
     on_progress: OnProgress,
     on_problem: Callable[[Problem], None],
 ) -> Decoded:
@@ -153,6 +181,7 @@ def decode_all(
         store: the store, which must pickle.
         exclude: ``"<shard>"`` or ``"<shard>/<key>"`` of samples to skip.
         workers: the number of processes; with 1, this process decodes.
+        elsewhere: what other processes have decoded.
         on_progress: called now and then with the samples that are done.
         on_problem: called for each fault, in the order of the store.
 
@@ -164,7 +193,7 @@ def decode_all(
     bad: list[BadSample] = []
     parts: collections.Counter[str] = collections.Counter()
     faulty_parts: collections.Counter[str] = collections.Counter()
-    for result in _results(_Task(store, exclude), workers):
+    for result in _results(RangeDecoder(store, exclude), workers, elsewhere):
         samples += result.samples
         faulty += result.faulty_samples
         bad += result.bad
@@ -189,12 +218,19 @@ def decode_all(
     )
 
 
-def _results(task: _Task, workers: int) -> Iterator[_Result]:
-    """Yield the results of all tasks, in the order of the store."""
-    store = task.store
-    ranges = [(first, min(first + TASK_SAMPLES, len(store))) for first in range(0, len(store), TASK_SAMPLES)]
+def _results(decoder: RangeDecoder, workers: int, elsewhere: DecodedElsewhere | None) -> Iterator[DecodedRange]:
+    """Yield the results of all ranges, in the order of the store."""
+    store = decoder.store
+    if elsewhere is not None:
+        ranges = ranges_of(len(store), elsewhere.num_samples)
+        return (elsewhere.find(first, end) or decoder.run(first, end, lambda number: None) for first, end in ranges)
     what = f"samples of {store.path} from {{first:,}} on were decoded"
-    return run_ranges(task, ranges, workers=workers, name="the store", what=what)
+    return run_ranges(decoder, ranges_of(len(store), TASK_SAMPLES), workers=workers, name="the store", what=what)
+
+
+def ranges_of(total: int, num_samples: int) -> list[tuple[int, int]]:
+    """Return ranges of so many samples that hold all of them."""
+    return [(first, min(first + num_samples, total)) for first in range(0, total, num_samples)]
 
 
 def decode_media(data: bytes) -> int:
@@ -240,12 +276,14 @@ class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
         dataset: which part of an Energon dataset is checked, and by which of its files.
         decode: whether every part of every sample is decoded.
         workers: the number of processes that decode.
+        elsewhere: what other processes have decoded.
 
     """
 
     dataset: SampleOptions = SampleOptions()
     decode: bool = False
     workers: int = 1
+    elsewhere: DecodedElsewhere | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
@@ -326,7 +364,7 @@ def check_samples(path: str, check: SampleCheck, *, on_progress: OnProgress) -> 
         WorkerError: a process that decodes has ended.
     """
     try:
-        store = _opened(path, check, Watched(on_progress))
+        store = open_checked(path, check.dataset, Watched(on_progress))
         manifest = _manifest(path)
     except (StoreError, InputError) as error:
         if not Path(path).exists():
@@ -337,11 +375,12 @@ def check_samples(path: str, check: SampleCheck, *, on_progress: OnProgress) -> 
         decoded = None
         if check.decode:
             # Opened again without the watching reader, since the store is pickled for the workers.
-            with _opened(path, check, "mmap") as again:
+            with open_checked(path, check.dataset, "mmap") as again:
                 decoded = decode_all(
                     again,
-                    exclude=_excluded(store, check.dataset),
+                    exclude=excluded(store, check.dataset),
                     workers=check.workers,
+                    elsewhere=check.elsewhere,
                     on_progress=on_progress,
                     on_problem=problems.append,
                 )
@@ -370,8 +409,13 @@ def leave_out_bad(path: str, verdict: SampleVerdict, options: SampleOptions) -> 
         return f"{path}: {plural(add_bad_samples(store, bad), 'sample')} left out from now on"
 
 
-def _opened(path: str, check: SampleCheck, using: str | PreadReader) -> SampleStore:
-    store = open_sample_store(path, check.dataset, using=using, faulty=True)
+def open_checked(path: str, options: SampleOptions, using: str | PreadReader) -> SampleStore:
+    """Open samples that may be damaged.
+
+    Raises:
+        StoreError, InputError, ConfigError: as `open_sample_store`; there are no samples.
+    """
+    store = open_sample_store(path, options, using=using, faulty=True)
     if store is None:
         raise StoreError(f"{path}: was removed during the check")
     return store
@@ -467,7 +511,7 @@ def _split_problems(store: EnergonStore, options: SampleOptions) -> Iterator[Pro
             yield Problem(path=str(splits.path), place=f"part {name!r}", message=message)
 
 
-def _excluded(store: SampleStore, options: SampleOptions) -> frozenset[str]:
+def excluded(store: SampleStore, options: SampleOptions) -> frozenset[str]:
     """Return what the split file excludes, which a run never decodes."""
     if not isinstance(store, EnergonStore):
         return frozenset()

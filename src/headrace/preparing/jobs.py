@@ -24,8 +24,9 @@ import numpy as np
 
 from headrace.engine import job as engine_job
 from headrace.engine.executors import Executor, drive
-from headrace.engine.job import PLAN_NAME, Job, Phase, Show, TaskResult, load_plan, receipts_of, save_plan
+from headrace.engine.job import Job, KindOfWork, Phase, Show, TaskResult, load_plan, planned_in, receipts_of, save_plan
 from headrace.engine.serving import Done, Failed
+from headrace.engine.work_folder import PLAN_NAME, inside
 from headrace.errors import ConfigError, sentence
 from headrace.io import atomic_write, check_local, output_errors
 from headrace.preparing import worker
@@ -188,19 +189,19 @@ class TextJob(Job):
         return REFERENCE if phase.name.endswith(f"-{REFERENCE}") else self._plan.choice.name
 
 
-WORK_NAMES: Final = (WORK_NAME, f"{META_FOLDER}/{META_WORK_NAME}")
 KINDS: Final = {
-    "energon": "headrace.preparing.energon.job:EnergonJob",
-    "shards": "headrace.preparing.shards.job:ShardJob",
-    "text": "headrace.preparing.jobs:TextJob",
+    "text": KindOfWork("headrace.preparing.jobs:TextJob", inside(WORK_NAME)),
+    "shards": KindOfWork("headrace.preparing.shards.job:ShardJob", inside(WORK_NAME)),
+    "energon": KindOfWork("headrace.preparing.energon.job:EnergonJob", inside(f"{META_FOLDER}/{META_WORK_NAME}")),
 }
+"""The kinds of work of this room."""
 
 
 def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) -> Job:
     """Open the job that was planned in a folder.
 
-    A job that makes a new output has its plan in ``.headrace-prepare``; one that makes an Energon dataset of a folder,
-    in place, has it in ``.nv-meta/.headrace``. If there are plans at both places, the first is opened.
+    A job that makes a new output has its plan in ``.headrace``; one that makes an Energon dataset of a folder, in
+    place, has it in ``.nv-meta/.headrace``. If there are plans at both places, the first is opened.
 
     Args:
         output: the folder.
@@ -211,12 +212,7 @@ def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) ->
         ConfigError: the software of this host differs from that of the plan.
     """
     check_local(output)
-    return engine_job.open_job(output, planned_in(output) or WORK_NAME, KINDS, checks_software=checks_software)
-
-
-def planned_in(output: str | os.PathLike[str]) -> str | None:
-    """Return the name of the work folder with a plan in a folder, see `open_job`; None if nothing is planned there."""
-    return next((name for name in WORK_NAMES if Path(output, name, PLAN_NAME).exists()), None)
+    return engine_job.open_job(output, KINDS, checks_software=checks_software)
 
 
 def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -> Any:
@@ -229,7 +225,7 @@ def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -
         Exception: see `drive`.
     """
     check_local(output)
-    if planned_in(output) is not None or not Path(output, MANIFEST_NAME).exists():
+    if planned_in(output, KINDS) is not None or not Path(output, MANIFEST_NAME).exists():
         return drive(open_job(output), executor, show)
     with OutputFolder(output, overwrite=False, restart=False):
         show.notice(f"{output}: the output is complete already")

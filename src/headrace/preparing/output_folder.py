@@ -1,12 +1,12 @@
 """The output folder during a run: nothing in it changes until all output is complete, and a killed run can continue.
 
-    DIR/.headrace-prepare/lock             held by the living run
-                          run.json         what decides the bytes of the run
-                          state            the last checkpoint
-                          tokenizer.json   the copy that all workers load
-                          parts.*/         pieces on their way into the output
-                          ...              shards, buckets, the table of origins
-                          commit.json      all output is complete, and is being moved up into DIR
+    DIR/.headrace/lock             held by the living run
+                  run.json         what decides the bytes of the run
+                  state            the last checkpoint
+                  tokenizer.json   the copy that all workers load
+                  parts.*/         pieces on their way into the output
+                  ...              shards, buckets, the table of origins
+                  commit.json      all output is complete, and is being moved up into DIR
 
 A killed run leaves the hidden folder. The same run continues from it; a different run is refused until it is told to
 discard the folder. If the move had begun, the next run completes it first. If a run was killed after its last change,
@@ -23,14 +23,15 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import xxhash
 
-from headrace.engine.job import PHASE_PREFIX, PLAN_NAME
+from headrace.engine.job import PHASE_PREFIX
+from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder
 from headrace.errors import OutputError, StoreError
-from headrace.io import atomic_write, claim_folder, hash_bytes, output_errors, safe_relative, sync_folder
+from headrace.io import atomic_write, hash_bytes, output_errors, safe_relative, sync_folder
 from headrace.preparing.ledger import LedgerState
 from headrace.preparing.messages import PiecePosition
 from headrace.preparing.store_output import OutputState
@@ -125,7 +126,10 @@ def _with_version(run: dict[str, Any]) -> dict[str, Any]:
     return {"version": 1, **run}
 
 
-WORK_NAME = ".headrace-prepare"
+WORK_NAME = ".headrace"
+OLD_WORK_NAME = ".headrace-prepare"
+"""How earlier versions called the work folder."""
+
 RUN_NAME = "run.json"
 COMMIT_NAME = "commit.json"
 WORK_VERSION = 1
@@ -151,8 +155,7 @@ class OutputFolder:
         self.work = self.path / WORK_NAME
         self._overwrite = overwrite
         self._restart = restart
-        self._created: list[Path] = []
-        self._lock: IO[bytes] | None = None
+        self._claimed = ClaimedFolder(self.work, f"{path}: another headrace prepare is writing to this folder")
         self._replaced: list[str] = []
         self._run: Mapping[str, Any] | None = None
         self._completed: Mapping[str, Any] | None = None
@@ -162,8 +165,8 @@ class OutputFolder:
     def __enter__(self) -> OutputFolder:
         try:
             with output_errors(self.path, "use as the output folder"):
-                self._make(self.path)
-                self._claim()
+                self._claimed.make(self.path)
+                self._claimed.claim()
                 self._complete_commit()
                 # If something goes wrong before `begin`, this run must not discard an unfinished run.
                 self._keep = self._unfinished() is not None
@@ -273,7 +276,7 @@ class OutputFolder:
         self._write_commit(remove, moves)
         with output_errors(self.path, "replace the output in"):
             self._move()
-        self._created.clear()
+        self._claimed.keep_created()
         self._keep = False
 
     def _write_commit(self, remove: list[str], moves: Mapping[str, str]) -> None:
@@ -339,21 +342,6 @@ class OutputFolder:
             return None
         return manifest if manifest.is_complete(self.path) else None
 
-    def _make(self, folder: Path) -> None:
-        missing = []
-        while not folder.exists():
-            missing.append(folder)
-            folder = folder.parent
-        for path in reversed(missing):
-            path.mkdir(exist_ok=True)
-            self._created.append(path)
-
-    def _claim(self) -> None:
-        try:
-            self._lock = claim_folder(self.work)
-        except BlockingIOError:
-            raise OutputError(f"{self.path}: another headrace prepare is writing to this folder") from None
-
     def _clear(self) -> None:
         """Remove what an earlier run left.
 
@@ -362,9 +350,7 @@ class OutputFolder:
         """
         (self.work / PLAN_NAME).unlink(missing_ok=True)
         (self.work / RUN_NAME).unlink(missing_ok=True)
-        for entry in list(os.scandir(self.work)):
-            if entry.name not in ("lock", STDIN_NAME, COMMIT_NAME):
-                shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else Path(entry.path).unlink()
+        self._claimed.clear(keep=(STDIN_NAME, COMMIT_NAME))
         (self.work / COMMIT_NAME).unlink(missing_ok=True)
 
     def _remove_temporaries(self) -> None:
@@ -380,6 +366,11 @@ class OutputFolder:
             names = sorted(entry.name for entry in os.scandir(self.path) if entry.name != WORK_NAME)
         if not names:
             return
+        if OLD_WORK_NAME in names:
+            raise OutputError(
+                f"{self.path}: an unfinished run of an earlier version of Headrace is in this folder: finish it with"
+                f" that version, or remove {self.path / OLD_WORK_NAME} to begin anew"
+            )
         is_ours = MANIFEST_NAME in names
         if not self._overwrite:
             what = "holds the output of an earlier run" if is_ours else f"is not empty: it holds {names[0]!r}"
@@ -404,23 +395,13 @@ class OutputFolder:
             return [MANIFEST_NAME, *inner, *(name for name in taken if (self.path / name).is_file())]
 
     def _leave(self) -> None:
-        if self._lock is None:
-            # The folder was not claimed: a hidden folder, if there is one, belongs to another run.
-            self._remove_created()
-            return
-        lock, self._lock = self._lock, None
-        with lock:
+        def end() -> None:
             if not self._keep:
                 with contextlib.suppress(OSError):
                     self._clear()
                 shutil.rmtree(self.work, ignore_errors=True)
-        self._remove_created()
 
-    def _remove_created(self) -> None:
-        for folder in reversed(self._created):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        self._created.clear()
+        self._claimed.leave(end)
 
 
 def _file_names(manifest: Manifest) -> list[str]:

@@ -6,7 +6,6 @@ Merged arrays hold the chunks one after another; groups are numbered in the orde
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from headrace.datasets.measuring.chunk import Chunk, Measuring
 from headrace.datasets.measuring.facts import FaultCount, GroupFacts, MeasuredFacts, Summary
 from headrace.encoders import Fault
 from headrace.engine.ranges import run_ranges
+from headrace.engine.work_folder import beside, remove_work
 from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.io import cache_folder, check_local
 from headrace.stores import find_cache, keep_arrays
@@ -185,6 +185,9 @@ _MIN_CHUNK: Final = 64
 _MIN_CHUNKS: Final = 64
 """Small datasets have at least this many chunks, if these keep `_MIN_CHUNK` samples, to share between processes."""
 
+WORK: Final = beside("measuring")
+"""The folder of the chunks is beside that of the facts."""
+
 Progress = Callable[[int], None]
 
 
@@ -230,7 +233,7 @@ def measure(
         raise ConfigError(f"workers is {workers}; expected at least 1, which measures in this process")
     measuring = Measuring(dataset, encoder, settings)
     place = facts_folder(folder) / measuring.name
-    work = place.with_name(f".{place.name}.measuring")
+    work = WORK(place)
     found = MeasuredFacts.find(place)
     if found is None:
         try:
@@ -241,7 +244,7 @@ def measure(
             if found is None:
                 raise
     if work.exists():
-        shutil.rmtree(work, ignore_errors=True)
+        remove_work(work)
     return found
 
 
@@ -256,13 +259,14 @@ def facts_folder(folder: str | os.PathLike[str] | None) -> Path:
     return place
 
 
-def _spans(num_samples: int) -> list[tuple[int, int]]:
+def spans(num_samples: int) -> list[tuple[int, int]]:
     """Return the chunks, which do not depend on the number of processes."""
     size = min(_CHUNK_SAMPLES, max(_MIN_CHUNK, -(-num_samples // _MIN_CHUNKS)))
     return [(first, min(first + size, num_samples)) for first in range(0, num_samples, size)]
 
 
-def _name(span: tuple[int, int]) -> str:
+def chunk_name(span: tuple[int, int]) -> str:
+    """Return under which name a chunk is stored."""
     return f"{span[0]}-{span[1]}"
 
 
@@ -281,20 +285,20 @@ class _ChunkWork:
         self._work = work
 
     def run(self, first: int, end: int, on_done: Progress) -> None:
-        keep_chunk(self._work, _name((first, end)), self._measuring.chunk(first, end, on_done))
+        keep_chunk(self._work, chunk_name((first, end)), self._measuring.chunk(first, end, on_done))
 
 
 def _made(
     measuring: Measuring, work: Path, place: Path, workers: int, on_samples: Callable[[int, int], None]
 ) -> MeasuredFacts:
     num_samples = len(measuring.dataset)
-    spans = _spans(num_samples)
+    chunks = spans(num_samples)
     _make(work)
-    missing = [span for span in spans if find_chunk(work, _name(span)) is None]
+    missing = [span for span in chunks if find_chunk(work, chunk_name(span)) is None]
     done = num_samples - sum(end - first for first, end in missing)
     on_samples(done, num_samples)
     kind = type(measuring.pipeline.encoder).__name__
-    chunks = run_ranges(
+    measured = run_ranges(
         _ChunkWork(measuring, work),
         missing,
         workers=workers,
@@ -302,10 +306,10 @@ def _made(
         what=f"samples of {measuring.dataset.store.path} from {{first:,}} on were measured",
         on_done=lambda number: on_samples(done + number, num_samples),
     )
-    for (first, end), _ in zip(missing, chunks, strict=True):
+    for (first, end), _ in zip(missing, measured, strict=True):
         done += end - first
         on_samples(done, num_samples)
-    return _finish(measuring, work, place, [_name(span) for span in spans])
+    return _finish(measuring, work, place, [chunk_name(span) for span in chunks])
 
 
 def _finish(measuring: Measuring, work: Path, place: Path, names: Sequence[str]) -> MeasuredFacts:

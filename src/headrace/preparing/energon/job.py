@@ -6,63 +6,38 @@ changed or come since it was planned is read then. The shards get their ``.tar.i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from headrace.engine.job import PLAN_NAME, Job, Phase, Show, TaskResult
-from headrace.engine.poison import AnyTask
-from headrace.engine.serving import Done
+from headrace.engine.job import OnePhaseJob, Phase, Show
 from headrace.preparing.energon.media import MediaTask
 from headrace.preparing.energon.report import EnergonReport
 from headrace.preparing.energon.run import ShardsRun, run_media
 from headrace.preparing.energon.work import KIND, MAIN, ReadPlan, ReadSetup
 
 
-class EnergonJob(Job):
+class EnergonJob(OnePhaseJob):
     """See the module."""
 
     kind = KIND
     main = MAIN
 
     def __init__(self, output: Path, work: Path, plan: msgspec.Raw) -> None:
-        super().__init__(output, work)
         self._plan = msgspec.json.decode(plan, type=ReadPlan)
-
-    @property
-    def _is_planned(self) -> bool:
-        """False once another process has finished the job."""
-        return (self.work / PLAN_NAME).exists()
-
-    def phase(self) -> Phase | None:
-        """See `Job`."""
-        receipts = self.receipts(self._plan.phase)
-        receipts.refresh()
-        return self._plan.phase if receipts.open_tasks and self._is_planned else None
-
-    def tasks(self, phase: Phase) -> Sequence[AnyTask]:
-        """See `Job`."""
-        return self._plan.tasks
+        super().__init__(output, work, self._plan.phase, self._plan.tasks)
 
     def setup(self, phase: Phase, results: Path) -> ReadSetup:
         """See `Job`."""
         return self._plan.setup(self.output, results, adds_index=False)
 
-    def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
-        """See `Job`."""
-        return done[0].read(TaskResult)
-
-    def advance(self, phase: Phase, show: Show) -> None:
-        """See `Job`: there is nothing to do."""
-
     def finish(self, show: Show) -> EnergonReport:
         """See `Job`: write the index from what was read, and put all files into place, as the end of a local run."""
         plan = self._plan
         tasks = [task for task in plan.tasks if isinstance(task, MediaTask)]
-        if tasks and not self._is_planned:
+        if tasks and not self.is_planned:
             return EnergonReport(kind="media", path=str(self.output), samples=sum(len(task.names) for task in tasks))
         if tasks:
             return run_media(self.output, plan, workers=None, restart=False, on_progress=show.progress)
-        options = plan.options if self._is_planned else msgspec.structs.replace(plan.options, overwrite=False)
+        options = plan.options if self.is_planned else msgspec.structs.replace(plan.options, overwrite=False)
         return ShardsRun(self.output, options, on_progress=show.progress, on_notice=show.notice).run()

@@ -20,11 +20,11 @@ import shutil
 from collections.abc import Callable, Collection, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final
+from typing import Final
 
 import msgspec
 
-from headrace.engine.job import PHASE_PREFIX, PLAN_NAME, Phase, TaskResult, load_plan, receipts_of, save_plan
+from headrace.engine.job import Phase, TaskResult, load_plan, receipts_of, save_plan
 from headrace.engine.processes import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks
 from headrace.engine.serving import (
     Done,
@@ -36,8 +36,9 @@ from headrace.engine.serving import (
     save,
     serve,
 )
-from headrace.errors import HeadraceError, OutputError
-from headrace.io import claim_folder, hash_bytes, output_errors, sync_folder
+from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder, remove_work
+from headrace.errors import HeadraceError
+from headrace.io import hash_bytes, output_errors, sync_folder
 from headrace.preparing.energon.media import MediaTask, media_path, read_media
 from headrace.preparing.energon.options import EnergonOptions, MediaFilter
 from headrace.preparing.energon.scanning import (
@@ -79,16 +80,13 @@ class WorkFolder:
         self.path = self._meta / META_WORK_NAME
         self.scans = self.path / "scans"
         self.staged = self.path / "staged"
-        self._lock: IO[bytes] | None = None
+        self._claimed = ClaimedFolder(self.path, f"{root}: another headrace prepare is working in this folder")
         self._is_complete = False
 
     def __enter__(self) -> WorkFolder:
         with output_errors(self._meta, "use"):
             self._meta.mkdir(exist_ok=True)
-            try:
-                self._lock = claim_folder(self.path)
-            except BlockingIOError:
-                raise OutputError(f"{self._root}: another headrace prepare is working in this folder") from None
+            self._claimed.claim()
             try:
                 commit = load(self.path / "commit", Commit)
                 if commit is not None:
@@ -99,17 +97,13 @@ class WorkFolder:
                 self.scans.mkdir(exist_ok=True)
                 (self.staged / META_FOLDER).mkdir(parents=True)
             except BaseException:
-                self._lock.close()
+                self._claimed.leave(lambda: None)
                 raise
         return self
 
     def clear(self) -> None:
         """Remove what earlier runs have read, and what is planned."""
-        (self.path / PLAN_NAME).unlink(missing_ok=True)
-        for path in self.path.iterdir():
-            if path.name.startswith(PHASE_PREFIX):
-                shutil.rmtree(path, ignore_errors=True)
-        shutil.rmtree(self.scans, ignore_errors=True)
+        self._claimed.clear(keep=("staged", "commit"))
         self.scans.mkdir()
 
     @property
@@ -193,19 +187,17 @@ class WorkFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        plan = self.path / PLAN_NAME
-        if self._is_complete or not (plan.exists() or any(self.scans.iterdir())):
-            if not (self.path / "commit").exists():
-                plan.unlink(missing_ok=True)  # before what its tasks have made
-                shutil.rmtree(self.path, ignore_errors=True)
-        else:
-            shutil.rmtree(self.staged, ignore_errors=True)
-        if self._lock is not None:
-            self._lock.close()
+        self._claimed.leave(self._end)
         if kind is not None:
             # Remove the folder if this run made it and left it empty.
             with contextlib.suppress(OSError):
                 self._meta.rmdir()
+
+    def _end(self) -> None:
+        if not self._is_complete and ((self.path / PLAN_NAME).exists() or any(self.scans.iterdir())):
+            shutil.rmtree(self.staged, ignore_errors=True)
+        elif not (self.path / "commit").exists():
+            remove_work(self.path)
 
 
 MAIN: Final = "headrace.preparing.energon.work:main"

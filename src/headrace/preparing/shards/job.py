@@ -13,9 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.engine.job import PLAN_NAME, Job, Phase, Show, TaskResult
+from headrace.engine.job import Job, Phase, Show, TaskResult
 from headrace.engine.poison import AnyTask
 from headrace.engine.serving import Done, load
+from headrace.engine.work_folder import PLAN_NAME
 from headrace.io import output_errors
 from headrace.preparing.output_folder import OutputFolder, mark_of
 from headrace.preparing.shards.inputs import MediaPlan

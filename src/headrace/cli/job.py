@@ -1,6 +1,7 @@
-"""``headrace prepare task``, ``status`` and ``finish``: jobs that were planned in their output folder.
+"""``headrace job task``, ``status`` and ``finish``: jobs that were planned; ``headrace prepare`` has them, too.
 
-The options that say where the tasks of a job are done are here, too: they may stand behind every subcommand.
+The options that say where the tasks of a job are done are here, too. They may stand behind every subcommand of
+``headrace prepare``, and behind each `JobCommand`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,12 @@ from __future__ import annotations
 import time
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click import Option
 
-from headrace.cli import prepare_options as common
-from headrace.cli.command import Command, json_option, print_json, print_report
+from headrace.cli.command import Command, json_option, print_json, print_report, usage_errors
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, listing, plural, size
@@ -27,9 +26,10 @@ if TYPE_CHECKING:
 
 EXECUTOR = Option(
     ["--executor"],
-    type=click.Choice(["local", "ray", "slurm"]),
+    type=click.Choice(["local", "ray", "slurm", "plan"]),
     default="local",
-    help="Where the tasks are done: on this host (default: local), or on those of Ray or Slurm.",
+    help="Where the work is done: on this host (default: local), on those of Ray or Slurm, or, with plan, wherever"
+    " headrace job task runs.",
 )
 _RAY = (Option(["--address"], metavar="ADDRESS", help="Address of the Ray cluster (default: as ray.init finds it)."),)
 _SLURM = (
@@ -46,7 +46,7 @@ _SLURM = (
     Option(["--setup"], metavar="COMMAND", help="Shell command before each job, as 'source env.sh'."),
 )
 PLAN: Final = "plan"
-"""What stands for the executor of `headrace prepare plan`."""
+"""What stands for the executor if a job is only planned."""
 
 OPTIONS: Final = (EXECUTOR, *_RAY, *_SLURM)
 _OWNERS: Final = {"ray": {option.name for option in _RAY}, "slurm": {option.name for option in _SLURM}}
@@ -89,6 +89,29 @@ def _parsed(args: list[str]) -> dict[str, Any]:
     return given if args else {}
 
 
+class JobCommand(Command):
+    """A command whose work other hosts may do: it has the options of the executors."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; the options of the executors may also have been found before, by `taken_from`."""
+        with usage_errors(args):
+            rest, found = taken_from(args)
+        if found:
+            ctx.obj = found
+        return super().parse_args(ctx, rest)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, and those of the executors."""
+        super().format_options(ctx, formatter)
+        write_options(ctx, formatter)
+
+
+def write_options(ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the options of the executors into a help page."""
+    with formatter.section("Where the work is done"):
+        formatter.write_dl([record for option in OPTIONS if (record := option.get_help_record(ctx))])
+
+
 def executor_of(given: dict[str, Any], *, workers: int | None) -> Executor:
     """Return the executor that the values of these options describe.
 
@@ -103,6 +126,8 @@ def executor_of(given: dict[str, Any], *, workers: int | None) -> Executor:
     name = given.get("executor", "local")
     values = {option: value for option, value in given.items() if option != "executor"}
     at_least_one(workers=workers, **{option: value for option, value in values.items() if isinstance(value, int)})
+    if name == PLAN:
+        raise ConfigError("--executor plan only plans: there is nothing to complete")
     if name == "local":
         return LocalExecutor(workers=workers or usable_cores())
     if workers is not None:
@@ -144,12 +169,12 @@ def task(
 
     The same command may run on many hosts that share DIR: each takes the next open task, and a task that a host leaves
     undone is done by another. On SIGTERM, the tasks that are under way are completed, and no others are begun. Once all
-    tasks are done, `headrace prepare finish DIR` makes the output.
+    tasks are done, `headrace job finish DIR` makes the output.
     """
     from headrace.engine.doing import Doer, Limits
     from headrace.engine.processes import usable_cores
     from headrace.engine.slurm import job_end_s
-    from headrace.preparing import open_job
+    from headrace.kinds import open_job
     from headrace.preparing.options import at_least_one
 
     refuse_executor()
@@ -176,7 +201,7 @@ def task(
     if as_json:
         print_json(found)
     elif not quiet:
-        left = f"{plural(found['open'], 'task')} open" if found["open"] else f"next: headrace prepare finish {output}"
+        left = f"{plural(found['open'], 'task')} open" if found["open"] else f"next: headrace job finish {output}"
         print_report([f"{output}: {plural(found['done'], 'task')} done here, {left}"])
 
 
@@ -206,7 +231,7 @@ def status(output: str, watch: bool, as_json: bool) -> None:
     All of it is read from the folder, on any host.
     """
     from headrace.engine.status import StatusReader
-    from headrace.preparing import open_job
+    from headrace.kinds import open_job
 
     refuse_executor()
     reader = StatusReader(open_job(output, checks_software=False))
@@ -222,9 +247,9 @@ def status(output: str, watch: bool, as_json: bool) -> None:
 
 
 def status_lines(found: JobStatus) -> list[str]:
-    """Return the report of ``headrace prepare status``."""
+    """Return the report of ``headrace job status``."""
     if not found.phase:
-        return [f"{found.output}: all tasks are done; next: headrace prepare finish {found.output}"]
+        return [f"{found.output}: all tasks are done; next: headrace job finish {found.output}"]
     share = f" ({found.done / found.num_tasks:.1%})" if found.num_tasks else ""
     pairs = [("tasks", f"{count(found.done)} of {count(found.num_tasks)} done{share}")]
     for name, number in found.counts.items():
@@ -247,7 +272,7 @@ def status_lines(found: JobStatus) -> list[str]:
     return [f"{found.output}: {found.phase.partition('-')[0]}", *listing(pairs)]
 
 
-@click.command(cls=Command, name="finish", short_help="Complete a planned job.")
+@click.command(cls=JobCommand, name="finish", short_help="Complete a planned job.")
 @click.argument("output", metavar="DIR")
 @click.option(
     "--workers", metavar="N", type=int, help="Worker processes for tasks that are open (default: one per usable core)."
@@ -265,38 +290,31 @@ def finish(output: str, workers: int | None, quiet: bool, as_json: bool) -> None
 
 def run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> None:
     """Take a planned job to its end with an executor, and print the report."""
+    from headrace.cli.prepare_options import notes
     from headrace.engine.executors import Handed
     from headrace.engine.job import Show
-    from headrace.preparing import finish_job
+    from headrace.kinds import finish_job, kind_of
 
-    name = _KINDS[_kind_of(output)]
-    kind = import_module(f"headrace.cli.{name}")
+    kind = import_module(f"headrace.cli.{_KINDS[kind_of(output)]}")
     with ProgressBar(quiet=quiet) as bar:
-        show = Show(
-            tasks=partial(show_tasks, bar), progress=partial(kind.show, bar), notice=common.notes(bar, quiet=quiet)
-        )
+        show = Show(tasks=partial(show_tasks, bar), progress=partial(kind.show, bar), notice=notes(bar, quiet=quiet))
         found = finish_job(output, executor, show)
         elapsed_s = bar.elapsed_s
     if isinstance(found, Handed):
         _show_handed(found, quiet=quiet, as_json=as_json)
-        return
-    report = (found, elapsed_s) if name == _KINDS["energon"] else (found, output, elapsed_s)
-    common.show(kind.result(*report), kind.summary(*report), as_json=as_json, quiet=quiet)
+    else:
+        kind.tell(found, output, elapsed_s, quiet=quiet, as_json=as_json)
 
 
 def _show_handed(found: Handed, *, quiet: bool, as_json: bool) -> None:
-    common.show(found, [f"{found.output}: {line}" for line in found.notes], as_json=as_json, quiet=quiet)
+    _print(found, [f"{found.output}: {line}" for line in found.notes], as_json=as_json, quiet=quiet)
 
 
-def _kind_of(output: str) -> str:
-    """Return the kind of work in a folder: of its plan, or of its output if that is complete."""
-    from headrace.preparing import open_job
-    from headrace.preparing.jobs import planned_in
-    from headrace.stores import MANIFEST_NAME, load_manifest
-
-    if planned_in(output) is None and Path(output, MANIFEST_NAME).exists():
-        return "shards" if any(shard.format == "tar" for shard in load_manifest(output).outputs) else "text"
-    return open_job(output).kind
+def _print(found: object, report: list[str], *, quiet: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+    elif not quiet:
+        print_report(report)
 
 
 def is_planned_only() -> bool:
@@ -311,7 +329,7 @@ def hand_over(output: str, *, workers: int | None, quiet: bool, as_json: bool) -
         ConfigError, MissingExtraError: see `executor_of`.
     """
     from headrace.engine.executors import planned
-    from headrace.preparing import open_job
+    from headrace.kinds import open_job
 
     chosen = _chosen()
     if chosen["executor"] != PLAN:
@@ -319,14 +337,14 @@ def hand_over(output: str, *, workers: int | None, quiet: bool, as_json: bool) -
     elif (found := planned(open_job(output))) is not None:
         _show_handed(found, quiet=quiet, as_json=as_json)
     else:
-        report = [f"{output}: all tasks are done; next: headrace prepare finish {output}"]
-        common.show({"output": output, "phase": "", "num_tasks": 0}, report, as_json=as_json, quiet=quiet)
+        report = [f"{output}: all tasks are done; next: headrace job finish {output}"]
+        _print({"output": output, "phase": "", "num_tasks": 0}, report, as_json=as_json, quiet=quiet)
 
 
 def refuse_executor() -> None:
     """Raise ConfigError if an executor is given to a command that works on this host."""
     if _chosen():
-        raise ConfigError("--executor is for the commands that do a whole job, and for `headrace prepare finish`")
+        raise ConfigError("--executor is for the commands that do a whole job, and for `headrace job finish`")
 
 
 def _chosen() -> dict[str, Any]:
@@ -334,5 +352,26 @@ def _chosen() -> dict[str, Any]:
     return click.get_current_context().obj or {}
 
 
-_KINDS = {"text": "prepare_text", "shards": "prepare_media", "energon": "prepare_energon"}
-"""For each kind of work the module of the command that shows its progress and reports."""
+_KINDS: Final = {
+    "text": "prepare_text",
+    "shards": "prepare_media",
+    "energon": "prepare_energon",
+    "copy": "copying",
+    "measure": "measure",
+    "decode": "stores",
+}
+"""For each kind of work the module of the command; its functions ``show`` and ``tell`` show progress and report."""
+
+
+@click.group(
+    name="job",
+    commands={str(command.name): command for command in (task, status, finish)},
+    short_help="Do, watch and complete what was planned.",
+)
+def command() -> None:
+    """Do the tasks of a job that was planned, on any hosts; show how far it is; complete it.
+
+    `headrace prepare plan`, and --executor plan of the commands that prepare, copy, measure and check, plan a job. DIR
+    is its output: the folder that was named as the output, or the dataset that is prepared in place or checked.
+    Each of the three commands has --json.
+    """

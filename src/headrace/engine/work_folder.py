@@ -1,0 +1,111 @@
+"""A work folder, which one process claims at a time: what runs on one host, and the ends of jobs, work in one.
+
+lock          held by the process that works
+plan.json     if processes on any hosts do the tasks, see `job`
+phase-*/      what they have done
+...           what the kind of work keeps
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import IO, Final
+
+from headrace.errors import OutputError
+from headrace.io import claim_folder
+from headrace.io.atomic import LOCK_NAME
+
+PLAN_NAME: Final = "plan.json"
+
+
+def inside(name: str) -> Callable[[Path], Path]:
+    """Return where a kind of work has its work folder that is in the output."""
+    return lambda output: output / name
+
+
+def beside(ending: str) -> Callable[[Path], Path]:
+    """Return where a kind of work has its work folder that is beside the output: ``.NAME.ENDING``."""
+
+    def place(output: Path) -> Path:
+        output = output.resolve()
+        return output.with_name(f".{output.name}.{ending}")
+
+    return place
+
+
+class ClaimedFolder:
+    """A work folder, not claimed yet.
+
+    Args:
+        path: the folder.
+        busy: what an error says if another process has claimed it.
+    """
+
+    def __init__(self, path: Path, busy: str) -> None:
+        self.path = path
+        self._busy = busy
+        self._created: list[Path] = []
+        self._lock: IO[bytes] | None = None
+
+    def make(self, folder: Path) -> None:
+        """Make a folder that is needed, and its parents. `leave` removes those that are empty then.
+
+        Raises:
+            OSError: the system refuses it.
+        """
+        for path in reversed([path for path in [folder, *folder.parents] if not path.exists()]):
+            path.mkdir(exist_ok=True)
+            self._created.append(path)
+
+    def claim(self) -> None:
+        """Make the work folder, and lock it.
+
+        Raises:
+            OutputError: another process has claimed it.
+            OSError: the system refuses it.
+        """
+        try:
+            self._lock = claim_folder(self.path)
+        except BlockingIOError:
+            raise OutputError(self._busy) from None
+
+    def clear(self, keep: Collection[str] = ()) -> None:
+        """Remove everything but the lock and these names. The plan goes first, before what its tasks have made.
+
+        Raises:
+            OSError: the system refuses it.
+        """
+        (self.path / PLAN_NAME).unlink(missing_ok=True)
+        for path in list(self.path.iterdir()):
+            if path.name not in (LOCK_NAME, *keep):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def leave(self, end: Callable[[], None]) -> None:
+        """Release the folder.
+
+        Args:
+            end: called before that, if this process has claimed the folder, to remove what should not stay. Without the
+                lock, the folder belongs to another process.
+        """
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            with lock:
+                end()
+        for folder in reversed(self._created):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        self._created.clear()
+
+    def keep_created(self) -> None:
+        """Let the folders stay that `make` has made."""
+        self._created.clear()
+
+
+def remove_work(work: Path) -> None:
+    """Remove a work folder, if the system lets us. The plan goes first: it never stands there without its files."""
+    with contextlib.suppress(OSError):
+        (work / PLAN_NAME).unlink(missing_ok=True)
+        shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,84 @@
+"""All kinds of work that processes on any hosts may do, and where each has its plan.
+
+    text, shards, energon     headrace prepare           DIR/.headrace, DIR/.nv-meta/.headrace
+    copy                      merge, convert, split      .DST.headrace-copying, beside the output
+    measure                   headrace measure           .FACTS.measuring, beside the folder of facts
+    decode                    headrace check --decode    .DATASET.checking, beside the dataset
+
+This module imports ``headrace.engine``, and every room that has a kind of work.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from headrace import preparing
+from headrace.copying.destination import WORK as COPY_WORK
+from headrace.datasets.measuring.running import WORK as MEASURE_WORK
+from headrace.engine import job as engine_job
+from headrace.engine.executors import Executor, drive
+from headrace.engine.job import Job, KindOfWork, Show, planned_in
+from headrace.inspect.decode_job import WORK as DECODE_WORK
+from headrace.inspect.decode_job import last_report
+from headrace.io import check_local
+from headrace.preparing import jobs as preparing_jobs
+from headrace.stores import MANIFEST_NAME, load_manifest
+
+KINDS: Final = {
+    **preparing_jobs.KINDS,
+    "copy": KindOfWork("headrace.copying.jobs:CopyJob", COPY_WORK),
+    "measure": KindOfWork("headrace.inspect.measure_job:MeasureJob", MEASURE_WORK),
+    "decode": KindOfWork("headrace.inspect.decode_job:DecodeJob", DECODE_WORK),
+}
+
+
+def open_job(output: str | os.PathLike[str], *, checks_software: bool = True) -> Job:
+    """Open the job that was planned for an output, of whatever kind.
+
+    Args:
+        output: the output: a folder, or the dataset that is checked. If several jobs are planned for it, the first in
+            the order of `KINDS` is opened.
+        checks_software: whether this host must have the software of the plan, without which it may do no task.
+
+    Raises:
+        OutputError: nothing is planned there, or the plan cannot be read.
+        ConfigError: the software of this host differs from that of the plan.
+
+    Example:
+        >>> report = headrace.convert("stores/web", "planned", format="keyed", plan_only=True)
+        >>> job = headrace.kinds.open_job("planned")
+        >>> job.kind, job.phase().num_tasks
+        ('copy', 1)
+    """
+    check_local(output)
+    return engine_job.open_job(output, KINDS, checks_software=checks_software)
+
+
+def kind_of(output: str | os.PathLike[str]) -> str:
+    """Return the kind of the job that is planned for an output, or else of what was completed there.
+
+    Raises:
+        OutputError: nothing is planned there, and nothing is known to be complete.
+    """
+    if planned_in(output, KINDS) is None:
+        if last_report(output) is not None:
+            return "decode"
+        if Path(output, MANIFEST_NAME).exists():
+            return "shards" if any(shard.format == "tar" for shard in load_manifest(output).outputs) else "text"
+    return open_job(output, checks_software=False).kind
+
+
+def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -> Any:
+    """Take the job that was planned for an output to its end, and return its report; `Handed` if it goes on elsewhere.
+
+    If a run of ``headrace prepare``, or the last check that was planned, is complete already, its report is returned.
+
+    Raises:
+        OutputError: nothing was planned there.
+        Exception: see `headrace.engine.executors.drive`.
+    """
+    if planned_in(output, KINDS) is not None:
+        return drive(open_job(output), executor, show)
+    return last_report(output) or preparing.finish_job(output, executor, show)

@@ -1,0 +1,225 @@
+"""Copies whose shards are written in any order, by several processes, with deaths in between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace
+import jobs_by_hand
+import killing
+from copies_made import drawn, files, pair
+from counts import cases
+from headrace.copying import CopyOptions, CopyReport
+from headrace.copying.sources import StoreSource
+from headrace.engine.executors import LocalExecutor, drive
+from headrace.engine.job import Show
+from headrace.errors import InputError, OutputError, StoreError
+from headrace.kinds import KINDS, finish_job, open_job
+
+Copy = Callable[..., CopyReport]
+
+
+def merged(output: Path, **how: Any) -> CopyReport:
+    return headrace.merge(["a", "b", "keyed"], output, options=CopyOptions(format="indexed", shards=50), **how)
+
+
+def merged_whole(output: Path, **how: Any) -> CopyReport:
+    return headrace.merge(["a", "b"], output, **how)
+
+
+def split(output: Path, **how: Any) -> CopyReport:
+    return headrace.split("a", output, into=3, options=CopyOptions(shards=30), **how)
+
+
+def converted(output: Path, **how: Any) -> CopyReport:
+    return headrace.convert("many", output, format="keyed", options=CopyOptions(dtype="int64"), **how)
+
+
+def overwritten(output: Path, **how: Any) -> CopyReport:
+    options = CopyOptions(format="keyed", shards=40, overwrite=True)
+    return headrace.merge(["b", "a"], output, options=options, **how)
+
+
+CASES = [merged, merged_whole, split, converted, overwritten]
+
+
+@pytest.fixture(autouse=True)
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sources at relative paths, and workers inside this process."""
+    monkeypatch.chdir(tmp_path)
+    drawn(Path("a"), 1, 60)
+    drawn(Path("b"), 2, 40)
+    headrace.convert("b", "keyed", format="keyed")
+    headrace.merge(["a", "b", "a"], "many", options=CopyOptions(shards="source"))
+    with jobs_by_hand.inline():
+        yield
+
+
+def begun(output: Path, copy: Copy) -> None:
+    """The destination as it is before the copy."""
+    if copy is overwritten:
+        headrace.merge(["a"], output)
+
+
+def finished(output: Path) -> Any:
+    return finish_job(output, LocalExecutor(workers=1), Show())
+
+
+@pytest.mark.parametrize("copy", CASES)
+def test_any_history_gives_the_bytes_of_a_local_run(copy: Copy, tmp_path: Path) -> None:
+    told = copy(Path("local"))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for seed in range(cases(4, 200)):
+        output = Path(f"{seed}")
+        begun(output, copy)
+        planned = copy(output, plan_only=True)
+        assert planned.is_dry_run
+        assert copy is overwritten or not output.exists()
+        with contextlib.suppress(OutputError):  # the process died after the output was complete, and its plan was gone
+            report = jobs_by_hand.do_all(lambda output=output: open_job(output), random.Random(seed))  # type: ignore[misc]
+            assert report is None or report.inputs == told.inputs
+        copy(output)  # finds it complete, or does what is left
+        assert files(output) == files(Path("local"))
+        with pytest.raises(OutputError, match="nothing is planned in this folder, or it is complete"):
+            open_job(output)
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.isdecimal()) == before
+
+
+@pytest.mark.parametrize("copy", [split, overwritten])
+def test_finish_is_killed_at_any_change(copy: Copy) -> None:
+    copy(Path("local"))
+    begun(Path("out"), copy)
+    copy(Path("out"), plan_only=True)
+    job = open_job("out")
+    phase = job.phase()
+    assert phase is not None
+    jobs_by_hand.do(job, phase)
+    moment = 0
+    while not killing.run(lambda: finished(Path("out")), moment=moment):
+        moment += 3
+        with contextlib.suppress(OutputError):
+            open_job("out")
+            continue
+        break  # complete, and the plan is gone
+    assert files(Path("out")) == files(Path("local"))
+    copy(Path("out"))
+    assert not Path(".out.headrace-copying").exists()
+
+
+def test_a_local_run_adopts_what_others_have_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = split(Path("local"))
+    split(Path("out"), plan_only=True)
+    job = open_job("out")
+    phase = job.phase()
+    assert phase is not None
+    jobs_by_hand.do(job, phase, [0, 2])
+    written = []
+    write = headrace.copying.copier.Copier.write_shard
+
+    def counted(self: Any, place: Path, folder: Any, number: int, hashers: Any) -> Any:
+        written.append((folder.name, number))
+        return write(self, place, folder, number, hashers)
+
+    monkeypatch.setattr(headrace.copying.copier.Copier, "write_shard", counted)
+    report = split(Path("out"))
+    assert report.stores[0].shards == copied.stores[0].shards
+    assert len(written) == sum(len(store.shards) for store in copied.stores) - 2
+    assert files(Path("out")) == files(Path("local"))
+
+
+def test_what_is_lost_is_written_again() -> None:
+    merged(Path("local"))
+    merged(Path("out"), plan_only=True)
+    job = open_job("out")
+    phase = job.phase()
+    assert phase is not None
+    jobs_by_hand.do(job, phase)
+    for path in job.receipts(phase).folder.glob("*/shard-000001/*.bin"):
+        path.unlink()
+    finished(Path("out"))
+    assert files(Path("out")) == files(Path("local"))
+
+
+@pytest.mark.parametrize(("copy", "num_hashing"), [(converted, 0), (merged_whole, 0), (merged, 6)])
+def test_each_file_is_hashed_by_a_task(copy: Copy, num_hashing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By that which copies all its documents, if there is one."""
+    told = copy(Path("local"))
+    copy(Path("out"), plan_only=True)
+    job = open_job("out")
+    phase = job.phase()
+    assert phase is not None
+    assert phase.num_tasks == sum(store.num_shards for store in told.stores) + num_hashing
+    jobs_by_hand.do(job, phase)
+    assert job.receipts(phase).counts["bytes"] == phase.total_bytes
+    monkeypatch.setattr(StoreSource, "input", None)
+    assert finished(Path("out")).inputs == told.inputs
+
+
+def test_a_shard_that_is_damaged_before_the_end_is_noticed() -> None:
+    merged(Path("out"), plan_only=True)
+    job = open_job("out")
+    phase = job.phase()
+    assert phase is not None
+    jobs_by_hand.do(job, phase)
+    (shard,) = job.receipts(phase).folder.glob("*/shard-000003/*.bin")
+    shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
+    with pytest.raises(OutputError, match="what is read back differs from what was written"):
+        finished(Path("out"))
+    assert not Path("out").exists()
+
+
+def test_a_complete_copy_is_not_planned_again() -> None:
+    split(Path("out"))
+    report = split(Path("out"), plan_only=True)
+    assert "the output is already complete" in report.warnings[-1]
+    assert not report.is_dry_run
+    with pytest.raises(OutputError, match="the folder exists and holds"):
+        merged(Path("out"), plan_only=True)
+    assert not Path(".out.headrace-copying").exists()
+
+
+def test_another_copy_is_refused_where_one_is_planned(tmp_path: Path) -> None:
+    split(Path("out"), plan_only=True)
+    split(Path("out"), plan_only=True)  # the same one goes on
+    for how in ({"plan_only": True}, {}):
+        with pytest.raises(OutputError, match="is planned for this output: complete it with headrace job finish out"):
+            merged(Path("out"), **how)
+    assert open_job("out").phase() is not None
+
+
+def test_sources_that_change_are_noticed() -> None:
+    merged_whole(Path("out"), plan_only=True)
+    os.utime("b.bin", ns=(1, 1))
+    with pytest.raises(StoreError, match=r"b\.bin: the file changed since the copy was planned"):
+        finished(Path("out"))
+    with pytest.raises(OutputError, match="a copy of other sources"):
+        merged_whole(Path("out"), plan_only=True)
+
+
+def test_a_value_that_does_not_fit_fails_as_in_a_local_run() -> None:
+    pair(Path("wide"), [[[1]], [[700]]])
+
+    def narrow(output: Path, **how: Any) -> CopyReport:
+        return headrace.convert("wide", output, format="keyed", options=CopyOptions(dtype="uint8"), **how)
+
+    with pytest.raises(InputError) as local:
+        narrow(Path("local"))
+    narrow(Path("out"), plan_only=True)
+    job = open_job("out")
+    with pytest.raises(InputError) as planned:
+        drive(job, LocalExecutor(workers=1), Show())
+    assert str(planned.value).endswith(str(local.value).partition("wide")[2])
+    assert not Path("out").exists()
+
+
+def test_the_table_names_what_there_is() -> None:
+    for name, kind in KINDS.items():
+        module, _, job = kind.job.partition(":")
+        assert getattr(__import__(module, fromlist=[job]), job).kind == name
