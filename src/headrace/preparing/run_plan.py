@@ -49,22 +49,23 @@ _BYTES_PER_TOKEN = 3
 
 MIN_BUCKET_BYTES = 256 << 10
 MAX_BUCKET_BYTES = 32 << 20
-MAX_DEALT_BYTES = 128 << 20
-"""Limit on the size of a bucket if tasks deal it. Each reads one part of every piece, so larger ones save reads."""
 MAX_BUCKETS = 1 << 15
 BUCKETS_PER_WORKER = 64
 """Buckets for each worker, as far as the limits on their size allow. Each worker sorts one at a time, so that only a
 small part of the whole is in memory."""
 
+DEALT_BYTES = 128 << 20
+"""Output in a bucket if tasks deal it. A task that sorts reads a part of every piece, so small ones would cost more."""
+
 RANGE_BYTES = 512 << 20
-"""Text whose hashes are a range. Documents of 500 bytes make 10^6 hashes of it, which take some 100 MB of memory."""
+"""Text whose hashes are a range. Documents of 500 bytes make 10^6 hashes of it, which take 120 MB of memory."""
 MAX_RANGES = 1 << 14
 
 
-def choose_num_buckets(output_bytes: int, num_workers: int, max_bytes: int = MAX_BUCKET_BYTES) -> int:
+def choose_num_buckets(output_bytes: int, num_workers: int) -> int:
     """The number of buckets, a power of two, for an output of about this size. It does not change the output."""
     fineness = BUCKETS_PER_WORKER * max(num_workers, 2)
-    size = min(max(output_bytes // fineness, MIN_BUCKET_BYTES), max_bytes)
+    size = min(max(output_bytes // fineness, MIN_BUCKET_BYTES), MAX_BUCKET_BYTES)
     return min(_power_of_two(-(-output_bytes // size)), MAX_BUCKETS)
 
 
@@ -186,7 +187,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
             text_bytes = sum(file.text_bytes for file in self.files)
             num_ranges = min(_power_of_two(-(-text_bytes // RANGE_BYTES)), MAX_RANGES)
         if self.is_shuffled:
-            num_buckets = choose_num_buckets(self.output_bytes, 1, MAX_DEALT_BYTES)
+            num_buckets = min(_power_of_two(-(-self.output_bytes // DEALT_BYTES)), MAX_BUCKETS)
         return Exchange(num_ranges=num_ranges, num_buckets=num_buckets)
 
     @property

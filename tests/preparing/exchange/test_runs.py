@@ -47,7 +47,7 @@ def small() -> Iterator[None]:
     """Several ranges and buckets, and several blocks of pieces, of inputs of some kB."""
     with small_jobs(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 5000)
-        patch.setattr("headrace.preparing.run_plan.MIN_BUCKET_BYTES", 1000)
+        patch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 1000)
         patch.setattr(duplicates, "BLOCK_PIECES", 4)
         yield
 
@@ -230,7 +230,7 @@ def test_what_a_task_loads_does_not_grow_with_the_input(
     kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten times the input makes more buckets and ranges, not larger ones; nobody reads the documents in between."""
-    monkeypatch.setattr("headrace.preparing.run_plan.MAX_DEALT_BYTES", 8000)
+    monkeypatch.setattr("headrace.preparing.run_plan.DEALT_BYTES", 4000)
     monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 20_000)
     chance = random.Random(1)
     words = [f"w{number}" for number in range(500)]
@@ -250,7 +250,7 @@ def test_what_a_task_loads_does_not_grow_with_the_input(
         found.append(most)
     small, large = found
     assert small["SortTask"] > 0 < small["FindTask"]
-    assert large["SortTask"] < 2 * max(small["SortTask"], 8000)
+    assert large["SortTask"] < 2 * small["SortTask"]
     assert large["FindTask"] < 3 * small["FindTask"]
 
 

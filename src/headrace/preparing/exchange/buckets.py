@@ -97,6 +97,9 @@ class BucketSorter:
         Raises:
             OutputError: the bucket is damaged or cannot be read, or the piece cannot be written.
         """
+        return _write_sorted(self._parts, order.bucket, self._read(order), order.size)
+
+    def _read(self, order: SortTask) -> Frame:
         path = bucket_path(self._folder, order.bucket)
         data = np.zeros(0, np.uint8)
         if order.size:
@@ -106,8 +109,7 @@ class BucketSorter:
                 raise OutputError(f"{path}: a bucket cannot be read back: {error.strerror or error}") from error
         if data.size != order.size:
             raise OutputError(f"{path}: a bucket has {data.size:,} bytes, {order.size:,} were written; {DAMAGED}")
-        frames = list(decode_frames(data, self._dtypes, path, "a bucket"))
-        return _write_sorted(self._parts, order.bucket, joined(frames, self._dtypes), order.size)
+        return joined(list(decode_frames(data, self._dtypes, path, "a bucket")), self._dtypes)
 
 
 class DealtSorter:
@@ -133,14 +135,19 @@ class DealtSorter:
         Raises:
             OutputError: a file is damaged or cannot be read, or the piece cannot be written.
         """
+        documents, size = self._read(order.bucket)
+        return _write_sorted(self._parts, order.bucket, documents, size)
+
+    def _read(self, bucket: int) -> tuple[Frame, int]:
+        """Return the documents of a bucket, and how many bytes were read."""
         frames: list[Frame] = []
         size = 0
         for dealt in self._dealt:
             path = self._work / dealt.path
-            data = read_part(path, order.bucket)
+            data = read_part(path, bucket)
             size += data.size
             frames += [self._numbered(dealt, frame) for frame in decode_frames(data, self._dtypes, path)]
-        return _write_sorted(self._parts, order.bucket, joined(frames, self._dtypes), size)
+        return joined(frames, self._dtypes), size
 
     def _numbered(self, dealt: Dealt, frame: Frame) -> Frame:
         """Return the documents with their numbers among all, and with the domains of the run."""

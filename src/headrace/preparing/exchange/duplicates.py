@@ -283,7 +283,7 @@ def write_hashes(path: Path, num_ranges: int, hashes: HashArray) -> None:
 
 
 class DuplicateFinder:
-    """Finds the duplicates among the hashes of a range, in a worker. Memory: some 100 bytes for each hash.
+    """Finds the duplicates among the hashes of a range, in a worker. Memory: about 120 bytes for each hash.
 
     The result is a file of parts: part k tells of the pieces from 256 k on. The keys are the numbers of pieces, and the
     numbers are the documents in these that have the same text as a document of an earlier piece.
