@@ -30,7 +30,7 @@ from headrace.plan.keys import derive, derive_array
 from headrace.preparing.columns import Row, count_ones, take_rows
 from headrace.preparing.documents import BLANK, Documents
 from headrace.preparing.exchange.duplicates import write_hashes
-from headrace.preparing.exchange.parts import Frame, parts_of, write_parts
+from headrace.preparing.exchange.parts import NumberedDocuments, parts_of, write_parts
 from headrace.preparing.messages import Exchange, Setup
 from headrace.preparing.sources import Block
 from headrace.preparing.tally import BAD, Tally
@@ -336,7 +336,7 @@ class PieceBuilder:
             rows.append((values, lengths))
             if column.kind == "mask":
                 arrays[f"ones.{number}"] = [count_ones(values, lengths)]
-        documents = Frame(order, np.arange(len(order)), rows)
+        documents = NumberedDocuments(order, np.arange(len(order)), rows)
         path = piece_path(folder, self._task_index, self._number, PARTS)
         write_parts(path, exchange.num_buckets, parts_of(order, exchange.num_buckets), documents)
 

@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace.errors import OutputError
-from headrace.preparing.exchange.parts import Frame, decode_frames, joined, parts_of, read_part, write_parts
+from headrace.preparing.exchange.parts import NumberedDocuments, decode_frames, joined, parts_of, read_part, write_parts
 
 DTYPES = (np.dtype(np.uint16), np.dtype(np.int64))
 
 
-def documents(seed: int, count: int) -> Frame:
+def documents(seed: int, count: int) -> NumberedDocuments:
     rng = np.random.default_rng(seed)
     keys = np.sort(rng.integers(0, 1 << 64, count, np.uint64))
     rows = []
     for dtype in DTYPES:
         lengths = rng.integers(0, 9, count)
         rows.append((rng.integers(0, 60_000, int(lengths.sum())).astype(dtype), lengths))
-    return Frame(keys, rng.permutation(count), rows)
+    return NumberedDocuments(keys, rng.permutation(count), rows)
 
 
-def content(frame: Frame) -> list[list[int]]:
+def content(frame: NumberedDocuments) -> list[list[int]]:
     return [part.tolist() for part in (frame.keys, frame.numbers, *(array for row in frame.rows for array in row))]
 
 

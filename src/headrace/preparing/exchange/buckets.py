@@ -28,7 +28,7 @@ from headrace.io import output_errors, write_all
 from headrace.preparing.columns import IntArray, Rows, take_rows
 from headrace.preparing.exchange.parts import (
     DAMAGED,
-    Frame,
+    NumberedDocuments,
     decode_frames,
     encode_frames,
     joined,
@@ -61,7 +61,9 @@ class BucketWriter:
 
     def add(self, order: NDArray[np.uint64], ordinals: IntArray, rows: Rows) -> None:
         """Add documents that are sorted by ``order`` (n,); ``rows`` has tokens and lengths for each key."""
-        for bucket, frame in encode_frames(parts_of(order, self._num_buckets), Frame(order, ordinals, rows)):
+        for bucket, frame in encode_frames(
+            parts_of(order, self._num_buckets), NumberedDocuments(order, ordinals, rows)
+        ):
             self._waiting.setdefault(bucket, []).append(frame)
             self.waiting_bytes += len(frame)
 
@@ -99,7 +101,7 @@ class BucketSorter:
         """
         return _write_sorted(self._parts, order.bucket, self._read(order), order.size)
 
-    def _read(self, order: SortTask) -> Frame:
+    def _read(self, order: SortTask) -> NumberedDocuments:
         path = bucket_path(self._folder, order.bucket)
         data = np.zeros(0, np.uint8)
         if order.size:
@@ -138,9 +140,9 @@ class DealtSorter:
         documents, size = self._read(order.bucket)
         return _write_sorted(self._parts, order.bucket, documents, size)
 
-    def _read(self, bucket: int) -> tuple[Frame, int]:
+    def _read(self, bucket: int) -> tuple[NumberedDocuments, int]:
         """Return the documents of a bucket, and how many bytes were read."""
-        frames: list[Frame] = []
+        frames: list[NumberedDocuments] = []
         size = 0
         for dealt in self._dealt:
             path = self._work / dealt.path
@@ -149,7 +151,7 @@ class DealtSorter:
             frames += [self._numbered(dealt, frame) for frame in decode_frames(data, self._dtypes, path)]
         return joined(frames, self._dtypes), size
 
-    def _numbered(self, dealt: Dealt, frame: Frame) -> Frame:
+    def _numbered(self, dealt: Dealt, frame: NumberedDocuments) -> NumberedDocuments:
         """Return the documents with their numbers among all, and with the domains of the run."""
         count, first = len(frame.numbers), dealt.first + int(frame.numbers[0])
         with output_errors(self._numbers, "read"):
@@ -160,10 +162,10 @@ class DealtSorter:
         if dealt.domains:
             values, lengths = rows[-1]
             rows[-1] = (np.array(dealt.domains, values.dtype)[values], lengths)
-        return Frame(frame.keys, numbers, rows)
+        return NumberedDocuments(frame.keys, numbers, rows)
 
 
-def _write_sorted(folder: str, bucket: int, documents: Frame, size: int) -> Done:
+def _write_sorted(folder: str, bucket: int, documents: NumberedDocuments, size: int) -> Done:
     """Sort the documents of a bucket by key, then by number, and write the piece; ``size`` bytes were read."""
     order = np.lexsort((documents.numbers, documents.keys))
     order = order[documents.numbers[order] >= 0]

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from headrace.engine.serving import Done
 from headrace.errors import InputError, StoreError
 from headrace.preparing.columns import Column, IntArray, Rows
-from headrace.preparing.exchange.parts import Frame, decode_frames, joined, parts_of, read_part, write_parts
+from headrace.preparing.exchange.parts import NumberedDocuments, decode_frames, joined, parts_of, read_part, write_parts
 from headrace.preparing.messages import FindTask
 
 HashArray = NDArray[np.uint64]
@@ -279,7 +279,12 @@ def write_hashes(path: Path, num_ranges: int, hashes: HashArray) -> None:
     """
     first = first_of_each(hashes)
     high, low = hashes[first].T
-    write_parts(path, num_ranges, parts_of(high, num_ranges), Frame(high, first, [(low, np.ones(len(low), np.int64))]))
+    write_parts(
+        path,
+        num_ranges,
+        parts_of(high, num_ranges),
+        NumberedDocuments(high, first, [(low, np.ones(len(low), np.int64))]),
+    )
 
 
 class DuplicateFinder:
@@ -300,7 +305,7 @@ class DuplicateFinder:
         Raises:
             OutputError: a file of hashes is damaged or cannot be read, or the result cannot be written.
         """
-        frames: list[Frame] = []
+        frames: list[NumberedDocuments] = []
         pieces: list[IntArray] = []
         size = 0
         for piece, name in enumerate(self._hashes):
@@ -317,7 +322,7 @@ class DuplicateFinder:
             duplicates_path(self._folder, order.range),
             -(-len(self._hashes) // BLOCK_PIECES),
             where // BLOCK_PIECES,
-            Frame(where.astype(np.uint64), documents[is_later], []),
+            NumberedDocuments(where.astype(np.uint64), documents[is_later], []),
         )
         return Done.of(order.range, (size, len(high), 0))
 

@@ -32,14 +32,14 @@ from headrace.preparing.columns import IntArray, Row, Rows
 DAMAGED: Final = "the machine may have lost power. Run again with --restart"
 
 
-class Frame(NamedTuple):
+class NumberedDocuments(NamedTuple):
     """Documents that go to the same place."""
 
     keys: NDArray[np.uint64]
     """(n,) ascending within a frame that was read, in any order after `joined`."""
 
     numbers: IntArray
-    """(n,)"""
+    """(n,) which document each one is: of its piece, or of the run."""
 
     rows: Rows
 
@@ -51,7 +51,7 @@ def parts_of(keys: NDArray[np.uint64], num_parts: int) -> IntArray:
     return (keys >> np.uint64(64 - (num_parts.bit_length() - 1))).astype(np.int64)
 
 
-def encode_frames(parts: IntArray, documents: Frame) -> Iterator[tuple[int, bytes]]:
+def encode_frames(parts: IntArray, documents: NumberedDocuments) -> Iterator[tuple[int, bytes]]:
     """Yield each part that has documents, and its frame. ``parts`` (n,) is ascending."""
     if not len(parts):
         return
@@ -72,7 +72,7 @@ def encode_frames(parts: IntArray, documents: Frame) -> Iterator[tuple[int, byte
 
 def decode_frames(
     data: NDArray[np.uint8], dtypes: Sequence[np.dtype[Any]], path: Path, what: str = "a part"
-) -> Iterator[Frame]:
+) -> Iterator[NumberedDocuments]:
     """Yield the frames in ``data``, as views of it.
 
     Args:
@@ -99,10 +99,10 @@ def decode_frames(
             at += _rounded(4 * count)
             rows.append((body[at : at + number * dtype.itemsize].view(dtype), lengths))
             at += _rounded(number * dtype.itemsize)
-        yield Frame(body[: 8 * count].view(np.uint64), body[8 * count : 16 * count].view(np.int64), rows)
+        yield NumberedDocuments(body[: 8 * count].view(np.uint64), body[8 * count : 16 * count].view(np.int64), rows)
 
 
-def joined(frames: Sequence[Frame], dtypes: Sequence[np.dtype[Any]]) -> Frame:
+def joined(frames: Sequence[NumberedDocuments], dtypes: Sequence[np.dtype[Any]]) -> NumberedDocuments:
     """Return the documents of all frames in a row."""
     rows: list[Row] = []
     for column, dtype in enumerate(dtypes):
@@ -110,10 +110,10 @@ def joined(frames: Sequence[Frame], dtypes: Sequence[np.dtype[Any]]) -> Frame:
         lengths = [np.zeros(0, np.int64), *(frame.rows[column][1] for frame in frames)]
         rows.append((np.concatenate(values), np.concatenate(lengths)))
     keys = np.concatenate([np.zeros(0, np.uint64), *(frame.keys for frame in frames)])
-    return Frame(keys, np.concatenate([np.zeros(0, np.int64), *(frame.numbers for frame in frames)]), rows)
+    return NumberedDocuments(keys, np.concatenate([np.zeros(0, np.int64), *(frame.numbers for frame in frames)]), rows)
 
 
-def write_parts(path: Path, num_parts: int, parts: IntArray, documents: Frame) -> None:
+def write_parts(path: Path, num_parts: int, parts: IntArray, documents: NumberedDocuments) -> None:
     """Write a file of parts, which appears whole or not at all. It is not synced.
 
     Args:
