@@ -105,7 +105,7 @@ def small_run() -> Iterator[None]:
         patch.setattr(text_task, "PIECE_BYTES", 3000)
         patch.setattr(text_task, "open_span", functools.partial(open_span, block_bytes=2000))
         patch.setattr(run_plan, "MIN_PENDING_BYTES", 4000)
-        patch.setattr("headrace.preparing.piece.MIN_BUCKET_BYTES", 4000)
+        patch.setattr("headrace.preparing.run_plan.MIN_BUCKET_BYTES", 4000)
         patch.setattr(documents, "SAMPLE_ONE_IN", 3)
         patch.setattr("headrace.preparing.backends.first_documents.NUM_DOCUMENTS", 5)
         yield

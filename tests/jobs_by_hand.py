@@ -7,18 +7,22 @@ import importlib
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+import faults
 import killing
-from headrace.engine import doing
+from headrace.engine import doing, heartbeat
 from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.job import Job, Phase, Show
 from headrace.engine.receipts import Receipt, remove_files, sync_files
 from headrace.engine.serving import Done, Parent, Reply
+from headrace.preparing import finish_job, open_job
+from headrace.preparing.output_folder import WORK_NAME
 
 
 class InlineWorkers:
@@ -122,3 +126,33 @@ def do_all(open_job: Callable[[], Job], chooser: random.Random) -> Any:
     if not killing.run(lambda: open_job().finish(quiet), moment=chooser.randrange(60)):
         return drive(open_job(), LocalExecutor(workers=1), quiet)
     return None
+
+
+@contextlib.contextmanager
+def small_jobs() -> Iterator[None]:
+    """Small pieces, workers inside this process, and no patience with processes that are gone."""
+    with faults.small_run(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doing, "WorkerProcesses", faults.InlineWorkers)
+        patch.setattr(heartbeat, "STALE_S", 0.0)
+        patch.setattr(doing, "REFRESH_S", 0.0)
+        yield
+
+
+def do_some(output: Path, *, seed: int = 0, most: int | None = None) -> None:
+    """One process does tasks, in the order that it finds; it ends when none is open."""
+    if not (output / WORK_NAME / "plan.json").exists():
+        return  # it is complete
+    job = open_job(output)
+    phase = job.phase()
+    if phase is None:
+        return
+    receipts = job.receipts(phase)
+    receipts.refresh()
+    order = random.Random(seed).sample(receipts.open_tasks, len(receipts.open_tasks))
+    doer = Doer(job, phase, wanted=order, workers=2, waits=False, limits=Limits(most), on_progress=lambda _: None)
+    doer.run()
+
+
+def finish(output: Path) -> None:
+    """Do what is left, and remove what a kill left."""
+    finish_job(output, LocalExecutor(workers=2), Show())

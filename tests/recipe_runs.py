@@ -91,11 +91,16 @@ def write_lines(path: Path, records: Iterable[Any]) -> Path:
 
 def prepare(recipe: str, folder: Path, output: Path, **options: Any) -> Manifest:
     """A run of a recipe whose paths are of this folder."""
+    options = {"backend": "tokenizers", "workers": 1, **options}
+    return prepare_recipe(parse_recipe(in_folder(recipe, folder)), output, options=RecipeOptions(**options))
+
+
+def in_folder(recipe: str, folder: Path) -> str:
+    """The recipe with paths of this folder."""
     for name in ("inputs: data", "paths: data", "tokenizer: model"):
         key, _, value = name.partition(" ")
         recipe = recipe.replace(name, f"{key} {folder / value}")
-    options = {"backend": "tokenizers", "workers": 1, **options}
-    return prepare_recipe(parse_recipe(recipe), output, options=RecipeOptions(**options))
+    return recipe
 
 
 def documents(path: Path, key: str) -> list[list[Any]]:

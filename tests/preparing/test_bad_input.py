@@ -28,7 +28,7 @@ from headrace.preparing import (
     prepare_text,
 )
 from headrace.preparing.backends import first_documents
-from headrace.preparing.piece import BucketWriter
+from headrace.preparing.exchange.buckets import BucketWriter
 from headrace.preparing.store_output import StoreOutput
 from headrace.stores import load_manifest
 

@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 
 import faults
 from counts import cases, spread
-from headrace.engine import doing, heartbeat
 from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.job import Show
@@ -36,7 +35,6 @@ from headrace.preparing import (
     RecordOptions,
     TextOptions,
     TokenOptions,
-    finish_job,
     open_job,
     plan_text,
     prepare_text,
@@ -46,6 +44,7 @@ from headrace.preparing.messages import TextTask
 from headrace.preparing.output_folder import WORK_NAME
 from headrace.preparing.worker import TextWork
 from headrace.stores import load_manifest
+from jobs_by_hand import do_some, finish, small_jobs
 
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 CASES = {
@@ -60,16 +59,6 @@ CASES = {
         errors=ErrorOptions(on_error="skip"),
     ),
 }
-
-
-@contextlib.contextmanager
-def small_jobs() -> Iterator[None]:
-    """Small pieces, workers inside this process, and no patience with processes that are gone."""
-    with faults.small_run(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(doing, "WorkerProcesses", faults.InlineWorkers)
-        patch.setattr(heartbeat, "STALE_S", 0.0)
-        patch.setattr(doing, "REFRESH_S", 0.0)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -88,26 +77,6 @@ def wanted(kit: Any, inputs: dict[str, Path], tmp_path_factory: pytest.TempPathF
         for name, options in CASES.items():
             prepare_text([inputs[name]], folder / name, tokenizer=kit.tokenizer, options=options)
     return {name: faults.content(folder / name) for name in CASES}
-
-
-def do_some(output: Path, *, seed: int = 0, most: int | None = None) -> None:
-    """One process does tasks, in the order that it finds; it ends when none is open."""
-    if not (output / WORK_NAME / "plan.json").exists():
-        return  # it is complete
-    job = open_job(output)
-    phase = job.phase()
-    if phase is None:
-        return
-    receipts = job.receipts(phase)
-    receipts.refresh()
-    order = random.Random(seed).sample(receipts.open_tasks, len(receipts.open_tasks))
-    doer = Doer(job, phase, wanted=order, workers=2, waits=False, limits=Limits(most), on_progress=lambda _: None)
-    doer.run()
-
-
-def finish(output: Path) -> None:
-    """Do what is left, and remove what a kill left."""
-    finish_job(output, LocalExecutor(workers=2), Show())
 
 
 @pytest.mark.parametrize("name", CASES)

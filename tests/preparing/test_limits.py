@@ -18,7 +18,8 @@ import pytest
 
 from headrace.preparing import OutputOptions, TextOptions, TokenOptions, prepare_text
 from headrace.preparing.backends.first_documents import most_characters
-from headrace.preparing.piece import MAX_BUCKET_BYTES, BucketWriter
+from headrace.preparing.exchange.buckets import BucketWriter
+from headrace.preparing.run_plan import MAX_BUCKET_BYTES
 from headrace.preparing.sources import SourceFile
 
 MAX_WORKER_BYTES = 400_000_000
@@ -150,7 +151,7 @@ def test_the_memory_of_a_worker(kit: Any, sources: list[str], tmp_path: Path, wh
 
 def test_the_memory_of_a_sort(tmp_path: Path) -> None:
     """Of the largest bucket that is planned."""
-    buckets = BucketWriter(tmp_path, 1, 1)
+    buckets = BucketWriter(tmp_path, 1)
     rng = np.random.default_rng(2)
     while sum(buckets.sizes) < MAX_BUCKET_BYTES:
         lengths = rng.integers(0, 1000, 5000)
@@ -167,8 +168,8 @@ def test_the_memory_of_a_sort(tmp_path: Path) -> None:
 
 def _sort(folder: Path, size: int) -> int:
     """Megabytes that the process grew by, or 255."""
+    from headrace.preparing.exchange.buckets import BucketSorter
     from headrace.preparing.messages import SortTask
-    from headrace.preparing.piece import BucketSorter
 
     try:
         Path("/proc/self/clear_refs").write_text("5")

@@ -128,7 +128,7 @@ def write(folder: Path, poison: set[int], *, by_hand: bool = False) -> Path:
 
 def do_some(output: Path, *, seed: int, most: int) -> None:
     """One process does tasks, in any order."""
-    if not (output / ".headrace-prepare" / "plan.json").exists() or (phase := open_job(output).phase()) is None:
+    if not (output / ".headrace" / "plan.json").exists() or (phase := open_job(output).phase()) is None:
         return
     job = open_job(output)
     receipts = job.receipts(phase)

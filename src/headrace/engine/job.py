@@ -33,7 +33,7 @@ from headrace.io import atomic_write, output_errors
 PHASE_PREFIX: Final = "phase-"
 """How the names of the folders of phases begin."""
 
-PLAN_VERSION: Final = 1
+PLAN_VERSION: Final = 2
 """Version of the plan and of the receipts; it increases with each change of their format."""
 
 

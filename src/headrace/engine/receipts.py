@@ -173,8 +173,12 @@ class Receipts:
         """Return the tasks that were begun, whether or not they have a receipt."""
         return {task_index for number in self._folders for task_index in self._listed(CLAIMS_NAME, number)}
 
-    def adopt(self, target: Path) -> None:
+    def adopt(self, target: Path, suffix: str = "") -> None:
         """Move the files of all tasks that are done into one folder, where they were not moved yet.
+
+        Args:
+            target: the folder.
+            suffix: how the names end of the files to move.
 
         If this is interrupted, the next call goes on with it. A file that is at neither place was moved by an earlier
         call and used up since, or it was lost; the caller knows which it still needs, and does such a task again.
@@ -189,7 +193,7 @@ class Receipts:
             there = set(os.listdir(target))  # noqa: PTH208 - names alone
             for receipt in self.done.values():
                 for name in receipt.files:
-                    if name not in there:
+                    if name.endswith(suffix) and name not in there:
                         with contextlib.suppress(FileNotFoundError):
                             (self.folder / receipt.attempt / name).rename(target / name)
 

@@ -4,9 +4,9 @@
     backends       texts -> ids: tokenizers, and faster libraries that are proved equal to it
     run_plan       files and options -> tasks, setup of the workers                         pure
       worker       spans -> blocks -> documents -> pieces on disk                            in the workers
-      piece        documents on their way: pieces, and the buckets of a shuffled run
+      piece        documents on their way to the output
+    exchange       documents that come together: in the buckets of a shuffled run, or since their texts are the same
     committer      pieces -> shards or buckets, ledger, table of origins, checkpoints
-    duplicates     hashes of texts, and the set of those that were seen
     tally          the counts of a block, a piece and a run, up to the ledger of the manifest
     output_folder  moves all files into the output folder, at once or not at all
     jobs           a run whose tasks any process on any host may do, see ``headrace.engine``

@@ -23,6 +23,14 @@ def keep_rows(tokens: NDArray[Any], lengths: IntArray, keep: NDArray[np.bool_]) 
     return np.concatenate(pieces) if pieces else tokens[:0]
 
 
+def count_ones(values: NDArray[Any], lengths: IntArray) -> IntArray:
+    """(n,) the number of values of each document that are not 0."""
+    sums = np.concatenate(([0], np.cumsum(values != 0)))
+    ends = np.cumsum(lengths)
+    found: IntArray = sums[ends] - sums[ends - lengths]
+    return found
+
+
 def total_lengths(rows: Sequence[tuple[NDArray[Any], IntArray]]) -> IntArray:
     """(n,) the number of tokens of each document in all keys, from the tokens and lengths of each key."""
     total = rows[0][1].astype(np.int64)

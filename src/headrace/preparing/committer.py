@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 
 from headrace.errors import InputError
 from headrace.io import output_errors, write_all
-from headrace.preparing.columns import Column, IntArray, Rows, keep_rows, num_ids
-from headrace.preparing.duplicates import HASH_BYTES, SeenHashes
+from headrace.preparing.columns import Column, IntArray, Rows, count_ones, keep_rows, num_ids
+from headrace.preparing.exchange.buckets import NUMBERS_NAME, BucketWriter
+from headrace.preparing.exchange.duplicates import HASH_BYTES, FoundDuplicates, SeenHashes
 from headrace.preparing.ledger import RunLedger
-from headrace.preparing.messages import PiecePosition
+from headrace.preparing.messages import Dealt, PiecePosition
 from headrace.preparing.output_folder import RunState, save_state
-from headrace.preparing.piece import BucketWriter, Piece, SpanResult
+from headrace.preparing.piece import HASHES, Piece, SpanResult, piece_path
 from headrace.preparing.run_plan import BUCKETS_NAME, RunPlan
-from headrace.preparing.store_output import StoreOutput
+from headrace.preparing.store_output import Ordinals, StoreOutput
 from headrace.preparing.tally import DUPLICATE, MAX_RECORDS, Tally, left_out
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, ProvenanceWriter
 
@@ -61,11 +62,13 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
                 which = which[piece.arrays["rows"]]
             keys: dict[str, int] = {}
             supervised = 0
-            for column, (values, lengths) in zip(columns, rows, strict=True):
+            for number, (column, (values, lengths)) in enumerate(zip(columns, rows, strict=True)):
                 if column.kind == "ids":
                     keys[column.key] = int(lengths[which].sum())
                 elif column.kind == "mask":
-                    supervised += int(np.count_nonzero(keep_rows(values, lengths, which)))
+                    ones = piece.arrays.get(f"ones.{number}")
+                    ones = count_ones(values, lengths) if ones is None else ones
+                    supervised += int(ones[which].sum())
             found.append(
                 left_out(
                     reason,
@@ -201,12 +204,18 @@ class Committer:
 
     Committed pieces stay on disk until the next checkpoint, so that a kill never loses anything.
 
+    Args:
+        plan: the plan.
+        work: the work folder.
+        state: the checkpoint to continue from.
+        found: the duplicates, if tasks have found them.
+
     Raises:
         OutputError: the system refuses a write.
         StoreError: the files on disk do not match the checkpoint.
     """
 
-    def __init__(self, plan: RunPlan, work: Path, state: RunState) -> None:
+    def __init__(self, plan: RunPlan, work: Path, state: RunState, found: FoundDuplicates | None) -> None:
         self._plan = plan
         self._work = work
         self.state = state
@@ -232,13 +241,19 @@ class Committer:
             with_ids=plan.options.records.id_field is not None,
             state=state.provenance,
         )
-        self._buckets = None
-        if plan.is_shuffled and state.phase == "encode":
-            self._buckets = BucketWriter(folders[1], state.num_buckets, len(plan.columns), state.bucket_sizes or None)
-        self._seen = self._load_seen() if plan.options.deduplicate and state.phase == "encode" else None
+        self._buckets = self._numbers = self._seen = None
+        self._found = found
+        if state.phase == "encode" and plan.options.deduplicate and found is None:
+            self._seen = self._load_seen()
+        if state.phase == "encode" and plan.is_shuffled:
+            if state.exchanges:
+                num_dealt = state.dealt[-1].first + state.dealt[-1].documents if state.dealt else 0
+                self._numbers = Ordinals(folders[1] / NUMBERS_NAME, num_dealt)
+            else:
+                self._buckets = BucketWriter(folders[1], state.num_buckets, state.bucket_sizes or None)
 
-    def take_text(self, piece: Piece, path: Path) -> None:
-        """Commit the next piece of pass 1."""
+    def take_text(self, piece: Piece, path: Path, parts: Path) -> None:
+        """Commit the next piece of pass 1; if tasks exchange documents, it has its own in ``parts``."""
         info = piece.info
         rows = self._rows(piece)
         is_new = self._find_new(piece)
@@ -250,6 +265,8 @@ class Committer:
         self.ledger.add(info, chosen.left_out(piece, self._plan.columns, rows))
         if self._buckets is not None:
             _add_to_buckets(self._buckets, piece, rows, chosen.keep, first)
+        elif self._numbers is not None:
+            self._number(self._numbers, piece, chosen.keep, first, parts)
         elif chosen.is_all:
             self.output.add(rows, np.arange(first, first + info.num_documents))
         else:
@@ -261,14 +278,14 @@ class Committer:
             self.state.cursor = PiecePosition(info.piece + 1, info.next_span, info.next_lines)
         self._done_with([path], piece.size_bytes)
 
-    def take_sorted(self, piece: Piece, path: Path, bucket: Path) -> None:
-        """Commit the next piece of pass 2, which was made of ``bucket``."""
+    def take_sorted(self, piece: Piece, path: Path, bucket: Path | None) -> None:
+        """Commit the next piece of pass 2; ``bucket`` is what it was made of, if that is of no more use."""
         if piece.info.num_documents:
             self.output.add(self._rows(piece, is_sorted=True), piece.arrays["ordinals"])
             if not self.output.has_domains:
                 self.origins.add_order(piece.arrays["ordinals"])
         self.state.task_index = piece.info.task_index + 1
-        self._done_with([path, bucket], 2 * piece.size_bytes)
+        self._done_with([path] if bucket is None else [path, bucket], 2 * piece.size_bytes)
 
     def checkpoint(self) -> None:
         """Flush everything to the disk, save the state, and delete files that are no longer needed."""
@@ -276,6 +293,8 @@ class Committer:
         if self._buckets is not None:
             self._buckets.flush()
             state.bucket_sizes = self._buckets.sizes
+        if self._numbers is not None:
+            self._numbers.sync()
         if self._hashes:
             self._append_hashes()
         state.ledger = self.ledger.state
@@ -292,8 +311,12 @@ class Committer:
     def begin_sorting(self) -> None:
         """End pass 1, and begin pass 2."""
         self.checkpoint()
+        if self.state.exchanges:
+            num_buckets = self.state.num_buckets
+            total_bytes = sum(dealt.size_bytes for dealt in self.state.dealt)
+            self.state.bucket_sizes = [total_bytes // num_buckets] * num_buckets  # about: only the progress shows them
         self.state.phase, self.state.task_index = "sort", 0
-        self._buckets = self._seen = None
+        self._buckets = self._numbers = self._seen = None
         save_state(self._work, self.state)
         with output_errors(self._work / SEEN_NAME, "remove"):
             (self._work / SEEN_NAME).unlink(missing_ok=True)
@@ -357,12 +380,37 @@ class Committer:
 
     def _find_new(self, piece: Piece) -> NDArray[np.bool_] | None:
         """(n,) whether each document of the piece is seen for the first time, in the order of the input."""
+        hashes = piece.arrays.get("text_hashes", np.zeros((0, 2), np.uint64))
+        if self._found is not None:
+            self.state.is_found = True
+            name = piece_path("", piece.info.task_index, piece.info.piece, HASHES).name
+            return self._found.is_new(name, hashes) if len(hashes) else np.zeros(0, np.bool_)
         if self._seen is None:
             return None
-        hashes = piece.arrays.get("text_hashes", np.zeros((0, 2), np.uint64))
         is_new = self._seen.add(hashes)
         self._hashes.append(hashes[is_new].tobytes())
         return is_new
+
+    def _number(self, numbers: Ordinals, piece: Piece, keep: BoolArray, first: int, parts: Path) -> None:
+        """Note the number of each document of a piece among all that are kept, for the tasks that sort.
+
+        They are in the order of the parts; those that are left out have the number -1.
+        """
+        if not piece.info.num_documents:
+            return
+        numbers.add(np.where(keep, first - 1 + np.cumsum(keep), -1)[piece.arrays["rows"]])
+        with output_errors(parts, "find"):
+            size_bytes = parts.stat().st_size
+        last = self.state.dealt[-1] if self.state.dealt else None
+        self.state.dealt.append(
+            Dealt(
+                path=parts.relative_to(self._work).as_posix(),
+                size_bytes=size_bytes,
+                first=0 if last is None else last.first + last.documents,
+                documents=piece.info.num_documents,
+                domains=tuple(self._domain(name) for name in piece.info.domains),
+            )
+        )
 
     def _load_seen(self) -> SeenHashes:
         path, size = self._work / SEEN_NAME, self.state.seen

@@ -2,12 +2,13 @@
 
 Phases of text and of recipes:
 
-    encode    the tasks of the input, and the hashes of files that no single task reads whole
-    sort      of shuffled runs: the buckets
+    encode       the tasks of the input, and the hashes of files that no single task reads whole
+    duplicates   if they are left out: in one range of hashes of texts a task
+    sort         of shuffled runs: the buckets
 
 If a fast library proves wrong in a task, a second phase of encoding begins at the first such task, with the reference
 tokeniser, as a local run would. What is done in order is the local run itself: it finds the pieces of all tasks on
-disk.
+disk. In a shuffled run it numbers the documents before they are sorted, and sees only the sorted pieces whole.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ import numpy as np
 from headrace.engine import job as engine_job
 from headrace.engine.executors import Executor, drive
 from headrace.engine.job import Job, KindOfWork, Phase, Show, TaskResult, load_plan, planned_in, receipts_of, save_plan
+from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Done, Failed
 from headrace.engine.work_folder import PLAN_NAME, inside
 from headrace.errors import ConfigError, sentence
 from headrace.io import atomic_write, check_local, output_errors
 from headrace.preparing import worker
+from headrace.preparing.exchange.duplicates import duplicates_path
 from headrace.preparing.filters import function_fingerprint
-from headrace.preparing.messages import HashTask, Order, Setup, SortTask, TextTask
-from headrace.preparing.output_folder import RUN_NAME, WORK_NAME, OutputFolder, load_state, mark_of
-from headrace.preparing.piece import piece_path
-from headrace.preparing.run import REFERENCE, TextRun, begin_run, cut
-from headrace.preparing.run_plan import RunPlan, encoding, sorting
+from headrace.preparing.messages import Exchange, FindTask, HashTask, Order, Setup, SortTask
+from headrace.preparing.output_folder import RUN_NAME, WORK_NAME, OutputFolder, RunState, load_state, mark_of
+from headrace.preparing.piece import HASHES, PARTS, piece_path
+from headrace.preparing.run import REFERENCE, TextRun, begin_run, cut, encoding_phases, hash_files
+from headrace.preparing.run_plan import RunPlan, encoding, finding, sorting
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 
@@ -66,9 +69,10 @@ def plan_run(
     kept = msgspec.structs.replace(plan, files=files, tokenizer=msgspec.structs.replace(plan.tokenizer, json=b""))
     atomic_write(folder.work / "tokenizer.json", plan.tokenizer.json)
     num_tasks = len(plan.all_orders())
-    receipts = receipts_of(folder.work, encoding(mark_of(folder.work), plan.choice.name, num_tasks))
-    receipts.refresh()
-    receipts.forget_failed()
+    for backend in {plan.choice.name, REFERENCE}:
+        receipts = receipts_of(folder.work, encoding(mark_of(folder.work), backend, num_tasks))
+        receipts.refresh()
+        receipts.forget_failed()
     software = {} if plan.choice.name == REFERENCE else {plan.choice.name: plan.choice.version}
     save_plan(folder.work, KIND, kept, software)
     folder.keep()
@@ -98,20 +102,26 @@ class TextJob(Job):
             )
 
     def phase(self) -> Phase | None:
-        """See `Job`. A phase of encoding that is over is still returned if its documents have to be sorted."""
+        """See `Job`. The last phase before documents are sorted is still returned if it is over, for `advance`."""
         if not (self.work / PLAN_NAME).exists():
             return None  # another process has finished the job
         state = load_state(self.work)
         if state is not None and state.phase == "sort":
-            phase = sorting(self._mark, state.num_buckets)
-            return phase if self._open_tasks(phase) else None
-        phase = self._encoding(self._plan.choice.name, 0)
-        if not self._open_tasks(phase) and (wrong := self._mismatch(phase)) is not None:
-            phase = self._encoding(REFERENCE, wrong)
-        return phase if self._plan.is_shuffled or self._open_tasks(phase) else None
+            phase = sorting(self._mark, state.num_buckets, first_task=state.task_index)
+            return phase if self._read(phase).open_tasks else None
+        phases = self._encoding()
+        if (exchange := self._exchange(state)) is not None and exchange.num_ranges:
+            phases.append(finding(self._mark, exchange.num_ranges))
+        for phase in phases:
+            receipts = self._read(phase)
+            if receipts.open_tasks or receipts.failed:
+                return phase
+        return phases[-1] if self._plan.is_shuffled else None
 
     def tasks(self, phase: Phase) -> Sequence[Order]:
         """See `Job`."""
+        if phase.name.startswith("duplicates"):
+            return [FindTask(number) for number in range(phase.num_tasks)]
         if phase.name.startswith("sort"):
             state = load_state(self.work)
             sizes = state.bucket_sizes if state is not None else []
@@ -120,18 +130,35 @@ class TextJob(Job):
 
     def setup(self, phase: Phase, results: Path) -> Setup:
         """See `Job`."""
-        setup = self._plan.setup_in(self.work, self._mark, self._backend(phase))
+        state = load_state(self.work)
+        if phase.name.startswith("sort"):
+            exchange = Exchange(dealt=tuple(state.dealt)) if state is not None and state.exchanges else None
+            setup = self._plan.sort_setup(self.work, self._mark, exchange)
+        else:
+            exchange = self._exchange(state)
+            if phase.name.startswith("duplicates"):
+                exchange = Exchange(hashes=hash_files(self._encoding(), self._read))
+            setup = self._plan.setup_in(self.work, self._mark, self._backend(phase), exchange)
         return msgspec.structs.replace(setup, parts=str(results))
 
     def result(self, phase: Phase, done: Sequence[Done], results: Path) -> TaskResult:
         """See `Job`."""
-        if not phase.name.startswith("sort") and isinstance(self._orders[done[0].task_index], HashTask):
+        task_index = done[0].task_index
+        is_encoded = phase.name.startswith("encode")
+        if is_encoded and isinstance(self._orders[task_index], HashTask):
             number, digest = done[0].read(tuple[int, str])
             return TaskResult(value={"file": number, "xxh3_128": digest})
-        counts = np.sum([piece.read(tuple[int, int, int]) for piece in done], axis=0).tolist()
+        counts = [piece.read(tuple[int, int, int]) for piece in done]
+        if phase.name.startswith("duplicates"):
+            names = [duplicates_path("", task_index).name]
+        else:
+            kinds = self._kinds(load_state(self.work)) if is_encoded else []
+            names = [piece_path("", task_index, piece.piece).name for piece in done]
+            for piece, (_, documents, _) in zip(done, counts, strict=True):
+                names += [piece_path("", task_index, piece.piece, kind).name for kind in kinds if documents]
         return TaskResult(
-            files=tuple(piece_path("", piece.task_index, piece.piece).name for piece in done),
-            counts=dict(zip(("bytes", "documents", "tokens"), counts, strict=True)),
+            files=tuple(names),
+            counts=dict(zip(("bytes", "documents", "tokens"), np.sum(counts, axis=0).tolist(), strict=True)),
         )
 
     def failure(self, phase: Phase, failed: Failed) -> TaskResult:
@@ -146,11 +173,13 @@ class TextJob(Job):
         raise failed.error()
 
     def advance(self, phase: Phase, show: Show) -> None:
-        """See `Job`: put the documents of a shuffled run into their buckets."""
-        if self._plan.is_shuffled and not phase.name.startswith("sort"):
-            with self._folder() as folder:
-                if folder.resume() is None:
-                    self._local_run(folder, show).gather()
+        """See `Job`: number the documents of a shuffled run once all of them are there."""
+        following = self.phase() if self._plan.is_shuffled else None
+        if following is None or following.name.startswith("sort") or self._read(following).open_tasks:
+            return
+        with self._folder() as folder:
+            if folder.resume() is None:
+                self._local_run(folder, show).gather()
 
     def finish(self, show: Show) -> Manifest:
         """See `Job`: commit all pieces in their order, as the end of a local run."""
@@ -164,26 +193,25 @@ class TextJob(Job):
         return OutputFolder(self.output, overwrite=self._plan.options.overwrite, restart=False)
 
     def _local_run(self, folder: OutputFolder, show: Show) -> TextRun:
-        return TextRun(self._plan, folder, None, on_progress=show.progress, on_notice=show.notice)
+        return TextRun(self._plan, folder, None, read=self._read, on_progress=show.progress, on_notice=show.notice)
 
-    def _open_tasks(self, phase: Phase) -> list[int]:
+    def _read(self, phase: Phase) -> Receipts:
         receipts = self.receipts(phase)
         receipts.refresh()
-        return receipts.open_tasks
+        return receipts
 
-    def _encoding(self, backend: str, first_task: int) -> Phase:
-        """Return the phase of encoding with a library; the second one hashes no files again."""
-        num_tasks = len(self._orders)
-        if backend != self._plan.choice.name:
-            num_tasks = sum(isinstance(order, TextTask) for order in self._orders)
-        total = self._plan.total_bytes
-        return encoding(self._mark, backend, num_tasks, first_task=first_task, total_bytes=total)
+    def _encoding(self) -> list[Phase]:
+        return encoding_phases(self._plan, self._orders, self._mark, self._read)
 
-    def _mismatch(self, phase: Phase) -> int | None:
-        """Return the first task of a phase in which the fast library proved wrong."""
-        done = self.receipts(phase).done
-        wrong = [index for index, receipt in done.items() if (receipt.value or {}).get("mismatch")]
-        return min(wrong, default=None)
+    def _exchange(self, state: RunState | None) -> Exchange | None:
+        """Return what tasks exchange; None if the run was begun as a local one, which does it in order."""
+        return self._plan.exchange if state is None or state.exchanges else None
+
+    def _kinds(self, state: RunState | None) -> list[str]:
+        """Return what a task of encoding writes beside each piece that has documents."""
+        exchange = self._exchange(state) or Exchange()
+        kinds = {HASHES: exchange.num_ranges, PARTS: exchange.num_buckets}
+        return [kind for kind, number in kinds.items() if number]
 
     def _backend(self, phase: Phase) -> str:
         return REFERENCE if phase.name.endswith(f"-{REFERENCE}") else self._plan.choice.name

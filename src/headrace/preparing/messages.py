@@ -44,6 +44,37 @@ class RecipeSetup(msgspec.Struct, frozen=True, kw_only=True):
     """``bos_token`` and the like, for tokens that no template names; see `find_end_names`."""
 
 
+class Dealt(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A piece whose documents lie in a file of parts, one part for each bucket."""
+
+    path: str
+    """The file, relative to the work folder."""
+
+    size_bytes: int
+    first: int
+    """Documents of the pieces before it, including those that are left out."""
+
+    documents: int
+    domains: tuple[int, ...] = ()
+    """For each number in the domain column, the number of that domain in the run."""
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """What tasks of a planned run write for each other, and what the tasks of a phase read of it."""
+
+    num_ranges: int = 0
+    """Ranges of text hashes, in each of which a task finds the duplicates; 0 keeps duplicates."""
+
+    num_buckets: int = 0
+    """Buckets in which tasks sort the documents; 0 keeps the order of the input."""
+
+    hashes: tuple[str, ...] = ()
+    """Files of the hashes of all pieces, relative to the work folder, in the order of the pieces."""
+
+    dealt: tuple[Dealt, ...] = ()
+    """All pieces whose documents are to be sorted, in their order."""
+
+
 class Setup(msgspec.Struct, frozen=True, tag=True):
     """The first message to a worker: what is the same for every task."""
 
@@ -74,6 +105,9 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
     making: RecipeSetup | None = None
     """None: each text is a document."""
+
+    exchange: Exchange | None = None
+    """None: the process that commits pieces finds duplicates, and deals documents to buckets."""
 
 
 class PiecePosition(msgspec.Struct, frozen=True, array_like=True):
@@ -159,6 +193,22 @@ class SortTask(msgspec.Struct, frozen=True, tag=True):
         return f"bucket {self.bucket:,}"
 
 
+class FindTask(msgspec.Struct, frozen=True, tag=True):
+    """An order to find the duplicates among the hashes of a range."""
+
+    range: int
+
+    @property
+    def task_index(self) -> int:
+        """The place of its result in the order of all results."""
+        return self.range
+
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return f"the texts of range {self.range:,}"
+
+
 class HashTask(msgspec.Struct, frozen=True, tag=True):
     """An order to hash a file that no single task reads whole."""
 
@@ -179,4 +229,4 @@ class HashTask(msgspec.Struct, frozen=True, tag=True):
         return f"the hash of {self.file.name}"
 
 
-Order = TextTask | ProbeTask | SortTask | HashTask
+Order = TextTask | ProbeTask | SortTask | FindTask | HashTask

@@ -33,7 +33,7 @@ from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder
 from headrace.errors import OutputError, StoreError
 from headrace.io import atomic_write, hash_bytes, output_errors, safe_relative, sync_folder
 from headrace.preparing.ledger import LedgerState
-from headrace.preparing.messages import PiecePosition
+from headrace.preparing.messages import Dealt, PiecePosition
 from headrace.preparing.store_output import OutputState
 from headrace.stores import MANIFEST_NAME, Manifest, ProvenanceState, load_manifest
 
@@ -57,6 +57,12 @@ class RunState(msgspec.Struct, kw_only=True):
     bucket_sizes: list[int] = []
     seen: int = 0
     """Valid bytes of the file of text hashes."""
+    exchanges: bool = False
+    """Whether tasks write parts for each other, as they do in planned runs; see `RunPlan.exchange`."""
+    is_found: bool = False
+    """Whether duplicates were left out that tasks had found, so that the file of text hashes is of no use."""
+    dealt: list[Dealt] = []
+    """Pieces whose documents lie in parts."""
     domains: list[str] = []
     """Names of the domains, in the order of their first appearance in the input."""
     kept_records: int = 0

@@ -1,7 +1,8 @@
 """Runs a plan in its work folder: begins or continues the run, drives the workers, and commits the output.
 
 Runs over text and runs of a recipe share this code once their plan is made. A run has one pass over its tasks; if it is
-shuffled, a second pass sorts the buckets.
+shuffled, a second pass sorts the buckets. This is also what a planned run does in order: there the pieces of all tasks
+lie on disk already.
 """
 
 from __future__ import annotations
@@ -9,24 +10,28 @@ from __future__ import annotations
 import contextlib
 import functools
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from headrace.engine.job import PHASE_PREFIX, Phase, receipts_of
 from headrace.engine.processes import REPORT_S, RUN_AHEAD, WorkerProcesses, run_tasks, usable_cores
+from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Done, Failed, Progress
+from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import HeadraceError, InputError, OutputError, WorkerError, sentence
 from headrace.io import atomic_write, file_sum, output_errors
 from headrace.preparing import worker
 from headrace.preparing.backends import ProvedEncoder
 from headrace.preparing.committer import Committer
+from headrace.preparing.exchange.buckets import bucket_path
+from headrace.preparing.exchange.duplicates import FoundDuplicates, duplicates_path
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.finishing import build_manifest, described_options, name_outputs
 from headrace.preparing.ledger import LedgerState, check_tolerance
-from headrace.preparing.messages import Order, Setup, SortTask
+from headrace.preparing.messages import Exchange, Order, Setup, SortTask, TextTask
 from headrace.preparing.output_folder import (
     STATE_NAME,
     TASK_NAME,
@@ -36,8 +41,8 @@ from headrace.preparing.output_folder import (
     mark_of,
     save_state,
 )
-from headrace.preparing.piece import bucket_path, choose_num_buckets, piece_path, read_piece
-from headrace.preparing.run_plan import RunPlan, TextProgress, encoding, sorting
+from headrace.preparing.piece import HASHES, PARTS, PIECE, piece_path, read_piece
+from headrace.preparing.run_plan import RunPlan, TextProgress, choose_num_buckets, encoding, finding, sorting
 from headrace.preparing.sources import SourceFile
 from headrace.preparing.sources.borders import with_borders
 from headrace.preparing.tally import Tally
@@ -63,6 +68,53 @@ class _FallBackError(Exception):
     """The fast tokeniser differs from the reference tokeniser, which has to encode from the next task on."""
 
 
+ReadReceipts = Callable[[Phase], Receipts]
+"""Returns the receipts of a phase, as they are now."""
+
+
+def encoding_phases(plan: RunPlan, orders: Sequence[Order], mark: str, read: ReadReceipts) -> list[Phase]:
+    """The phases of encoding, of which the second begins at the first task in which the fast library proved wrong.
+
+    It hashes no files again. As long as the first phase is not over, it is the only one.
+    """
+    first = encoding(mark, plan.choice.name, len(orders), total_bytes=plan.total_bytes)
+    receipts = read(first)
+    wrong = [index for index, receipt in receipts.done.items() if (receipt.value or {}).get("mismatch")]
+    if receipts.open_tasks or not wrong:
+        return [first]
+    num_texts = sum(isinstance(order, TextTask) for order in orders)
+    second = encoding(mark, REFERENCE, num_texts, first_task=min(wrong), total_bytes=plan.total_bytes)
+    return [first, second]
+
+
+def hash_files(phases: Sequence[Phase], read: ReadReceipts) -> tuple[str, ...]:
+    """The files of the hashes of all pieces, relative to the work folder, once all tasks have encoded."""
+    found: list[str] = []
+    ends = [*(phase.first_task for phase in phases[1:]), phases[-1].num_tasks]
+    for phase, end in zip(phases, ends, strict=True):
+        receipts = read(phase)
+        for task_index in range(phase.first_task, end):
+            receipt = receipts.done[task_index]
+            folder = f"{receipts.folder.name}/{receipt.attempt}"
+            found += [f"{folder}/{name}" for name in receipt.files if name.endswith(f".{HASHES}")]
+    return tuple(found)
+
+
+class _Adopted(NamedTuple):
+    """What the task of another process has written."""
+
+    folder: Path
+    names: tuple[str, ...]
+
+    def num_pieces(self) -> int:
+        return sum(name.endswith(f".{PIECE}") for name in self.names)
+
+    def has_parts(self, folder: Path) -> bool:
+        """Whether its parts are there, or those of this run in ``folder``, which has made them again."""
+        parts = (name for name in self.names if name.endswith(f".{PARTS}"))
+        return all((self.folder / name).exists() or (folder / name).exists() for name in parts)
+
+
 class TextRun:
     """Drives the workers, commits the pieces that they write, and turns failures into errors that users understand."""
 
@@ -72,15 +124,18 @@ class TextRun:
         folder: OutputFolder,
         encoder: ProvedEncoder | None,
         *,
+        read: ReadReceipts | None = None,
         on_progress: Callable[[TextProgress], None],
         on_notice: Callable[[str], None],
     ) -> None:
+        """``read`` is for a process that has read receipts before: it keeps what it has seen."""
         self._plan = plan
         self._folder = folder
         self._work = folder.work
         # A worker may outlive a killed parent for a moment, and still write a piece. In the same run it is the same
         # piece; the pieces of other runs and backends lie in other folders.
         self._mark = mark_of(folder.work)
+        self._read = read or self._read_receipts
         self._serve = functools.partial(worker.main, proved=encoder)
         self._on_progress = on_progress
         self._on_notice = on_notice
@@ -92,8 +147,10 @@ class TextRun:
         if state is None:
             count = len(self._plan.files)
             ledger = LedgerState(reached=[0] * count, lines=[0] * count, hashes=[""] * count)
-            state = RunState(ledger=ledger)
-            if self._plan.is_shuffled:
+            state = RunState(ledger=ledger, exchanges=(self._work / PLAN_NAME).exists())
+            if state.exchanges:
+                state.num_buckets = plan.exchange.num_buckets
+            elif self._plan.is_shuffled:
                 state.num_buckets = choose_num_buckets(self._plan.output_bytes, self._num_workers)
         else:
             self._on_notice(_continued(state))
@@ -154,8 +211,42 @@ class TextRun:
 
     def _take_from(self, state: RunState) -> None:
         self._state = state
-        self._committer = Committer(self._plan, self._work, state)
+        self._committer = Committer(self._plan, self._work, state, self._found_duplicates())
         self._ledger = self._committer.ledger
+
+    def _read_receipts(self, phase: Phase) -> Receipts:
+        receipts = receipts_of(self._work, phase)
+        receipts.refresh()
+        return receipts
+
+    def _found_duplicates(self) -> FoundDuplicates | None:
+        """The duplicates that the tasks of a planned run have found; None if this process is to find them itself.
+
+        That is so in local runs, and where a task failed, so that the tasks which find duplicates were not begun.
+
+        Raises:
+            OutputError: they were all found before, but this host does not show them.
+        """
+        state, num_ranges = self._state, self._plan.exchange.num_ranges
+        if not (state.exchanges and state.phase == "encode" and num_ranges):
+            return None
+        orders = self._plan.all_orders()
+        receipts = self._read(finding(self._mark, num_ranges))
+        phases = encoding_phases(self._plan, orders, self._mark, self._read)
+        if receipts.open_tasks or any(self._read(phase).open_tasks for phase in phases):
+            if state.is_found:
+                raise OutputError(
+                    f"{receipts.folder}: results of other hosts cannot be seen yet: run the command again"
+                )
+            return None
+        ranges = [
+            duplicates_path(receipts.folder / receipts.done[number].attempt, number) for number in range(num_ranges)
+        ]
+        return FoundDuplicates(ranges, hash_files(phases, self._read))
+
+    @property
+    def _exchange(self) -> Exchange | None:
+        return self._plan.exchange if self._state.exchanges else None
 
     @property
     def _tally(self) -> Tally:
@@ -175,16 +266,16 @@ class TextRun:
 
     def _encode(self) -> None:
         backend = REFERENCE if self._state.fallback else self._plan.choice.name
-        setup = self._plan.setup_in(self._work, self._mark, backend)
+        setup = self._plan.setup_in(self._work, self._mark, backend, self._exchange)
         state = self._state
-        adopted: Mapping[int, int] = {}
+        adopted: Mapping[int, _Adopted] = {}
         if any(self._work.glob(f"{PHASE_PREFIX}*")):
             adopted = self._adopt(encoding(self._mark, backend, len(self._plan.all_orders())), Path(setup.parts))
         with output_errors(Path(setup.parts), "create"):
             Path(setup.parts).mkdir(exist_ok=True)
-            # Pieces that were encoded by a library which proved wrong.
+            # Pieces that were encoded by a library which proved wrong. What tasks exchange is needed until the end.
             for folder in self._work.glob("parts.*"):
-                if folder.name != Path(setup.parts).name:
+                if folder.name != Path(setup.parts).name and not state.exchanges:
                     shutil.rmtree(folder, ignore_errors=True)
         orders = self._plan.orders(first_task=state.task_index, start=state.cursor, hashed=self._ledger.state.hashes)
         for result in self._results(setup, orders, Path(setup.parts), RUN_AHEAD, adopted):
@@ -196,13 +287,19 @@ class TextRun:
                 self._committer.checkpoint()
                 save_state(self._work, state, TASK_NAME)
             path = piece_path(setup.parts, result.task_index, result.piece)
-            self._committer.take_text(read_piece(path), path)
+            self._committer.take_text(read_piece(path), path, self._parts(path, adopted.get(result.task_index)))
             if result.is_last:
                 self._underway.pop(result.task_index, None)
             self._check_errors()
 
+    def _parts(self, path: Path, adopted: _Adopted | None) -> Path:
+        """Where the documents of a piece lie: beside it, or where the task of another process has put them."""
+        own = self._work / path.parent.name / f"{path.stem}.{PARTS}"
+        return own if adopted is None or not self._state.exchanges or own.exists() else adopted.folder / own.name
+
     def _sort(self) -> None:
-        setup = self._plan.sort_setup(self._work, self._mark)
+        exchange = Exchange(dealt=tuple(self._state.dealt)) if self._state.exchanges else None
+        setup = self._plan.sort_setup(self._work, self._mark, exchange)
         folder = Path(setup.buckets)
         adopted = self._adopt(sorting(self._mark, self._state.num_buckets), folder)
         sizes = self._state.bucket_sizes
@@ -215,25 +312,31 @@ class TextRun:
         for result in self._results(setup, orders, folder, 1, adopted):
             if result.task_index >= 0:
                 path = piece_path(folder, result.task_index, result.piece)
-                self._committer.take_sorted(read_piece(path), path, bucket_path(folder, result.task_index))
+                made_of = bucket_path(folder, result.task_index) if exchange is None else None
+                self._committer.take_sorted(read_piece(path), path, made_of)
 
-    def _adopt(self, phase: Phase, folder: Path) -> dict[int, int]:
+    def _adopt(self, phase: Phase, folder: Path) -> dict[int, _Adopted]:
         """Move the pieces of tasks that other processes did into a folder of this run.
 
+        What they wrote beside the pieces stays where it is.
+
         Returns:
-            For each of these tasks the number of its pieces. They were synced before the receipt was created, so what
-            is in them need not be looked at.
+            What each of these tasks has written. It was synced before the receipt was created, so nobody has to look
+            at what is in it.
         """
-        receipts = receipts_of(self._work, phase)
-        receipts.refresh()
-        receipts.adopt(folder)
+        receipts = self._read(phase)
+        receipts.adopt(folder, f".{PIECE}")
         for receipt in receipts.done.values():
             if hashed := (receipt.value or {}).get("xxh3_128"):
                 self._ledger.state.hashes[receipt.value["file"]] = hashed
-        return {receipt.task_index: len(receipt.files) for receipt in receipts.done.values() if receipt.files}
+        return {
+            receipt.task_index: _Adopted(receipts.folder / receipt.attempt, receipt.files)
+            for receipt in receipts.done.values()
+            if receipt.files
+        }
 
     def _results(
-        self, setup: Setup, orders: list[Order], folder: Path, run_ahead: int, adopted: Mapping[int, int]
+        self, setup: Setup, orders: list[Order], folder: Path, run_ahead: int, adopted: Mapping[int, _Adopted]
     ) -> Iterator[Done]:
         ready = list(self._ready(folder, adopted))
         done = {piece.task_index for piece in ready}
@@ -258,7 +361,7 @@ class TextRun:
                     raise self._error(result)
                 yield result
 
-    def _ready(self, folder: Path, adopted: Mapping[int, int]) -> Iterator[Done]:
+    def _ready(self, folder: Path, adopted: Mapping[int, _Adopted]) -> Iterator[Done]:
         """The pieces that a killed run or other processes left, of those tasks whose pieces are all there.
 
         The others are removed.
@@ -272,7 +375,8 @@ class TextRun:
             first = self._state.cursor.piece if task_index == self._state.task_index else 0
             numbers = [number for number in sorted(pieces) if number >= first]
             if task_index in adopted:
-                is_whole = numbers == list(range(first, adopted[task_index]))
+                given = adopted[task_index]
+                is_whole = numbers == list(range(first, given.num_pieces())) and given.has_parts(folder)
             else:
                 is_whole = self._is_whole(pieces, first, numbers)
             if task_index < self._state.task_index or not is_whole:

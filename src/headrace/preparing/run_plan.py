@@ -15,7 +15,16 @@ from headrace.engine.poison import MAX_POISON
 from headrace.plan.keys import source_key
 from headrace.preparing.backends import Choice, OnCompared
 from headrace.preparing.columns import Column
-from headrace.preparing.messages import Encoding, HashTask, Order, PiecePosition, RecipeSetup, Setup, TextTask
+from headrace.preparing.messages import (
+    Encoding,
+    Exchange,
+    HashTask,
+    Order,
+    PiecePosition,
+    RecipeSetup,
+    Setup,
+    TextTask,
+)
 from headrace.preparing.options import TextOptions, output_keys
 from headrace.preparing.sources import (
     MAX_TASK_SPANS,
@@ -36,6 +45,32 @@ MAX_OPEN_KEYS = 400
 _CHECKPOINTS = 64
 _BYTES_PER_TOKEN = 3
 """A rough figure, used only to size buckets and checkpoints."""
+
+
+MIN_BUCKET_BYTES = 256 << 10
+MAX_BUCKET_BYTES = 32 << 20
+MAX_BUCKETS = 1 << 15
+BUCKETS_PER_WORKER = 64
+"""Buckets for each worker, as far as the limits on their size allow. Each worker sorts one at a time, so that only a
+small part of the whole is in memory."""
+
+DEALT_BYTES = 128 << 20
+"""Output in a bucket if tasks deal it. A task that sorts reads a part of every piece, so small ones would cost more."""
+
+RANGE_BYTES = 512 << 20
+"""Text whose hashes are a range. Documents of 500 bytes make 10^6 hashes of it, which take 120 MB of memory."""
+MAX_RANGES = 1 << 14
+
+
+def choose_num_buckets(output_bytes: int, num_workers: int) -> int:
+    """The number of buckets, a power of two, for an output of about this size. It does not change the output."""
+    fineness = BUCKETS_PER_WORKER * max(num_workers, 2)
+    size = min(max(output_bytes // fineness, MIN_BUCKET_BYTES), MAX_BUCKET_BYTES)
+    return min(_power_of_two(-(-output_bytes // size)), MAX_BUCKETS)
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (max(least, 1) - 1).bit_length()
 
 
 class TextProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +180,17 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(file.text_bytes for file in self.files) * self.dtype.itemsize // _BYTES_PER_TOKEN
 
     @property
+    def exchange(self) -> Exchange:
+        """What the tasks write for each other if the run is planned. It depends on the input alone, not on workers."""
+        num_ranges = num_buckets = 0
+        if self.options.deduplicate:
+            text_bytes = sum(file.text_bytes for file in self.files)
+            num_ranges = min(_power_of_two(-(-text_bytes // RANGE_BYTES)), MAX_RANGES)
+        if self.is_shuffled:
+            num_buckets = min(_power_of_two(-(-self.output_bytes // DEALT_BYTES)), MAX_BUCKETS)
+        return Exchange(num_ranges=num_ranges, num_buckets=num_buckets)
+
+    @property
     def pending_bytes(self) -> int:
         """Bytes of pieces to commit before a checkpoint, which allows deleting them: a small part of the output."""
         return min(max(self.output_bytes // _CHECKPOINTS, MIN_PENDING_BYTES), MAX_PENDING_BYTES)
@@ -154,7 +200,9 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
         noun = record_noun(self.files[file].format, self.options.records.sample_by)
         return f"{noun} {line + counted_from(noun):,}"
 
-    def setup(self, *, parts: str, buckets: str, tokenizer: str, backend: str) -> Setup:
+    def setup(
+        self, *, parts: str, buckets: str, tokenizer: str, backend: str, exchange: Exchange | None = None
+    ) -> Setup:
         """The first message to each worker."""
         options = self.options
         seed = options.output.shuffle
@@ -182,21 +230,23 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
             order_key=None if seed is None else source_key(seed, "", "prepare shuffle"),
             sample_key=source_key(0, self.tokenizer.fingerprint, "prepare sample"),
             making=None if self.recipe is None else self.recipe.making,
+            exchange=exchange,
         )
 
-    def setup_in(self, work: Path, mark: str, backend: str) -> Setup:
-        """The first message to each worker of a local run in a work folder."""
+    def setup_in(self, work: Path, mark: str, backend: str, exchange: Exchange | None) -> Setup:
+        """The first message to each worker of a run in a work folder."""
         work = work.absolute()
         return self.setup(
             parts=str(work / f"parts.{mark}.{backend}"),
             buckets=str(work / BUCKETS_NAME),
             tokenizer=str(work / "tokenizer.json"),
             backend=backend,
+            exchange=exchange,
         )
 
-    def sort_setup(self, work: Path, mark: str) -> Setup:
+    def sort_setup(self, work: Path, mark: str, exchange: Exchange | None) -> Setup:
         """The same for a run that sorts: its pieces lie beside the buckets."""
-        setup = self.setup_in(work, mark, self.choice.name)
+        setup = self.setup_in(work, mark, self.choice.name, exchange)
         return msgspec.structs.replace(setup, parts=setup.buckets)
 
     def all_orders(self) -> list[TextTask | HashTask]:
@@ -239,6 +289,11 @@ def encoding(mark: str, backend: str, num_tasks: int, *, first_task: int = 0, to
     return Phase(name=f"encode-{mark}-{backend}", first_task=first_task, num_tasks=num_tasks, total_bytes=total_bytes)
 
 
-def sorting(mark: str, num_buckets: int) -> Phase:
-    """The phase of a shuffled run that sorts its buckets."""
-    return Phase(name=f"sort-{mark}", num_tasks=num_buckets)
+def finding(mark: str, num_ranges: int) -> Phase:
+    """The phase that finds duplicates, in one range of hashes a task."""
+    return Phase(name=f"duplicates-{mark}", num_tasks=num_ranges)
+
+
+def sorting(mark: str, num_buckets: int, *, first_task: int = 0) -> Phase:
+    """The phase of a shuffled run that sorts its buckets; those before ``first_task`` are in the output already."""
+    return Phase(name=f"sort-{mark}", first_task=first_task, num_tasks=num_buckets)

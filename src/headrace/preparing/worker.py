@@ -9,6 +9,7 @@ use the start methods of ``multiprocessing``, which run the caller's ``__main__`
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 from collections.abc import Callable
@@ -31,8 +32,10 @@ from headrace.engine.serving import (
 from headrace.errors import InputError, RenderLimitError
 from headrace.preparing.backends import MismatchError, ProvedEncoder, SpecialFinder
 from headrace.preparing.documents import BlockEncoder, Documents, Encoder
-from headrace.preparing.messages import HashTask, Order, ProbeTask, Setup, SortTask, TextTask
-from headrace.preparing.piece import BucketSorter, PieceBuilder
+from headrace.preparing.exchange.buckets import BucketSorter, DealtSorter
+from headrace.preparing.exchange.duplicates import DuplicateFinder
+from headrace.preparing.messages import FindTask, HashTask, Order, ProbeTask, Setup, SortTask, TextTask
+from headrace.preparing.piece import PieceBuilder
 from headrace.preparing.sources import BadRecord, SourceFile, Span, SpanReader, open_span
 
 PIECE_BYTES = 32 << 20
@@ -210,7 +213,6 @@ class TextWorker:
         self._setup = setup
         self._proved = proved
         self._text: TextWork | None = None
-        self._sorter = BucketSorter(setup.buckets, setup.parts, [np.dtype(column.dtype) for column in setup.columns])
 
     def handle(self, order: Order) -> Reply:
         """Run one order. A failure is returned as a `Failed`."""
@@ -222,6 +224,8 @@ class TextWorker:
                 return Done.of(order.task_index, (order.number, self._hash(order.file)))
             if isinstance(order, SortTask):
                 return self._sorter.run(order)
+            if isinstance(order, FindTask):
+                return self._finder.run(order)
             if self._text is None:
                 self._text = self._load()
             return self._text.probe(order) if isinstance(order, ProbeTask) else self._text.run(order)
@@ -229,6 +233,19 @@ class TextWorker:
             return Failed(order.task_index, str(error), kind=error.kind, file=error.file, line=error.line)
         except MismatchError as error:
             return Failed(order.task_index, str(error), kind=MISMATCH)
+
+    @functools.cached_property
+    def _sorter(self) -> BucketSorter | DealtSorter:
+        setup = self._setup
+        dtypes = [np.dtype(column.dtype) for column in setup.columns]
+        if setup.exchange is None:
+            return BucketSorter(setup.buckets, setup.parts, dtypes)
+        return DealtSorter(Path(setup.buckets), setup.parts, dtypes, setup.exchange.dealt)
+
+    @functools.cached_property
+    def _finder(self) -> DuplicateFinder:
+        hashes = () if self._setup.exchange is None else self._setup.exchange.hashes
+        return DuplicateFinder(Path(self._setup.buckets).parent, self._setup.parts, hashes)
 
     def _load(self) -> TextWork:
         encoding, proved = self._setup.encoding, self._proved

@@ -10,6 +10,10 @@ ratio 8:
 A look-up is a short bisection in each run, and there are at most log8(n / batch) + 2 runs. Two texts count as equal if
 their hashes are equal: among 10^9 different texts the chance of one wrong pair is about 10^-21, unless somebody
 constructs it.
+
+In a planned run the hashes are shared out instead: the task that encodes a piece writes them beside it, sorted; a task
+for each range of hashes finds which documents are duplicates of earlier ones (`DuplicateFinder`); and the process that
+commits the pieces reads what was found (`FoundDuplicates`).
 """
 
 from __future__ import annotations
@@ -17,13 +21,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from headrace.engine.serving import Done
 from headrace.errors import InputError, StoreError
 from headrace.preparing.columns import Column, IntArray, Rows
+from headrace.preparing.exchange.parts import NumberedDocuments, decode_frames, joined, parts_of, read_part, write_parts
+from headrace.preparing.messages import FindTask
 
 HashArray = NDArray[np.uint64]
 """(n, 2) uint64: the high and low half of each 128-bit hash."""
@@ -102,7 +110,7 @@ class SeenHashes:
         is_first = np.zeros(len(hashes), np.bool_)
         if not len(hashes):
             return is_first
-        order = _first_of_each(hashes)
+        order = first_of_each(hashes)
         batch = hashes[order]
         is_new = np.ones(len(batch), np.bool_)
         for run in self._runs:
@@ -156,7 +164,7 @@ class SeenHashes:
             runs[-1].merge(small.hashes)
 
 
-def _first_of_each(hashes: HashArray) -> IntArray:
+def first_of_each(hashes: HashArray) -> IntArray:
     """The index of the first occurrence of each different hash, in the order of the hashes."""
     high, low = hashes[:, 0], hashes[:, 1]
     order = np.argsort(high, kind="stable")
@@ -255,3 +263,107 @@ def _lower_bounds(run: HashArray, hashes: HashArray, begins: IntArray, ends: Int
             less |= same & (flat.take(last + 1, mode="clip") < low)
         begins = np.where(less & (tried <= ends), tried, begins)
     return begins
+
+
+BLOCK_PIECES = 256
+"""Pieces whose duplicates are loaded at a time."""
+
+_HASH_DTYPES: Final = (np.dtype(np.uint64),)
+
+
+def write_hashes(path: Path, num_ranges: int, hashes: HashArray) -> None:
+    """Write the different hashes of a piece as a file of parts, one for each range: high halves, documents, low halves.
+
+    Raises:
+        OutputError: the system refuses a write.
+    """
+    first = first_of_each(hashes)
+    high, low = hashes[first].T
+    write_parts(
+        path,
+        num_ranges,
+        parts_of(high, num_ranges),
+        NumberedDocuments(high, first, [(low, np.ones(len(low), np.int64))]),
+    )
+
+
+class DuplicateFinder:
+    """Finds the duplicates among the hashes of a range, in a worker. Memory: about 120 bytes for each hash.
+
+    The result is a file of parts: part k tells of the pieces from 256 k on. The keys are the numbers of pieces, and the
+    numbers are the documents in these that have the same text as a document of an earlier piece.
+    """
+
+    def __init__(self, work: Path, folder: str, hashes: Sequence[str]) -> None:
+        self._work = work
+        self._folder = folder
+        self._hashes = hashes
+
+    def run(self, order: FindTask) -> Done:
+        """Find the duplicates of a range.
+
+        Raises:
+            OutputError: a file of hashes is damaged or cannot be read, or the result cannot be written.
+        """
+        frames: list[NumberedDocuments] = []
+        pieces: list[IntArray] = []
+        size = 0
+        for piece, name in enumerate(self._hashes):
+            data = read_part(self._work / name, order.range)
+            size += data.size
+            for frame in decode_frames(data, _HASH_DTYPES, self._work / name):
+                frames.append(frame)
+                pieces.append(np.full(len(frame.keys), piece, np.int64))
+        high, documents, ((low, _),) = joined(frames, _HASH_DTYPES)
+        is_later = np.ones(len(high), np.bool_)
+        is_later[first_of_each(np.stack((high, low), axis=1))] = False
+        where = np.concatenate([np.zeros(0, np.int64), *pieces])[is_later]
+        write_parts(
+            duplicates_path(self._folder, order.range),
+            -(-len(self._hashes) // BLOCK_PIECES),
+            where // BLOCK_PIECES,
+            NumberedDocuments(where.astype(np.uint64), documents[is_later], []),
+        )
+        return Done.of(order.range, (size, len(high), 0))
+
+
+def duplicates_path(folder: str | Path, number: int) -> Path:
+    """The path of what was found in a range of hashes."""
+    return Path(folder) / f"{number}.duplicates"
+
+
+class FoundDuplicates:
+    """The duplicates that `DuplicateFinder` found in all ranges. Memory: 16 bytes for each one of 256 pieces.
+
+    Args:
+        ranges: what was found in each range.
+        hashes: the names of the files of hashes, as the finders had them.
+    """
+
+    def __init__(self, ranges: Sequence[Path], hashes: Sequence[str]) -> None:
+        self._ranges = ranges
+        self._numbers = {Path(name).name: number for number, name in enumerate(hashes)}
+        self._block = -1
+        self._pieces = self._documents = np.zeros(0, np.int64)
+
+    def is_new(self, name: str, hashes: HashArray) -> NDArray[np.bool_]:
+        """(n,) whether each document of a piece is seen for the first time.
+
+        Args:
+            name: the name of its file of hashes.
+            hashes: (n, 2) the hashes of its documents; n is at least 1.
+        """
+        number = self._numbers[name]
+        if number // BLOCK_PIECES != self._block:
+            self._load(number // BLOCK_PIECES)
+        found = np.zeros(len(hashes), np.bool_)
+        found[first_of_each(hashes)] = True
+        first, last = np.searchsorted(self._pieces, [number, number + 1])
+        found[self._documents[first:last]] = False
+        return found
+
+    def _load(self, block: int) -> None:
+        frames = [frame for path in self._ranges for frame in decode_frames(read_part(path, block), (), path)]
+        pieces, documents, _ = joined(frames, ())
+        order = np.argsort(pieces, kind="stable")
+        self._pieces, self._documents, self._block = pieces[order].astype(np.int64), documents[order], block

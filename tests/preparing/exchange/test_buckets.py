@@ -14,18 +14,10 @@ from hypothesis import strategies as st
 from counts import cases
 from headrace.engine.serving import Done
 from headrace.errors import OutputError
+from headrace.preparing.exchange.buckets import BucketSorter, BucketWriter, bucket_path
 from headrace.preparing.messages import SortTask
-from headrace.preparing.piece import (
-    MAX_BUCKET_BYTES,
-    MAX_BUCKETS,
-    MIN_BUCKET_BYTES,
-    BucketSorter,
-    BucketWriter,
-    bucket_path,
-    choose_num_buckets,
-    piece_path,
-    read_piece,
-)
+from headrace.preparing.piece import piece_path, read_piece
+from headrace.preparing.run_plan import MAX_BUCKET_BYTES, MAX_BUCKETS, MIN_BUCKET_BYTES, choose_num_buckets
 
 Document = tuple[int, int, list[list[int]]]
 """Order hash, ordinal, and the tokens of each key."""
@@ -110,7 +102,7 @@ def test_sorted_by_hash_then_ordinal(
 ) -> None:
     folder = tmp_path_factory.mktemp("buckets")
     documents = make_documents(seed, count, num_keys)
-    buckets = BucketWriter(folder, 1 << bits, num_keys)
+    buckets = BucketWriter(folder, 1 << bits)
     edges = sorted({0, *(min(cut, count) for cut in cuts), count})
     for number, (first, last) in enumerate(itertools.pairwise(edges)):
         deal(buckets, documents[first:last], num_keys)
@@ -125,7 +117,7 @@ def test_sorted_by_hash_then_ordinal(
 
 def test_what_was_appended_after_the_checkpoint_is_cut_off(tmp_path: Path) -> None:
     documents = make_documents(1, 40, 1)
-    buckets = BucketWriter(tmp_path, 4, 1)
+    buckets = BucketWriter(tmp_path, 4)
     deal(buckets, documents[:20], 1)
     buckets.flush()
     sizes = list(buckets.sizes)
@@ -133,7 +125,7 @@ def test_what_was_appended_after_the_checkpoint_is_cut_off(tmp_path: Path) -> No
     assert buckets.waiting_bytes > 0
     buckets.flush()
     assert buckets.waiting_bytes == 0
-    again = BucketWriter(tmp_path, 4, 1, sizes)
+    again = BucketWriter(tmp_path, 4, sizes)
     deal(again, documents[20:30], 1)
     again.flush()
     assert [bucket_path(tmp_path, bucket).stat().st_size for bucket in range(4)] == again.sizes
@@ -142,7 +134,7 @@ def test_what_was_appended_after_the_checkpoint_is_cut_off(tmp_path: Path) -> No
 
 
 def one_bucket(folder: Path) -> tuple[Path, SortTask]:
-    buckets = BucketWriter(folder, 1, 2)
+    buckets = BucketWriter(folder, 1)
     for part in range(2):
         deal(buckets, make_documents(part, 3, 2), 2)
     buckets.flush()
@@ -176,14 +168,14 @@ def test_a_bucket_that_was_cut(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses(tmp_path: Path) -> None:
-    buckets = BucketWriter(tmp_path / "none", 1, 1)
+    buckets = BucketWriter(tmp_path / "none", 1)
     deal(buckets, make_documents(1, 3, 1), 1)
     with pytest.raises(OutputError, match=r"00000\.bucket: cannot write: No such file"):
         buckets.flush()
 
 
 def test_no_documents(tmp_path: Path) -> None:
-    buckets: Any = BucketWriter(tmp_path, 2, 1)
+    buckets: Any = BucketWriter(tmp_path, 2)
     deal(buckets, [], 1)
     buckets.flush()
     assert list(tmp_path.iterdir()) == []
