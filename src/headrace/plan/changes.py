@@ -545,6 +545,8 @@ def put_off(sequence: SourceSequence, first: int, end: int) -> SourceSequence:
         border = (epoch - mine.series.first_epoch) * mine.series.num_samples
         late += _between(mine, mine.begin, border)
         own += _between(mine, max(border, mine.begin), None)
+    if not own:
+        return sequence.changed(end, [*late, *rest])
     ordered: list[Section] = []
     places: list[int] = []
     for section in rest:

@@ -178,10 +178,6 @@ class Section:
             return None
         return replace(self, begin=self.place(items)) if items else self
 
-    def follows(self, other: Section) -> bool:
-        """Return whether the section goes on where another one ends, in the same way."""
-        return self.series is other.series and self.begin == other.end and np.array_equal(self.left_out, other.left_out)
-
     def without(self, left_out: IntArray) -> Section:
         """Return the section with more samples left out."""
         return replace(self, left_out=np.union1d(self.left_out, left_out), _tables={})
@@ -264,13 +260,8 @@ class SourceSequence:
         number = int(np.searchsorted(self.firsts, rank, side="right")) - 1
         items = rank - int(self.firsts[number])
         last = self.sections[number]
-        kept = [*self.sections[:number], *([replace(last, end=last.place(items))] if items else [])]
-        for section in sections:
-            if kept and section.follows(kept[-1]):
-                kept[-1] = replace(kept[-1], end=section.end)
-            else:
-                kept.append(section)
-        return SourceSequence(kept)
+        head = [replace(last, end=last.place(items))] if items else []
+        return SourceSequence([*self.sections[:number], *head, *sections])
 
     def section_at(self, rank: int) -> tuple[Section, int]:
         """Return the section of a rank, and the item of it."""
