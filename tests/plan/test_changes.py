@@ -9,18 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import ConfigError
 from headrace.plan import (
     BatchSchedule,
     Branch,
-    ConcatNode,
     Leaf,
-    LimitNode,
     Node,
     Order,
-    Plan,
-    RepeatNode,
-    Schedule,
     Shards,
     leaves,
 )
@@ -146,7 +140,9 @@ class Model:
 
     def change_tree(self, root: Node, sources: dict[str, int], fresh: set[int]) -> None:
         def holds(node: ModelNode) -> bool:
-            return any(child.children[0] in fresh if isinstance(child.node, Leaf) else holds(child) for child in node.children)
+            return any(
+                child.children[0] in fresh if isinstance(child.node, Leaf) else holds(child) for child in node.children
+            )
 
         old = {node.signature: node for node in self.nodes() if not holds(node)}
         self.root = self.tree(root, sources, old)

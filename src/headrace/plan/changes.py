@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -273,9 +275,9 @@ class PlanEditor:
                     self._from_next_epoch(source, self._reached(position)[source])
         reached = self._reached(position) if change.replaced or change.left_out else {}
         for source in sorted(change.replaced):
-            self._exchange(source, reached[source], lambda section, source=source: self._renumbered(section, source))
+            self._exchange(source, reached[source], partial(self._renumbered, source))
         for source, samples in change.left_out.items():
-            self._exchange(source, reached[source], lambda section, samples=samples: section.without(samples))
+            self._exchange(source, reached[source], partial(_without, samples))
 
     @property
     def _is_fresh_order(self) -> bool:
@@ -304,7 +306,7 @@ class PlanEditor:
         sections = [change(section) for section in sequence.rest(rank)]
         self.sequences[source] = sequence.changed(rank, [one for one in sections if one.num_items != 0])
 
-    def _renumbered(self, section: Section, source: int) -> Section:
+    def _renumbered(self, source: int, section: Section) -> Section:
         """Return a section of the same order whose series has a number of its own."""
         series = replace(section.series, number=len(self.series))
         self.series.append(series)
@@ -419,9 +421,7 @@ class PlanEditor:
         chapters = []
         if shares != root.shares and left:
             used = [number for number, share in enumerate(shares) if share]
-            rest = Branch(
-                root.path, tuple(root.children[i] for i in used), tuple(shares[i] for i in used), left, block
-            )
+            rest = Branch(root.path, tuple(root.children[i] for i in used), tuple(shares[i] for i in used), left, block)
             paths = {leaf.path for leaf in leaves(rest)}
             sources = {path: source for path, source in change.sources.items() if path in paths}
             chapters = [PlanChapter(position, rest, self.order, sources, starts, births)]
@@ -441,7 +441,8 @@ class PlanEditor:
         """Return how many samples are left in the epoch of a source, and how many an epoch has."""
         section, item = self.sequences[source].section_at(rank)
         series_rank = section.place(item)
-        border = (section.cut(item).epoch - section.series.first_epoch + 1) * section.series.num_samples
+        epoch = replace(section, begin=series_rank).epoch - section.series.first_epoch
+        border = (epoch + 1) * section.series.num_samples
         left = replace(section, begin=series_rank, end=border).num_items or 0
         return left, section.series.num_samples - len(section.left_out)
 
@@ -514,14 +515,20 @@ def _left(
         )
     if change.end == "samples":
         rest = max(sum(root.shares) - sum(taken.values()) // block, 0)
-        return tuple(apportion(rest, list(root.shares))) if rest else (0,) * len(root.shares)
+        return tuple(apportion(rest, [Fraction(share) for share in root.shares])) if rest else (0,) * len(root.shares)
     if change.end in ("first_exhausted", "all_exhausted"):
         partial = 0 if change.end == "first_exhausted" else block - 1
-        lengths = [(sum(kept(source, reached[source])[0] for source in sources) + partial) // block for sources in below]
+        lengths = [
+            (sum(kept(source, reached[source])[0] for source in sources) + partial) // block for sources in below
+        ]
         if not min(lengths):
             return (0,) * len(root.shares)
         return tuple(counts_until(change.end, list(root.shares), lengths))
     return tuple(max(share - number // block, 0) for share, number in zip(root.shares, fed, strict=True))
+
+
+def _without(samples: IntArray, section: Section) -> Section:
+    return section.without(samples)
 
 
 def put_off(sequence: SourceSequence, first: int, end: int) -> SourceSequence:

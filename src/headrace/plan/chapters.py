@@ -20,7 +20,7 @@ from headrace.plan.keys import IntArray, KeyArray, derive_array
 from headrace.plan.nodes import Inner, Leaf, Node, Schedule, leaf_counts, leaves
 from headrace.plan.order import Order
 from headrace.plan.sequence import EpochSeries, SourceSequence
-from headrace.plan.tree import MAX_POSITIONS, Lookup, SampleTimes
+from headrace.plan.tree import MAX_POSITIONS, Lookup, Plan, SampleTimes
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +153,7 @@ class ChapteredPlan:
         self.series = tuple(series)
         self.leaves = tuple(one.leaf for one in self.series)
         self.source_of = tuple(source_of)
-        self._begins = np.array([chapter.begin for chapter in self.chapters], dtype=np.int64)
+        self.begins: IntArray = np.array([chapter.begin for chapter in self.chapters], dtype=np.int64)
 
     @property
     def root(self) -> Node:
@@ -167,14 +167,15 @@ class ChapteredPlan:
 
     def chapter_at(self, position: int) -> PlanChapter:
         """Return the chapter of a position."""
-        return self.chapters[int(np.searchsorted(self._begins, position, side="right")) - 1]
+        return self.chapters[int(np.searchsorted(self.begins, position, side="right")) - 1]
 
     def lookup(self, positions: IntArray) -> Lookup:
         """Return dataset, epoch and sample index at each of (n,) int64 ``positions``, 0 <= position < 2^62."""
         if positions.size and (int(positions.min()) < 0 or int(positions.max()) >= MAX_POSITIONS):
             raise ConfigError(f"positions run from 0 to 2^62 - 1, found {positions.min()} .. {positions.max()}")
         sources, ranks = self.ranks(positions)
-        found = Lookup(*(np.empty_like(positions) for _ in range(3)), keys=np.empty(positions.shape, dtype=np.uint64))
+        empty = np.empty_like(positions)
+        found = Lookup(empty, empty.copy(), empty.copy(), np.empty(positions.shape, dtype=np.uint64))
         by_source = np.argsort(sources, kind="stable")
         borders = np.flatnonzero(np.diff(sources[by_source])) + 1
         for rows in np.split(by_source, borders) if len(by_source) else ():
@@ -185,7 +186,7 @@ class ChapteredPlan:
 
     def ranks(self, positions: IntArray) -> tuple[IntArray, IntArray]:
         """Return (n,) int64 numbers of sources, and (n,) int64 ranks of them, at positions."""
-        numbers = np.searchsorted(self._begins, positions, side="right") - 1
+        numbers = np.searchsorted(self.begins, positions, side="right") - 1
         if not len(numbers) or (numbers == numbers[0]).all():
             return self.chapters[int(numbers[0]) if len(numbers) else 0].descend(positions)
         sources, ranks = np.empty_like(positions), np.empty_like(positions)
@@ -201,7 +202,7 @@ class ChapteredPlan:
         """
         found: dict[int, int] = {}
         end = position
-        for number in reversed(range(int(np.searchsorted(self._begins, position, side="right")))):
+        for number in reversed(range(int(np.searchsorted(self.begins, position, side="right")))):
             chapter = self.chapters[number]
             found = chapter.reached(end) | found
             if len(found) == len(self.sequences):
@@ -216,11 +217,11 @@ class ChapteredPlan:
 
     def spans(self, begin: int, end: int) -> Iterator[tuple[PlanChapter, int]]:
         """Yield the chapters that have positions below ``end`` and not all below ``begin``, with where they end."""
-        ends = [*self._begins[1:].tolist(), end]
+        ends = [*self.begins[1:].tolist(), end]
         for chapter, beyond in zip(self.chapters, ends, strict=True):
             if chapter.begin >= end and chapter.begin > 0:
                 return
-            if min(beyond, end) >= begin:
+            if beyond >= begin:
                 yield chapter, min(beyond, end)
 
     def find(self, source: int, index: int, *, begin: int, end: int) -> SampleTimes:
@@ -254,3 +255,7 @@ class ChapteredPlan:
     def keys(self, source: int, epochs: IntArray) -> KeyArray:
         """Return (n,) uint64: the keys of epochs of a dataset, as in a ``Lookup``."""
         return derive_array(self.series[source].key, epochs)
+
+
+AnyPlan = Plan | ChapteredPlan
+"""The plan of a run that was not changed, or was."""

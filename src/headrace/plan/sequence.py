@@ -225,7 +225,8 @@ class SourceSequence:
             section = self.sections[0]
             return section.series.items(section.ranks(ranks))
         numbers = np.searchsorted(self.firsts, ranks, side="right") - 1
-        found = Items(*(np.empty_like(ranks) for _ in range(3)), keys=np.empty(ranks.shape, dtype=np.uint64))
+        empty = np.empty_like(ranks)
+        found = Items(empty, empty.copy(), empty.copy(), np.empty(ranks.shape, dtype=np.uint64))
         for number in np.unique(numbers).tolist():
             rows = numbers == number
             section = self.sections[number]
