@@ -10,7 +10,7 @@ import pytest
 
 import corpora
 import headrace
-from headrace import Blend, BatchSchedule, ConfigError, Order, Run, ScheduledBlend, StateError, WindowDataset
+from headrace import BatchSchedule, Blend, ConfigError, Order, Run, ScheduledBlend, StateError, WindowDataset
 from headrace.datasets import Stage
 from headrace.loader import Ranks
 
@@ -159,7 +159,8 @@ def test_another_cut_of_the_same_store(sources: dict[str, WindowDataset]) -> Non
     edited = run.edit(3, data=Blend({"web": finer, "code": sources["code"]}, weights={"web": 1, "code": 1}))
     found = edited.lookup(np.arange(24, 200))
     web = [found.epochs[row] for row in range(176) if edited.datasets[found.sources[row]] is finer]
-    assert web[:1] == [1] and len(web) > len(finer)
+    assert web[:1] == [1]
+    assert len(web) > len(finer)
     assert len(set(of_source(edited, range(3, 30), "web")[: len(finer)])) == len(finer)
     check_epochs(of_source(edited, range(40), "code"), 16)
 
@@ -173,7 +174,7 @@ def test_names(sources: dict[str, WindowDataset], tmp_path: Path) -> None:
     assert of_source(edited, range(40), "web")[:12] == of_source(run, range(3), "web")
     other = Blend({"web": sources["math"], "code": sources["code"]}, weights={"web": 1, "code": 1})
     with pytest.raises(
-        ConfigError, match="'web' was windows of 4 tokens over 133 tokens, and is now .* 29 tokens, which is other data"
+        ConfigError, match=r"'web' was windows of 4 tokens over 133 tokens, and is now .* 29 tokens, which is other data"
     ):
         run.edit(3, data=other)
     twice = Blend(
