@@ -174,7 +174,7 @@ def test_names(sources: dict[str, WindowDataset], tmp_path: Path) -> None:
     assert of_source(edited, range(40), "web")[:12] == of_source(run, range(3), "web")
     other = Blend({"web": sources["math"], "code": sources["code"]}, weights={"web": 1, "code": 1})
     with pytest.raises(
-        ConfigError, match=r"'web' was windows of 4 tokens over 133 tokens, and is now .* 29 tokens, which is other data"
+        ConfigError, match=r"'web' was windows of 4 tokens over 133 tokens, and is now .* 29 tokens, which is other"
     ):
         run.edit(3, data=other)
     twice = Blend(
