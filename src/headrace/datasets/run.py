@@ -300,7 +300,9 @@ class Run:
         run.data, run.order = editing.data, editing.editor.order
         run.schedule, run.length = editing.editor.schedule, editing.editor.length()
         run._set_datasets(editing.datasets)
-        run.plan = editing.editor.plan() if edits else Plan(node_of("", run.data), run.order)
+        plan = editing.editor.plan()
+        run._chaptered = plan, editing.editor.key_paths
+        run.plan = plan if edits else Plan(node_of("", run.data), run.order)
         run.buckets = None if self.bucketing is None else run._make_buckets(self.bucketing)
         return run
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -195,14 +196,16 @@ class ChapteredPlan:
             sources[rows], ranks[rows] = self.chapters[number].descend(positions[rows])
         return sources, ranks
 
-    def reached(self, position: int) -> dict[int, int]:
+    def reached(self, position: int, *, is_fed: bool = False) -> dict[int, int]:
         """Return the rank that each source has reached before a position; 0 for those that did not come yet.
 
+        What is skipped at the position counts, unless ``is_fed``: then the ranks are those behind what was fed.
         O(sources), and as many chapters as it takes to find those that are not in the tree any more.
         """
         found: dict[int, int] = {}
         end = position
-        for number in reversed(range(int(np.searchsorted(self.begins, position, side="right")))):
+        side: Literal["left", "right"] = "left" if is_fed else "right"
+        for number in reversed(range(int(np.searchsorted(self.begins, position, side=side)))):
             chapter = self.chapters[number]
             found = chapter.reached(end) | found
             if len(found) == len(self.sequences):

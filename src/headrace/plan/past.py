@@ -55,7 +55,7 @@ def past_recipe(
         position: where the past ends.
         split: how the slots of the step are drawn in which the position lies; empty between two steps.
     """
-    reached = plan.reached(position)
+    reached = plan.reached(position, is_fed=True)
     begun = {source: rank for source, rank in reached.items() if rank}
     sections = {source: list(_begun(plan, source, rank)) for source, rank in begun.items()}
     return RunRecipe(
