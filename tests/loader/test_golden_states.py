@@ -42,6 +42,10 @@ def test_there_is_a_file_of_each_kind() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_of_today_is_that_of_then(kind: str) -> None:
     before, today = stored(kind), golden(KINDS[kind]())
+    # Since version 2 a state of a run holds hashes of what was fed, in place of those of the whole run.
+    if today["state"]["version"] == 2:
+        for state in (before["first"], before["state"], today["first"], today["state"]):
+            del state["version"], state["recipe"]
     for part in ("run", "first", "state", "samples", "next"):
         assert today[part] == before[part], f"{kind}: {part}"
 

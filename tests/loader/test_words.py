@@ -65,7 +65,7 @@ def blended(windows: WindowDataset, share: float) -> Run:
 
 def test_differences_are_of_the_weights_that_were_typed(windows: WindowDataset) -> None:
     saved = blended(windows, 0.5)
-    state = Loader(saved, micro_batch_size=4).state_dict()
+    state = Loader(saved, micro_batch_size=4, position=8).state_dict()
     now = Loader(blended(windows, 0.3), micro_batch_size=4)
     with pytest.raises(StateError) as told:
         now.load_state_dict(state, recipe=saved.recipe)

@@ -77,7 +77,7 @@ def test_a_recipe_of_another_state_is_refused() -> None:
     ("change", "message"),
     [
         ({"kind": "other"}, "not a saved loader state"),
-        ({"version": 2}, "version 2; this Headrace reads version 1"),
+        ({"version": 3}, "version 3; this Headrace reads versions 1 and 2"),
         ({"version": None}, "version None"),
         ({"position": "7"}, "damaged.*position"),
         ({"surplus": 1}, "damaged.*surplus"),

@@ -21,7 +21,6 @@ from headrace.plan import (
     Assignment,
     BalancedStep,
     Cursor,
-    Draw,
     IntArray,
     Share,
     StepPart,
@@ -30,6 +29,7 @@ from headrace.plan import (
     unbalanced,
 )
 from headrace.plan.balance import ASSIGNMENT_VERSION
+from headrace.plan.slots import AnyDraw
 
 CostOfLengths = Callable[[IntArray], NDArray[Any]]
 Cost = Literal["tokens", "supervised_tokens"] | CostOfLengths
@@ -264,7 +264,7 @@ class BalancedAssignment:
         check_between_steps(self._run, position, "with balance")
         self._resumed = _NOWHERE
 
-    def load(self, cursor: Cursor, draw: Draw | None) -> None:
+    def load(self, cursor: Cursor, draw: AnyDraw | None) -> None:
         """Continue from a saved state; ``draw`` says how the slots were drawn that were taken without balance.
 
         Raises:

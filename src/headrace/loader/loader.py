@@ -221,7 +221,7 @@ class Loader:
 
     def _cursor(self) -> Cursor:
         position = self._position
-        return Cursor(recipe=self.run.recipe.hashes(), step=self.step, position=position, **self._feed.state(position))
+        return Cursor(**self._feed.identity(position), step=self.step, position=position, **self._feed.state(position))
 
     def gather_state_dict(self) -> dict[str, Any]:
         """Return the state of all ranks of a `FramedRun`, on every rank. For a `Run` it is the same as `state_dict`.
@@ -258,7 +258,7 @@ class Loader:
         saved = recipe if isinstance(recipe, RunRecipe) or recipe is None else load_recipe(recipe)
         cursor = Cursor.from_dict(state)
         feed = self._feed.as_saved(cursor.recipe)
-        cursor = cursor.verified(feed.run.recipe, feed.run.schedule, feed.run.length, saved=saved)
+        cursor = feed.verified(cursor, saved)
         feed.load(cursor)
         if feed is not self._feed:
             self._feed.close()

@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.plan import BatchSchedule, Draw, IntArray, LimitNode, Lookup, Node, Plan, leaves
+from headrace.plan import BatchSchedule, IntArray, LimitNode, Lookup, Node, leaves
+from headrace.plan.chapters import AnyPlan
+from headrace.plan.slots import AnyDraw
 
 MAX_TRACED = 1 << 50
 """Position up to which an endless run is searched."""
@@ -53,11 +55,11 @@ class Trace:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: AnyPlan,
         schedule: BatchSchedule,
         length: int | None,
         *,
-        draw: Draw | None = None,
+        draw: AnyDraw | None = None,
         window_steps: int | None = None,
         arranged: Callable[[IntArray], IntArray] | None = None,
     ) -> None:
