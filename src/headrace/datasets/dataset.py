@@ -147,7 +147,10 @@ class Dataset(ABC):
         raise ConfigError(f"{type(self).__name__}: it is not known which samples hold a document; ask by number")
 
     def all_holders(self, documents: IntArray) -> IntArray:
-        """Return the samples that may have tokens of any of some documents; raises as `holders`."""
+        """Return the samples that may have tokens of any of some documents, also as labels only; raises as `holders`.
+
+        ``documents`` are (n,) int64 and rise, and so is what is returned.
+        """
         found = [np.empty(0, dtype=np.int64), *(self.holders(document) for document in documents.tolist())]
         return np.unique(np.concatenate(found))
 

@@ -22,7 +22,8 @@ from headrace.datasets.exclusions import Exclusion, check_not_all, dropped
 from headrace.datasets.mix import Mix, check_one_tokenizer, named_datasets, node_of, store_of, wrong_data
 from headrace.errors import ConfigError
 from headrace.plan import BatchSchedule, Branch, IntArray, Leaf, Node, Order, Schedule, leaves
-from headrace.plan.changes import End, Length, PlanChange, PlanEditor
+from headrace.plan.changes import End, PlanChange, PlanEditor
+from headrace.plan.chapters import Length
 from headrace.plan.sequence import NOTHING
 
 Then = Literal["drop", "defer"]

@@ -28,9 +28,10 @@ def ranges_text(numbers: IntArray) -> str:
         >>> ranges_text(np.array([3, 7, 8, 9, 40]))
         '3 7-9 40'
     """
-    firsts = np.flatnonzero(np.append(True, np.diff(numbers) != 1)) if len(numbers) else numbers
-    pairs = zip(numbers[firsts].tolist(), numbers[np.append(firsts[1:], len(numbers)) - 1].tolist(), strict=True)
-    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs) if len(numbers) else ""
+    starts = np.ones(len(numbers), dtype=np.bool_)
+    starts[1:] = np.diff(numbers) != 1
+    pairs = zip(numbers[starts].tolist(), numbers[np.roll(starts, -1)].tolist(), strict=True)
+    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
 
 
 def range_numbers(text: str) -> IntArray:
@@ -39,9 +40,9 @@ def range_numbers(text: str) -> IntArray:
     Raises:
         ConfigError: the text is not one that `ranges_text` makes.
     """
-    bounds = [part.partition("-")[::2] for part in text.split()]
+    bounds = [part.split("-", 1) for part in text.split()]
     try:
-        ends = [(int(first), int(last or first) + 1) for first, last in bounds]
+        ends = [(int(bound[0]), int(bound[-1]) + 1) for bound in bounds]
     except ValueError:
         raise ConfigError(f"{text!r:.80} is no list of numbers, such as '3 7-9 40'") from None
     if any(low >= high for low, high in pairwise(chain([-1], *ends))):

@@ -314,23 +314,27 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
 
     def all_holders(self, documents: IntArray) -> IntArray:
         """Return the packs of some documents, as `holders`. One pass over the plan for all of them."""
-        found, lengths = self._packs_with("documents", documents.tolist())
+        found, lengths = self._packs_with(documents, None)
         if self.packing.repack:
-            # Documents change places with others of the same length; pieces cut off into full packs stay.
-            found = np.union1d(found, self._packs_with("lengths", lengths)[0])
+            # Documents change places with others of the same length, counted with the pads of their segments; pieces
+            # cut off into full packs stay.
+            found = np.union1d(found, self._packs_with(None, lengths)[0])
         return found
 
-    def _packs_with(self, name: str, values: list[int]) -> tuple[IntArray, list[int]]:
-        """Return the packs with a piece whose field ``name`` is one of ``values``, and the lengths of such pieces."""
+    def _packs_with(self, documents: IntArray | None, lengths: IntArray | None) -> tuple[IntArray, IntArray]:
+        """Return the packs with pieces of some documents, or with segments of some lengths, and the lengths found."""
         packs: list[IntArray] = [np.empty(0, dtype=np.int64)]
-        lengths: set[int] = set()
+        found: list[IntArray] = [np.empty(0, dtype=np.int64)]
+        multiple = self.packing.segment_multiple
         for first in range(0, len(self), _CHUNK):
             some = np.arange(first, min(first + _CHUNK, len(self)), dtype=np.int64)
             items = self.plan.items(some)
-            hits = np.flatnonzero(np.isin(getattr(items, name), values))
+            segments = -(-items.lengths // multiple) * multiple
+            wanted = is_in(items.documents, documents) if documents is not None else np.isin(segments, lengths)
+            hits = np.flatnonzero(wanted)
             packs.append(some[np.searchsorted(items.offsets, hits, side="right") - 1])
-            lengths.update(items.lengths[hits].tolist())
-        return np.unique(np.concatenate(packs)), sorted(lengths)
+            found.append(np.unique(segments[hits]))
+        return np.unique(np.concatenate(packs)), np.unique(np.concatenate(found))
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
         """Read the packs at ``addresses`` into ``rows`` of ``out``."""

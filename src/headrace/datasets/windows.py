@@ -224,6 +224,14 @@ class WindowDataset(FixedDataset, CountedDataset):
         size = self.seq_len
         return windows_over(self.store, document, stride=self.stride, length=size, phases=phases, num_samples=len(self))
 
+    def all_holders(self, documents: IntArray) -> IntArray:
+        """Return the windows that overlap some documents, or have a token of theirs as a label, in any phase."""
+        size = self.seq_len + (self.labels == "next")
+        phases = self._num_phases if self.phase else 1
+        options: dict[str, int] = {"stride": self.stride, "length": size, "phases": phases, "num_samples": len(self)}
+        found = [windows_over(self.store, document, **options) for document in documents.tolist()]
+        return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found]))
+
     def describe(self) -> str:
         """Describe size, stride, labels and mask of the windows in one line."""
         cut = "" if self.stride == self.seq_len else f" every {self.stride:,}"
