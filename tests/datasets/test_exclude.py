@@ -17,6 +17,7 @@ import headrace
 import media_stores_made
 import records_made
 from counts import cases
+from energon_prepared import prepared
 from headrace import (
     Blend,
     ConfigError,
@@ -27,10 +28,11 @@ from headrace import (
     PackedSequenceDataset,
     Packing,
     Run,
+    ScheduledBlend,
     SFTDataset,
     WindowDataset,
 )
-from headrace.datasets import Concat, Dataset, PreferenceDataset, Subset, count_step
+from headrace.datasets import Concat, Dataset, PreferenceDataset, Stage, Subset, count_step
 from headrace.datasets.excluded import range_numbers, ranges_text
 from headrace.datasets.exclusions import Exclusion
 from headrace.loader import Ranks, Reading
@@ -178,6 +180,18 @@ def test_counts_and_documents_of_masked_windows_and_packs(stores: dict[str, Stor
         assert rest.holders(3).tolist() == []
         assert rest.holders(6).tolist() == dataset.holders(6).tolist()
     assert packs.all_holders(documents).tolist() == sorted({int(i) for d in documents for i in packs.holders(int(d))})
+
+
+def test_holders_of_packs_that_are_repacked_with_pads_in_segments(stores: dict[str, Store]) -> None:
+    """Documents change places with all whose segments are equally long, so that their own lengths may differ."""
+    packing = Packing(seq_len=24, over_long="split", repack=True, segment_multiple=4)
+    packs = PackedSequenceDataset(stores["web"], packing)
+    numbers = np.arange(len(packs))
+    for key in np.random.default_rng(0).integers(0, 1 << 63, 100, dtype=np.uint64):
+        items = packs.items(packs.locate(numbers, np.full(len(packs), key)))
+        rows = np.repeat(numbers, np.diff(items.offsets))
+        for row, document in zip(rows.tolist(), items.documents.tolist(), strict=True):
+            assert row in packs.holders(document)
 
 
 def loaded(run: Run, state: Any = None, *, count: int = 3, **options: Any) -> tuple[list[Any], Any]:
@@ -429,6 +443,55 @@ def test_media_are_dropped_by_key_shard_and_number(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             left(exclude)
+
+
+def test_a_key_is_found_each_time_that_its_shard_is_listed(tmp_path: Path) -> None:
+    shards = {f"c{shard}.tar": [(f"k{shard}_{number}.txt", b"text") for number in range(4)] for shard in range(2)}
+    prepared(tmp_path, shards, {"train": ["c0.tar", "c1.tar", "c0.tar"]})
+    dataset = MediaDataset.open(tmp_path)
+    assert len(dataset) == 12
+    assert dataset.find_keys("k0_1") == [1, 9]
+    run = Run(dataset, global_batch_size=2).edit(1, exclude={".": ["k0_1"]})
+    assert run.excluded()[0].samples.tolist() == [1, 9]
+
+
+def test_masks_after_skips_and_in_the_same_edit_as_other_changes(
+    stores: dict[str, Store], windows: dict[str, WindowDataset]
+) -> None:
+    run = Run(Blend(windows, weights={"web": 2, "code": 1}), global_batch_size=8)
+    skipping = run.skip(range(1, 3), then="defer").edit(3, order=Order(seed=4))
+    for step in (3, 4, 6):
+        edited = (skipping if step > 3 else run.skip(range(1, 3), then="defer")).edit(
+            step, exclude=asked([7, 8, 20], ["web", "code"]), order=Order(seed=4)
+        )
+        gone = {7, 8, 20, 1007, 1008, 1020}
+        for number in range(20):
+            expected = skipping.step(number)
+            if number >= step:
+                expected = masked(stores, expected, gone, is_unshifted=False)
+            assert np.array_equal(edited.step(number)["input_ids"], expected["input_ids"])
+            assert np.array_equal(edited.step(number)["labels"], expected["labels"])
+    # Another cut of the store and what goes of it, in one edit.
+    finer = WindowDataset(stores["web"], seq_len=16, stride=8, loss_mask_key=None)
+    cut = Blend({"web": finer, "code": windows["code"]}, weights={"web": 2, "code": 1})
+    for exclude in (Exclude(documents=[7], pad_id=PAD), Exclude(documents=[7], how="drop"), [7]):
+        if isinstance(exclude, list):
+            exclude = Exclude(samples=finer.all_holders(np.array(exclude)), how="drop")
+        edited = run.edit(2, data=cut, exclude={"web": exclude})
+        assert 7 not in held(edited, stores, range(2, 30))
+        assert {3, 10, 30} <= held(edited, stores, range(2, 30))
+        assert edited.edits[-1].exclude["web"].how == (exclude.how or "mask")
+    stages = ScheduledBlend(dict(windows), [Stage(until=40, weights={"web": 1, "code": 1}), Stage(weights={"web": 1})])
+    scheduled = Run(stages, global_batch_size=8).edit(2, exclude={"web": Exclude(documents=[7], how="drop")})
+    assert 7 not in held(scheduled, stores, range(2, 20))
+    twice = Blend({"a": Blend(windows, weights=_ONE), "b": Blend(windows, weights=_ONE)}, weights={"a": 1, "b": 1})
+    with pytest.raises(ConfigError, match=r"'web' is the name of several sources, \['a/web', 'b/web'\]: use the path"):
+        Run(twice, global_batch_size=8).edit(2, exclude=asked([7], ["web"]))
+    once = Run(twice, global_batch_size=8).edit(2, exclude=asked([7], ["a/web"]))
+    assert [part.path for part in once.excluded()] == ["a/web"]
+
+
+_ONE = {"web": 1, "code": 1}
 
 
 def test_a_subset_keeps_its_numbers(windows: dict[str, WindowDataset], stores: dict[str, Store]) -> None:

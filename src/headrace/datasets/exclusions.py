@@ -31,9 +31,12 @@ class Exclude:
     """What of a source is never trained on from the step of an edit on; see `Run.edit`.
 
     With ``how="mask"`` samples keep their places, and documents are removed within them: their ids are replaced by the
-    pad id, and no label is one of their tokens or is predicted by one. With ``how="drop"`` samples that may hold any of
-    it are left out whole, and the epochs of the source are shorter. Where samples are others in each epoch (windows
-    with ``phase``, packs with ``repack``), these are all samples that hold it in any epoch.
+    pad id, and no label is one of their tokens or is predicted by one. Segments of packs stay as they are, so that no
+    other document attends to them. The function of a `MapDataset` gets samples that are masked already.
+
+    With ``how="drop"`` samples that may hold any of it are left out whole, and the epochs of the source are shorter.
+    Where samples are others in each epoch (windows with ``phase``, packs with ``repack``), these are all samples that
+    hold it in any epoch.
 
     Args:
         documents: numbers of documents of the store. A record is a document.
