@@ -36,6 +36,7 @@ from headrace.plan.packing import (
     plan_packs,
 )
 from headrace.plan.segments import IGNORED_LABEL, cu_seqlens
+from headrace.plan.sequence import NOTHING
 from headrace.stores import Store, find_cache, keep_arrays, kept_name
 
 
@@ -314,14 +315,14 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
 
     def all_holders(self, documents: IntArray) -> IntArray:
         """Return the packs of some documents, as `holders`. One pass over the plan for all of them."""
-        found, lengths = self._packs_with(documents, None)
+        found, lengths = self._packs_with(documents)
         if self.packing.repack:
             # Documents change places with others of the same length, counted with the pads of their segments; pieces
             # cut off into full packs stay.
             found = np.union1d(found, self._packs_with(None, lengths)[0])
         return found
 
-    def _packs_with(self, documents: IntArray | None, lengths: IntArray | None) -> tuple[IntArray, IntArray]:
+    def _packs_with(self, documents: IntArray | None, lengths: IntArray = NOTHING) -> tuple[IntArray, IntArray]:
         """Return the packs with pieces of some documents, or with segments of some lengths, and the lengths found."""
         packs: list[IntArray] = [np.empty(0, dtype=np.int64)]
         found: list[IntArray] = [np.empty(0, dtype=np.int64)]
@@ -330,7 +331,7 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
             some = np.arange(first, min(first + _CHUNK, len(self)), dtype=np.int64)
             items = self.plan.items(some)
             segments = -(-items.lengths // multiple) * multiple
-            wanted = is_in(items.documents, documents) if documents is not None else np.isin(segments, lengths)
+            wanted = is_in(segments, lengths) if documents is None else is_in(items.documents, documents)
             hits = np.flatnonzero(wanted)
             packs.append(some[np.searchsorted(items.offsets, hits, side="right") - 1])
             found.append(np.unique(segments[hits]))
