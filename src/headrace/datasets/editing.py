@@ -16,12 +16,15 @@ import numpy as np
 
 from headrace.config import check_choice, nearest_or_known
 from headrace.datasets.blend import Blend, ScheduledBlend
-from headrace.datasets.dataset import Dataset, shown_fields
-from headrace.datasets.mix import Mix, check_one_tokenizer, named_datasets, node_of, wrong_data
+from headrace.datasets.dataset import Dataset, FixedDataset, RaggedDataset, shown_fields
+from headrace.datasets.excluded import range_numbers
+from headrace.datasets.exclusions import Exclusion, check_not_all, dropped
+from headrace.datasets.mix import Mix, check_one_tokenizer, named_datasets, node_of, store_of, wrong_data
 from headrace.errors import ConfigError
-from headrace.plan import BatchSchedule, Branch, Leaf, Node, Order, leaves
-from headrace.plan.changes import End, Length, PlanChange, PlanEditor
-from headrace.stores import SampleStore, Store
+from headrace.plan import BatchSchedule, Branch, IntArray, Leaf, Node, Order, Schedule, leaves
+from headrace.plan.changes import End, PlanChange, PlanEditor
+from headrace.plan.chapters import Length
+from headrace.plan.sequence import NOTHING
 
 Then = Literal["drop", "defer"]
 
@@ -38,7 +41,7 @@ class Edit:
         renamed: new name -> old name of sources that go on under another name.
         pieces: global batches, as (steps since ``at_step``, size); empty leaves them as they are.
         order: the order of the epochs that begin from now on; None leaves it as it is.
-        left_out: path of a source -> numbers of the samples that do not come any more.
+        exclude: path of a source -> what of it is never trained on from now on.
         length: how the run is measured; None leaves it as it is.
         skip_steps: number of steps that are skipped.
         then: what becomes of the samples of these steps.
@@ -52,7 +55,7 @@ class Edit:
     renamed: Mapping[str, str] = field(default_factory=dict)
     pieces: tuple[tuple[int, int], ...] = ()
     order: Order | None = None
-    left_out: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    exclude: Mapping[str, Exclusion] = field(default_factory=dict)
     length: Length | None = None
     skip_steps: int = 0
     then: Then = "drop"
@@ -63,15 +66,64 @@ class Edit:
         what = ", ".join(self.asked)
         if self.skip_steps:
             what = f"skips {self.skip_steps:,} steps ({self.then})"
+        if self.exclude:
+            what += "".join(f", {path or 'the dataset'}: {one.describe()}" for path, one in self.exclude.items())
         return f"step {self.at_step:,}: {what}" + (f" ({self.reason})" if self.reason else "")
 
 
 class Source:
-    """A source as an `Editing` knows it: its name and its dataset at the time."""
+    """A source as an `Editing` knows it: its name and its dataset at the time, and what is excluded of it.
+
+    Attributes:
+        dataset: the dataset as the user gave it.
+        masked: (n,) int64, rising: documents that are masked out of it.
+        pad_id: the id that stands for their tokens.
+        dropped: (n,) int64, rising: documents whose samples are left out.
+        samples: (n,) int64, rising: other samples that are left out.
+    """
 
     def __init__(self, number: int, path: str, dataset: Dataset) -> None:
         self.number = number
         self.path = path
+        self.dataset = dataset
+        self.masked = self.dropped = self.samples = NOTHING
+        self.pad_id: int | None = None
+
+    @property
+    def fed(self) -> Dataset:
+        """The dataset that is fed: without what is masked."""
+        if self.pad_id is None or not isinstance(self.dataset, FixedDataset):
+            return self.dataset
+        return self.dataset.without(self.masked, self.pad_id)
+
+    def exclude(self, one: Exclusion) -> None:
+        """Exclude more. Raises ConfigError for another pad id than before, or if nothing is left."""
+        if one.how == "drop":
+            self.dropped = np.union1d(self.dropped, range_numbers(one.documents))
+            self.samples = np.union1d(self.samples, range_numbers(one.samples))
+            return
+        if self.pad_id not in (None, one.pad_id):
+            raise ConfigError(
+                f"the masked tokens of {_shown(self.path)} have the id {self.pad_id} since an earlier edit, and now "
+                f"pad_id is {one.pad_id}: leave it out, or pass the same"
+            )
+        masked = np.union1d(self.masked, range_numbers(one.documents))
+        check_not_all(masked, self.dataset)
+        self.masked, self.pad_id = masked, one.pad_id
+
+    def cut_anew(self, dataset: Dataset) -> None:
+        """Read the same store as another dataset; what is excluded stays so.
+
+        Raises:
+            ConfigError: samples were excluded by numbers that mean others now.
+        """
+        alike = isinstance(dataset, RaggedDataset) and len(dataset) == len(self.dataset)
+        if len(self.samples) and not alike:
+            raise ConfigError(
+                f"{len(self.samples):,} samples of {_shown(self.path)} are excluded by their numbers, and in "
+                f"{dataset.describe()} these are other samples: exclude documents instead, in the edit before, or keep "
+                "the dataset"
+            )
         self.dataset = dataset
 
     @property
@@ -123,6 +175,10 @@ class Editing:
         elif edit.renamed:
             raise ConfigError(f"renamed={dict(edit.renamed)!r} goes with data=, in which sources have other names")
         self._check_endless(edit)
+        excluded = self._exclude(edit, numbers or self.editor.chapter.sources)
+        left_out = {source.number: range_numbers(one.left_out) for source, one in excluded if one.how == "drop"}
+        left_out |= {number: self._left_out(self.sources[number], leaf) for number, leaf in fresh.items()}
+        self._check_passes(root or self.editor.chapter.root, numbers or self.editor.chapter.sources)
         change = PlanChange(
             step=edit.at_step,
             root=root,
@@ -131,7 +187,8 @@ class Editing:
             fresh=fresh,
             pieces=edit.pieces,
             order=edit.order,
-            left_out=self._left_out(edit),
+            replaced=frozenset(source.number for source, one in excluded if one.how == "mask") - fresh.keys(),
+            left_out={number: samples for number, samples in left_out.items() if len(samples)},
             skip_steps=edit.skip_steps,
             defer=edit.then == "defer",
             length=edit.length,
@@ -141,8 +198,9 @@ class Editing:
 
     def _note_datasets(self) -> None:
         """Note the datasets of series that are new."""
-        for source in self.editor.source_of[len(self.datasets) :]:
-            self.datasets.append(self.sources[source].dataset)
+        new = self.editor.source_of[len(self.datasets) :]
+        fed = {number: self.sources[number].fed for number in set(new)}
+        self.datasets += [fed[number] for number in new]
 
     def _matched(self, edit: Edit, root: Node) -> tuple[dict[str, int], dict[int, Leaf]]:
         """Return the number of the source at each path of a new tree, and the sources that begin anew."""
@@ -162,12 +220,15 @@ class Editing:
                     f"{path!r} and {taken[source.number]!r} are both the source {_shown(source.path)} of before: say "
                     "which one is, with renamed={'new name': 'old name'}, and give the other a name of its own"
                 )
-            elif by_path[path].fingerprint != source.dataset.fingerprint:
+            elif by_path[path].fingerprint == source.dataset.fingerprint:
+                source.dataset = by_path[path]
+            elif by_path[path].fingerprint != source.fed.fingerprint:
                 self._check_same_data(path, source, by_path[path])
+                source.cut_anew(by_path[path])
                 fresh[source.number] = places[path]
             taken[source.number] = path
             found[path] = source.number
-            source.path, source.dataset = path, by_path[path]
+            source.path = path
         if renamed:
             raise ConfigError(
                 f"renamed names {sorted(renamed)}, which are not in the new data: its sources are {sorted(places)}"
@@ -213,7 +274,7 @@ class Editing:
 
     def _check_same_data(self, path: str, source: Source, dataset: Dataset) -> None:
         """Raise ConfigError if a source would be other data under the same name."""
-        before, now = _store(source.dataset), _store(dataset)
+        before, now = store_of(source.dataset), store_of(dataset)
         if before is None or now is None or before.fingerprint != now.fingerprint:
             raise ConfigError(
                 f"{_shown(path)} was {source.dataset.describe()}, and is now {dataset.describe()}, which is other "
@@ -246,26 +307,32 @@ class Editing:
             raise ConfigError(f"{what}: its order cannot be changed; allowed is Order(kind='none')")
         if edit.skip_steps and edit.then == "defer":
             raise ConfigError(f"{what}, at whose end skipped samples could come: pass then='drop'")
-        if wrong := [path for path in edit.left_out if self._named(path) in endless]:
+        dropping = [path for path, one in edit.exclude.items() if one.how == "drop"]
+        if wrong := [path for path in dropping if self._named(path) in endless]:
             raise ConfigError(f"{what}, so that no samples of {wrong} can be left out")
 
-    def _left_out(self, edit: Edit) -> dict[int, Any]:
-        found: dict[int, Any] = {}
-        for name, samples in edit.left_out.items():
-            source = self._named(name)
-            self._check_passes(source)
-            found[source.number] = np.unique(np.array(samples, dtype=np.int64))
+    def _exclude(self, edit: Edit, numbers: Mapping[str, int]) -> list[tuple[Source, Exclusion]]:
+        """Note what is excluded of which source, by the paths that sources have from now on."""
+        found = [(self.sources[numbers[path]], one) for path, one in edit.exclude.items()]
+        for source, one in found:
+            source.exclude(one)
         return found
 
-    def _check_passes(self, source: Source) -> None:
-        """Raise ConfigError if the mix counts on whole epochs of a source, which would be shorter."""
-        above = list(_above(self.editor.chapter.root, source.number, self.editor.chapter.sources))
-        wrong = [node for node in above if not (isinstance(node, Branch) and node.num_samples is None)]
-        if wrong and source.number in self.editor.chapter.paths:
-            raise ConfigError(
-                f"{_shown(source.path)} is part of a mix with passes, which counts on all of its samples: mask what is "
-                "excluded, or mix by weights without an end"
-            )
+    def _left_out(self, source: Source, leaf: Leaf) -> IntArray:
+        """(n,) int64, rising: the samples that are left out of a source whose samples are others from now on."""
+        return np.union1d(source.samples, dropped(source.dropped, source.dataset, leaf))
+
+    def _check_passes(self, root: Node, numbers: Mapping[str, int]) -> None:
+        """Raise ConfigError if a mix counts on whole epochs of a source that are shorter, as samples are left out."""
+        for source in self.sources:
+            if not len(source.dropped) and not len(source.samples):
+                continue
+            above = _above(root, source.number, numbers)
+            if any(not isinstance(node, Branch | Schedule) or node.num_samples is not None for node in above):
+                raise ConfigError(
+                    f"{_shown(source.path)} is part of a mix with passes, which counts on all of its samples, and "
+                    "samples of it are left out: mask documents with how='mask', or mix by weights without an end"
+                )
 
 
 def reweighted(
@@ -340,15 +407,6 @@ def _above(node: Node, source: int, sources: Mapping[str, int]) -> Iterator[Node
         yield node
         for child in node.children:
             yield from _above(child, source, sources)
-
-
-def _store(dataset: Dataset) -> Store | SampleStore | None:
-    """Return the store behind a dataset, through datasets around it; None if there is not exactly one."""
-    inner: Any = dataset
-    while not hasattr(inner, "store") and isinstance(getattr(inner, "dataset", None), Dataset):
-        inner = inner.dataset
-    store = getattr(inner, "store", None)
-    return store if isinstance(store, Store | SampleStore) else None
 
 
 def _name(path: str) -> str:

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from math import gcd
 from operator import index
-from typing import Any, NamedTuple
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,6 @@ from headrace.datasets.dataset import (
     empty,
     repeated,
 )
-from headrace.datasets.editing import Edit, Editing, Then, now, reweighted, skipped
 from headrace.datasets.mix import Mix, homogeneous_samples, named_datasets, node_of, wrong_data
 from headrace.errors import ConfigError
 from headrace.plan import (
@@ -49,13 +49,20 @@ from headrace.plan import (
     order_quality,
 )
 from headrace.plan.bucketing import BucketedOrder, Bucketing
-from headrace.plan.changes import Length
-from headrace.plan.chapters import AnyPlan, ChapteredPlan
+from headrace.plan.chapters import AnyPlan, ChapteredPlan, Length
 from headrace.plan.nodes import node_recipe
 from headrace.plan.past import past_recipe, split_at
 from headrace.plan.recipe import order_format
 from headrace.plan.slots import AnyDraw, ChapterDraws, draw_of
 from headrace.plan.tree import MAX_POSITIONS
+
+if TYPE_CHECKING:
+    from headrace.datasets.editing import Edit, Editing, Then
+    from headrace.datasets.exclusions import Exclude, Excluded
+
+EDITING: Final = "headrace.datasets.editing"
+EXCLUSIONS: Final = "headrace.datasets.exclusions"
+"""The modules that edit runs: a run without edits does not load them."""
 
 
 class Located(NamedTuple):
@@ -168,6 +175,7 @@ class Run:
         renamed: Mapping[str, str] | None = None,
         global_batch_size: int | BatchSchedule | Sequence[tuple[int, int]] | None = None,
         order: Order | None = None,
+        exclude: Mapping[str, Exclude | Iterable[Any]] | None = None,
         samples: int | None = None,
         epochs: int | None = None,
         reason: str = "",
@@ -188,6 +196,9 @@ class Run:
             renamed: new name -> old name, for sources that go on under another name.
             global_batch_size: as for a run; pieces of a schedule, or a ramp, count their steps from ``at_step`` on.
             order: the order of each source from its next epoch on.
+            exclude: name of a source, ``"."`` if there is only one -> what of it is never trained on from now on, in
+                addition to what earlier edits excluded: an `Exclude`, or a list of documents or of keys. It stays
+                excluded wherever the source stands later, and however its store is cut.
             samples: number of samples of the whole run, those that were skipped included.
             epochs: number of passes of the whole run.
             reason: why, for the file of the run and for those who read it.
@@ -204,6 +215,7 @@ class Run:
             >>> [np.bincount(later.lookup(later.positions(step)).sources).tolist() for step in (9, 10)]
             [[6, 2], [4, 4]]
         """
+        editing = resolve_name(EDITING)
         before = self._before(at_step)
         asked = {
             name: value
@@ -214,6 +226,7 @@ class Run:
                 "data": data,
                 "global_batch_size": global_batch_size,
                 "order": order,
+                "exclude": exclude,
                 "samples": samples,
                 "epochs": epochs,
             }.items()
@@ -221,7 +234,7 @@ class Run:
         }
         if not asked:
             raise ConfigError(
-                "an edit changes something: pass weights, data, global_batch_size, order, samples or epochs"
+                "an edit changes something: pass weights, data, global_batch_size, order, exclude, samples or epochs"
             )
         if data is not None and asked.keys() & {"weights", "add", "remove"}:
             raise ConfigError("data= replaces all of the data: leave weights=, add= and remove= out")
@@ -230,7 +243,7 @@ class Run:
         if order is not None and not isinstance(order, Order):
             raise ConfigError(f"order is {order!r}; expected an Order, as headrace.Order(kind='full', seed=1)")
         if asked.keys() & {"weights", "add", "remove"}:
-            data = reweighted(before.data, weights=weights, add=add or {}, remove=remove)
+            data = editing.reweighted(before.data, weights=weights, add=add or {}, remove=remove)
         length = None
         if samples is not None and epochs is not None:
             raise ConfigError("epochs and samples are both given: a run is measured in one of them")
@@ -238,14 +251,15 @@ class Run:
             length = Length(epochs, samples, self._first[3].drop_last)
         pieces = () if global_batch_size is None else BatchSchedule.of(global_batch_size).pieces
         return before._with(
-            Edit(
+            editing.Edit(
                 at_step=index(at_step),
                 reason=reason,
-                date=now(),
+                date=editing.now(),
                 data=data,
                 renamed=renamed or {},
                 pieces=pieces,
                 order=order,
+                exclude=before._exclusions(exclude, data),
                 length=length,
                 asked=tuple(asked),
             )
@@ -268,8 +282,18 @@ class Run:
             >>> bool((skipping.step(5)["input_ids"] == run.step(7)["input_ids"]).all())
             True
         """
-        fields = skipped(steps, then)
-        return self._before(steps.start)._with(Edit(reason=reason, date=now(), asked=("skip",), **fields))
+        editing = resolve_name(EDITING)
+        fields = editing.skipped(steps, then)
+        edit = editing.Edit(reason=reason, date=editing.now(), asked=("skip",), **fields)
+        return self._before(steps.start)._with(edit)
+
+    def excluded(self) -> list[Excluded]:
+        """Return what each edit excluded, in the order of their steps."""
+        return [one.at(edit.at_step, path) for edit in self.edits for path, one in edit.exclude.items()]
+
+    def _exclusions(self, exclude: Mapping[str, Exclude | Iterable[Any]] | None, data: Dataset | Mix | None) -> Any:
+        found = resolve_name(EXCLUSIONS).exclusions
+        return {} if exclude is None else found(exclude, self.data if data is None else data)
 
     def _before(self, step: int) -> Run:
         """Return this run without the edits after a step, and warn of those that this drops."""
@@ -299,7 +323,7 @@ class Run:
 
     def rebuilt(self, edits: Sequence[Edit]) -> Run:
         """Return the run as it was begun, with these edits, which rise by their steps. O(edits x sources)."""
-        editing = Editing(*self._first)
+        editing: Editing = resolve_name(EDITING).Editing(*self._first)
         for edit in edits:
             editing.apply(edit)
         run = copy(self)
@@ -318,7 +342,7 @@ class Run:
     @cached_property
     def _chaptered(self) -> tuple[ChapteredPlan, list[str]]:
         """The plan as chapters, and the path by which each source is known."""
-        editing = Editing(*self._first)
+        editing: Editing = resolve_name(EDITING).Editing(*self._first)
         for edit in self.edits:
             editing.apply(edit)
         return editing.editor.plan(), editing.editor.key_paths

@@ -24,22 +24,14 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.plan.arithmetic import apportion
 from headrace.plan.blend import counts_until
-from headrace.plan.chapters import ChapteredPlan, PlanChapter
+from headrace.plan.chapters import ChapteredPlan, Length, PlanChapter
 from headrace.plan.keys import IntArray, source_key
 from headrace.plan.nodes import Branch, ConcatNode, Leaf, LimitNode, Node, Schedule, leaf_counts, leaves
 from headrace.plan.order import Order
 from headrace.plan.schedule import BatchSchedule
-from headrace.plan.sequence import EpochSeries, Section, SourceSequence
+from headrace.plan.sequence import NOTHING, EpochSeries, Section, SourceSequence
 
 End = Literal["endless", "samples", "first_exhausted", "all_exhausted", "repeats"]
-
-
-class Length(NamedTuple):
-    """How a run is measured: in epochs or samples, or neither; and whether a short last step is left out."""
-
-    epochs: int | None
-    samples: int | None
-    drop_last: bool
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,7 +47,7 @@ class PlanChange:
         pieces: (steps since ``step``, samples a step).
         order: the order of the epochs that begin from now on.
         replaced: sources whose samples have other contents from now on, the order of which stays as it is.
-        left_out: source -> numbers of the samples that do not come any more.
+        left_out: source -> numbers of the samples that do not come any more; for a fresh source, of its new samples.
         skip_steps: how many steps are skipped.
         defer: whether the samples of skipped steps come later; otherwise they do not come in this epoch.
         length: how the run is measured.
@@ -276,8 +268,8 @@ class PlanEditor:
         reached = self._reached(position) if change.replaced or change.left_out else {}
         for source in sorted(change.replaced):
             self._exchange(source, reached[source], partial(self._renumbered, source))
-        for source, samples in change.left_out.items():
-            self._exchange(source, reached[source], partial(_without, samples))
+        for source in change.left_out.keys() - change.fresh.keys():
+            self._exchange(source, reached[source], partial(_without, change.left_out[source]))
 
     @property
     def _is_fresh_order(self) -> bool:
@@ -320,11 +312,11 @@ class PlanEditor:
         self.source_of.append(source)
         return series
 
-    def _begin_anew(self, source: int, leaf: Leaf, rank: int) -> None:
+    def _begin_anew(self, source: int, leaf: Leaf, rank: int, left_out: IntArray) -> None:
         """Let a source have other samples from a rank on: its next epoch begins there."""
         last = self.sequences[source].rest(rank)[-1]
         series = self._new_series(source, leaf, last.epoch + (not last.begins_epoch))
-        self.sequences[source] = self.sequences[source].changed(rank, [Section(series, 0)])
+        self.sequences[source] = self.sequences[source].changed(rank, [Section(series, 0, left_out=left_out)])
 
     def _change_tree(self, change: PlanChange, position: int) -> None:
         root = change.root
@@ -332,7 +324,7 @@ class PlanEditor:
             return
         reached = self._reached(position)
         for source, leaf in change.fresh.items():
-            self._begin_anew(source, leaf, reached[source])
+            self._begin_anew(source, leaf, reached[source], change.left_out.get(source, NOTHING))
         old = {
             _signature(node, self.chapter.sources): (node, rank)
             for node, rank in self.chapter.nodes_at(position)

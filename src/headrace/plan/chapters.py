@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,14 @@ from headrace.plan.nodes import Inner, Leaf, Node, Schedule, leaf_counts, leaves
 from headrace.plan.order import Order
 from headrace.plan.sequence import EpochSeries, SourceSequence
 from headrace.plan.tree import MAX_POSITIONS, Lookup, Plan, SampleTimes
+
+
+class Length(NamedTuple):
+    """How a run is measured: in epochs or samples, or neither; and whether a short last step is left out."""
+
+    epochs: int | None
+    samples: int | None
+    drop_last: bool
 
 
 @dataclass(frozen=True, eq=False)
