@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import pairwise
 from math import gcd
 from operator import index
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -525,6 +526,10 @@ class Run:
             order=self.order.recipe,
             batch=batch,
         )
+
+    def account(self, step: int | None = None, *, exact: bool = False) -> Any:
+        """Return what was fed before a step, a `headrace.tracing.RunAccount`; see `headrace.tracing.account`."""
+        return resolve_name("headrace.tracing:account")(self, step, exact=exact)
 
     def describe(self) -> str:
         """Return the mix as a tree with shares, samples and tokens, then order and batches, in a few lines."""
