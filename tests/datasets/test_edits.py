@@ -242,3 +242,12 @@ def test_finite_blends(sources: dict[str, WindowDataset]) -> None:
     later = counted.edit(4, weights={"web": 3, "code": 1})
     assert later.length == 64
     assert len(of_source(later, range(4, 8), "web")) == 24
+
+
+def test_what_is_planned_for_later_leaves_the_past_as_it_is(sources: dict[str, WindowDataset]) -> None:
+    run = Run(blend(sources, web=1, code=1), global_batch_size=8)
+    # The order holds from the next epoch of code on, which begins at step 4.
+    edited = run.edit(2, order=Order(seed=1))
+    assert resumed(edited, state_at(run, 4)).step == 4
+    with pytest.raises(StateError, match="before its edit at step 2"):
+        resumed(edited, state_at(run, 5))

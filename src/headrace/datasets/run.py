@@ -559,6 +559,10 @@ class Run:
             batch=batch,
         )
 
+    def account(self, step: int | None = None, *, exact: bool = False) -> Any:
+        """Return what was fed before a step, a `headrace.tracing.RunAccount`; see `headrace.tracing.account`."""
+        return resolve_name("headrace.tracing:account")(self, step, exact=exact)
+
     def describe(self) -> str:
         """Return the mix as a tree with shares, samples and tokens, then order and batches, in a few lines."""
         lines = sources_outline(self)

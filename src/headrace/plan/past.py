@@ -12,6 +12,8 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from headrace.plan.chapters import ChapteredPlan, PlanChapter
 from headrace.plan.nodes import Branch, Leaf, Node, Schedule, leaves
 from headrace.plan.recipe import ORDER_FORMAT, RunRecipe
@@ -89,11 +91,17 @@ def _without_module(value: Any) -> Any:
 
 
 def _begun(plan: ChapteredPlan, source: int, rank: int) -> Iterator[tuple[Section, int]]:
-    """Yield the sections of a source that begin below a rank, with the ranks at which they do."""
+    """Yield the sections of a source that begin below a rank, with the ranks at which they do.
+
+    One that only goes on is not told again: it was cut there for a change of what comes later.
+    """
     sequence = plan.sequences[source]
+    last: Section | None = None
     for section, first in zip(sequence.sections, sequence.firsts.tolist(), strict=True):
-        if first < rank:
+        goes_on = last is not None and last.series is section.series and last.end == section.begin
+        if first < rank and not (goes_on and last is not None and np.array_equal(last.left_out, section.left_out)):
             yield section, first
+        last = section
 
 
 def _described(section: Section, first: int) -> dict[str, Any]:

@@ -4,6 +4,9 @@
     run.json -- read_run_file, Sources -+--> History: a step -> its samples; a sample, key or document -> its steps
     FramedRun, journals -- framed_history ---> FramedHistory: the same for units
     Run, FramedRun ------- save_run ---------> run.json
+    run.json -- remade ----------------------> Run, over windows and packs
+    Run ------- account ---------------------> RunAccount: what was fed before a step, and how often
+    Run, Run -- first_difference ------------> RunDifference: the first step that is fed otherwise, and why
 
 Nothing is replayed: the order is a function, and `Trace` evaluates it in both directions. Only lengths for bucketing,
 plans of packs and keys are read, and frames of framed runs are encoded again.
@@ -18,43 +21,74 @@ from typing import TYPE_CHECKING
 from headrace._lazy import lazily
 
 if TYPE_CHECKING:
+    from headrace.tracing.accounting import (
+        ChapterAccount,
+        EpochAccount,
+        Fed,
+        RunAccount,
+        ShareAccount,
+        SourceAccount,
+        account,
+    )
     from headrace.tracing.answers import Times, Topology, Traced, TracedUnit
+    from headrace.tracing.differences import RunDifference, first_difference
     from headrace.tracing.framed import FramedHistory, framed_history
     from headrace.tracing.history import History, history_of, ledgers, trace_sample, trace_step
+    from headrace.tracing.remaking import remade
     from headrace.tracing.run_file import RunFile, read_run_file, save_run
     from headrace.tracing.sources import Sources
 
 _HOMES = {
+    "ChapterAccount": "headrace.tracing.accounting",
+    "EpochAccount": "headrace.tracing.accounting",
+    "Fed": "headrace.tracing.accounting",
     "FramedHistory": "headrace.tracing.framed",
     "History": "headrace.tracing.history",
+    "RunAccount": "headrace.tracing.accounting",
+    "RunDifference": "headrace.tracing.differences",
     "RunFile": "headrace.tracing.run_file",
+    "ShareAccount": "headrace.tracing.accounting",
+    "SourceAccount": "headrace.tracing.accounting",
     "Sources": "headrace.tracing.sources",
     "Times": "headrace.tracing.answers",
     "Topology": "headrace.tracing.answers",
     "Traced": "headrace.tracing.answers",
     "TracedUnit": "headrace.tracing.answers",
+    "account": "headrace.tracing.accounting",
+    "first_difference": "headrace.tracing.differences",
     "framed_history": "headrace.tracing.framed",
     "history_of": "headrace.tracing.history",
     "ledgers": "headrace.tracing.history",
     "read_run_file": "headrace.tracing.run_file",
+    "remade": "headrace.tracing.remaking",
     "save_run": "headrace.tracing.run_file",
     "trace_sample": "headrace.tracing.history",
     "trace_step": "headrace.tracing.history",
 }
 
 __all__ = [
+    "ChapterAccount",
+    "EpochAccount",
+    "Fed",
     "FramedHistory",
     "History",
+    "RunAccount",
+    "RunDifference",
     "RunFile",
+    "ShareAccount",
+    "SourceAccount",
     "Sources",
     "Times",
     "Topology",
     "Traced",
     "TracedUnit",
+    "account",
+    "first_difference",
     "framed_history",
     "history_of",
     "ledgers",
     "read_run_file",
+    "remade",
     "save_run",
     "trace_sample",
     "trace_step",
