@@ -40,7 +40,9 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Dataset]]:
     """For each kind of data five datasets of different lengths."""
     folder = tmp_path_factory.mktemp("edited")
     stores = [corpora.make(folder / f"t{number}", number, 8 + 7 * number).store for number in range(5)]
-    records = [records_made.store(folder / f"r{number}", records_made.sft(number, 9 + 4 * number)) for number in range(5)]
+    records = [
+        records_made.store(folder / f"r{number}", records_made.sft(number, 9 + 4 * number)) for number in range(5)
+    ]
     return {
         "windows": [WindowDataset(store, seq_len=8) for store in stores],
         "moving windows": [WindowDataset(store, seq_len=8, phase=True) for store in stores],

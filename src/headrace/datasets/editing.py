@@ -21,7 +21,6 @@ from headrace.datasets.mix import Mix, check_one_tokenizer, named_datasets, node
 from headrace.errors import ConfigError
 from headrace.plan import BatchSchedule, Branch, Leaf, Node, Order, leaves
 from headrace.plan.changes import End, Length, PlanChange, PlanEditor
-from headrace.stores import SampleStore, Store
 
 Then = Literal["drop", "defer"]
 
@@ -213,8 +212,8 @@ class Editing:
 
     def _check_same_data(self, path: str, source: Source, dataset: Dataset) -> None:
         """Raise ConfigError if a source would be other data under the same name."""
-        before, now = _store(source.dataset), _store(dataset)
-        if before is None or now is None or before.fingerprint != now.fingerprint:
+        before, now = _content(source.dataset.recipe), _content(dataset.recipe)
+        if before is None or before != now:
             raise ConfigError(
                 f"{_shown(path)} was {source.dataset.describe()}, and is now {dataset.describe()}, which is other "
                 "data: give it a name of its own, so that it begins as a new source"
@@ -342,13 +341,11 @@ def _above(node: Node, source: int, sources: Mapping[str, int]) -> Iterator[Node
             yield from _above(child, source, sources)
 
 
-def _store(dataset: Dataset) -> Store | SampleStore | None:
-    """Return the store behind a dataset, through datasets around it; None if there is not exactly one."""
-    inner: Any = dataset
-    while not hasattr(inner, "store") and isinstance(getattr(inner, "dataset", None), Dataset):
-        inner = inner.dataset
-    store = getattr(inner, "store", None)
-    return store if isinstance(store, Store | SampleStore) else None
+def _content(recipe: Mapping[str, Any]) -> Any:
+    """Return the fingerprint of the store in the recipe of a dataset; None if there is not exactly one."""
+    while isinstance(recipe.get("dataset"), Mapping):
+        recipe = recipe["dataset"]
+    return recipe.get("store")
 
 
 def _name(path: str) -> str:

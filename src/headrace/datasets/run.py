@@ -13,6 +13,8 @@ from functools import cached_property
 from itertools import pairwise
 from math import gcd
 from operator import index
+from os import PathLike
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,6 +97,9 @@ class Run:
             when one of its samples is first asked for. A run that has bucketing and an end keeps its length, since the
             last window ends there.
 
+    Attributes:
+        generation: how often the file was changed that the run was loaded from; 0 if there was none.
+
     Raises:
         ConfigError: both ``epochs`` and ``samples``, ``epochs`` of an endless blend, no samples to feed, ``bucketing``
             of samples that are all equally long.
@@ -128,6 +133,7 @@ class Run:
         self.schedule = BatchSchedule.of(global_batch_size)
         self.plan: AnyPlan = Plan(node_of("", data), self.order)
         self.edits: tuple[Edit, ...] = ()
+        self.generation = 0
         self._first = data, self.order, self.schedule, Length(epochs, samples, drop_last)
         by_path = named_datasets(data)
         self._set_datasets([by_path[leaf.path] for leaf in self.plan.leaves])
@@ -135,6 +141,11 @@ class Run:
         self.length = self.plan.run_length(self.schedule, epochs=epochs, samples=samples, drop_last=drop_last)
         self.bucketing = bucketing
         self.buckets = None if bucketing is None else self._make_buckets(bucketing)
+
+    @property
+    def measured_by(self) -> Length:
+        """How the run was measured when it was begun."""
+        return self._first[3]
 
     def _set_datasets(self, datasets: Sequence[Dataset]) -> None:
         self.datasets = tuple(datasets)
@@ -147,6 +158,25 @@ class Run:
     def validation(cls, data: Dataset | Mix, *, global_batch_size: int) -> Run:
         """Return a run that feeds every sample exactly once, in order, on any number of ranks."""
         return cls(data, global_batch_size=global_batch_size, order=Order(kind="none"), epochs=1)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], *, at_step: int | None = None, trust_code: bool = False) -> Run:
+        """Return the run in the file that `headrace.tracing.save_run` wrote, with all its edits, over the same data.
+
+        Stores are opened where they were, relative to the folder of the training. What comes from Headrace is made again
+        by its recipe; functions and task encoders are imported by their names, and encoders made without arguments.
+
+        Args:
+            path: the file, such as ``run.json``.
+            at_step: a step of the training, if the file holds several runs; by default the last run is returned.
+            trust_code: import the functions and encoders that the file names, which runs their modules.
+
+        Raises:
+            StateError, StoreError: the file is damaged or was changed by hand; a store is missing or holds other data.
+            ConfigError: something cannot be made again; the message says what, and what to do.
+        """
+        found: Run = resolve_name("headrace.tracing.rebuilding:load_run")(path, at_step=at_step, trust_code=trust_code)
+        return found
 
     def edit(
         self,
