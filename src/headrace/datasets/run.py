@@ -163,8 +163,8 @@ class Run:
     def load(cls, path: str | PathLike[str], *, at_step: int | None = None, trust_code: bool = False) -> Run:
         """Return the run in the file that `headrace.tracing.save_run` wrote, with all its edits, over the same data.
 
-        Stores are opened where they were, relative to the folder of the training. What comes from Headrace is made again
-        by its recipe; functions and task encoders are imported by their names, and encoders made without arguments.
+        Stores are opened where they were, relative to the folder of the training. What comes from Headrace is made
+        again by its recipe; functions and task encoders are imported by their names, encoders made without arguments.
 
         Args:
             path: the file, such as ``run.json``.

@@ -3,7 +3,8 @@
     Run ------- history_of -------------+
     run.json -- read_run_file, Sources -+--> History: a step -> its samples; a sample, key or document -> its steps
     FramedRun, journals -- framed_history ---> FramedHistory: the same for units
-    Run, FramedRun ------- save_run ---------> run.json
+    Run, FramedRun ------- save_run ---------> run.json -- Run.load --> Run, over the same data
+    run.json ------------- edit_run_file ----> run.json
 
 Nothing is replayed: the order is a function, and `Trace` evaluates it in both directions. Only lengths for bucketing,
 plans of packs and keys are read, and frames of framed runs are encoded again.
@@ -19,12 +20,14 @@ from headrace._lazy import lazily
 
 if TYPE_CHECKING:
     from headrace.tracing.answers import Times, Topology, Traced, TracedUnit
+    from headrace.tracing.file_edits import FileEdit, edit_run_file, skip_in_run_file
     from headrace.tracing.framed import FramedHistory, framed_history
     from headrace.tracing.history import History, history_of, ledgers, trace_sample, trace_step
     from headrace.tracing.run_file import RunFile, read_run_file, save_run
     from headrace.tracing.sources import Sources
 
 _HOMES = {
+    "FileEdit": "headrace.tracing.file_edits",
     "FramedHistory": "headrace.tracing.framed",
     "History": "headrace.tracing.history",
     "RunFile": "headrace.tracing.run_file",
@@ -33,16 +36,19 @@ _HOMES = {
     "Topology": "headrace.tracing.answers",
     "Traced": "headrace.tracing.answers",
     "TracedUnit": "headrace.tracing.answers",
+    "edit_run_file": "headrace.tracing.file_edits",
     "framed_history": "headrace.tracing.framed",
     "history_of": "headrace.tracing.history",
     "ledgers": "headrace.tracing.history",
     "read_run_file": "headrace.tracing.run_file",
     "save_run": "headrace.tracing.run_file",
+    "skip_in_run_file": "headrace.tracing.file_edits",
     "trace_sample": "headrace.tracing.history",
     "trace_step": "headrace.tracing.history",
 }
 
 __all__ = [
+    "FileEdit",
     "FramedHistory",
     "History",
     "RunFile",
@@ -51,11 +57,13 @@ __all__ = [
     "Topology",
     "Traced",
     "TracedUnit",
+    "edit_run_file",
     "framed_history",
     "history_of",
     "ledgers",
     "read_run_file",
     "save_run",
+    "skip_in_run_file",
     "trace_sample",
     "trace_step",
 ]
