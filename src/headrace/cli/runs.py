@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from headrace import inspect, tracing
 from headrace.cli.command import Command, json_option, print_json, print_report
 from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.datasets.editing import Then
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,7 +23,7 @@ def run() -> None:
     """Show what the file of a run says, and change the run from some step on.
 
     FILE is what save_run wrote. A change holds from the next start of the training on, which has to load the run with
-    headrace.Run.load(FILE). No data are opened.
+    headrace.Run.load(FILE). No data are opened. All commands have --json.
     """
 
 
@@ -91,7 +94,7 @@ def skip(path: str, steps: str, defer: bool, reason: str, dry_run: bool, as_json
     first, _, end = steps.partition(":")
     if not (first.isascii() and first.isdigit() and end.isascii() and end.isdigit()):
         raise click.UsageError(f"{steps!r} is no range of steps; expected the form 1200:1250")
-    then = "defer" if defer else "drop"
+    then: Then = "defer" if defer else "drop"
     found = tracing.skip_in_run_file(path, range(int(first), int(end)), then=then, reason=reason, dry_run=dry_run)
     _tell(path, found, dry_run=dry_run, as_json=as_json)
 

@@ -245,8 +245,8 @@ def _changes(edit: Edit, before: Mapping[str, float], after: Mapping[str, float]
         yield f"length {plural(epochs, 'epoch')}" if epochs is not None else f"length {plural(samples or 0, 'sample')}"
     if edit.skip_steps:
         yield f"skips {plural(edit.skip_steps, 'step')}, whose samples {_THEN[edit.then]}"
-    for name, samples in edit.left_out.items():
-        yield f"{plural(len(samples), 'sample')} of {name} excluded"
+    for name, numbers in edit.left_out.items():
+        yield f"{plural(len(numbers), 'sample')} of {name} excluded"
 
 
 _THEN = {"drop": "do not come in their epochs", "defer": "come at the end of their epochs"}

@@ -71,10 +71,13 @@ class RunRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Return a line for each field that differs, with its path, the value here and the value in ``saved``.
 
             dataset.stride: 128 here, 64 in the saved recipe
-            blend: the share of 'web': 0.3 here, 0.5 in the saved recipe
+            blend: web 50 % -> 30 %
 
-        The shares of a blend are shown as parts of 1.
+        The shares of a blend are shown in percent, first those of ``saved``.
         """
+        edited = ["chapters" in recipe.blend for recipe in (self, saved)]
+        if edited[0] != edited[1]:
+            return [f"{'this run' if edited[0] else 'the saved run'} was edited, and the other was not"]
         return list(_differences("", msgspec.to_builtins(self), msgspec.to_builtins(saved)))
 
 
@@ -101,28 +104,32 @@ def _differences(path: str, here: Any, saved: Any) -> Iterator[str]:
 
 
 def _of_shares(path: str, here: dict[str, Any], saved: dict[str, Any]) -> list[str] | None:
-    """Return the differences of the shares of a branch, as parts of 1 with the names of its children.
+    """Return the differences of the shares of a branch, in percent with the names of its children.
 
     Returns None if the values are not shares. Shares are integers with the sum 2^31 unless they are counts of samples:
-    a weight of 0.3 becomes 644245094. Parts of 1 are easier to read.
+    a weight of 0.3 becomes 644245094.
     """
     both: tuple[Any, Any] = here.get("shares"), saved.get("shares")
     if not all(_are_shares(shares) for shares in both) or len(both[0]) != len(both[1]):
         return None
     children = here.get("children")
-    if isinstance(children, list) and len(children) == len(both[0]):
-        names = [str(child.get("path", i)) if isinstance(child, dict) else str(i) for i, child in enumerate(children)]
-    else:
-        names = [str(i) for i in range(len(both[0]))]
-    parts_here, parts_saved = ([share / sum(shares) for share in shares] for shares in both)
+    names = [_child_name(child, i) for i, child in enumerate(children or [None] * len(both[0]))]
+    parts = [[100 * share / sum(shares) for share in shares] for shares in both]
     lines = []
-    for name, share, part, old_part, old in zip(names, both[0], parts_here, parts_saved, both[1], strict=True):
-        if share != old:
-            shown, before = f"{part:.6g}", f"{old_part:.6g}"
-            if shown == before:  # six digits do not show the difference
-                shown, before = f"{shown} ({share} of {sum(both[0])})", f"{before} ({old} of {sum(both[1])})"
-            lines.append(f"{path}: the share of {name!r}: {shown} here, {before} in the saved recipe")
+    for name, part, old in zip(names, *parts, strict=True):
+        if part != old:
+            digits = next(digits for digits in (4, 7, 10, 13, 17) if f"{part:.{digits}g}" != f"{old:.{digits}g}")
+            lines.append(f"{path}: {name} {old:.{digits}g} % -> {part:.{digits}g} %")
+    if parts[0] == parts[1] and list(both[0]) != list(both[1]):
+        lines.append(f"{path}: {sum(both[1]):,} samples a pass -> {sum(both[0]):,}")
     return lines
+
+
+def _child_name(child: Any, number: int) -> str:
+    """Return the name of a child: that of a node of a plan, or of what a run was fed."""
+    if isinstance(child, list | tuple) and child:
+        return str(child[0])
+    return str(child.get("path", number)) if isinstance(child, dict) else str(number)
 
 
 def _are_shares(found: Any) -> bool:
