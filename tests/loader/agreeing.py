@@ -18,6 +18,8 @@ def main(store: str, meeting: str, rank: str, world_size: str, case: str) -> Non
     seed = int(rank) if case == "recipe" else 0
     data = headrace.WindowDataset(headrace.open(store), seq_len=8)
     run = headrace.Run(data, global_batch_size=8, order=headrace.Order(seed=seed))
+    if case == "generation":
+        run.generation = 4 + int(rank)
     ranks = headrace.loader.Ranks(int(rank), int(world_size))
     said: dict[str, object] = {}
     if case == "mesh":

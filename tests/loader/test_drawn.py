@@ -241,7 +241,8 @@ def test_a_state_says_how_a_short_last_step_was_drawn(corpus: list[corpora.Corpu
     assert found == [None] * 8 + [[13]] * 5
     state = loader.state_dict()
     single = Run(WindowDataset(corpus[0].store, seq_len=8), global_batch_size=8)
-    other = Loader(single, micro_batch_size=1, ranks=Ranks(), position=13)
+    other = Loader(single, micro_batch_size=1, ranks=Ranks())
+    other.start_at(13, allow_repeats=True)
     state["recipe"] = other.state_dict()["recipe"]
     with pytest.raises(StateError, match="this run draws no slots"):
         other.load_state_dict(state)

@@ -19,6 +19,9 @@
     headrace trace step N                                       what step N of a training run was fed
     headrace trace sample SOURCE NUMBER                         which steps see a sample
     headrace account FILE                                       what a training run was fed; --diff: where two part
+    headrace run show|log FILE                                  the mix of a run, and its edits
+    headrace run edit FILE --at-step N ...                      change it from a step on
+    headrace run skip FILE A:B                                  leave out the samples of some steps
     headrace measure DATASET --encoder MODULE:CLASS             run a task encoder once over every sample
     headrace quarantine DATASET --from REPORT                   leave bad samples out of it
     headrace export-cache DATA... --num-samples N               write the index caches that Megatron looks for
@@ -53,6 +56,7 @@ COMMANDS = {
     "preview": "preview:preview",
     "quarantine": "samples:quarantine",
     "render": "preview:render",
+    "run": "runs:run",
     "split": "copying:split",
     "trace": "origins:trace",
     "where": "origins:where",

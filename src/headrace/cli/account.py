@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option("--step", metavar="N", type=int, help="Count what was fed before step N (default: the end of the run).")
 @click.option("--exact", is_flag=True, help="Read and count what would be estimated.")
+@click.option("--no-data", is_flag=True, help="Open no store; tokens and documents are not counted.")
 @click.option("--diff", is_flag=True, help="Say at which step the runs of two files part, and what makes it.")
 @json_option
-def account(files: tuple[str, ...], step: int | None, exact: bool, diff: bool, as_json: bool) -> None:
+def account(files: tuple[str, ...], step: int | None, exact: bool, no_data: bool, diff: bool, as_json: bool) -> None:
     """Say what the run in FILE, which save_run wrote, was fed before a step.
 
     For each source the account says how many samples, documents and tokens were fed, how often its samples were seen,
@@ -33,7 +34,9 @@ def account(files: tuple[str, ...], step: int | None, exact: bool, diff: bool, a
     if diff:
         if len(files) != 2 or step is not None or exact:
             raise click.UsageError("--diff compares two files, and goes with --json only")
-        found = headrace.tracing.first_difference(*map(headrace.tracing.remade, files))
+        found = headrace.tracing.first_difference(
+            *(headrace.tracing.filed_run(file, read_data=False) for file in files)
+        )
         if as_json:
             print_json({"files": files, "difference": found})
             return
@@ -42,7 +45,7 @@ def account(files: tuple[str, ...], step: int | None, exact: bool, diff: bool, a
         return
     if len(files) != 1:
         raise click.UsageError("give one file, or two with --diff")
-    answer = headrace.tracing.account(headrace.tracing.remade(files[0]), step, exact=exact)
+    answer = headrace.tracing.account(headrace.tracing.filed_run(files[0], read_data=not no_data), step, exact=exact)
     if as_json:
         print_json(answer)
         return

@@ -229,6 +229,10 @@ class Dataset(ABC):
         found = [np.empty(0, dtype=np.int64), *(self.holders(document) for document in documents.tolist())]
         return np.unique(np.concatenate(found))
 
+    def without(self, documents: IntArray, pad_id: int) -> Dataset:
+        """Return a dataset of the same samples, in which some documents are masked out; see `FixedDataset.without`."""
+        raise ConfigError(f"samples of {type(self).__name__} cannot be masked: pass how='drop' to leave them out")
+
     def find_key(self, key: str) -> int:
         """Return the number of the sample with a key. Raises ConfigError if there is none or samples have no keys."""
         raise ConfigError(f"{type(self).__name__}: samples have no keys; ask by number, found {key!r}")

@@ -7,7 +7,7 @@ the old one, and gives the plan and the dataset of each of its series.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any, Literal, get_args
@@ -17,9 +17,9 @@ import numpy as np
 from headrace.config import check_choice, nearest_or_known
 from headrace.datasets.blend import Blend, ScheduledBlend
 from headrace.datasets.dataset import Dataset, FixedDataset, RaggedDataset, shown_fields
-from headrace.datasets.excluded import range_numbers
+from headrace.datasets.excluded import range_numbers, ranges_text
 from headrace.datasets.exclusions import Exclusion, check_not_all, dropped
-from headrace.datasets.mix import Mix, check_one_tokenizer, named_datasets, node_of, store_of, wrong_data
+from headrace.datasets.mix import Mix, check_one_tokenizer, named_datasets, node_of, wrong_data
 from headrace.errors import ConfigError
 from headrace.plan import BatchSchedule, Branch, IntArray, Leaf, Node, Order, Schedule, leaves
 from headrace.plan.changes import End, PlanChange, PlanEditor
@@ -42,6 +42,8 @@ class Edit:
         pieces: global batches, as (steps since ``at_step``, size); empty leaves them as they are.
         order: the order of the epochs that begin from now on; None leaves it as it is.
         exclude: path of a source -> what of it is never trained on from now on.
+        left_out: path of a source that begins anew with this edit -> the samples that it lacks, as text with ranges,
+            because earlier edits dropped documents. `Editing.apply` finds them.
         length: how the run is measured; None leaves it as it is.
         skip_steps: number of steps that are skipped.
         then: what becomes of the samples of these steps.
@@ -56,6 +58,7 @@ class Edit:
     pieces: tuple[tuple[int, int], ...] = ()
     order: Order | None = None
     exclude: Mapping[str, Exclusion] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
     length: Length | None = None
     skip_steps: int = 0
     then: Then = "drop"
@@ -92,9 +95,7 @@ class Source:
     @property
     def fed(self) -> Dataset:
         """The dataset that is fed: without what is masked."""
-        if self.pad_id is None or not isinstance(self.dataset, FixedDataset):
-            return self.dataset
-        return self.dataset.without(self.masked, self.pad_id)
+        return self.dataset if self.pad_id is None else self.dataset.without(self.masked, self.pad_id)
 
     def exclude(self, one: Exclusion) -> None:
         """Exclude more. Raises ConfigError for another pad id than before, or if nothing is left."""
@@ -108,7 +109,8 @@ class Source:
                 f"pad_id is {one.pad_id}: leave it out, or pass the same"
             )
         masked = np.union1d(self.masked, range_numbers(one.documents))
-        check_not_all(masked, self.dataset)
+        if isinstance(self.dataset, FixedDataset):
+            check_not_all(masked, self.dataset)
         self.masked, self.pad_id = masked, one.pad_id
 
     def cut_anew(self, dataset: Dataset) -> None:
@@ -158,8 +160,8 @@ class Editing:
         self.datasets: list[Dataset] = []
         self._note_datasets()
 
-    def apply(self, edit: Edit) -> None:
-        """Apply an edit. If it is refused, the editing must not be used any more.
+    def apply(self, edit: Edit) -> Edit:
+        """Apply an edit, and return it with all that was found out. If it is refused, do not use the editing any more.
 
         Raises:
             ConfigError: it is not possible; the message says why, and what is.
@@ -177,7 +179,8 @@ class Editing:
         self._check_endless(edit)
         excluded = self._exclude(edit, numbers or self.editor.chapter.sources)
         left_out = {source.number: range_numbers(one.left_out) for source, one in excluded if one.how == "drop"}
-        left_out |= {number: self._left_out(self.sources[number], leaf) for number, leaf in fresh.items()}
+        lacking = {number: self._left_out(edit, self.sources[number], leaf) for number, leaf in fresh.items()}
+        left_out |= lacking
         self._check_passes(root or self.editor.chapter.root, numbers or self.editor.chapter.sources)
         change = PlanChange(
             step=edit.at_step,
@@ -195,6 +198,8 @@ class Editing:
         )
         self.editor.apply(change)
         self._note_datasets()
+        texts = {self.sources[number].path: ranges_text(samples) for number, samples in lacking.items() if len(samples)}
+        return replace(edit, left_out=texts)
 
     def _note_datasets(self) -> None:
         """Note the datasets of series that are new."""
@@ -274,8 +279,8 @@ class Editing:
 
     def _check_same_data(self, path: str, source: Source, dataset: Dataset) -> None:
         """Raise ConfigError if a source would be other data under the same name."""
-        before, now = store_of(source.dataset), store_of(dataset)
-        if before is None or now is None or before.fingerprint != now.fingerprint:
+        before, now = _content(source.dataset.recipe), _content(dataset.recipe)
+        if before is None or before != now:
             raise ConfigError(
                 f"{_shown(path)} was {source.dataset.describe()}, and is now {dataset.describe()}, which is other "
                 "data: give it a name of its own, so that it begins as a new source"
@@ -318,8 +323,10 @@ class Editing:
             source.exclude(one)
         return found
 
-    def _left_out(self, source: Source, leaf: Leaf) -> IntArray:
+    def _left_out(self, edit: Edit, source: Source, leaf: Leaf) -> IntArray:
         """(n,) int64, rising: the samples that are left out of a source whose samples are others from now on."""
+        if (known := edit.left_out.get(source.path)) is not None:
+            return range_numbers(known)
         return np.union1d(source.samples, dropped(source.dropped, source.dataset, leaf))
 
     def _check_passes(self, root: Node, numbers: Mapping[str, int]) -> None:
@@ -407,6 +414,13 @@ def _above(node: Node, source: int, sources: Mapping[str, int]) -> Iterator[Node
         yield node
         for child in node.children:
             yield from _above(child, source, sources)
+
+
+def _content(recipe: Mapping[str, Any]) -> Any:
+    """Return the fingerprint of the store in the recipe of a dataset; None if there is not exactly one."""
+    while isinstance(recipe.get("dataset"), Mapping):
+        recipe = recipe["dataset"]
+    return recipe.get("store")
 
 
 def _name(path: str) -> str:

@@ -5,6 +5,7 @@ Lists of numbers are kept as text with ranges, see `ranges_text`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain, pairwise
@@ -48,6 +49,31 @@ def range_numbers(text: str) -> IntArray:
     if any(low >= high for low, high in pairwise(chain([-1], *ends))):
         raise ConfigError(f"the numbers of {text!r:.80} do not rise")
     return np.concatenate([np.empty(0, np.int64), *(np.arange(low, high, dtype=np.int64) for low, high in ends)])
+
+
+def excluded_recipe(recipe: dict[str, Any], documents: IntArray, pad_id: int) -> dict[str, Any]:
+    """Return the recipe of a dataset of tokens without some documents."""
+    digest = blake2b(documents.astype("<i8").tobytes(), digest_size=16).hexdigest()
+    texts = {"documents": ranges_text(documents), "digest": digest}
+    return {"kind": "excluded", "dataset": recipe, **texts, "pad_id": pad_id}
+
+
+class Masks(NamedTuple):
+    """What a recipe says of documents that are masked out: the recipe without that, the documents, and the pad id."""
+
+    recipe: dict[str, Any]
+    documents: IntArray
+    pad_id: int
+
+
+def masks_of(recipe: Mapping[str, Any]) -> Masks | None:
+    """Return what is masked out of a dataset, or out of the one that it maps; None if nothing is."""
+    if recipe.get("kind") == "excluded":
+        return Masks(recipe["dataset"], range_numbers(recipe["documents"]), recipe["pad_id"])
+    if recipe.get("kind") == "mapped" and (inner := masks_of(recipe["dataset"])) is not None:
+        own = {name: value for name, value in recipe.items() if name != "drawn_as"}
+        return inner._replace(recipe={**own, "dataset": inner.recipe})
+    return None
 
 
 class Held(NamedTuple):
@@ -113,14 +139,7 @@ class ExcludedDocuments(FixedWrapper, CountedDataset):
     @cached_property
     def recipe(self) -> dict[str, Any]:
         """What decides the bytes of the samples: also the numbers of the documents, as text and as a hash."""
-        digest = blake2b(self.documents.astype("<i8").tobytes(), digest_size=16).hexdigest()
-        return {
-            "kind": "excluded",
-            "dataset": self.dataset.recipe,
-            "documents": ranges_text(self.documents),
-            "digest": digest,
-            "pad_id": self.pad_id,
-        }
+        return excluded_recipe(self.dataset.recipe, self.documents, self.pad_id)
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: addresses in the dataset."""

@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import pairwise
 from math import gcd
 from operator import index
+from os import PathLike
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -111,6 +112,9 @@ class Run:
             when one of its samples is first asked for. A run that has bucketing and an end keeps its length, since the
             last window ends there.
 
+    Attributes:
+        generation: how often the file was changed that the run was loaded from; 0 if there was none.
+
     Raises:
         ConfigError: both ``epochs`` and ``samples``, ``epochs`` of an endless blend, no samples to feed, ``bucketing``
             of samples that are all equally long.
@@ -144,6 +148,7 @@ class Run:
         self.schedule = BatchSchedule.of(global_batch_size)
         self.plan: AnyPlan = Plan(node_of("", data), self.order)
         self.edits: tuple[Edit, ...] = ()
+        self.generation = 0
         self._first = data, self.order, self.schedule, Length(epochs, samples, drop_last)
         by_path = named_datasets(data)
         self._set_datasets([by_path[leaf.path] for leaf in self.plan.leaves])
@@ -151,6 +156,11 @@ class Run:
         self.length = self.plan.run_length(self.schedule, epochs=epochs, samples=samples, drop_last=drop_last)
         self.bucketing = bucketing
         self.buckets = None if bucketing is None else self._make_buckets(bucketing)
+
+    @property
+    def measured_by(self) -> Length:
+        """How the run was measured when it was begun."""
+        return self._first[3]
 
     def _set_datasets(self, datasets: Sequence[Dataset]) -> None:
         self.datasets = tuple(datasets)
@@ -163,6 +173,25 @@ class Run:
     def validation(cls, data: Dataset | Mix, *, global_batch_size: int) -> Run:
         """Return a run that feeds every sample exactly once, in order, on any number of ranks."""
         return cls(data, global_batch_size=global_batch_size, order=Order(kind="none"), epochs=1)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], *, at_step: int | None = None, trust_code: bool = False) -> Run:
+        """Return the run in the file that `headrace.tracing.save_run` wrote, with all its edits, over the same data.
+
+        Stores are opened where they were, relative to the folder of the training. What comes from Headrace is made
+        again by its recipe; functions and task encoders are imported by their names, encoders made without arguments.
+
+        Args:
+            path: the file, such as ``run.json``.
+            at_step: a step of the training, if the file holds several runs; by default the last run is returned.
+            trust_code: import the functions and encoders that the file names, which runs their modules.
+
+        Raises:
+            StateError, StoreError: the file is damaged or was changed by hand; a store is missing or holds other data.
+            ConfigError: something cannot be made again; the message says what, and what to do.
+        """
+        found: Run = resolve_name("headrace.tracing.rebuilding:load_run")(path, at_step=at_step, trust_code=trust_code)
+        return found
 
     def edit(
         self,
@@ -324,12 +353,11 @@ class Run:
     def rebuilt(self, edits: Sequence[Edit]) -> Run:
         """Return the run as it was begun, with these edits, which rise by their steps. O(edits x sources)."""
         editing: Editing = resolve_name(EDITING).Editing(*self._first)
-        for edit in edits:
-            editing.apply(edit)
+        applied = tuple(editing.apply(edit) for edit in edits)
         run = copy(self)
         for name in ("block_samples", "draw", "recipe", "_chaptered"):
             run.__dict__.pop(name, None)
-        run.edits = tuple(edits)
+        run.edits = applied
         run.data, run.order = editing.data, editing.editor.order
         run.schedule, run.length = editing.editor.schedule, editing.editor.length()
         run._set_datasets(editing.datasets)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headrace.datasets import Dataset, PackedSequenceDataset, RaggedDataset, Run
 from headrace.datasets.dataset import counted
 from headrace.errors import ConfigError, StateError
-from headrace.loader.spans import begun_samples, check_between_steps
+from headrace.loader.spans import UNTOLD, begun_samples, check_between_steps
 from headrace.plan import (
     Assignment,
     BalancedStep,
@@ -261,7 +261,7 @@ class BalancedAssignment:
         Raises:
             ConfigError: the position is within a step.
         """
-        check_between_steps(self._run, position, "with balance")
+        check_between_steps(self._run, position, UNTOLD + "with balance")
         self._resumed = _NOWHERE
 
     def load(self, cursor: Cursor, draw: AnyDraw | None) -> None:

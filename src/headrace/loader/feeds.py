@@ -36,6 +36,7 @@ from headrace.loader.faults import Given, shared_out
 from headrace.loader.ranks import Ranks, agree
 from headrace.loader.reading import Reading, in_threads, pinned, pins
 from headrace.loader.spans import (
+    UNTOLD,
     BatchSpan,
     ReadRows,
     SpanRows,
@@ -212,7 +213,7 @@ class SpanFeed:
         if self.assignment is not None:
             self.assignment.start_at(position)
         elif self.run.draw is not None:
-            check_between_steps(self.run, position, "as slots of a blend are drawn")
+            check_between_steps(self.run, position, UNTOLD + "as slots of a blend are drawn")
         self._draw = self.run.draw
 
     def step_of_sample(self, position: int) -> int | None:

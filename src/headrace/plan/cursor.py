@@ -40,7 +40,7 @@ def outside_run(position: int, length: int | None) -> str | None:
 class PastError(StateError):
     """A state belongs to a run that fed other samples before its position."""
 
-    def __init__(self, position: int, step: int, parts: Sequence[str], differences: Sequence[str]) -> None:
+    def __init__(self, position: int, first_step: int, parts: Sequence[str], differences: Sequence[str]) -> None:
         if differences:
             detail = "\n  ".join(["", *differences])
         else:
@@ -51,9 +51,8 @@ class PastError(StateError):
             )
         super().__init__(
             f"the saved state, at position {position:,}, belongs to a run that fed other samples before it:"
-            f" {', '.join(parts)} differ{detail}\nTo change the run from here on, make it as it was when the state was"
-            f" saved, and edit it: run.edit({step + 1}, ...). Otherwise restore what differs, or start a new run from"
-            " position 0."
+            f" {', '.join(parts)} differ{detail}\nRestore what differs, or start a new run from position 0; to change"
+            f" the mix from here on: run.edit({first_step}, ...)"
         )
 
 
@@ -149,7 +148,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         is_before = before != recipe and self.recipe.get("format") == before.hashes()["format"]
         if self.version == PAST_VERSION:
             is_before = False
-            self._check_past(past, recipe, saved)
+            self._check_past(past, recipe, saved, self.step + (schedule.begin(self.step) < self.position))
         else:
             self._check_recipe(before if is_before else recipe, saved)
         if (outside := outside_run(self.position, length)) is not None:
@@ -161,7 +160,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         return self._drawn(recipe, schedule, length) if is_before else self
 
-    def _check_past(self, past: RunRecipe | None, recipe: RunRecipe, saved: RunRecipe | None) -> None:
+    def _check_past(self, past: RunRecipe | None, recipe: RunRecipe, saved: RunRecipe | None, first_step: int) -> None:
         """Raise StateError unless a run has fed the same as the run of this cursor."""
         if past is None:
             raise StateError("the saved state is that of a Run, and this run is framed: load it into its own run")
@@ -172,7 +171,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"{sorted(PARTS)}"
             )
         if differing := [part for part in PARTS if self.recipe[part] != hashes[part]]:
-            raise PastError(self.position, self.step, differing, [] if saved is None else recipe.differences(saved))
+            raise PastError(self.position, first_step, differing, [] if saved is None else recipe.differences(saved))
 
     def _check_recipe(self, expected: RunRecipe, saved: RunRecipe | None) -> None:
         """Raise StateError, which names what differs, unless the hashes of this cursor are those of a recipe."""

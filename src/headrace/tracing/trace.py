@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.plan import BatchSchedule, IntArray, LimitNode, Lookup, Node, leaves
+from headrace.plan import BatchSchedule, IntArray, LimitNode, Lookup, Node, Plan, leaves
 from headrace.plan.chapters import AnyPlan
 from headrace.plan.slots import AnyDraw
 
@@ -71,7 +71,8 @@ class Trace:
         # A draw moves samples within their step, as bucketing does within its window.
         self._in_windows = window_steps is not None or draw is not None
         self._arranged = arranged
-        self._limited = set(_limited(plan.root))
+        # Epochs of a plan that was changed are not all whole, so they are searched one by one too.
+        self._limited = set(_limited(plan.root)) if isinstance(plan, Plan) else {leaf.path for leaf in plan.leaves}
 
     @property
     def is_vague(self) -> bool:
@@ -137,7 +138,8 @@ class Trace:
         """Find a sample among the slots ``[begin, end)``: the first ``limit`` positions, and the number of all.
 
         Costs some look-ups for each position that is returned, and some for the count. Below a `LimitNode`, which
-        leaves samples out, it costs some for every epoch, of which `MAX_EPOCHS` are searched.
+        leaves samples out, and in a run that was edited, it costs some for every epoch, of which `MAX_EPOCHS` are
+        searched.
 
         Raises:
             ConfigError: there is no such sample.
