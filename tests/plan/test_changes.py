@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from counts import cases
 from headrace.plan import (
     BatchSchedule,
     Branch,
@@ -209,7 +210,7 @@ def named(root: Node, sources: dict[str, int]) -> dict[str, int]:
     return {leaf.path: sources[leaf.path.rpartition("/")[2]] for leaf in leaves(root)}
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(cases(60, 5000)))
 def test_random_changes(seed: int) -> None:
     rng = random.Random(seed)
     names = {name: random_leaf(rng, name) for name in ["a", "b", "c", "d"][: rng.randrange(2, 5)]}

@@ -74,7 +74,7 @@ class Edit:
         return f"step {self.at_step:,}: {what}" + (f" ({self.reason})" if self.reason else "")
 
 
-class Source:
+class EditedSource:
     """A source as an `Editing` knows it: its name and its dataset at the time, and what is excluded of it.
 
     Attributes:
@@ -156,7 +156,7 @@ class Editing:
         self.editor = PlanEditor(root, order, schedule, length)
         by_path = named_datasets(data)
         paths = [leaf.path for leaf in leaves(root)]
-        self.sources = [Source(number, path, by_path[path]) for number, path in enumerate(paths)]
+        self.sources = [EditedSource(number, path, by_path[path]) for number, path in enumerate(paths)]
         self.datasets: list[Dataset] = []
         self._note_datasets()
 
@@ -218,7 +218,7 @@ class Editing:
         for path in sorted(places, key=lambda path: path not in renamed and _name(path) not in renamed):
             source = self._known(path, by_path, renamed)
             if source is None:
-                source = Source(self.editor.add(places[path]), path, by_path[path])
+                source = EditedSource(self.editor.add(places[path]), path, by_path[path])
                 self.sources.append(source)
             elif source.number in taken:
                 raise ConfigError(
@@ -240,7 +240,7 @@ class Editing:
             )
         return found, fresh
 
-    def _known(self, path: str, by_path: Mapping[str, Dataset], renamed: dict[str, str]) -> Source | None:
+    def _known(self, path: str, by_path: Mapping[str, Dataset], renamed: dict[str, str]) -> EditedSource | None:
         """Return the source that a path of the new data goes on with; None if it is new."""
         name = _name(path)
         for asked in (path, name):
@@ -266,7 +266,7 @@ class Editing:
             )
         return None
 
-    def _named(self, name: str) -> Source:
+    def _named(self, name: str) -> EditedSource:
         """Return the source with a path or a name. Raises ConfigError if there is none, or more than one."""
         found = [source for source in self.sources if source.path == name]
         found = found or [source for source in self.sources if source.name == name]
@@ -277,7 +277,7 @@ class Editing:
             raise ConfigError(f"{name!r} is the name of several sources, {paths}: use the path")
         raise ConfigError(f"the run has no source {name!r}{nearest_or_known(name, paths)}")
 
-    def _check_same_data(self, path: str, source: Source, dataset: Dataset) -> None:
+    def _check_same_data(self, path: str, source: EditedSource, dataset: Dataset) -> None:
         """Raise ConfigError if a source would be other data under the same name."""
         before, now = _content(source.dataset.recipe), _content(dataset.recipe)
         if before is None or before != now:
@@ -316,14 +316,14 @@ class Editing:
         if wrong := [path for path in dropping if self._named(path) in endless]:
             raise ConfigError(f"{what}, so that no samples of {wrong} can be left out")
 
-    def _exclude(self, edit: Edit, numbers: Mapping[str, int]) -> list[tuple[Source, Exclusion]]:
+    def _exclude(self, edit: Edit, numbers: Mapping[str, int]) -> list[tuple[EditedSource, Exclusion]]:
         """Note what is excluded of which source, by the paths that sources have from now on."""
         found = [(self.sources[numbers[path]], one) for path, one in edit.exclude.items()]
         for source, one in found:
             source.exclude(one)
         return found
 
-    def _left_out(self, edit: Edit, source: Source, leaf: Leaf) -> IntArray:
+    def _left_out(self, edit: Edit, source: EditedSource, leaf: Leaf) -> IntArray:
         """(n,) int64, rising: the samples that are left out of a source whose samples are others from now on."""
         if (known := edit.left_out.get(source.path)) is not None:
             return range_numbers(known)

@@ -29,7 +29,7 @@ from headrace.plan.keys import IntArray, source_key
 from headrace.plan.nodes import Branch, ConcatNode, Leaf, LimitNode, Node, Schedule, leaf_counts, leaves
 from headrace.plan.order import Order
 from headrace.plan.schedule import BatchSchedule
-from headrace.plan.sequence import NOTHING, EpochSeries, Section, SourceSequence
+from headrace.plan.sequence import NOTHING, EpochSeries, SeriesSection, SourceSequence
 
 End = Literal["endless", "samples", "first_exhausted", "all_exhausted", "repeats"]
 
@@ -128,7 +128,7 @@ class PlanEditor:
         """Return the number of a new source. The order of its epochs is drawn from the path that it has now."""
         number = len(self.key_paths)
         self.key_paths.append(leaf.path)
-        self.sequences.append(SourceSequence([Section(self._new_series(number, leaf, 0), 0)]))
+        self.sequences.append(SourceSequence([SeriesSection(self._new_series(number, leaf, 0), 0)]))
         return number
 
     def position(self, step: int) -> int:
@@ -293,12 +293,12 @@ class PlanEditor:
         tail = replace(last, series=series, begin=border, _tables={})
         self.sequences[source] = self.sequences[source].changed(rank, [*rest, *head, tail])
 
-    def _exchange(self, source: int, rank: int, change: Callable[[Section], Section]) -> None:
+    def _exchange(self, source: int, rank: int, change: Callable[[SeriesSection], SeriesSection]) -> None:
         sequence = self.sequences[source]
         sections = [change(section) for section in sequence.rest(rank)]
         self.sequences[source] = sequence.changed(rank, [one for one in sections if one.num_items != 0])
 
-    def _renumbered(self, source: int, section: Section) -> Section:
+    def _renumbered(self, source: int, section: SeriesSection) -> SeriesSection:
         """Return a section of the same order whose series has a number of its own."""
         series = replace(section.series, number=len(self.series))
         self.series.append(series)
@@ -316,7 +316,7 @@ class PlanEditor:
         """Let a source have other samples from a rank on: its next epoch begins there."""
         last = self.sequences[source].rest(rank)[-1]
         series = self._new_series(source, leaf, last.epoch + (not last.begins_epoch))
-        self.sequences[source] = self.sequences[source].changed(rank, [Section(series, 0, left_out=left_out)])
+        self.sequences[source] = self.sequences[source].changed(rank, [SeriesSection(series, 0, left_out=left_out)])
 
     def _change_tree(self, change: PlanChange, position: int) -> None:
         root = change.root
@@ -519,7 +519,7 @@ def _left(
     return tuple(max(share - number // block, 0) for share, number in zip(root.shares, fed, strict=True))
 
 
-def _without(samples: IntArray, section: Section) -> Section:
+def _without(samples: IntArray, section: SeriesSection) -> SeriesSection:
     return section.without(samples)
 
 
@@ -546,7 +546,7 @@ def put_off(sequence: SourceSequence, first: int, end: int) -> SourceSequence:
         own += _between(mine, max(border, mine.begin), None)
     if not own:
         return sequence.changed(end, [*late, *rest])
-    ordered: list[Section] = []
+    ordered: list[SeriesSection] = []
     places: list[int] = []
     for section in rest:
         border = (epoch + 1 - section.series.first_epoch) * section.series.num_samples
@@ -558,7 +558,7 @@ def put_off(sequence: SourceSequence, first: int, end: int) -> SourceSequence:
     return sequence.changed(end, [*late, *ordered[:last], *own, *ordered[last:]])
 
 
-def _between(section: Section, begin: int, end: int | None) -> list[Section]:
+def _between(section: SeriesSection, begin: int, end: int | None) -> list[SeriesSection]:
     """Return the part of a section between two ranks of its series, unless it is empty."""
     begin = max(begin, section.begin)
     if end is None:

@@ -18,7 +18,7 @@ from headrace.plan.chapters import ChapteredPlan, PlanChapter
 from headrace.plan.nodes import Branch, Leaf, Node, Schedule, leaves
 from headrace.plan.recipe import ORDER_FORMAT, RunRecipe
 from headrace.plan.schedule import BatchSchedule
-from headrace.plan.sequence import Section
+from headrace.plan.sequence import SeriesSection
 
 _PASSING = ("on_error",)
 """Fields of a dataset's recipe that decide nothing of the samples that were fed."""
@@ -90,13 +90,13 @@ def _without_module(value: Any) -> Any:
     return value.rpartition(".")[2] if isinstance(value, str) else comparable(value)
 
 
-def _begun(plan: ChapteredPlan, source: int, rank: int) -> Iterator[tuple[Section, int]]:
+def _begun(plan: ChapteredPlan, source: int, rank: int) -> Iterator[tuple[SeriesSection, int]]:
     """Yield the sections of a source that begin below a rank, with the ranks at which they do.
 
     One that only goes on is not told again: it was cut there for a change of what comes later.
     """
     sequence = plan.sequences[source]
-    last: Section | None = None
+    last: SeriesSection | None = None
     for section, first in zip(sequence.sections, sequence.firsts.tolist(), strict=True):
         goes_on = last is not None and last.series is section.series and last.end == section.begin
         if first < rank and not (goes_on and last is not None and np.array_equal(last.left_out, section.left_out)):
@@ -104,7 +104,7 @@ def _begun(plan: ChapteredPlan, source: int, rank: int) -> Iterator[tuple[Sectio
         last = section
 
 
-def _described(section: Section, first: int) -> dict[str, Any]:
+def _described(section: SeriesSection, first: int) -> dict[str, Any]:
     series = section.series
     found: dict[str, Any] = {"rank": first, "begin": section.begin, **series.order.recipe}
     if series.order.kind != "none":

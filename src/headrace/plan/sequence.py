@@ -2,8 +2,8 @@
 
 Without changes a source yields one epoch after another, each a permutation of its samples (`EpochSeries`). A change of
 the run may replace what comes from some rank on: another order from the next epoch on, samples that are left out,
-samples that were skipped and come later. So a sequence is a list of sections (`Section`), each a range of ranks of a
-series, and the last one has no end:
+samples that were skipped and come later. So a sequence is a list of sections (`SeriesSection`), each a range of ranks of
+a series, and the last one has no end:
 
     series                   0 1 2 3 4 | 5 6 7 8 9 | ...        epochs of 5 samples
     1 to 3 put off           0 1 2 3 | 4 | 1 2 3 | 5 6 7 ...    from rank 4 on; ranks 1 to 3 are skipped
@@ -29,7 +29,7 @@ _KEPT_TABLES = 16
 NOTHING: IntArray = np.empty(0, dtype=np.int64)
 
 
-class Items(NamedTuple):
+class SourceItems(NamedTuple):
     """What a source yields at some ranks; all arrays are (n,).
 
     ``series`` int64: numbers of the series that the samples belong to. ``epochs``, ``indices``, ``keys``: as in a
@@ -42,7 +42,7 @@ class Items(NamedTuple):
     keys: KeyArray
 
 
-class Times(NamedTuple):
+class SourceTimes(NamedTuple):
     """The ranks at which a sample comes, (n,) int64, rising, and its epochs, (n,) int64."""
 
     ranks: IntArray
@@ -72,7 +72,7 @@ class EpochSeries:
         """The number of samples in an epoch."""
         return self.leaf.num_samples
 
-    def items(self, ranks: IntArray) -> Items:
+    def items(self, ranks: IntArray) -> SourceItems:
         """Return what comes at (n,) int64 ranks."""
         leaf = self.leaf
         passes = ranks // leaf.num_samples
@@ -81,7 +81,7 @@ class EpochSeries:
         indices = self.order.indices(ranks - passes * leaf.num_samples, keys, leaf.num_samples, leaf.shards)
         if leaf.first_sample:
             indices = indices + leaf.first_sample
-        return Items(np.full_like(ranks, self.number), epochs, indices, keys)
+        return SourceItems(np.full_like(ranks, self.number), epochs, indices, keys)
 
     def ranks(self, indices: IntArray, passes: IntArray) -> IntArray:
         """Return (n,) int64: the rank of each sample in the epoch after so many passes; undoes ``items``."""
@@ -92,7 +92,7 @@ class EpochSeries:
 
 
 @dataclass(frozen=True, eq=False)
-class Section:
+class SeriesSection:
     """The ranks ``begin`` to ``end - 1`` of a series, without some samples; an ``end`` of None is no end.
 
     Its items are numbered from 0. ``left_out`` is (m,) int64, rising: numbers of samples of the dataset.
@@ -142,11 +142,11 @@ class Section:
             found[mine] -= np.searchsorted(self._table(number), within[mine])
         return found - self._before(self.begin)
 
-    def times(self, index: int, begin: int, end: int) -> Times:
+    def times(self, index: int, begin: int, end: int) -> SourceTimes:
         """Return at which of the items ``begin`` to ``end - 1`` a sample comes."""
         place = int(np.searchsorted(self.left_out, index))
         if begin >= end or (place < len(self.left_out) and self.left_out[place] == index):
-            return Times(NOTHING, NOTHING)
+            return SourceTimes(NOTHING, NOTHING)
         first, last = self.ranks(np.array([begin, end - 1], dtype=np.int64)) // self.series.num_samples
         passes = np.arange(first, last + 1, dtype=np.int64)
         ranks = self.series.ranks(np.full_like(passes, index), passes)
@@ -155,7 +155,7 @@ class Section:
             inside &= ranks < self.end
         items = self.items_of(ranks[inside])
         taken = (items >= begin) & (items < end)
-        return Times(items[taken], passes[inside][taken] + self.series.first_epoch)
+        return SourceTimes(items[taken], passes[inside][taken] + self.series.first_epoch)
 
     @property
     def epoch(self) -> int:
@@ -172,13 +172,13 @@ class Section:
         """Return the rank in the series behind so many items."""
         return int(self.ranks(np.array([items - 1], dtype=np.int64))[0]) + 1 if items else self.begin
 
-    def cut(self, items: int) -> Section | None:
+    def cut(self, items: int) -> SeriesSection | None:
         """Return the section without its first items; None if nothing is left of it."""
         if self.num_items is not None and items >= self.num_items:
             return None
         return replace(self, begin=self.place(items)) if items else self
 
-    def without(self, left_out: IntArray) -> Section:
+    def without(self, left_out: IntArray) -> SeriesSection:
         """Return the section with more samples left out."""
         return replace(self, left_out=np.union1d(self.left_out, left_out), _tables={})
 
@@ -206,27 +206,28 @@ class SourceSequence:
 
     Example:
         >>> series = EpochSeries(0, Leaf("web", 5), Order(kind="none"), key=1)
-        >>> sequence = SourceSequence([Section(series, 0)])
+        >>> sequence = SourceSequence([SeriesSection(series, 0)])
         >>> sequence.items(np.arange(7)).indices.tolist()
         [0, 1, 2, 3, 4, 0, 1]
-        >>> put_off = sequence.changed(4, [Section(series, 4, 5), Section(series, 1, 4), Section(series, 5)])
+        >>> later = [SeriesSection(series, 4, 5), SeriesSection(series, 1, 4), SeriesSection(series, 5)]
+        >>> put_off = sequence.changed(4, later)
         >>> put_off.items(np.arange(4, 10)).indices.tolist()
         [4, 1, 2, 3, 0, 1]
     """
 
-    def __init__(self, sections: Sequence[Section]) -> None:
+    def __init__(self, sections: Sequence[SeriesSection]) -> None:
         self.sections = tuple(sections)
         self.firsts: IntArray = np.zeros(len(self.sections), dtype=np.int64)
         np.cumsum(np.array([section.num_items for section in self.sections[:-1]], dtype=np.int64), out=self.firsts[1:])
 
-    def items(self, ranks: IntArray) -> Items:
+    def items(self, ranks: IntArray) -> SourceItems:
         """Return what comes at (n,) int64 ranks."""
         if len(self.sections) == 1:
             section = self.sections[0]
             return section.series.items(section.ranks(ranks))
         numbers = np.searchsorted(self.firsts, ranks, side="right") - 1
         empty = np.empty_like(ranks)
-        found = Items(empty, empty.copy(), empty.copy(), np.empty(ranks.shape, dtype=np.uint64))
+        found = SourceItems(empty, empty.copy(), empty.copy(), np.empty(ranks.shape, dtype=np.uint64))
         for number in np.unique(numbers).tolist():
             rows = numbers == number
             section = self.sections[number]
@@ -235,9 +236,9 @@ class SourceSequence:
                 column[rows] = values
         return found
 
-    def times(self, series: int, index: int, begin: int, end: int) -> Times:
+    def times(self, series: int, index: int, begin: int, end: int) -> SourceTimes:
         """Return at which of the ranks ``begin`` to ``end - 1`` a sample of a series comes."""
-        parts = [Times(NOTHING, NOTHING)]
+        parts = [SourceTimes(NOTHING, NOTHING)]
         first = max(int(np.searchsorted(self.firsts, begin, side="right")) - 1, 0)
         for number in range(first, len(self.sections)):
             section, low = self.sections[number], int(self.firsts[number])
@@ -247,16 +248,16 @@ class SourceSequence:
                 count = section.num_items
                 last = end - low if count is None else min(end - low, count)
                 ranks, epochs = section.times(index, max(begin - low, 0), last)
-                parts.append(Times(ranks + low, epochs))
-        return Times(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+                parts.append(SourceTimes(ranks + low, epochs))
+        return SourceTimes(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
-    def rest(self, rank: int) -> list[Section]:
+    def rest(self, rank: int) -> list[SeriesSection]:
         """Return the sections from a rank on, the first of them cut there."""
         number = int(np.searchsorted(self.firsts, rank, side="right")) - 1
         head = self.sections[number].cut(rank - int(self.firsts[number]))
         return [*([head] if head is not None else []), *self.sections[number + 1 :]]
 
-    def changed(self, rank: int, sections: Sequence[Section]) -> SourceSequence:
+    def changed(self, rank: int, sections: Sequence[SeriesSection]) -> SourceSequence:
         """Return a sequence that is the same up to a rank, and then has other sections."""
         number = int(np.searchsorted(self.firsts, rank, side="right")) - 1
         items = rank - int(self.firsts[number])
@@ -264,7 +265,7 @@ class SourceSequence:
         head = [replace(last, end=last.place(items))] if items else []
         return SourceSequence([*self.sections[:number], *head, *sections])
 
-    def section_at(self, rank: int) -> tuple[Section, int]:
+    def section_at(self, rank: int) -> tuple[SeriesSection, int]:
         """Return the section of a rank, and the item of it."""
         number = int(np.searchsorted(self.firsts, rank, side="right")) - 1
         return self.sections[number], rank - int(self.firsts[number])

@@ -17,7 +17,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.plan import Branch, ConcatNode, IntArray, Leaf, LimitNode, Node, Schedule, leaf_counts
 from headrace.plan.changes import Length, PlanEditor
 from headrace.plan.chapters import ChapteredPlan, PlanChapter
-from headrace.plan.sequence import EpochSeries, Section
+from headrace.plan.sequence import EpochSeries, SeriesSection
 from headrace.tracing.epochs import (
     EpochColumns,
     Interval,
@@ -275,7 +275,7 @@ class _Accounting:
         """Yield the accounts of a source, one for each dataset that it had."""
         kept = self._kept(source)
         sequence = self.plan.sequences[source]
-        of: dict[Section, SourceEpochs] = {}
+        of: dict[SeriesSection, SourceEpochs] = {}
         last: Leaf | None = None
         for section in sequence.sections:
             leaf = section.series.leaf

@@ -12,7 +12,7 @@ import numpy as np
 from headrace.datasets import Run
 from headrace.errors import ConfigError
 from headrace.plan.past import comparable
-from headrace.plan.sequence import Section
+from headrace.plan.sequence import SeriesSection
 from headrace.plan.tree import MAX_POSITIONS
 from headrace.tracing.accounting import chaptered, planned_shares
 
@@ -140,6 +140,6 @@ def _percent(shares: dict[str, Fraction], name: str) -> str:
     return f"{float(100 * shares[name]):.4g} %"
 
 
-def _order(section: Section) -> str:
+def _order(section: SeriesSection) -> str:
     recipe = section.series.order.recipe
     return ", ".join(f"{name} {value}" for name, value in recipe.items())

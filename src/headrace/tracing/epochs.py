@@ -29,7 +29,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.plan import IntArray, Leaf, LimitNode, Node, Schedule
 from headrace.plan.arithmetic import apportion
 from headrace.plan.chapters import PlanChapter
-from headrace.plan.sequence import NOTHING, Section, SourceSequence
+from headrace.plan.sequence import NOTHING, SeriesSection, SourceSequence
 
 MOST_LOOKED_UP = 1 << 23
 """Samples that are looked up at most to find how often each was seen; about two seconds."""
@@ -122,7 +122,7 @@ class SectionRange(NamedTuple):
 
     begin: int
     end: int
-    section: Section
+    section: SeriesSection
 
 
 def pieces(sequence: SourceSequence, begin: int, end: int) -> Iterator[SectionRange]:
@@ -146,7 +146,7 @@ def pieces_to_come(sequence: SourceSequence, rank: int, end_epoch: int) -> Itera
             yield _piece(section, section.begin, beyond)
 
 
-def _piece(section: Section, begin: int, end: int) -> SectionRange:
+def _piece(section: SeriesSection, begin: int, end: int) -> SectionRange:
     shift = section.series.first_epoch * section.series.num_samples
     return SectionRange(begin + shift, end + shift, section)
 
@@ -158,7 +158,7 @@ class PartOfEpoch:
     epoch: int
     begin: int
     end: int
-    section: Section
+    section: SeriesSection
 
     @property
     def left_out(self) -> IntArray:
@@ -183,20 +183,20 @@ class PartOfEpoch:
         return samples_at(self.section, self.epoch, self.left_out)
 
 
-def ranks_in(section: Section, epoch: int, samples: IntArray) -> IntArray:
+def ranks_in(section: SeriesSection, epoch: int, samples: IntArray) -> IntArray:
     """(n,) int64, rising: the ranks of samples within an epoch."""
     if not len(samples):
         return samples
     return np.sort(_ranks(section, epoch, samples))
 
 
-def _ranks(section: Section, epoch: int, samples: IntArray) -> IntArray:
+def _ranks(section: SeriesSection, epoch: int, samples: IntArray) -> IntArray:
     series = section.series
     passes = epoch - series.first_epoch
     return series.ranks(samples, np.full_like(samples, passes)) - passes * series.num_samples
 
 
-def samples_at(section: Section, epoch: int, ranks: IntArray) -> IntArray:
+def samples_at(section: SeriesSection, epoch: int, ranks: IntArray) -> IntArray:
     """(n,) int64: the samples at ranks within an epoch."""
     series = section.series
     return series.items(ranks + (epoch - series.first_epoch) * series.num_samples).indices
