@@ -16,8 +16,9 @@ import headrace
 import runs_made
 import slots
 from counts import cases
-from headrace import Blend, Loader, Order, Run
+from headrace import Blend, Exclude, Loader, Order, Run, ScheduledBlend
 from headrace.cli import main
+from headrace.datasets import Stage
 from headrace.datasets.editing import Edit
 from headrace.datasets.exclusions import Exclusion
 from headrace.loader import Ranks
@@ -174,6 +175,40 @@ def test_documents_through_all_series() -> None:
             for one in (run.locate(np.array([position])) for position in run.positions(3))
         ]
     assert sources.notes == []
+
+
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_documents_that_are_masked(is_mapped: bool) -> None:
+    def cut(name: str) -> Any:
+        return headrace.MapDataset(windows(name), dict) if is_mapped else windows(name)
+
+    run = run_of(Blend({"a": cut("a"), "bb": cut("bb")}, weights={"a": 3, "bb": 1}), samples=None)
+    run = run.edit(30, exclude={"a": Exclude(documents=[1, 2], pad_id=0)}).edit(
+        40, exclude={"a": Exclude(documents=[4], pad_id=0)}
+    )
+    save_run(run, "run.json", position=0)
+    for history in (history_of(run), Sources(read_run_file("run.json")).history()):
+        index = next(one.index for one in history.step(2) if one.source == "a")
+        times = history.sample("a", index, until_step=100, limit=1000)
+        plain = history_of(run.rebuilt(())).sample("a", index, until_step=100, limit=1000)
+        assert ([one.step for one in times.shown], times.notes) == ([one.step for one in plain.shown], ())
+        for document, end in ((1, 30), (2, 30), (4, 40), (5, None)):
+            times = history.sample("a", document=document, until_step=100, limit=1000)
+            plain = history_of(run.rebuilt(())).sample("a", document=document, until_step=100, limit=1000)
+            assert [one.step for one in times.shown] == [
+                one.step for one in plain.shown if end is None or one.step < end
+            ]
+            assert times.notes == (() if end is None else (f"excluded from step {end} on",))
+        assert not {1, 2} & {piece.document for one in history.step(31) if one.source == "a" for piece in one.origins}
+
+
+def test_a_stage_that_ends() -> None:
+    stages = [Stage(until=40, weights={"web": 1, "code": 1}), Stage(weights={"web": 1})]
+    data = ScheduledBlend({"web": Numbers(33), "code": Numbers(16)}, stages)
+    run = Run(data, global_batch_size=8)
+    for one in (run, run.edit(2, order=Order(seed=9))):
+        assert trace_sample(one, "code", 1).notes == ("'code' comes no more from step 5 on, where its stage ends",)
+        assert trace_sample(one, "web", 1).notes == ()
 
 
 def test_states_and_commands() -> None:

@@ -296,7 +296,7 @@ def test_a_great_run_is_traced_at_once(tmp_path: Path) -> None:
     def trace() -> None:
         nonlocal times
         (saved,) = read_run_file(tmp_path / "run.json").runs
-        chapter = Chapter(trace=saved.trace(), hashes=saved.hashes, recipes=[0, 0], face=lambda leaf: None)
+        chapter = Chapter(trace=saved.trace(), hashes=saved.hashes, recipes=[{}, {}], face=lambda leaf: None)
         history = History([chapter])
         samples = history.step(9_000_000)
         times = history.sample(samples[0].source, samples[0].index)

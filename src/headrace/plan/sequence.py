@@ -2,8 +2,8 @@
 
 Without changes a source yields one epoch after another, each a permutation of its samples (`EpochSeries`). A change of
 the run may replace what comes from some rank on: another order from the next epoch on, samples that are left out,
-samples that were skipped and come later. So a sequence is a list of sections (`SeriesSection`), each a range of ranks of
-a series, and the last one has no end:
+samples that were skipped and come later. So a sequence is a list of sections (`SeriesSection`), each a range of ranks
+of a series, and the last one has no end:
 
     series                   0 1 2 3 4 | 5 6 7 8 9 | ...        epochs of 5 samples
     1 to 3 put off           0 1 2 3 | 4 | 1 2 3 | 5 6 7 ...    from rank 4 on; ranks 1 to 3 are skipped

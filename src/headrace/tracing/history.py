@@ -12,8 +12,9 @@ import numpy as np
 
 from headrace.config import nearest_or_known
 from headrace.datasets import PackedSequenceDataset, Run
+from headrace.datasets.excluded import masks_of
 from headrace.errors import ConfigError, StateError
-from headrace.plan import Cursor, IntArray, KeyArray, Lookup
+from headrace.plan import Cursor, IntArray, KeyArray, Lookup, Node, Schedule, nodes
 from headrace.plan.chapters import ChapteredPlan
 from headrace.plan.cursor import PAST_VERSION
 from headrace.plan.packing import PackingLedger
@@ -87,11 +88,24 @@ class Chapter:
         """Return the keys of epochs, (n,) uint64, if the samples of a leaf depend on them."""
         return self.trace.plan.keys(leaf, epochs) if self.is_keyed(leaf) else None
 
-    def ends(self, path: str, leaf: int, samples: Sequence[int]) -> list[str]:
-        """Return notes on a source that comes no more, and on samples that are left out from some step on."""
+    def plain(self, leaf: int) -> Any:
+        """Return the recipe of the dataset of a leaf, without what is masked out of it; its numbers are the same."""
+        masks = masks_of(self.recipes[leaf])
+        return self.recipes[leaf] if masks is None else masks.recipe
+
+    def masked(self, leaf: int) -> IntArray:
+        """(n,) int64, rising: the documents that are masked out of the samples of a leaf."""
+        masks = masks_of(self.recipes[leaf])
+        return np.empty(0, dtype=np.int64) if masks is None else masks.documents
+
+    def ends(self, path: str, leaf: int, samples: Mapping[int, Sequence[int]]) -> list[str]:
+        """Return notes on a source that comes no more, and on samples of leaves that end with some step.
+
+        Samples of a leaf end if it leaves all of them out, or has none of them any more.
+        """
         plan = self.trace.plan
         if not isinstance(plan, ChapteredPlan):
-            return []
+            return self._ended_stage(path)
         source, notes = plan.source_of[leaf], []
         without = [chapter for chapter in plan.chapters if source not in chapter.paths]
         last = max((chapter.begin for chapter in plan.chapters if source in chapter.paths), default=-1)
@@ -102,16 +116,31 @@ class Chapter:
         kept = [
             number
             for number, section in enumerate(sequence.sections)
-            if not samples or not np.isin(samples, section.left_out).all()
+            if not np.isin(samples.get(section.series.number, ()), section.left_out).all()
         ]
         first = max(kept, default=-1) + 1
-        if first < len(sequence.sections):
+        if any(samples.values()) and first < len(sequence.sections):
             rank = int(sequence.firsts[first])
             begin = min(
                 (one.begin for one in plan.chapters if plan.reached(one.begin)[source] >= rank), default=MAX_POSITIONS
             )
             notes.append(f"excluded from step {self.step_at(begin):,} on")
-        return notes
+        return notes or self._ended_stage(path)
+
+    def _ended_stage(self, path: str) -> list[str]:
+        """Return a note on a source that the last mix of a schedule lacks."""
+        plan = self.trace.plan
+        root = plan.root
+        if not isinstance(root, Schedule) or path in leaf_paths(root.children[-1]):
+            return []
+        ends = [
+            int(root.begins[number + 1]) for number, mix in enumerate(root.children[:-1]) if path in leaf_paths(mix)
+        ]
+        if not ends or (self.trace.length is not None and max(ends) >= self.trace.length):
+            return []
+        last = plan.chapters[-1] if isinstance(plan, ChapteredPlan) else None
+        position = max(ends) if last is None else max(ends) + last.begin - last.rank(root)
+        return [f"{path!r} comes no more from step {self.step_at(position):,} on, where its stage ends"]
 
 
 Found = tuple[Traced, int]
@@ -218,7 +247,7 @@ class History:
             raise ConfigError(f"limit is at least 1, found {limit}")
         path = "" if source == "." else source
         found_in = self._chapters_with(source, path)
-        wanted = self.chapters[found_in[-1][0]].recipes[found_in[-1][1][-1]]
+        wanted = self.chapters[found_in[-1][0]].plain(found_in[-1][1][-1])
         count, notes = 0, []
         shown: list[Found] = []
         until = 0
@@ -230,7 +259,7 @@ class History:
             asked = leaves
             if index is not None:
                 # A number means the same sample only in the same dataset.
-                asked = [leaf for leaf in leaves if chapter.recipes[leaf] == wanted]
+                asked = [leaf for leaf in leaves if chapter.plain(leaf) == wanted]
                 if len(asked) < len(leaves):
                     others = "from" if not asked else "for a part of the steps from"
                     notes.append(
@@ -253,7 +282,7 @@ class History:
                 )
                 break
             if asked and number == len(self.chapters) - 1:
-                notes += chapter.ends(source, asked[-1], numbers[asked[-1]])
+                notes += chapter.ends(path, asked[-1], numbers)
         return Times(
             count=count,
             shown=tuple(self._with_origins(shown[:limit], origins=origins)),
@@ -301,7 +330,10 @@ class History:
             return self._face(number, leaf, "a key").find_keys(key)
         if document is None:
             return []
-        source = self.chapters[number].trace.plan.leaves[leaf]
+        chapter = self.chapters[number]
+        if document in chapter.masked(leaf):
+            return []
+        source = chapter.trace.plan.leaves[leaf]
         found = self._face(number, leaf, "a document").holders(document)
         first = source.first_sample
         inside = (found >= first) & (found < first + source.num_samples)
@@ -411,9 +443,16 @@ class History:
                 continue
             indices = np.array([traced[row].index for row in rows], dtype=np.int64)
             epochs = np.array([traced[row].epoch for row in rows], dtype=np.int64)
+            masked = set(chapter.masked(leaf).tolist())
             for row, pieces in zip(rows, face.origins(face.locate(indices, chapter.keys(leaf, epochs))), strict=True):
-                traced[row] = msgspec.structs.replace(traced[row], origins=pieces)
+                kept = tuple(piece for piece in pieces if piece.document not in masked)
+                traced[row] = msgspec.structs.replace(traced[row], origins=kept)
         return traced
+
+
+def leaf_paths(node: Node) -> set[str]:
+    """Return the paths of the leaves of a tree."""
+    return {leaf.path for leaf in nodes.leaves(node)}
 
 
 def _rows(found: Lookup, rows: IntArray | slice) -> Lookup:

@@ -11,6 +11,7 @@ import msgspec
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.encoded.framed_run import read_journals
 from headrace.datasets.encoded.measured import MeasuredUnits
+from headrace.datasets.excluded import masks_of
 from headrace.datasets.mapped import MapDataset
 from headrace.datasets.media import MediaDataset
 from headrace.datasets.origins import Origins, record_origins, record_sample
@@ -104,7 +105,8 @@ class Sources:
     def _opened(self, source: SavedSource) -> Face:
         if source.store is None:
             raise StoreError("it has no single store, so that its samples are named by number alone")
-        recipe, seeded = source.recipe, False
+        masks = masks_of(source.recipe)
+        recipe, seeded = source.recipe if masks is None else masks.recipe, False
         while recipe.get("kind") in ("mapped", "encoded", "framed"):
             seeded = seeded or bool(recipe.get("seeded"))
             recipe = recipe["dataset"]
