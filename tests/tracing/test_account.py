@@ -19,9 +19,10 @@ import corpora
 import headrace
 import runs_made
 from counts import cases
-from headrace import Blend, ConfigError, Order, Run, WindowDataset
+from headrace import Blend, ConfigError, Exclude, Order, Run, WindowDataset
 from headrace.datasets import Concat, FramedRun, Limit
 from headrace.datasets.dataset import CountedDataset, Counts, Traits
+from headrace.datasets.excluded import ranges_text
 from headrace.plan import Branch, Bucketing, IntArray, Leaf, Lookup, Node, leaves
 from headrace.plan.changes import PlanChange, PlanEditor
 from headrace.tracing import RunAccount, SourceAccount, account, epochs, first_difference
@@ -461,3 +462,23 @@ def test_the_first_difference(sources: dict[str, WindowDataset]) -> None:
     finer = WindowDataset(sources["web"].store, seq_len=4, stride=2)
     cut = run.edit(3, data=Blend({"web": finer, "code": sources["code"]}, weights={"web": 1, "code": 1}))
     assert told(run, cut)[:2] == (3, "data")
+
+
+@pytest.mark.parametrize("phase", [False, True])
+def test_what_else_was_in_dropped_samples(tmp_path: Path, phase: bool) -> None:
+    store = corpora.make(tmp_path / "web", 1, 40).store
+    windows = headrace.WindowDataset(store, seq_len=16, phase=phase)
+    run = Run(windows, global_batch_size=4)
+    assert run.account(20).sources[0].exclusions == ()
+    run = run.edit(2, exclude={".": Exclude(documents=[3, 4], how="drop")})
+    run = run.edit(4, exclude={".": Exclude(documents=[9], pad_id=0)})
+    dropped, masked = run.account(20).sources[0].exclusions
+    assert (dropped.step, dropped.how, dropped.documents) == (2, "drop", "3-4")
+    samples = run.excluded()[0].samples
+    assert dropped.samples == ranges_text(samples)
+    keys = np.repeat(run.plan.keys(0, np.array([0])), len(samples))
+    held = {piece.document for found in windows.origins(windows.locate(samples, keys)) for piece in found}
+    assert dropped.other_documents == ranges_text(np.array(sorted(held - {3, 4})))
+    assert (masked.step, masked.documents, masked.samples, masked.other_documents) == (4, "9", "", "")
+    assert run.account(20).sources[0].present.excluded > 0
+    assert len(run.account(3).sources[0].exclusions) == 1

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import headrace
 import states_made
-from headrace import ConfigError, Order, Run, StateError
+from headrace import ConfigError, Exclude, Order, Run, StateError
 from headrace.cli import main
 from headrace.tracing import edit_run_file, read_run_file, run_file, save_run, skip_in_run_file
 from states_made import blend, run_of, windows
@@ -145,7 +145,9 @@ def test_commands() -> None:
         "          after:  a 50 %, bb 25 %, ccc 25 %",
         "  step       a      bb     ccc",
     ]
-    assert [line.split()[0] for line in lines[7:]] == ["4", "5", "6"]
+    assert [line.split()[0] for line in lines[7:10]] == ["4", "5", "6"]
+    assert lines[10] == "  account before step 4"
+    assert [line.split()[0] for line in lines[11:]] == ["source", "a", "bb", "ccc"]
     assert Path("run.json").read_bytes() == before
     code, said = command("edit", "run.json", "--at-step", 4, "--remove", "bb", "--batch-size", 16, "--samples", 400,
                          "--seed", 7, "--reason", "why", "--json")  # fmt: skip
@@ -180,6 +182,49 @@ def test_commands() -> None:
     assert "note: the edit at step 5 drops 1 later ones" in said
 
 
+def test_a_dry_run_shows_both_accounts() -> None:
+    run = run_of(blend(), samples=400)
+    save_run(run, "run.json", position=0)
+    code, said = command("skip", "run.json", "10:15", "--reason", "spike", "--dry-run", "--json")
+    assert code == 0, said
+    accounts = json.loads(said)["accounts"]
+    assert [one["at"] for one in accounts] == ["before step 10", "at the end of the run"]
+    skipping = run.skip(range(10, 15))
+    for told, step in zip(accounts, (10, None), strict=True):
+        for name, one in (("before", run), ("after", skipping)):
+            wanted = one.account(step)
+            assert told[name]["step"] == wanted.step
+            columns = [(source["fed"]["samples"], source["present"]["dropped"]) for source in told[name]["sources"]]
+            presents = [(source.fed.samples, source.present) for source in wanted.sources]
+            assert columns == [(samples, present.dropped) for samples, present in presents]
+    said = command("skip", "run.json", "10:15", "--reason", "spike", "--dry-run")[1]
+    assert "0 -> 20" in said, "half of 40 samples are dropped"
+    assert "account" not in command("skip", "run.json", "10:15", "--reason", "spike")[1]
+
+
+def test_exclusions() -> None:
+    run = begun()
+    save_run(run, "run.json", position=0)
+    arguments = ("edit", "run.json", "--at-step", 5, "--exclude", "a=documents:7-9,3", "--reason", "takedown")
+    before = Path("run.json").read_bytes()
+    code, said = command(*arguments, "--drop", "--dry-run")
+    assert (code, Path("run.json").read_bytes() == before) == (0, True)
+    dropped = run.edit(5, exclude={"a": Exclude(documents=[3, 7, 8, 9], how="drop")})
+    [part] = dropped.excluded()
+    assert f"a: {len(part.samples)} samples dropped" in said
+    assert "0 -> " in said.splitlines()[-3], "the samples that were still to come are excluded"
+    code, said = command(*arguments, "--drop")
+    assert code == 0, said
+    assert fed(Run.load("run.json"), range(20)) == fed(dropped, range(20))
+    code, said = command("edit", "run.json", "--at-step", 9, "--exclude", "bb=samples:1,2", "--exclude", "bb=samples:0",
+                         "--drop", "--reason", "more")  # fmt: skip
+    assert code == 0, said
+    both = dropped.edit(9, exclude={"bb": Exclude(samples=[0, 1, 2], how="drop")})
+    assert fed(Run.load("run.json"), range(20)) == fed(both, range(20))
+    assert "bb: 3 samples dropped" in command("log", "run.json")[1]
+    assert command("edit", "run.json", "--at-step", 11, "--samples", 800, "--reason", "longer")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -187,6 +232,14 @@ def test_commands() -> None:
         (("edit", "run.json", "--at-step", 5, "--weights", "a=1,b", "--reason", "x"), 2, "a number for each name"),
         (("edit", "run.json", "--at-step", 5, "--weights", "a=1,b=1/0", "--reason", "x"), 2, "a number for each name"),
         (("edit", "run.json", "--at-step", 5, "--samples", 8), 2, "--reason"),
+        (("edit", "run.json", "--at-step", 5, "--exclude", "a=3", "--reason", "x"), 2, "as in web=documents:3,7-9"),
+        (("edit", "run.json", "--at-step", 5, "--exclude", "a=documents:x", "--reason", "x"), 2, "no list of numbers"),
+        (
+            ("edit", "run.json", "--at-step", 5, "--exclude", "b=samples:3", "--reason", "x"),
+            2,
+            "there is no source 'b'",
+        ),
+        (("edit", "run.json", "--at-step", 5, "--drop", "--samples", 8, "--reason", "x"), 2, "goes with --exclude"),
         (("edit", "run.json", "--at-step", 5, "--order", "wild", "--reason", "x"), 2, "wild"),
         (("edit", "run.json", "--at-step", 1, "--samples", 800, "--reason", "x"), 2, "step 1 is past"),
         (("skip", "run.json", "5-7", "--reason", "x"), 2, "no range of steps"),

@@ -11,7 +11,7 @@ from headrace.cli.command import Command, json_option, print_json, print_report
 from headrace.inspect.figures import Heading, count, plural, separated, table
 
 if TYPE_CHECKING:
-    from headrace.tracing import ChapterAccount, Fed, RunAccount, SourceAccount
+    from headrace.tracing import ChapterAccount, ExclusionAccount, Fed, RunAccount, SourceAccount
 
 
 @click.command(cls=Command, name="account", short_help="Say what a run was fed, or where two runs part.")
@@ -119,9 +119,17 @@ def _seen_lines(sources: tuple[SourceAccount, ...]) -> list[str]:
         passed = ", ".join(f"{count(number)} {name}" for name, number in over.items() if number)
         if passed:
             lines.append(f"  {one.source}: over all epochs {passed}")
+        lines += [f"  {one.source}: {_exclusion(part)}" for part in one.exclusions]
         if not one.is_current:
             lines.append(f"  {one.source}: these were its data before: {one.data}")
     return lines if len(lines) > 1 else []
+
+
+def _exclusion(part: ExclusionAccount) -> str:
+    what = f"documents {part.documents}" if part.documents else f"samples {part.samples}"
+    done = f"{what} {'masked' if part.how == 'mask' else 'dropped'} from step {count(part.step)} on"
+    others = f", with tokens of the documents {part.other_documents}" if part.other_documents else ""
+    return done + others
 
 
 def _times(often: int) -> str:

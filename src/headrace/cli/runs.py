@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from headrace import inspect, tracing
+from headrace import Exclude, inspect, tracing
 from headrace.cli.command import Command, json_option, print_json, print_report
+from headrace.datasets.excluded import range_numbers
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.datasets.editing import Then
+    from headrace.datasets.exclusions import How
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_EXCLUDE = "What is never trained on again: web=documents:3,7-9, or keys, shards, samples; may be repeated."
 
 
 @click.group(name="run", short_help="Show the file of a run, and change the run.")
@@ -23,7 +27,7 @@ def run() -> None:
     """Show what the file of a run says, and change the run from some step on.
 
     FILE is what save_run wrote. A change holds from the next start of the training on, which has to load the run with
-    headrace.Run.load(FILE). No data are opened. All commands have --json.
+    headrace.Run.load(FILE). All commands have --json.
     """
 
 
@@ -67,19 +71,37 @@ def log(path: str, as_json: bool) -> None:
 @click.option("--at-step", metavar="N", type=int, required=True, help="The first step that is different.")
 @click.option("--weights", metavar="NAME=W,...", help="Weights of the blend, one for each source from this step on.")
 @click.option("--remove", metavar="NAME", multiple=True, help="Source that comes no more; may be repeated.")
+@click.option("--exclude", metavar="NAME=WHAT:...", multiple=True, help=_EXCLUDE)
+@click.option("--drop", is_flag=True, help="Leave out whole samples that hold an excluded document.")
 @click.option("--batch-size", "global_batch_size", metavar="N", type=int, help="Global batch size.")
 @click.option("--samples", metavar="N", type=int, help="Number of samples of the whole run.")
 @click.option("--epochs", metavar="N", type=int, help="Number of passes of the whole run.")
 @click.option("--order", "kind", metavar="KIND", help="Order from the next epochs on: full, blocks, shards, none.")
 @click.option("--seed", metavar="S", type=int, help="Seed of the order from the next epochs on.")
 @_changing
-def edit(path: str, at_step: int, weights: str | None, dry_run: bool, as_json: bool, **changes: Any) -> None:
+def edit(
+    path: str,
+    at_step: int,
+    weights: str | None,
+    exclude: tuple[str, ...],
+    drop: bool,
+    dry_run: bool,
+    as_json: bool,
+    **changes: Any,
+) -> None:
     """Change the last run in FILE from step N on. Every source goes on where it is.
+
+    Documents of windows and packs are masked in their samples, unless --drop is given; see Run.edit. Data are opened
+    for --exclude only.
 
     Steps before the place where the training last began cannot be changed. To add sources, use Run.edit and save_run in
     Python.
     """
     given = None if weights is None else _weights(weights)
+    if exclude:
+        changes["exclude"] = _exclusions(exclude, "drop" if drop else None)
+    elif drop:
+        raise click.UsageError("--drop goes with --exclude")
     found = tracing.edit_run_file(path, at_step, weights=given, dry_run=dry_run, **changes)
     _tell(path, found, dry_run=dry_run, as_json=as_json)
 
@@ -105,6 +127,25 @@ def _tell(path: str, found: tracing.FileEdit, *, dry_run: bool, as_json: bool) -
         print_json(told)
     else:
         print_report(told.lines())
+
+
+def _exclusions(texts: Sequence[str], how: How | None) -> dict[str, Exclude]:
+    """Return what was given as ``web=documents:3,7-9``, ``photos=keys:0001,0002`` or ``web=shards:part-3``."""
+    found: dict[str, dict[str, list[Any]]] = {}
+    for text in texts:
+        name, _, what = text.partition("=")
+        kind, _, listed = what.partition(":")
+        if not name or kind not in ("documents", "keys", "shards", "samples") or not all(listed.split(",")):
+            raise ConfigError(
+                f"--exclude {text}: expected documents, keys, shards or samples, as in web=documents:3,7-9"
+            )
+        values: list[Any] = listed.split(",")
+        if kind in ("documents", "samples"):
+            values = [number for part in values for number in range_numbers(part).tolist()]
+        elif kind == "shards":
+            values = [int(part) if part.isascii() and part.isdigit() else part for part in values]
+        found.setdefault(name, {}).setdefault(kind, []).extend(values)
+    return {name: Exclude(**kinds, how=how) for name, kinds in found.items()}
 
 
 def _weights(text: str) -> dict[str, float | Fraction]:

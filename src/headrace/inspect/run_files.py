@@ -15,6 +15,7 @@ from headrace.errors import ConfigError
 from headrace.inspect.figures import count, plural, table
 from headrace.plan import Branch, Leaf, Node, Order, Schedule
 from headrace.plan.chapters import ChapteredPlan
+from headrace.tracing.accounting import RunAccount, account
 from headrace.tracing.file_edits import FileEdit
 from headrace.tracing.run_file import read_run_file
 
@@ -90,8 +91,29 @@ class ToldStep(msgspec.Struct, frozen=True, kw_only=True):
     after: dict[str, int]
 
 
+class ToldAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """The account of a run before and after an edit; ``at`` says of which step, and steps are those of the run."""
+
+    at: str
+    before: RunAccount
+    after: RunAccount
+
+    def lines(self) -> list[str]:
+        """Return a row for each source, which shows what differs as before -> after."""
+        both = [_account_rows(one) for one in (self.before, self.after)]
+        rows = []
+        for name in dict.fromkeys((*both[0], *both[1])):
+            cells = [one.get(name, ("-",) * len(_COLUMNS)) for one in both]
+            pairs = zip(*cells, strict=True)
+            rows.append([name, *(old if old == new else f"{old} -> {new}" for old, new in pairs)])
+        return [f"  account {self.at}", *table([["source", *_COLUMNS], *rows])]
+
+
 class ToldChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What an edit of a file changes, whether it was written, and the generation of the file after it."""
+    """What an edit of a file changes, whether it was written, and the generation of the file after it.
+
+    ``accounts`` are those at the step of the edit, and at the end of a run that ends; empty if the edit was written.
+    """
 
     run: str
     written: bool
@@ -102,6 +124,7 @@ class ToldChange(msgspec.Struct, frozen=True, kw_only=True):
     num_samples_before: int | None
     num_samples: int | None
     steps: tuple[ToldStep, ...]
+    accounts: tuple[ToldAccount, ...]
     notes: tuple[str, ...]
 
     def lines(self) -> list[str]:
@@ -120,6 +143,7 @@ class ToldChange(msgspec.Struct, frozen=True, kw_only=True):
             for step in self.steps
         ]
         found += table([["step", *names], *rows])
+        found += [line for one in self.accounts for line in one.lines()]
         return [*found, *(f"  note: {note}" for note in self.notes)]
 
 
@@ -157,6 +181,13 @@ def tell_change(path: str | os.PathLike[str], edit: FileEdit, *, written: bool) 
     """Return what an edit of a file changes, with the first steps from it on."""
     before, after, made = edit.before, edit.after, edit.after.edits[-1]
     begun = after.rebuilt(())
+    accounts: tuple[ToldAccount, ...] = ()
+    notes = edit.notes
+    if not written:
+        try:
+            accounts = tuple(_accounts(edit, made.at_step))
+        except ConfigError as error:
+            notes = (*notes, f"no account: {error}")
     return ToldChange(
         run=str(path),
         written=written,
@@ -170,8 +201,35 @@ def tell_change(path: str | os.PathLike[str], edit: FileEdit, *, written: bool) 
             ToldStep(step=step + edit.shift, before=source_counts(before, step), after=source_counts(after, step))
             for step in range(made.at_step, made.at_step + SHOWN_STEPS)
         ),
-        notes=edit.notes,
+        accounts=accounts,
+        notes=notes,
     )
+
+
+_COLUMNS = ("fed", "epochs begun", "to come", "deferred", "dropped", "excluded", "left behind")
+
+
+def _account_rows(found: RunAccount) -> dict[str, tuple[str, ...]]:
+    """Return the cells of each source, and of each dataset that it had; the columns from "to come" are of one epoch."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for one in found.sources:
+        name, number = one.source, 2
+        while name in rows:
+            name, number = f"{one.source} ({number})", number + 1
+        cells = [one.fed.samples, one.epochs_begun]
+        if (last := one.present) is not None:
+            cells += [last.to_come, last.deferred, last.dropped, last.excluded, last.left_behind]
+        shown = tuple(map(count, cells))
+        rows[name] = shown + ("-",) * (len(_COLUMNS) - len(shown))
+    return rows
+
+
+def _accounts(edit: FileEdit, step: int) -> Iterator[ToldAccount]:
+    """Yield the accounts before and after an edit: at its step, and at the end."""
+    before, after = account(edit.before, step), account(edit.after, step)
+    yield ToldAccount(at=f"before step {count(step + edit.shift)}", before=before, after=after)
+    if edit.before.num_steps is not None and edit.after.num_steps is not None:
+        yield ToldAccount(at="at the end of the run", before=account(edit.before), after=account(edit.after))
 
 
 def source_counts(run: Run, step: int) -> dict[str, int]:

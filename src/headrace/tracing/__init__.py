@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headrace.tracing.accounting import (
         ChapterAccount,
         EpochAccount,
+        ExclusionAccount,
         Fed,
         RunAccount,
         ShareAccount,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ChapterAccount": "headrace.tracing.accounting",
     "EpochAccount": "headrace.tracing.accounting",
+    "ExclusionAccount": "headrace.tracing.accounting",
     "Fed": "headrace.tracing.accounting",
     "FileEdit": "headrace.tracing.file_edits",
     "FramedHistory": "headrace.tracing.framed",
@@ -73,6 +75,7 @@ _HOMES = {
 __all__ = [
     "ChapterAccount",
     "EpochAccount",
+    "ExclusionAccount",
     "Fed",
     "FileEdit",
     "FramedHistory",

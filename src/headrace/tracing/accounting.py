@@ -13,6 +13,8 @@ import numpy as np
 from headrace.datasets import FramedRun, Run
 from headrace.datasets.accounts import CHECKED_MARKS, CHECKED_ROWS, CHECKED_SAMPLES
 from headrace.datasets.dataset import CountedDataset, Dataset, FixedDataset
+from headrace.datasets.excluded import range_numbers, ranges_text
+from headrace.datasets.exclusions import Exclusion, How
 from headrace.errors import ConfigError, HeadraceError
 from headrace.plan import Branch, ConcatNode, IntArray, Leaf, LimitNode, Node, Schedule, leaf_counts
 from headrace.plan.changes import Length, PlanEditor
@@ -77,6 +79,25 @@ class Fed(msgspec.Struct, frozen=True, kw_only=True):
     estimated: tuple[str, ...] = ()
 
 
+class ExclusionAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """What one edit excluded of a source; lists of numbers are text with ranges, as ``"3 7-9"``.
+
+    Attributes:
+        step: the first step that it holds for.
+        how: ``"mask"`` or ``"drop"``.
+        documents: documents that were asked for.
+        samples: samples that were dropped.
+        other_documents: other documents of which the dropped samples hold tokens, in the epoch of the edit; None if
+            they are not known without the data, or there are more than 8,192 samples.
+    """
+
+    step: int
+    how: How
+    documents: str
+    samples: str
+    other_documents: str | None
+
+
 class SourceAccount(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the samples of a source. A source whose data were changed has one for each dataset that it had.
 
@@ -95,6 +116,7 @@ class SourceAccount(msgspec.Struct, frozen=True, kw_only=True):
         deferred: samples that were skipped and still come; over all epochs.
         left_behind: samples that were not fed when the source got other data.
         present: the last epoch that was begun, or the first one; None for data with an order of their own.
+        exclusions: what edits excluded, with the data that the source has now.
     """
 
     source: str
@@ -111,6 +133,7 @@ class SourceAccount(msgspec.Struct, frozen=True, kw_only=True):
     deferred: int
     left_behind: int
     present: EpochAccount | None
+    exclusions: tuple[ExclusionAccount, ...] = ()
 
 
 class ShareAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -352,7 +375,38 @@ class _Accounting:
             deferred=sum(one.deferred * one.num_epochs for one in columns),
             left_behind=sum(one.left_behind for one in columns),
             present=None if is_endless else _present(columns),
+            exclusions=tuple(self._exclusions(source)) if is_current else (),
         )
+
+    def _exclusions(self, source: int) -> Iterator[ExclusionAccount]:
+        for edit in self.run.edits:
+            position = self.run.schedule.begin(edit.at_step)
+            for path, one in edit.exclude.items():
+                if self.plan.chapter_at(position).sources.get(path) == source:
+                    yield ExclusionAccount(
+                        step=edit.at_step,
+                        how=one.how,
+                        documents=one.documents,
+                        samples=one.left_out,
+                        other_documents=self._others(source, position, one) if one.how == "drop" else "",
+                    )
+
+    def _others(self, source: int, position: int, one: Exclusion) -> str | None:
+        """Return the other documents of samples that are dropped at a position."""
+        samples, documents = range_numbers(one.left_out), range_numbers(one.documents)
+        if len(samples) > _AT_ONCE:
+            return None
+        section, _ = self.plan.sequences[source].section_at(self.plan.reached(position)[source])
+        number = section.series.number
+        dataset, keys = self.run.datasets[number], None
+        if self.run.is_keyed(number):
+            keys = np.repeat(self.plan.keys(number, np.array([section.epoch], dtype=np.int64)), len(samples))
+        origins = dataset.origins(dataset.locate(samples, keys))
+        if not all(origins):
+            return None
+        held = {piece.document for pieces in origins for piece in pieces if piece.document is not None}
+        held -= set(documents.tolist())
+        return ranges_text(np.array(sorted(held), dtype=np.int64))
 
     def _fed(self, columns: Sequence[EpochColumns]) -> Fed:
         """Return what the fed samples of a dataset hold; a masked dataset has series of its own."""

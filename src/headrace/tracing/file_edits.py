@@ -15,12 +15,14 @@ import msgspec
 from headrace.datasets import Run
 from headrace.datasets.editing import Then
 from headrace.errors import ConfigError
+from headrace.tracing.rebuilding import Rebuilder
 from headrace.tracing.run_file import RunFile, SavedRun, read_run_file, saved_run, write_run_file
 
 
 class FileEdit(NamedTuple):
-    """A change of a file: the run before and after it, over the recipes of its datasets, and what it dropped.
+    """A change of a file: the run before and after it, and what it dropped.
 
+    The runs are over `RecordedDataset`, and cannot be read, unless the edit needed the data.
     ``shift`` is added to a step of the run to get one of the training. ``generation`` is that of the changed file.
     """
 
@@ -47,10 +49,11 @@ def edit_run_file(
         at_step: the first step that is different, counted as ``headrace trace`` counts.
         kind, seed: of another order, for each source from its next epoch on; what is None stays as it is.
         dry_run: change nothing.
-        changes: other arguments of `Run.edit`. No data are opened, so that sources cannot be added.
+        changes: other arguments of `Run.edit`. Data are opened only for ``exclude``, to find the samples that it names,
+            and sources cannot be added.
 
     Raises:
-        ConfigError: the edit is not possible, or the step is past.
+        ConfigError: the edit is not possible, or the step is past; or data are needed and cannot be opened.
         StateError: the file is damaged, or another process changed it meanwhile.
         OutputError: the file cannot be written.
     """
@@ -60,7 +63,7 @@ def edit_run_file(
         order = msgspec.structs.replace(run.order, **given) if given else None
         return run.edit(step, order=order, **changes)
 
-    return _changed(path, at_step, edited, dry_run=dry_run)
+    return _changed(path, at_step, edited, dry_run=dry_run, read_data=bool(changes.get("exclude")))
 
 
 def skip_in_run_file(
@@ -73,15 +76,15 @@ def skip_in_run_file(
 
     if not steps:
         raise ConfigError(f"steps={steps!r}; expected at least one step, such as range(1200, 1250)")
-    return _changed(path, steps.start, skipping, dry_run=dry_run)
+    return _changed(path, steps.start, skipping, dry_run=dry_run, read_data=False)
 
 
 def _changed(
-    path: str | os.PathLike[str], at_step: int, change: Callable[[Run, int], Run], *, dry_run: bool
+    path: str | os.PathLike[str], at_step: int, change: Callable[[Run, int], Run], *, dry_run: bool, read_data: bool
 ) -> FileEdit:
     file = read_run_file(path)
     saved = file.runs[-1]
-    before = saved.run()
+    before = saved.run(Rebuilder(file.folder, trust_code=False).datasets(saved) if read_data else None)
     _check_not_past(file, saved, before, at_step)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
