@@ -131,7 +131,7 @@ def _tell(path: str, found: tracing.FileEdit, *, dry_run: bool, as_json: bool) -
 
 def _exclusions(texts: Sequence[str], how: How | None) -> dict[str, Exclude]:
     """Return what was given as ``web=documents:3,7-9``, ``photos=keys:0001,0002`` or ``web=shards:part-3``."""
-    found: dict[str, dict[str, list[Any]]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for text in texts:
         name, _, what = text.partition("=")
         kind, _, listed = what.partition(":")

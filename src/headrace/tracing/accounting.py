@@ -17,8 +17,8 @@ from headrace.datasets.excluded import range_numbers, ranges_text
 from headrace.datasets.exclusions import Exclusion, How
 from headrace.errors import ConfigError, HeadraceError
 from headrace.plan import Branch, ConcatNode, IntArray, Leaf, LimitNode, Node, Schedule, leaf_counts
-from headrace.plan.changes import Length, PlanEditor
-from headrace.plan.chapters import ChapteredPlan, PlanChapter
+from headrace.plan.changes import PlanEditor
+from headrace.plan.chapters import ChapteredPlan, Length, PlanChapter
 from headrace.plan.sequence import EpochSeries, SeriesSection
 from headrace.tracing.epochs import (
     EpochColumns,
