@@ -45,8 +45,38 @@ class Slurm:
         return done.stdout
 
     def queued(self) -> list[str]:
-        """Number and state of each job that is not over."""
-        return self.run("squeue", "--noheader", "--array", "--format=%i %T %j").splitlines()
+        """Number, state, name and node of each job that is not over."""
+        return self.run("squeue", "--noheader", "--array", "--format=%i %T %j %N").splitlines()
+
+    def running(self, name: str) -> list[tuple[str, str]]:
+        """Number and node of each job of this name that runs."""
+        rows = [line.split() for line in self.queued()]
+        return [(row[0], row[3]) for row in rows if row[1:3] == ["RUNNING", name]]
+
+    def told(self, job: str, field: str) -> str:
+        """What Slurm tells of a job in a field, as `scontrol show job` has it."""
+        shown = self.run("scontrol", "--oneliner", "show", "job", job)
+        return next(word.partition("=")[2] for word in shown.split() if word.startswith(f"{field}="))
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Jobs that are submitted meanwhile do not begin."""
+        self.run("scontrol", "update", "PartitionName=main", "State=DOWN")
+        try:
+            yield
+        finally:
+            self.run("scontrol", "update", "PartitionName=main", "State=UP")
+
+    def lose(self, node: str) -> None:
+        """Take a node away, with the jobs that it runs, and give it back."""
+        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+        until = time.monotonic() + START_S
+        # Slurm refuses to resume a node whose jobs come to their end, and one that has come back by itself.
+        while "down" in self.run("sinfo", "--noheader", f"--nodes={node}", "--format=%T"):
+            resume = ["scontrol", "update", f"NodeName={node}", "State=RESUME"]
+            subprocess.run(resume, env=self.environment, capture_output=True, check=False)
+            assert time.monotonic() < until, f"{node} does not come back"
+            time.sleep(0.2)
 
     def wait_until_empty(self, limit_s: float = 300.0) -> None:
         """Wait until no job is left."""
@@ -88,7 +118,7 @@ def cluster(folder: Path, *, num_nodes: int = 2) -> Iterator[Slurm]:
                 "SlurmUser=root",
                 "SlurmdUser=root",
                 "AuthType=auth/munge",
-                f"AuthInfo=socket={sock}",
+                f"AuthInfo=socket={sock},cred_expire=5",  # so long a job waits that is begun again
                 f"StateSaveLocation={folder}/state",
                 f"SlurmdSpoolDir={folder}/spool/%n",
                 f"SlurmctldLogFile={folder}/log/slurmctld.log",
