@@ -4,7 +4,7 @@
                                [--rounds 3] [--quick]
 
 Each measurement runs in a process of its own. Bytes that have to be on the disk are brought there, so wall times depend
-on the disk. No table shows a file system that hosts share: there each file costs some milliseconds more.
+on the disk. Nothing here was measured on a file system that several hosts share.
 
 - Tasks: a job of tasks that do nothing, in one worker. The parts are measured apart; a heartbeat is due every five
   seconds.
@@ -15,12 +15,16 @@ on the disk. No table shows a file system that hosts share: there each file cost
 - Executors: about ``--seconds`` of work for two processes, byte-level BPE by `tokenizers`, the library that datatrove
   uses too. Whole commands are measured, from start to end. The Ray cluster, with two CPUs and no dashboard, runs
   before; what all of its processes use meanwhile is counted, in samples taken 20 times a second.
+
+The bars of the first reading of the status, and of Ray, were set before anything was measured. The others were set
+after a first measurement, with room above it: they show when something becomes worse.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -40,6 +44,9 @@ from watch import Usage, watch
 TASKS = str(Path(__file__).parent / "scale_tasks.py")
 PEERS = str(Path(__file__).parent / "prepare_peers.py")
 PROCESSES = 2
+RAY = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+"""Ray asks for a token if it finds one in the home of the user; this cluster is for this host alone."""
+
 TRIAL_MB = 12.0
 """Text of the run that tells how much text makes ``--seconds`` of work."""
 
@@ -61,9 +68,9 @@ class Cluster:
         return sum(self._used.values())
 
     def settle(self) -> None:
-        """Wait until its processes, which import much when they begin, have nothing more to do."""
-        calm = 0
-        while calm < 5:
+        """Wait until its processes, which import much when they begin, have nothing more to do; a minute at most."""
+        calm, until = 0, time.monotonic() + 60
+        while calm < 5 and time.monotonic() < until:
             before = self.cpu_s
             time.sleep(2)
             calm = calm + 1 if self.cpu_s - before < 0.1 else 0
@@ -87,16 +94,18 @@ def ray_cluster() -> Iterator[Cluster]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
-        command = [sys.executable, "-W", "ignore", "-m", "ray.scripts.scripts", "start", "--head", "--block",
-                   f"--port={port}", f"--num-cpus={PROCESSES}", "--include-dashboard=false", "--disable-usage-stats",
+        ray = [sys.executable, "-W", "ignore", "-m", "ray.scripts.scripts"]
+        command = [*ray, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}",
+                   f"--num-cpus={PROCESSES}", "--include-dashboard=false", "--disable-usage-stats",
                    "--object-store-memory=100000000", f"--temp-dir={folder}"]  # fmt: skip
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command, env=RAY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         address = f"127.0.0.1:{port}"
         try:
-            status = [sys.executable, "-W", "ignore", "-m", "ray.scripts.scripts", "status", "--address", address]
-            while subprocess.run(status, capture_output=True, check=False).returncode:
-                if process.poll() is not None:
-                    raise SystemExit("the Ray cluster did not start")
+            status = [*ray, "status", "--address", address]
+            until = time.monotonic() + 120
+            while (told := subprocess.run(status, env=RAY, capture_output=True, text=True, check=False)).returncode:
+                if process.poll() is not None or time.monotonic() > until:
+                    raise SystemExit(f"the Ray cluster did not start: {told.stderr[-2000:]}")
             cluster = Cluster(process.pid, address)
             try:
                 cluster.settle()
@@ -149,6 +158,7 @@ class Executors:
         environment = {
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
+            "RAY_AUTH_MODE": RAY["RAY_AUTH_MODE"],
             "HEADRACE_CACHE": str(self._root / "cache"),
         }
         return watch([sys.executable, "-W", "ignore", *command, *where], folder, environment)

@@ -44,6 +44,11 @@ class Empty(msgspec.Struct, frozen=True):
 
     task_index: int
 
+    @property
+    def label(self) -> str:
+        """See `AnyTask`."""
+        return "nothing"
+
 
 class EmptySetup(msgspec.Struct, frozen=True):
     """The first message to the worker."""

@@ -78,6 +78,7 @@ def run(name: str, folder: Path, interpreter: warm.Warm) -> str:
 
 def _run(name: str, folder: Path, interpreter: warm.Warm, environment: dict[str, str]) -> str:
     if name in OWN_PROCESS:
+        environment["HOME"] = environment["TMPDIR"]  # where Ray keeps what it makes for a user
         command = [sys.executable, *OWN_PROCESS[name], str(EXAMPLES / name)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert done.returncode == 0, done.stderr

@@ -254,7 +254,8 @@ def status_lines(found: JobStatus) -> list[str]:
 
 
 def _in_words(states: dict[str, int]) -> str:
-    return ", ".join(f"{count(number)} {state.lower()}" for state, number in states.items()) or "ended, or no Slurm here"
+    told = ", ".join(f"{count(number)} {state.lower()}" for state, number in states.items())
+    return told or "ended, or no Slurm here"
 
 
 @click.command(cls=Command, name="finish", short_help="Complete a planned job.")
