@@ -45,8 +45,8 @@ class Slurm:
         return done.stdout
 
     def queued(self) -> list[str]:
-        """Number, state, name and node of each job that is not over."""
-        return self.run("squeue", "--noheader", "--array", "--format=%i %T %j %N").splitlines()
+        """Number, state, name, and node or reason to wait, of each job that is not over."""
+        return self.run("squeue", "--noheader", "--array", "--format=%i %T %j %R").splitlines()
 
     def running(self, name: str) -> list[tuple[str, str]]:
         """Number and node of each job of this name that runs."""
@@ -71,18 +71,40 @@ class Slurm:
         """Take a node away, with the jobs that it runs, and give it back."""
         self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
         until = time.monotonic() + START_S
-        # Slurm refuses to resume a node whose jobs come to their end, and one that has come back by itself.
         while "down" in self.run("sinfo", "--noheader", f"--nodes={node}", "--format=%T"):
-            resume = ["scontrol", "update", f"NodeName={node}", "State=RESUME"]
-            subprocess.run(resume, env=self.environment, capture_output=True, check=False)
+            self.mend()
             assert time.monotonic() < until, f"{node} does not come back"
             time.sleep(0.2)
+
+    def mend(self) -> None:
+        """Do what an administrator does: give nodes back, and release jobs that Slurm holds.
+
+        If a job is begun again while its node still ends it, Slurm drains the node and holds the job.
+        """
+        wanted = [
+            ("update", f"NodeName={line.split()[0]}", "State=RESUME")
+            for line in self.run("sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()
+            if "drain" in line or "down" in line
+        ]
+        wanted += [("release", line.split()[0]) for line in self.queued() if "held" in line]
+        for command in wanted:
+            # It is refused for a node whose jobs come to their end, and for one that has come back by itself.
+            subprocess.run(["scontrol", *command], env=self.environment, capture_output=True, check=False)
+
+    def end(self) -> None:
+        """Cancel all jobs that a test has left; without the daemons their processes would stay for ever."""
+        for line in self.queued():
+            subprocess.run(["scancel", line.split()[0]], env=self.environment, capture_output=True, check=False)
+        self.wait_until_empty(START_S)
 
     def wait_until_empty(self, limit_s: float = 300.0) -> None:
         """Wait until no job is left."""
         until = time.monotonic() + limit_s
         while queued := self.queued():
-            assert time.monotonic() < until, f"jobs are still there: {queued}"
+            self.mend()
+            assert time.monotonic() < until, (
+                f"jobs are still there: {queued}; {self.run('sinfo', '-N', '-o', '%N %T %E')}"
+            )
             time.sleep(0.2)
 
 
@@ -174,7 +196,10 @@ def cluster(folder: Path, *, num_nodes: int = 2) -> Iterator[Slurm]:
             return done.returncode == 0 and done.stdout.split() == ["idle"] * num_nodes
 
         _wait(is_up, folder)
-        yield slurm
+        try:
+            yield slurm
+        finally:
+            slurm.end()
     finally:
         for process in reversed(started):
             process.terminate()
