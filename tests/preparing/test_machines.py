@@ -172,8 +172,11 @@ def test_slurm_ends_a_job_at_its_time_limit(
     """The last task is left undone; the job behind the array submits another, which does it."""
     output = tmp_path / "out"
     with closed(data / "one"):
-        more = [*FILTER, "--executor", "slurm", "--time", "1", "--tasks-per-job", "100", "--json"]
+        more = [*FILTER, "--executor", "slurm", "--time", "3", "--tasks-per-job", "100", "--json"]
         array = json.loads(run(slurm, arguments(data, output, *more), data).stdout)["jobs"][0]
+        # The shortest limit would end the second array before it begins its task: a job is told a minute ahead.
+        wait_for(lambda: receipts(output))
+        slurm.run("scontrol", "update", f"JobId={array}", "TimeLimit=1")
         wait_for(lambda: slurm.told(array, "JobState") not in ("PENDING", "RUNNING", "COMPLETING"))
         assert slurm.told(array, "JobState") == "TIMEOUT"
     slurm.wait_until_empty(PATIENCE_S)
