@@ -248,8 +248,13 @@ def status(output: str, watch: bool, as_json: bool) -> None:
 
 def status_lines(found: JobStatus) -> list[str]:
     """Return the report of ``headrace job status``."""
+    slurm = [
+        ("slurm", f"{'array' if job.is_array else 'behind it, job'} {job.name}: {_in_words(job.states)}")
+        for job in found.slurm
+    ]
     if not found.phase:
-        return [f"{found.output}: all tasks are done; next: headrace job finish {found.output}"]
+        done = f"{found.output}: all tasks are done; next: headrace job finish {found.output}"
+        return [done, *listing(slurm)]
     share = f" ({found.done / found.num_tasks:.1%})" if found.num_tasks else ""
     pairs = [("tasks", f"{count(found.done)} of {count(found.num_tasks)} done{share}")]
     for name, number in found.counts.items():
@@ -261,6 +266,7 @@ def status_lines(found: JobStatus) -> list[str]:
     if found.left_s is not None:
         pairs.append(("left", f"about {duration(found.left_s)}"))
     pairs.append(("running", f"{plural(len(found.running), 'task')} on {plural(len(found.hosts), 'host')}"))
+    pairs += slurm
     slow = [one for one in found.running if one.is_straggler]
     pairs += [
         ("slow", f"task {one.task} on {one.host}, process {one.process}: {duration(one.seconds)}")
@@ -270,6 +276,11 @@ def status_lines(found: JobStatus) -> list[str]:
     if len(found.failed) > _SHOWN:
         pairs.append(("", f"and {plural(len(found.failed) - _SHOWN, 'other task')}"))
     return [f"{found.output}: {found.phase.partition('-')[0]}", *listing(pairs)]
+
+
+def _in_words(states: dict[str, int]) -> str:
+    told = ", ".join(f"{count(number)} {state.lower()}" for state, number in states.items())
+    return told or "ended, or no Slurm here"
 
 
 @click.command(cls=JobCommand, name="finish", short_help="Complete a planned job.")
