@@ -156,6 +156,11 @@ FIRST_MODULES: Final[dict[str, dict[str, str]]] = {
         "AVData": f"{_DECODING}.av.data",
         "AVMetadata": f"{_DECODING}.av.data",
     },
+    "headrace.samples.media.mapper": {
+        "parse_field_map": "headrace.samples.media.field_map",
+        "parts_of": "headrace.samples.media.field_map",
+        "sources_of": "headrace.samples.media.field_map",
+    },
     "headrace.samples.media.registry": {
         "load_function": "headrace.samples.media.references",
     },
