@@ -39,6 +39,15 @@ def keep(record):
 """
 """A filter that waits at each record while a file is there, and at one record while another is."""
 FILTER = ("--filter", "gates:keep")
+POISON = """import os, signal
+
+def keep(record):
+    if "def bisect_right" in record["text"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return True
+"""
+"""A filter that ends each worker that comes to one record."""
+POISONED = ("--filter", "poison:keep", "--on-error", "skip")
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +68,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(3):
         lines = [json.dumps({"text": text}) + "\n" for text in texts[number::3]]
         (folder / f"{number}.jsonl").write_text("".join(lines))
+    (folder / "poison.py").write_text(POISON)
     (folder / "gates.py").write_text(GATES.format(all=str(folder / "all"), one=str(folder / "one")))
     return folder
 
@@ -186,6 +196,17 @@ def test_slurm_ends_a_job_at_its_time_limit(
 
 
 @pytest.mark.interop
+def test_slurm_and_a_record_that_ends_workers(
+    slurm: slurm_cluster.Slurm, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    run(slurm, arguments(data, output, *POISONED, "--executor", "slurm", "-q"), data)
+    slurm.wait_until_empty(PATIENCE_S)
+    assert content(output) == wanted(*POISONED)
+    assert load_manifest(output).ledger.documents.dropped["ended_worker"] == 1
+
+
+@pytest.mark.interop
 def test_the_example_for_slurm(
     slurm: slurm_cluster.Slurm, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
 ) -> None:
@@ -277,6 +298,17 @@ def test_ray_loses_a_worker_a_node_and_its_driver(
     assert second.wait(PATIENCE_S) == 0
     assert content(output) == wanted(*more)
     assert ray.most_stored_bytes < MAX_STORED_BYTES
+
+
+@pytest.mark.interop
+@pytest.mark.filterwarnings("ignore")
+def test_ray_and_a_record_that_ends_workers(
+    ray: ray_cluster.Ray, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    assert drive(ray, data, output, *POISONED).wait(PATIENCE_S) == 0
+    assert content(output) == wanted(*POISONED)
+    assert load_manifest(output).ledger.documents.dropped["ended_worker"] == 1
 
 
 @pytest.mark.soak
