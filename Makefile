@@ -23,10 +23,10 @@ lint: $(VENV)/dev  ## formatting, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-interop: $(VENV)/interop  ## comparisons with the peers' own packages, reduced counts
-	$(BIN)/python -m pytest -n 2 tests/examples tests/interop -m interop
+interop: $(VENV)/interop  ## comparisons with the peers' own packages, and clusters of Slurm and Ray, reduced counts
+	$(BIN)/python -m pytest -n 2 tests/preparing/test_machines.py tests/examples tests/interop -m interop
 
-soak: $(VENV)/dev  ## large runs that are killed or measured, every variant of the costly tests
+soak: $(VENV)/interop  ## large runs that are killed or measured, every variant of the costly tests
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "(soak or sampled) and not interop"
 
 interop-full: $(VENV)/interop  ## everything with the full counts of cases
@@ -43,6 +43,7 @@ bench: $(VENV)/bench  ## benchmarks beside the peers; writes docs/benchmarks.md 
 	$(BIN)/python benchmarks/multimodal.py
 	$(BIN)/python benchmarks/encoder.py
 	$(BIN)/python benchmarks/balance.py
+	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/page.py
 
 clean:  ## remove what the targets made

@@ -19,7 +19,17 @@ import psutil
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = (
     *("headrace", "numpy", "torch", "numba", "tokenizers", "fastokens", "gigatoken", "megatron-core"),
-    *("megatron-energon", "webdataset", "torchtune", "trl", "datasets", "transformers", "datatrove", "simplejpeg"),
+    *(
+        "megatron-energon",
+        "webdataset",
+        "torchtune",
+        "trl",
+        "datasets",
+        "transformers",
+        "datatrove",
+        "simplejpeg",
+        "ray",
+    ),
 )
 """The packages whose versions a result records."""
 

@@ -28,6 +28,7 @@ SCRIPTS = {
     "multimodal": "Images and captions into batches",
     "encoder": "Task encoders that pack",
     "balance": "Balanced steps",
+    "scale": "Preparation on many machines",
 }
 """The name and the heading of each result, in the order of the page."""
 FILES = {"megatron": "megatron_gpt"}

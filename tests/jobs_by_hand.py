@@ -17,7 +17,7 @@ import faults
 import killing
 from headrace.engine import doing, heartbeat
 from headrace.engine.doing import Doer, Limits
-from headrace.engine.executors import LocalExecutor, drive
+from headrace.engine.executors import LocalExecutor, drive, take_part
 from headrace.engine.job import Job, Phase, Show
 from headrace.engine.receipts import Receipt, remove_files, sync_files
 from headrace.engine.serving import Done, Parent, Reply
@@ -122,7 +122,10 @@ def do_all(open_job: Callable[[], Job], chooser: random.Random) -> Any:
         for wanted in (some, None):
             do(open_job(), phase, wanted)
         killing.run(lambda phase=phase: open_job().advance(phase, quiet), moment=chooser.randrange(60))  # type: ignore[misc]
-        open_job().advance(phase, quiet)
+        if chooser.random() < 0.5:
+            open_job().advance(phase, quiet)
+        else:
+            take_part(open_job(), Limits(), quiet, workers=1)
     if not killing.run(lambda: open_job().finish(quiet), moment=chooser.randrange(60)):
         return drive(open_job(), LocalExecutor(workers=1), quiet)
     return None

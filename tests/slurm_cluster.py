@@ -45,14 +45,66 @@ class Slurm:
         return done.stdout
 
     def queued(self) -> list[str]:
-        """Number and state of each job that is not over."""
-        return self.run("squeue", "--noheader", "--array", "--format=%i %T %j").splitlines()
+        """Number, state, name, and node or reason to wait, of each job that is not over."""
+        return self.run("squeue", "--noheader", "--array", "--format=%i %T %j %R").splitlines()
+
+    def running(self, name: str) -> list[tuple[str, str]]:
+        """Number and node of each job of this name that runs."""
+        rows = [line.split() for line in self.queued()]
+        return [(row[0], row[3]) for row in rows if row[1:3] == ["RUNNING", name]]
+
+    def told(self, job: str, field: str) -> str:
+        """What Slurm tells of a job in a field, as `scontrol show job` has it."""
+        shown = self.run("scontrol", "--oneliner", "show", "job", job)
+        return next(word.partition("=")[2] for word in shown.split() if word.startswith(f"{field}="))
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Jobs that are submitted meanwhile do not begin."""
+        self.run("scontrol", "update", "PartitionName=main", "State=DOWN")
+        try:
+            yield
+        finally:
+            self.run("scontrol", "update", "PartitionName=main", "State=UP")
+
+    def lose(self, node: str) -> None:
+        """Take a node away, with the jobs that it runs, and give it back."""
+        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+        until = time.monotonic() + START_S
+        while "down" in self.run("sinfo", "--noheader", f"--nodes={node}", "--format=%T"):
+            self.mend()
+            assert time.monotonic() < until, f"{node} does not come back"
+            time.sleep(0.2)
+
+    def mend(self) -> None:
+        """Do what an administrator does: give nodes back, and release jobs that Slurm holds.
+
+        If a job is begun again while its node still ends it, Slurm drains the node and holds the job.
+        """
+        wanted = [
+            ("update", f"NodeName={line.split()[0]}", "State=RESUME")
+            for line in self.run("sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()
+            if "drain" in line or "down" in line
+        ]
+        wanted += [("release", line.split()[0]) for line in self.queued() if "held" in line]
+        for command in wanted:
+            # It is refused for a node whose jobs come to their end, and for one that has come back by itself.
+            subprocess.run(["scontrol", *command], env=self.environment, capture_output=True, check=False)
+
+    def end(self) -> None:
+        """Cancel all jobs that a test has left; without the daemons their processes would stay for ever."""
+        for line in self.queued():
+            subprocess.run(["scancel", line.split()[0]], env=self.environment, capture_output=True, check=False)
+        self.wait_until_empty(START_S)
 
     def wait_until_empty(self, limit_s: float = 300.0) -> None:
         """Wait until no job is left."""
         until = time.monotonic() + limit_s
         while queued := self.queued():
-            assert time.monotonic() < until, f"jobs are still there: {queued}"
+            self.mend()
+            assert time.monotonic() < until, (
+                f"jobs are still there: {queued}; {self.run('sinfo', '-N', '-o', '%N %T %E')}"
+            )
             time.sleep(0.2)
 
 
@@ -88,7 +140,7 @@ def cluster(folder: Path, *, num_nodes: int = 2) -> Iterator[Slurm]:
                 "SlurmUser=root",
                 "SlurmdUser=root",
                 "AuthType=auth/munge",
-                f"AuthInfo=socket={sock}",
+                f"AuthInfo=socket={sock},cred_expire=5",  # so long a job waits that is begun again
                 f"StateSaveLocation={folder}/state",
                 f"SlurmdSpoolDir={folder}/spool/%n",
                 f"SlurmctldLogFile={folder}/log/slurmctld.log",
@@ -144,7 +196,10 @@ def cluster(folder: Path, *, num_nodes: int = 2) -> Iterator[Slurm]:
             return done.returncode == 0 and done.stdout.split() == ["idle"] * num_nodes
 
         _wait(is_up, folder)
-        yield slurm
+        try:
+            yield slurm
+        finally:
+            slurm.end()
     finally:
         for process in reversed(started):
             process.terminate()

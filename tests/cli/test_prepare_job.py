@@ -55,6 +55,18 @@ def test_a_job_from_its_plan_to_its_output(text: list[str]) -> None:
     assert "nothing is planned in this folder, or it is complete" in missing.output
 
 
+def test_tasks_of_all_phases(text: list[str]) -> None:
+    planned = of_json("plan", *text, "--shuffle", "5", "--deduplicate")
+    first = of_json("task", "out", "--workers", "1", "--most", str(planned["num_tasks"]))
+    assert (first["phase"].partition("-")[0], first["done"]) == ("duplicates", planned["num_tasks"])
+    assert first["open"] > 0
+    rest = of_json("task", "out", "--workers", "1")
+    assert rest["done"] > first["open"], "those of sort, too"
+    assert "all tasks are done" in prepare("status", "out").output
+    assert of_json("task", "out") == {"output": "out", "phase": None, "done": 0, "open": 0}
+    assert of_json("finish", "out")["documents"] == 12
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -103,6 +115,16 @@ def test_slurm_is_asked_for_an_array_and_what_is_behind_it(
     assert "--dependency=afterany:1" in behind
     script = Path("out", ".headrace", "slurm", "finish.sh").read_text()
     assert "--executor slurm --time 1:00:00 --array-parallel 7 --tasks-per-job 1 --cpus-per-job 1" in script
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.write_text('#!/bin/sh\ncase "$*" in *jobs=1) echo RUNNING; echo PENDING; echo PENDING;; esac\n')
+    assert of_json("status", "out")["slurm"] == [
+        {"name": "1", "is_array": True, "states": {"PENDING": 2, "RUNNING": 1}},
+        {"name": "2", "is_array": False, "states": {}},
+    ]
+    shown = prepare("status", "out").output
+    assert "array 1: 2 pending, 1 running" in shown
+    assert "behind it, job 2: ended, or no Slurm here" in shown
+    squeue.write_text("#!/bin/sh\n")
     # The array ended and did nothing: a user may mend what was wrong and submit again, the job behind it may not.
     assert of_json(*text, *slurm)["jobs"] == ["3", "4"]
     monkeypatch.setenv("SLURM_JOB_ID", "4")

@@ -135,9 +135,9 @@ def test_blocks_are_a_rectangle(size: tuple[int, int], has_all_colours: bool) ->
     assert len(widths) == 1
     assert 1 <= widths.pop() - 6 <= 48
     assert all(line.endswith("\x1b[0m") for line in lines)
-    numbers = re.findall(r"[34]8;5;(\d+)", "".join(lines))
-    assert bool(numbers) != has_all_colours
-    assert all(16 <= int(number) <= 255 for number in numbers)
+    colours = re.findall(r"\x1b\[38;5;(\d+);48;5;(\d+)m", "".join(lines))
+    assert bool(colours) != has_all_colours
+    assert all(16 <= int(number) <= 255 for pair in colours for number in pair)
 
 
 def test_colours_of_blocks() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,7 @@ SAYS = {
         "line 20: malformed JSON",
         "document 2 is line ",
     ],
+    "ray_prepare.py": ["encode: ", "sort: ", "the bytes of a run on one host: True"],
     "sft_loop.py": ["of the layout messages", "ASCII string b.<|im_end|>'", "loss at first"],
     "sft_trainer.py": ["of the layout messages", "loss at first"],
     "text_and_images.py": ["step 0: 2 pictures of 8, (8, 8, 34, 3)", "step 2: 2 pictures of 8"],
@@ -44,13 +46,17 @@ SAYS = {
     "what_was_fed.py": ["step 340 is the positions 2720 to 2727", "epoch 0, sample"],
 }
 ELSEWHERE = {
-    "sft_trainer.py": pytest.mark.interop,
+    **dict.fromkeys(["ray_prepare.py", "sft_trainer.py"], pytest.mark.interop),
     **dict.fromkeys(["blend.py", "pack.py", "torchrun_ddp.py", "what_was_fed.py"], pytest.mark.soak),
 }
 """Examples with packages that only `make interop` has, and the longest ones."""
 LEARNS = {"dpo.py": 0.5, "sft_loop.py": 0.7, "sft_trainer.py": 0.8}
 """What the last loss may be at most of the first."""
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+OWN_PROCESS = {
+    "ray_prepare.py": [],
+    "torchrun_ddp.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+}
+"""How examples are started that start others of their own, which may warn."""
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +77,9 @@ def run(name: str, folder: Path, interpreter: warm.Warm) -> str:
 
 
 def _run(name: str, folder: Path, interpreter: warm.Warm, environment: dict[str, str]) -> str:
-    if name.startswith("torchrun"):
-        command = [sys.executable, *TORCHRUN, str(EXAMPLES / name)]
+    if name in OWN_PROCESS:
+        environment["HOME"] = environment["TMPDIR"]  # where Ray keeps what it makes for a user
+        command = [sys.executable, *OWN_PROCESS[name], str(EXAMPLES / name)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -91,7 +98,9 @@ def _run(name: str, folder: Path, interpreter: warm.Warm, environment: dict[str,
 def test_every_example_is_here_and_short() -> None:
     files = sorted(EXAMPLES.glob("*.py"))
     assert [file.name for file in files] == sorted(SAYS)
-    for file in files:
+    scripts = list(EXAMPLES.glob("*.sh"))
+    assert [script.name for script in scripts] == ["slurm_prepare.sh"]
+    for file in [*files, *scripts]:
         assert len(file.read_text().splitlines()) < 60, file
 
 
@@ -106,3 +115,41 @@ def test_example(name: str, tmp_path: Path, interpreter: warm.Warm) -> None:
     if name in LEARNS:
         first, last = (float(found) for found in re.findall(r"at (?:first|last) ([\d.]+)", output)[:2])
         assert last < first * LEARNS[name], output
+
+
+PROGRAMS = {
+    "sbatch": """#!/bin/bash
+script=${*: -1}
+if [[ $script == *task.sh ]]; then
+    bash "$script" >&2
+    echo 1
+else
+    (while [ ! -e "${script%/*}/jobs.json" ]; do sleep 0.05; done; bash "$script") > /dev/null 2>&1 &
+    echo 2
+fi
+""",
+    "squeue": "#!/bin/sh\necho 2\n",
+    "scontrol": "#!/bin/sh\n",
+}
+"""Stands for Slurm: the array is done while it is submitted, and the job behind it after that."""
+
+
+def test_slurm_prepare(tmp_path: Path) -> None:
+    """`tests/preparing/test_machines.py` runs it on a real Slurm."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "CPUS": "2"}
+    corpus = [sys.executable, str(EXAMPLES / "corpus.py")]
+    made = subprocess.run(corpus, env=environment, capture_output=True, text=True, check=True).stdout
+    folder = Path(made.strip())
+    (tmp_path / "bin").mkdir()
+    for name, program in PROGRAMS.items():
+        (tmp_path / "bin" / name).write_text(program)
+        (tmp_path / "bin" / name).chmod(0o755)
+    paths = [str(tmp_path / "bin"), sysconfig.get_path("scripts"), os.environ["PATH"]]
+    done = subprocess.run(
+        ["bash", str(EXAMPLES / "slurm_prepare.sh"), "out", str(folder / "tokenizer.json"), str(folder / "text/small")],
+        cwd=tmp_path, env={**environment, "PATH": os.pathsep.join(paths)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "array 1 of 1 jobs does the tasks, then job 2 goes on" in done.stdout
+    local = {file.name: file.read_bytes() for file in (folder / "small").glob("*.bin")}
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").glob("*.bin")} == local

@@ -1,34 +1,61 @@
-"""Preparation on real clusters of Slurm and Ray, which run on this host: the bytes are those of a local run."""
+"""Preparation on real clusters of Slurm and Ray, which run on this host: the bytes are those of a local run.
+
+``make interop`` runs each kind of death once or twice, ``make soak`` a hundred deaths on each cluster.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import signal
+import os
+import random
 import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+import ray_cluster
 import slurm_cluster
 from counts import PATIENCE_S
-
-pytestmark = pytest.mark.soak
+from headrace.stores import load_manifest
 
 PREPARE = [sys.executable, "-m", "headrace", "prepare"]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "slurm_prepare.sh"
+MAX_STORED_BYTES = 10_000_000
+DEATHS = 100
+GATES = """import time
+from pathlib import Path
+
+def keep(record):
+    while Path({all!r}).exists() or ("def heappush" in record["text"] and Path({one!r}).exists()):
+        time.sleep(0.05)
+    return True
+"""
+"""A filter that waits at each record while a file is there, and at one record while another is."""
+FILTER = ("--filter", "gates:keep")
+POISON = """import os, signal
+
+def keep(record):
+    if "def bisect_right" in record["text"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return True
+"""
+"""A filter that ends each worker that comes to one record."""
+POISONED = ("--filter", "poison:keep", "--on-error", "skip")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with 2 MB of text in JSON lines, and a tokeniser."""
+    """A folder with some MB of text in JSON lines, which are a dozen tasks, and a tokeniser."""
     folder = tmp_path_factory.mktemp("data")
     texts = [
-        path.read_text("utf-8", "replace") for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:80]
+        path.read_text("utf-8", "replace") for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:160]
     ]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -41,7 +68,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(3):
         lines = [json.dumps({"text": text}) + "\n" for text in texts[number::3]]
         (folder / f"{number}.jsonl").write_text("".join(lines))
+    (folder / "poison.py").write_text(POISON)
+    (folder / "gates.py").write_text(GATES.format(all=str(folder / "all"), one=str(folder / "one")))
     return folder
+
+
+@contextlib.contextmanager
+def closed(gate: Path) -> Iterator[None]:
+    """Tasks wait at a gate."""
+    gate.touch()
+    try:
+        yield
+    finally:
+        gate.unlink()
 
 
 def arguments(data: Path, output: Path, *more: str) -> list[str]:
@@ -50,95 +89,254 @@ def arguments(data: Path, output: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def wanted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
-    """What local runs make: in the order of the input, and shuffled."""
+def wanted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, bytes]]:
+    """What a local run with some options makes."""
     folder = tmp_path_factory.mktemp("local")
-    for name, more in (("plain", []), ("shuffled", ["--shuffle", "5"])):
-        subprocess.run(arguments(data, folder / name, "-q", *more), check=True)
-    return {name: content(folder / name) for name in ("plain", "shuffled")}
+    made: dict[tuple[str, ...], dict[str, bytes]] = {}
+
+    def content_of(*more: str) -> dict[str, bytes]:
+        if more not in made:
+            output = folder / f"{len(made)}"
+            subprocess.run(arguments(data, output, "-q", *more), cwd=data, check=True)
+            made[more] = content(output)
+        return made[more]
+
+    return content_of
 
 
 def content(folder: Path) -> dict[str, bytes]:
+    """All files of an output, whose ledger balances; what the work had left in it would be among them."""
+    assert list(load_manifest(folder).ledger.faults()) == []
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until something is true."""
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def receipts(output: Path) -> list[Path]:
+    return list(output.glob(".headrace/phase-*/receipts/*/*.json"))
 
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_cluster.Slurm]:
     if missing := slurm_cluster.missing():
-        pytest.skip(f"Slurm is not installed: no {', '.join(missing)}; on Debian, apt install slurmctld slurmd munge")
+        pytest.skip(
+            f"Slurm is not installed: no {', '.join(missing)}; on Debian, apt install slurmctld slurmd slurm-client"
+            " munge"
+        )
     with slurm_cluster.cluster(tmp_path_factory.mktemp("slurm"), num_nodes=2) as started:
         yield started
 
 
+def run(slurm: slurm_cluster.Slurm, command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=slurm.environment, cwd=cwd, capture_output=True, text=True, check=True)
+
+
+@pytest.mark.interop
 def test_slurm_runs_arrays_and_what_is_behind_them(
-    slurm: slurm_cluster.Slurm, data: Path, wanted: dict[str, dict[str, bytes]], tmp_path: Path
+    slurm: slurm_cluster.Slurm, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
 ) -> None:
-    more = ["--shuffle", "5", "--executor", "slurm", "--time", "00:10:00", "--tasks-per-job", "3", "--json"]
-    done = subprocess.run(
-        arguments(data, tmp_path / "out", *more), env=slurm.environment, capture_output=True, text=True, check=True
-    )
-    told = json.loads(done.stdout)
-    assert len(told["jobs"]) == 2
+    output, shuffled = tmp_path / "out", ("--shuffle", "5")
+    more = [*shuffled, "--executor", "slurm", "--time", "00:10:00", "--tasks-per-job", "3", "--json"]
+    with slurm.held():
+        told = json.loads(run(slurm, arguments(data, output, *more), data).stdout)
+        again = run(slurm, [*PREPARE, "finish", str(output), "--executor", "slurm"], data)
+        status = json.loads(run(slurm, [*PREPARE, "status", str(output), "--json"], data).stdout)
     assert told["num_tasks"] > 3
-    again = subprocess.run(
-        [*PREPARE, "finish", str(tmp_path / "out"), "--executor", "slurm"], env=slurm.environment, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
     assert "is still at work: nothing was submitted" in again.stderr
+    array, behind = told["jobs"]
+    num_jobs = -(-told["num_tasks"] // 3)
+    assert status["slurm"] == [
+        {"name": array, "is_array": True, "states": {"PENDING": num_jobs}},
+        {"name": behind, "is_array": False, "states": {"PENDING": 1}},
+    ]
     slurm.wait_until_empty(PATIENCE_S)
-    assert content(tmp_path / "out") == wanted["shuffled"]
+    assert content(output) == wanted(*shuffled)
 
 
+@pytest.mark.interop
 def test_slurm_requeues_and_loses_nodes(
-    slurm: slurm_cluster.Slurm, data: Path, wanted: dict[str, dict[str, bytes]], tmp_path: Path
+    slurm: slurm_cluster.Slurm, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
 ) -> None:
-    """Slurm waits for two minutes before it begins a job again."""
     output = tmp_path / "out"
-    subprocess.run(
-        arguments(data, output, "--executor", "slurm", "--array-parallel", "2", "-q"), env=slurm.environment, check=True
-    )
-    array = slurm.queued()[0].split("_")[0].split()[0]
-    until = time.monotonic() + PATIENCE_S
-    while not any("RUNNING" in one for one in slurm.queued()):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    subprocess.run(["scontrol", "requeue", f"{array}_0"], env=slurm.environment, check=False, capture_output=True)
-    slurm.run("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=test")
-    time.sleep(1)
-    slurm.run("scontrol", "update", "NodeName=node2", "State=RESUME")
+    with closed(data / "all"):
+        run(slurm, arguments(data, output, *FILTER, "--executor", "slurm", "-q"), data)
+        wait_for(lambda: {node for _, node in slurm.running("headrace-task")} == {"node1", "node2"})
+        nodes = {node: job for job, node in slurm.running("headrace-task")}
+        slurm.run("scontrol", "requeue", nodes["node1"])
+        slurm.lose("node2")
     slurm.wait_until_empty(PATIENCE_S)
-    subprocess.run([*PREPARE, "finish", str(output), "-q"], env=slurm.environment, check=True)
-    assert content(output) == wanted["plain"]
+    assert all(int(slurm.told(job, "Restarts")) for job in nodes.values())
+    assert content(output) == wanted(*FILTER)
+
+
+@pytest.mark.interop
+def test_slurm_ends_a_job_at_its_time_limit(
+    slurm: slurm_cluster.Slurm, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
+) -> None:
+    """The last task is left undone; the job behind the array submits another, which does it."""
+    output = tmp_path / "out"
+    with closed(data / "one"):
+        more = ["--executor", "slurm", "--time", "3", "--tasks-per-job", "100", "--cpus-per-job", "2", "--json"]
+        told = json.loads(run(slurm, arguments(data, output, *FILTER, *more), data).stdout)
+        array = told["jobs"][0]
+        # One of two workers waits at the gate, the other does all the rest. Only this array gets the shortest limit:
+        # since jobs are told a minute ahead, the next one might not begin the task.
+        wait_for(lambda: len(receipts(output)) == told["num_tasks"] - 1)
+        slurm.run("scontrol", "update", f"JobId={array}", "TimeLimit=1")
+        wait_for(lambda: slurm.told(array, "JobState") not in ("PENDING", "RUNNING", "COMPLETING"))
+        assert slurm.told(array, "JobState") == "TIMEOUT"
+    slurm.wait_until_empty(PATIENCE_S)
+    assert content(output) == wanted(*FILTER)
+
+
+@pytest.mark.interop
+def test_slurm_and_a_record_that_ends_workers(
+    slurm: slurm_cluster.Slurm, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    run(slurm, arguments(data, output, *POISONED, "--executor", "slurm", "-q"), data)
+    slurm.wait_until_empty(PATIENCE_S)
+    assert content(output) == wanted(*POISONED)
+    assert load_manifest(output).ledger.documents.dropped["ended_worker"] == 1
+
+
+@pytest.mark.interop
+def test_the_example_for_slurm(
+    slurm: slurm_cluster.Slurm, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
+) -> None:
+    paths = [sysconfig.get_path("scripts"), slurm.environment["PATH"]]
+    command = ["bash", str(EXAMPLE), str(tmp_path / "out"), str(data / "tokenizer.json"), str(data / "*.jsonl")]
+    environment = {**slurm.environment, "PATH": os.pathsep.join(paths), "TIME": "10:00"}
+    subprocess.run(command, env=environment, cwd=data, check=True, capture_output=True)
+    assert content(tmp_path / "out") == wanted("--append-eod")
+
+
+@pytest.mark.soak
+def test_slurm_and_a_hundred_deaths(
+    slurm: slurm_cluster.Slurm, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
+) -> None:
+    chance = random.Random(1)
+    deaths = 0
+
+    def down(job: str, node: str) -> None:
+        slurm.lose(node)
+
+    def requeue(job: str, node: str) -> None:
+        subprocess.run(["scontrol", "requeue", job], env=slurm.environment, check=False, capture_output=True)
+
+    def kill(job: str, node: str) -> None:
+        command = ["scancel", "--full", "--signal=KILL", job]
+        subprocess.run(command, env=slurm.environment, check=False, capture_output=True)
+
+    def at_work_or_over() -> bool:
+        slurm.mend()
+        return bool(slurm.running("headrace-task")) or not slurm.queued()
+
+    while deaths < DEATHS:
+        output = tmp_path / f"{deaths}"
+        more = chance.choice([(), ("--shuffle", "5")])
+        run(slurm, arguments(data, output, *more, "--executor", "slurm", "-q"), data)
+        for _ in range(chance.randint(2, 8)):
+            wait_for(at_work_or_over)
+            time.sleep(chance.random())
+            if alive := slurm.running("headrace-task"):
+                chance.choice([down, requeue, kill])(*chance.choice(alive))
+                deaths += 1
+        slurm.wait_until_empty(PATIENCE_S)
+        if not (output / "headrace.json").exists():  # the job behind an array that did nothing gives up
+            run(slurm, [*PREPARE, "finish", str(output), "-q"], data)
+        assert content(output) == wanted(*more), f"after {deaths} deaths"
 
 
 @pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[Any]:
+def ray() -> Iterator[ray_cluster.Ray]:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        yield cluster
-    finally:
-        cluster.shutdown()
+    with ray_cluster.cluster(num_nodes=2) as started:
+        yield started
 
 
+def drive(ray: ray_cluster.Ray, data: Path, output: Path, *more: str) -> subprocess.Popen[bytes]:
+    """Start the command that gives the tasks to Ray."""
+    command = arguments(data, output, *more, "--executor", "ray", "--address", ray.address, "-q")
+    return subprocess.Popen(command, cwd=data)
+
+
+def kill_worker(ray: ray_cluster.Ray, chance: random.Random) -> None:
+    """Kill a process that does a batch, with what it has started, if there is one."""
+    if workers := ray.workers():
+        chosen = chance.choice(workers)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in [*chosen.children(recursive=True), chosen]:
+                process.kill()
+
+
+@pytest.mark.interop
 @pytest.mark.filterwarnings("ignore")
-def test_ray_loses_a_node_and_its_driver(
-    ray_cluster: Any, data: Path, wanted: dict[str, dict[str, bytes]], tmp_path: Path
+def test_ray_loses_a_worker_a_node_and_its_driver(
+    ray: ray_cluster.Ray, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
+) -> None:
+    output, more = tmp_path / "out", ("--shuffle", "5", *FILTER)
+    with closed(data / "one"):
+        with closed(data / "all"):
+            first = drive(ray, data, output, *more)
+            wait_for(lambda: ray.workers() or first.poll() is not None)
+            kill_worker(ray, random.Random(0))
+        wait_for(lambda: len(receipts(output)) > 2 or first.poll() is not None)
+        first.kill()
+        first.wait()
+        ray.remove_node(0)
+        second = drive(ray, data, output, *more)
+        wait_for(lambda: ray.workers() or second.poll() is not None)
+        ray.remove_node(1)
+        assert not (output / "headrace.json").exists()
+    assert second.wait(PATIENCE_S) == 0
+    assert content(output) == wanted(*more)
+    assert ray.most_stored_bytes < MAX_STORED_BYTES
+
+
+@pytest.mark.interop
+@pytest.mark.filterwarnings("ignore")
+def test_ray_and_a_record_that_ends_workers(
+    ray: ray_cluster.Ray, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
-    lost = ray_cluster.add_node(num_cpus=1)
-    command = arguments(data, output, "--shuffle", "5", "--executor", "ray", "--address", ray_cluster.address, "-q")
-    first = subprocess.Popen(command)
-    receipts = output / ".headrace"
-    until = time.monotonic() + PATIENCE_S
-    while not list(receipts.glob("phase-*/receipts/*/*.json")):
-        assert time.monotonic() < until
-        assert first.poll() is None
-        time.sleep(0.05)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    ray_cluster.remove_node(lost, allow_graceful=False)
-    subprocess.run(command, check=True)
-    assert content(output) == wanted["shuffled"]
+    assert drive(ray, data, output, *POISONED).wait(PATIENCE_S) == 0
+    assert content(output) == wanted(*POISONED)
+    assert load_manifest(output).ledger.documents.dropped["ended_worker"] == 1
+
+
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore")
+def test_ray_and_a_hundred_deaths(
+    ray: ray_cluster.Ray, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
+) -> None:
+    chance = random.Random(1)
+    deaths = 0
+    while deaths < DEATHS:
+        output = tmp_path / f"{deaths}"
+        more = chance.choice([(), ("--shuffle", "5")])
+        driver = drive(ray, data, output, *more)
+        for _ in range(chance.randint(2, 6)):
+            wait_for(lambda driver=driver: ray.workers() or driver.poll() is not None)
+            time.sleep(chance.random())
+            if driver.poll() is not None:
+                break
+            what = chance.randrange(3)
+            if what == 0:
+                driver.kill()
+                driver.wait()
+                driver = drive(ray, data, output, *more)
+            elif what == 1:
+                ray.remove_node(chance.randrange(2))
+            else:
+                kill_worker(ray, chance)
+            deaths += 1
+        assert driver.wait(PATIENCE_S) == 0
+        assert content(output) == wanted(*more), f"after {deaths} deaths"
+        assert ray.most_stored_bytes < MAX_STORED_BYTES

@@ -21,7 +21,7 @@ from headrace.inspect.figures import count, duration, listing, plural, size
 
 if TYPE_CHECKING:
     from headrace.engine.executors import Executor, Handed
-    from headrace.engine.job import TaskProgress
+    from headrace.engine.job import Show, TaskProgress
     from headrace.engine.status import JobStatus
 
 EXECUTOR = Option(
@@ -168,10 +168,12 @@ def task(
     """Do tasks of the job that was planned in DIR, together with any number of other processes on any hosts.
 
     The same command may run on many hosts that share DIR: each takes the next open task, and a task that a host leaves
-    undone is done by another. On SIGTERM, the tasks that are under way are completed, and no others are begun. Once all
-    tasks are done, `headrace job finish DIR` makes the output.
+    undone is done by another. On SIGTERM, the tasks that are under way are completed, and no others are begun. Without
+    --tasks, --most or --no-wait, the processes stay until the tasks of all phases are done. Then `headrace job finish
+    DIR` makes the output.
     """
     from headrace.engine.doing import Doer, Limits
+    from headrace.engine.executors import take_part
     from headrace.engine.processes import usable_cores
     from headrace.engine.slurm import job_end_s
     from headrace.kinds import open_job
@@ -183,21 +185,26 @@ def task(
     phase = job.phase()
     found: dict[str, Any] = {"output": output, "phase": None, "done": 0, "open": 0}
     if phase is not None:
-        receipts = job.receipts(phase)
-        wanted = None if tasks is None else _ranges(tasks, receipts.tasks)
+        wanted = None if tasks is None else _ranges(tasks, job.receipts(phase).tasks)
+        num_workers = workers or usable_cores()
         with ProgressBar(quiet=quiet or as_json) as bar, Limits(most, job_end_s()) as limits:
-            doer = Doer(
-                job,
-                phase,
-                wanted=wanted,
-                workers=workers or usable_cores(),
-                waits=not no_wait and most is None,
-                limits=limits,
-                on_progress=partial(show_tasks, bar),
-            )
-            done = doer.run()
-        receipts.refresh()
-        found |= {"phase": phase.name, "done": done, "open": len(receipts.open_tasks)}
+            show = _shown_in(bar, output, quiet=quiet or as_json)
+            if wanted is None and most is None and not no_wait:
+                done = take_part(job, limits, show, workers=num_workers)
+            else:
+                doer = Doer(
+                    job,
+                    phase,
+                    wanted=wanted,
+                    workers=num_workers,
+                    waits=not no_wait and most is None,
+                    limits=limits,
+                    on_progress=show.tasks,
+                )
+                done = doer.run()
+        if (phase := job.phase() or phase) is not None:
+            job.receipts(phase).refresh()
+            found |= {"phase": phase.name, "done": done, "open": len(job.receipts(phase).open_tasks)}
     if as_json:
         print_json(found)
     elif not quiet:
@@ -248,8 +255,13 @@ def status(output: str, watch: bool, as_json: bool) -> None:
 
 def status_lines(found: JobStatus) -> list[str]:
     """Return the report of ``headrace job status``."""
+    slurm = [
+        ("slurm", f"{'array' if job.is_array else 'behind it, job'} {job.name}: {_in_words(job.states)}")
+        for job in found.slurm
+    ]
     if not found.phase:
-        return [f"{found.output}: all tasks are done; next: headrace job finish {found.output}"]
+        done = f"{found.output}: all tasks are done; next: headrace job finish {found.output}"
+        return [done, *listing(slurm)]
     share = f" ({found.done / found.num_tasks:.1%})" if found.num_tasks else ""
     pairs = [("tasks", f"{count(found.done)} of {count(found.num_tasks)} done{share}")]
     for name, number in found.counts.items():
@@ -261,6 +273,7 @@ def status_lines(found: JobStatus) -> list[str]:
     if found.left_s is not None:
         pairs.append(("left", f"about {duration(found.left_s)}"))
     pairs.append(("running", f"{plural(len(found.running), 'task')} on {plural(len(found.hosts), 'host')}"))
+    pairs += slurm
     slow = [one for one in found.running if one.is_straggler]
     pairs += [
         ("slow", f"task {one.task} on {one.host}, process {one.process}: {duration(one.seconds)}")
@@ -270,6 +283,11 @@ def status_lines(found: JobStatus) -> list[str]:
     if len(found.failed) > _SHOWN:
         pairs.append(("", f"and {plural(len(found.failed) - _SHOWN, 'other task')}"))
     return [f"{found.output}: {found.phase.partition('-')[0]}", *listing(pairs)]
+
+
+def _in_words(states: dict[str, int]) -> str:
+    told = ", ".join(f"{count(number)} {state.lower()}" for state, number in states.items())
+    return told or "ended, or no Slurm here"
 
 
 @click.command(cls=JobCommand, name="finish", short_help="Complete a planned job.")
@@ -290,20 +308,33 @@ def finish(output: str, workers: int | None, quiet: bool, as_json: bool) -> None
 
 def run_job(output: str, executor: Executor, *, quiet: bool, as_json: bool) -> None:
     """Take a planned job to its end with an executor, and print the report."""
-    from headrace.cli.prepare_options import notes
     from headrace.engine.executors import Handed
-    from headrace.engine.job import Show
-    from headrace.kinds import finish_job, kind_of
+    from headrace.kinds import finish_job
 
-    kind = import_module(f"headrace.cli.{_KINDS[kind_of(output)]}")
+    kind = _kind_of(output)
     with ProgressBar(quiet=quiet) as bar:
-        show = Show(tasks=partial(show_tasks, bar), progress=partial(kind.show, bar), notice=notes(bar, quiet=quiet))
-        found = finish_job(output, executor, show)
+        found = finish_job(output, executor, _shown_in(bar, output, quiet=quiet))
         elapsed_s = bar.elapsed_s
     if isinstance(found, Handed):
         _show_handed(found, quiet=quiet, as_json=as_json)
     else:
         kind.tell(found, output, elapsed_s, quiet=quiet, as_json=as_json)
+
+
+def _kind_of(output: str) -> Any:
+    """Return the module of the command that makes such an output."""
+    from headrace.kinds import kind_of
+
+    return import_module(f"headrace.cli.{_KINDS[kind_of(output)]}")
+
+
+def _shown_in(bar: ProgressBar, output: str, *, quiet: bool) -> Show:
+    """Return what shows the progress of a job."""
+    from headrace.cli.prepare_options import notes
+    from headrace.engine.job import Show
+
+    progress = partial(_kind_of(output).show, bar)
+    return Show(tasks=partial(show_tasks, bar), progress=progress, notice=notes(bar, quiet=quiet))
 
 
 def _show_handed(found: Handed, *, quiet: bool, as_json: bool) -> None:

@@ -60,6 +60,11 @@ class Limits:
             return False
         return self._end_s is None or time.time() + _MARGIN * longest_s + _MARGIN_S < self._end_s
 
+    @property
+    def may_be_ended(self) -> bool:
+        """Whether somebody has said that this process will be ended."""
+        return self._is_told or self._end_s is not None
+
     def __enter__(self) -> Limits:
         self._before = signal.signal(signal.SIGTERM, self._note)
         return self

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Protocol
 
 import msgspec
 
-from headrace.engine.doing import Doer, FailedTaskError, Limits
+from headrace.engine.doing import REFRESH_S, Doer, FailedTaskError, Limits
 from headrace.engine.job import Job, Phase, Show
+from headrace.engine.work_folder import BusyError
 from headrace.errors import HeadraceError
 
 
@@ -97,3 +99,34 @@ def drive(job: Job, executor: Executor, show: Show) -> Any:
         if following is not None and following.name == phase.name and not receipts.open_tasks:
             raise HeadraceError(f"phase {phase.name!r} is over, and no other begins. Please report this defect.")
     return job.finish(show)
+
+
+def take_part(job: Job, limits: Limits, show: Show, *, workers: int) -> int:
+    """Do the open tasks of all phases, together with other processes; only the output is left to `drive`.
+
+    What is done in order between two phases is done by one of the processes, and the others wait for it; none of those
+    that a scheduler will end begins it.
+
+    Returns:
+        Of how many tasks this process has created the receipt.
+
+    Raises:
+        Exception: see `Doer.run`, and `Job.advance`.
+    """
+    num_done = 0
+    while (phase := job.phase()) is not None:
+        doer = Doer(job, phase, wanted=None, workers=workers, waits=True, limits=limits, on_progress=show.tasks)
+        num_done += doer.run()
+        receipts = job.receipts(phase)
+        receipts.refresh()
+        if receipts.open_tasks:
+            break  # this process has to end
+        if (following := job.phase()) is None or following.name != phase.name:
+            continue
+        if limits.may_be_ended:
+            break
+        try:
+            job.advance(phase, show)
+        except BusyError:
+            time.sleep(REFRESH_S)
+    return num_done

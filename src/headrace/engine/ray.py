@@ -28,6 +28,9 @@ MAX_RETRIES: Final = 8
 BATCH_S: Final = 30.0
 """A batch takes about so long: starting a worker process takes a second of it."""
 
+LEAST_S: Final = 5.0
+"""Towards the end batches become shorter, so that all CPUs have work, but not shorter than this."""
+
 AHEAD: Final = 2
 """Batches for each CPU of the cluster that are given to Ray ahead of time, at most."""
 
@@ -110,7 +113,8 @@ class _Driver:
 
     def _submit(self, most: int) -> None:
         usual_s = statistics.median(self._seconds) if self._seconds else BATCH_S
-        size = max(1, min(int(BATCH_S / max(usual_s, 1e-3)), -(-len(self._waiting) // most)))
+        fair = max(-(-len(self._waiting) // most), round(LEAST_S / max(usual_s, 1e-3)))
+        size = max(1, min(int(BATCH_S / max(usual_s, 1e-3)), fair))
         batch = [self._waiting.popleft() for _ in range(min(size, len(self._waiting)))]
         job = self._job
         arguments = (

@@ -11,6 +11,7 @@ import msgspec
 from headrace.engine.heartbeat import Nodes
 from headrace.engine.job import Job, Phase
 from headrace.engine.receipts import Receipts
+from headrace.engine.slurm import job_states, submitted
 
 RECENT: Final = 200
 """Receipts that the rate is taken from."""
@@ -35,6 +36,17 @@ class FailedTask(msgspec.Struct, frozen=True, kw_only=True):
     task: int
     host: str
     error: str
+
+
+class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that was submitted to Slurm: the last array that does tasks, or the job behind it."""
+
+    name: str
+    """Its number."""
+
+    is_array: bool
+    states: dict[str, int]
+    """How many of its jobs are in each state; empty if Slurm does not tell, here or any more."""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +74,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_s: float
     left_s: float | None
     """Seconds until the tasks of the phase are done; None if that cannot be told."""
+
+    slurm: tuple[SlurmJob, ...] = ()
+    """What was submitted to Slurm last."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields, JSON-safe."""
@@ -127,4 +142,9 @@ class StatusReader:
             tasks_per_s=tasks_per_s,
             bytes_per_s=bytes_per_s,
             left_s=(len(receipts.tasks) - len(receipts.done)) / tasks_per_s if tasks_per_s else None,
+            slurm=tuple(
+                SlurmJob(name=name, is_array=is_array, states=job_states(name))
+                for last in submitted(self._job)[-1:]
+                for name, is_array in ((last.array, True), (last.finish, False))
+            ),
         )

@@ -36,6 +36,10 @@ def beside(ending: str) -> Callable[[Path], Path]:
     return place
 
 
+class BusyError(OutputError):
+    """Another process has claimed the folder."""
+
+
 class ClaimedFolder:
     """A work folder, not claimed yet.
 
@@ -64,13 +68,13 @@ class ClaimedFolder:
         """Make the work folder, and lock it.
 
         Raises:
-            OutputError: another process has claimed it.
+            BusyError: another process has claimed it.
             OSError: the system refuses it.
         """
         try:
             self._lock = claim_folder(self.path)
         except BlockingIOError:
-            raise OutputError(self._busy) from None
+            raise BusyError(self._busy) from None
 
     def clear(self, keep: Collection[str] = ()) -> None:
         """Remove everything but the lock and these names. The plan goes first, before what its tasks have made.

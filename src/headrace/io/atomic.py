@@ -265,11 +265,16 @@ def claim_folder(folder: Path) -> IO[bytes]:
 
 
 def _try_claim(folder: Path) -> IO[bytes] | None:
-    folder.mkdir(exist_ok=True)
     try:
-        lock = (folder / LOCK_NAME).open("ab")
-    except FileNotFoundError:
-        return None
+        folder.mkdir(exist_ok=True)
+        try:
+            lock = (folder / LOCK_NAME).open("ab")
+        except FileNotFoundError:
+            return None
+    except BaseException:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # it was made just now, or is not empty
+        raise
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,8 +19,12 @@ from hypothesis import strategies as st
 import faults
 import recipe_runs as runs
 from counts import cases
+from headrace.engine import executors
+from headrace.engine.doing import Limits
+from headrace.engine.executors import take_part
 from headrace.engine.job import Show
 from headrace.engine.serving import Done
+from headrace.engine.work_folder import ClaimedFolder
 from headrace.preparing import (
     ErrorOptions,
     FilterSpec,
@@ -265,6 +271,31 @@ def test_phases_and_what_each_leaves(kit: Any, inputs: Path, wanted: dict[str, b
     assert phase.num_tasks == state.num_buckets > 4
     assert sorted(path.name.split("-")[1] for path in (output / WORK_NAME).glob("phase-*")) == ["duplicates", "encode"]
     assert not list((output / WORK_NAME).rglob("*.bucket"))
+    finish(output)
+    assert faults.content(output) == wanted
+
+
+def test_processes_take_part_in_all_phases(
+    kit: Any, inputs: Path, wanted: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One numbers the documents, another one waits for it; one that a scheduler will end leaves that to others."""
+    output = planned(kit, inputs, tmp_path / "out", "encode")
+    take_part(open_job(output), Limits(end_s=time.time() + 3600), Show(), workers=1)
+    over = open_job(output).phase()
+    assert over is not None
+    assert over.name.startswith("duplicates"), "others have to begin with the sorting"
+    waited = []
+    claimed = ClaimedFolder(output / WORK_NAME, "busy")
+    claimed.claim()
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        claimed.leave(lambda: None)
+
+    monkeypatch.setattr(executors, "time", SimpleNamespace(sleep=wait))
+    assert take_part(open_job(output), Limits(), Show(), workers=1) > 4
+    assert waited == [executors.REFRESH_S]
+    assert open_job(output).phase() is None
     finish(output)
     assert faults.content(output) == wanted
 

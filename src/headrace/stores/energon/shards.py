@@ -12,6 +12,7 @@ import numpy as np
 from headrace.errors import HeadraceError, StoreError
 from headrace.io import Reader
 from headrace.stores.arguments import IntArray, TokenArray
+from headrace.stores.energon.config_file import INFO_NAME
 from headrace.stores.store import PartPlace, Problem, RawSample, Store
 from headrace.stores.tar.index import index_path
 from headrace.stores.tar.members import SUFFIXES, check_uncompressed
@@ -58,7 +59,10 @@ class DocumentShards:
         store = self._stores.get(shard)
         if store is None:
             place = self._root / self._names[shard]
-            store = token_store(str(place), Opening(reader=self._using))
+            try:
+                store = token_store(str(place), Opening(reader=self._using))
+            except StoreError as error:
+                raise StoreError(f"{error} ({INFO_NAME} lists this shard)") from None
             if len(store) != self._counts[shard]:
                 found = len(store)
                 store.close()

@@ -263,7 +263,7 @@ class IndexedStore(Store):
         if vouched is not None and not self._agrees(vouched):
             raise StoreError(
                 f"{self.prefix}: not the shard that the manifest lists: found {self._found()}, but the manifest lists"
-                f" {listed_numbers(vouched)}"
+                f" {listed_numbers(vouched)} ({self._found_in()})"
             )
 
     @property
@@ -497,6 +497,13 @@ class IndexedStore(Store):
             return True
         begins_at_0 = not len(self.index.pointers) or self.index.pointers.read(0, 1)[0] == 0
         return bool(begins_at_0) and self.index.last_byte == shard.tokens * self._dtype.itemsize
+
+    def _found_in(self) -> str:
+        """Say where the numbers come from that differ from those of the manifest."""
+        pointers = self.index.pointers
+        first = int(pointers.read(0, 1)[0]) if len(pointers) else 0
+        begins = f", whose first document begins at byte {first:,}" if first else ""
+        return f"found in {Path(self.index.path).name}{begins}"
 
     def _found(self) -> str:
         tokens = self.index.last_byte // self._dtype.itemsize

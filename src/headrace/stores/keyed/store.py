@@ -270,7 +270,7 @@ class KeyedStore(SegmentedStore):
             actual, expected = _numbers(*counts, shard.documents, keys=found), _numbers(shard.documents, keys=listed)
             raise StoreError(
                 f"{self.folder}: not the shard that the manifest lists: found {actual}, but the manifest lists"
-                f" {expected}"
+                f" {expected} (found in {Path(self._meta).name})"
             )
 
 
