@@ -374,6 +374,11 @@ def save_run(
 def saved_run(run: Run | FramedRun, first_step: int, position: int) -> SavedRun:
     """Return a run in the form that is written."""
     # The plan of a framed run is that of its samples; how they become units is in its recipe.
+    if isinstance(run, FramedRun) and run.edits:
+        raise ConfigError(
+            "run.json cannot hold the edits of a framed run: keep the program that makes the run, and ask about its "
+            "steps with headrace.tracing.framed_history(run, journals)"
+        )
     begun = run.rebuilt(()) if isinstance(run, Run) and run.edits else run
     fed = begun if isinstance(begun, Run) else begun.stream
     recipe = begun.recipe

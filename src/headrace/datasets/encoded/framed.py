@@ -14,7 +14,7 @@ The forms of units, and the hooks that each needs, are those of framed and of me
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from typing import Any, NamedTuple, get_args
@@ -201,20 +201,21 @@ class FramedSources:
     """The datasets of a run under the hooks, for one process, in which hooks may keep state.
 
     Args:
-        datasets: path -> dataset, in the order of their numbers in the run.
+        datasets: path and dataset, in the order of their numbers in the run. A source whose order was changed comes
+            several times.
         pipeline: the hooks.
         seed: seed of the random numbers in hooks.
         errors: what happens when samples cannot be made.
     """
 
     def __init__(
-        self, datasets: Mapping[str, Media], pipeline: EncoderPipeline, *, seed: int, errors: ErrorPolicy
+        self, datasets: Sequence[tuple[str, Media]], pipeline: EncoderPipeline, *, seed: int, errors: ErrorPolicy
     ) -> None:
         self.pipeline = pipeline
-        self.paths = tuple(datasets)
+        self.paths = tuple(path for path, _ in datasets)
         self.encoders = tuple(
             SampleEncoder(dataset, pipeline, seed=seed, errors=errors, may_skip=True, path=path)
-            for path, dataset in datasets.items()
+            for path, dataset in datasets
         )
         self._kind = type(pipeline.encoder).__name__
 
@@ -396,25 +397,18 @@ class Framed:
         self.most_empty_positions = most_empty_positions
         _check_numbers(self.frame_positions, buffer_bytes, most_empty_positions)
         # Make the sources once, so that errors are raised here and not by the first worker.
-        sources = self.sources(tuple(self._datasets))
+        sources = self.sources(named_datasets(data).items())
         check_form(self.form, sources.pipeline, FramedForm)
         self.unrestorable = sources.unrestorable
-
-    @cached_property
-    def _datasets(self) -> dict[str, Media]:
-        return {path: cooked(dataset, self.encoder) for path, dataset in named_datasets(self.data).items()}
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Cooked datasets hold the cookers themselves, which need not be functions that can be pickled.
-        return {name: value for name, value in vars(self).items() if name != "_datasets"}
 
     def pipeline(self) -> EncoderPipeline:
         """Return the hooks, for one reader."""
         return EncoderPipeline(self.encoder, packing=self.is_packs, batch_size=self.batch_size)
 
-    def sources(self, paths: Sequence[str]) -> FramedSources:
-        """Return the datasets at some paths of the mix under the hooks, in this order, for one reader."""
-        datasets = {path: self._datasets[path] for path in paths}
+    def sources(self, named: Iterable[tuple[str, Dataset]]) -> FramedSources:
+        """Return datasets, given with their paths in the mix, under the hooks, in this order, for one reader."""
+        # Cooked datasets hold the cookers themselves, which need not be functions that can be pickled.
+        datasets = [(path, cooked(dataset, self.encoder)) for path, dataset in named]
         return FramedSources(datasets, self.pipeline(), seed=self.seed, errors=self.errors)
 
     @cached_property

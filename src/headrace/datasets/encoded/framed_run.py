@@ -15,22 +15,24 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from fractions import Fraction
 from functools import cached_property
 from hashlib import sha256
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from headrace.datasets.dataset import Tell
+from headrace.datasets.dataset import Dataset, Tell
 from headrace.datasets.encoded.framed import Framed, FramedSources
 from headrace.datasets.encoded.samples import check_restorable, of_framed
 from headrace.datasets.encoded.unit_reader import UnitReader
+from headrace.datasets.mix import Mix
 from headrace.datasets.run import Located, Run, by_source, sources_outline
 from headrace.errors import ConfigError, OutputError, StateError
-from headrace.plan import BatchSchedule, IntArray, Order, RunRecipe
+from headrace.plan import BatchSchedule, Cursor, IntArray, Order, RunRecipe
 from headrace.plan.framed import (
     FrameTotals,
     Framing,
@@ -41,11 +43,16 @@ from headrace.plan.framed import (
     journal_record,
     lanes_key,
     serving,
+    states_from_dict,
     whole_bytes,
 )
 from headrace.plan.keys import EpochAddresses
 from headrace.plan.recipe import PARTS
 from headrace.plan.slots import draws
+
+if TYPE_CHECKING:
+    from headrace.datasets.editing import Edit
+    from headrace.datasets.exclusions import Exclude
 
 MAGIC = b"HRFRAMES"
 _HEAD_BYTES = 16
@@ -202,7 +209,6 @@ class FramedRun:
         self.data = data
         self.schedule = BatchSchedule.of(global_batch_size)
         self.stream = Run(data.data, global_batch_size=1, order=order, epochs=epochs, samples=samples)
-        self._addresses = [EpochAddresses.of(len(dataset)) for dataset in self.stream.datasets]
         plan = self.stream.plan
         lanes = Lanes.of(
             self.schedule,
@@ -243,18 +249,21 @@ class FramedRun:
         """The first hook in use that is not marked ``@stateless``, so that nothing can be made again; or None."""
         return self.data.unrestorable
 
+    @cached_property
+    def _addresses(self) -> list[EpochAddresses]:
+        return [EpochAddresses.of(len(dataset)) for dataset in self.stream.datasets]
+
     def new_sources(self) -> FramedSources:
         """Return the datasets under the hooks, for one reader."""
-        return self.data.sources(self.paths)
+        return self.data.sources(zip(self.paths, self.stream.datasets, strict=True))
 
     def locate(self, positions: IntArray) -> Located:
         """Return dataset and address of the sample at each position. O(log sources), reads nothing."""
         found = self.stream.lookup(positions)
-        keys = None if self.stream.order.kind == "none" else found.keys
         addresses = np.empty_like(positions)
         for source, rows in by_source(found.sources):
-            of_source = self._addresses[source]
-            addresses[rows] = of_source.join(found.indices[rows], None if keys is None else keys[rows])
+            keys = found.keys[rows] if self.stream.is_keyed(source) else None
+            addresses[rows] = self._addresses[source].join(found.indices[rows], keys)
         return Located(positions, found.sources, addresses)
 
     def reader(self, states: Sequence[LaneState] | None = None, tell: Tell | None = None) -> UnitReader:
@@ -310,22 +319,131 @@ class FramedRun:
             },
         )
 
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """What was changed in the run; an edit is at a position of the samples."""
+        return self.stream.edits
+
+    def edit(
+        self,
+        at: Mapping[str, Any],
+        *,
+        weights: Mapping[str, float | Fraction] | None = None,
+        add: Mapping[str, Dataset | Mix] | None = None,
+        remove: Sequence[str] = (),
+        data: Dataset | Mix | None = None,
+        renamed: Mapping[str, str] | None = None,
+        order: Order | None = None,
+        exclude: Mapping[str, Exclude | Iterable[Any]] | None = None,
+        samples: int | None = None,
+        epochs: int | None = None,
+        reason: str = "",
+    ) -> FramedRun:
+        """Return a run that goes on from a saved state with other samples. This run stays as it is.
+
+        The samples change at the first position beyond every frame that a lane has begun in the state, and each source
+        goes on where it is, see `Run.edit`. No frame is cut: one that is begun later and holds samples from before and
+        behind this position mixes them, and what a lane has carried on comes as it would have. So the steps from the
+        state on change gradually, over a few frames of each lane. States load into the new run as long as none of their
+        lanes has come to this position.
+
+        Args:
+            at: the state of a loader of this run with all lanes, from ``gather_state_dict()``.
+            weights, add, remove, data, renamed, order, exclude, samples, epochs, reason: see `Run.edit`.
+
+        Raises:
+            ConfigError: what `Run.edit` refuses; a lane has begun its last frame.
+            StateError: the state is of another run, or lacks lanes.
+        """
+        cursor = Cursor.from_dict(at)
+        run = self.as_saved(cursor.recipe)
+        if run.num_edits_before(cursor.recipe) is None:
+            raise StateError(f"the saved state, at unit {cursor.position:,}, is of another run")
+        states = run.lane_states(cursor)
+        if missing := set(range(run.lanes.num_lanes)) - {state.lane for state in states}:
+            raise StateError(
+                f"the saved state lacks {len(missing)} of {run.lanes.num_lanes} lanes, so it is that of one rank: pass "
+                "Loader.gather_state_dict(), or merge the states of all ranks with headrace.loader.merge_state_dicts"
+            )
+        if ended := [state.lane for state in states if run.lanes.is_last(state.lane, state.frame)]:
+            raise ConfigError(
+                f"lane {ended[0]} has begun its last frame at unit {cursor.position:,}, so that the run cannot be "
+                "changed any more: edit it at an earlier state"
+            )
+        position = run.lanes.reached(states)
+        return run._on(
+            run.stream.edit(
+                position,
+                weights=weights,
+                add=add,
+                remove=remove,
+                data=data,
+                renamed=renamed,
+                order=order,
+                exclude=exclude,
+                samples=samples,
+                epochs=epochs,
+                reason=reason,
+            )
+        )
+
+    def rebuilt(self, edits: Sequence[Edit]) -> FramedRun:
+        """Return the run as it was begun, with these edits, which rise by their positions."""
+        return self if tuple(edits) == self.edits else self._on(self.stream.rebuilt(edits))
+
+    def _on(self, stream: Run) -> FramedRun:
+        """Return this run over other samples, by the same lanes."""
+        found = copy(self)
+        for name in ("recipe", "_addresses"):
+            found.__dict__.pop(name, None)
+        found.stream = stream
+        lanes = msgspec.structs.replace(self.lanes, num_positions=stream.length)
+        found.framing = replace(self.framing, lanes=lanes)
+        found.new_sources()  # what they refuse is raised here, and not by the first worker
+        return found
+
+    def lane_states(self, cursor: Cursor) -> Sequence[LaneState]:
+        """Return the states of the lanes in a saved state. Raises StateError if it is damaged."""
+        if not cursor.lanes:
+            if cursor.position:
+                raise StateError(f"the saved state is at unit {cursor.position:,}, but holds no lanes: it is damaged")
+            return beginning(self.lanes)
+        if len(cursor.lanes) > 1:
+            raise StateError(f"the saved state holds {len(cursor.lanes)} lists of lanes, expected one: it is damaged")
+        states = states_from_dict(cursor.lanes[0], self.lanes)
+        for state in states:
+            wanted = self.lanes.next_unit(state.lane, cursor.position)
+            if state.unit != wanted or state.first_unit > wanted:
+                raise StateError(
+                    f"lane {state.lane} of the saved state is at its unit {state.unit}, expected {wanted} after "
+                    f"{cursor.position:,} units of the run: it is damaged"
+                )
+        return states
+
+    def num_edits_before(self, hashes: Mapping[str, str]) -> int | None:
+        """Return after how many of its edits the run had a recipe with these hashes; None if it never had."""
+        counts = reversed(range(len(self.edits) + 1))
+        return next((n for n in counts if self.rebuilt(self.edits[:n]).recipe.hashes() == hashes), None)
+
     def as_saved(self, hashes: Mapping[str, str]) -> FramedRun:
         """Return this run, or the same run before positions were drawn, if these are the hashes of that one's recipe.
 
         A lane that took positions in turn cannot continue with drawn positions, since lanes have not all come equally
-        far. So a run that began that way continues that way.
+        far. So a run that began that way continues that way. The hashes may be those of the run before an edit.
         """
         if self.lanes.key is None:
             return self
         before = self._in_turn()
-        return before if before.recipe.hashes() == hashes else self
+        return self if before.num_edits_before(hashes) is None else before
 
     @property
     def journal_hashes(self) -> list[dict[str, str]]:
-        """Hashes of this run, and of the same run before positions were drawn: a journal may belong to either."""
+        """Hashes of this run, and of the same run before positions were drawn: a journal may belong to either.
+
+        An edited run goes on with its journal, so the hashes are those of the run as it was begun.
+        """
         runs = [self] if self.lanes.key is None else [self, self._in_turn()]
-        return [run.recipe.hashes() for run in runs]
+        return [run.rebuilt(()).recipe.hashes() for run in runs]
 
     def _in_turn(self) -> FramedRun:
         """Return the same run with lanes that take positions in turn."""
@@ -370,7 +488,7 @@ class FramedRun:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy with other lanes has another recipe.
-        return {name: value for name, value in self.__dict__.items() if name != "recipe"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("recipe", "_addresses")}
 
     def __repr__(self) -> str:
         return f"<FramedRun: {len(self.paths)} sources, {self.lanes.num_lanes:,} lanes, {self.data.describe()}>"

@@ -245,7 +245,7 @@ class FramedFeed:
         if self._agrees:
             agree(self.run, position, self._share)
         if self._journal is not None and self._file is None:
-            self._file = JournalFile(self._journal, self.run.recipe.hashes(), self._lanes)
+            self._file = JournalFile(self._journal, self.run.journal_hashes[0], self._lanes)
         before = self._stream.history
         states = before.states(position, before.lanes)
         stream = self._stream = _Stream(LaneHistory(self._lanes, states), position)
@@ -290,7 +290,20 @@ class FramedFeed:
 
     def verified(self, cursor: Cursor, saved: RunRecipe | None) -> Cursor:
         """See `Feed.verified`."""
-        return cursor.verified(self.run.recipe, self.run.schedule, self.run.length, saved=saved)
+        run = self.run
+        number = run.num_edits_before(cursor.recipe)
+        if number is None or number == len(run.edits):
+            return cursor.verified(run.recipe, run.schedule, run.length, saved=saved)
+        before = run.rebuilt(run.edits[:number])
+        found = cursor.verified(before.recipe, before.schedule, before.length, saved=saved)
+        reached, edited = before.lanes.reached(before.lane_states(cursor)), run.edits[number].at_step
+        if reached > edited:
+            raise StateError(
+                f"the saved state, at unit {cursor.position:,}, is of the run before it was edited, and has begun "
+                f"frames up to position {reached:,} of the samples, which are others from position {edited:,} on: "
+                "resume from a state before, or edit the run at this state, run.edit(at=state, ...)"
+            )
+        return found
 
     def state(self, position: int) -> dict[str, Any]:
         """See `Feed.state`: the lanes that this rank serves from there on, some dozens of bytes each."""
@@ -335,20 +348,7 @@ class FramedFeed:
     def _loaded(self, cursor: Cursor) -> Sequence[LaneState]:
         if cursor.balanced_step is not None:
             raise StateError("the saved state is of a run with balance, and a framed run has none")
-        if not cursor.lanes:
-            if cursor.position:
-                raise StateError(f"the saved state is at unit {cursor.position:,}, but holds no lanes: it is damaged")
-            return beginning(self._lanes)
-        if len(cursor.lanes) > 1:
-            raise StateError(f"the saved state holds {len(cursor.lanes)} lists of lanes, expected one: it is damaged")
-        states = states_from_dict(cursor.lanes[0], self._lanes)
-        for state in states:
-            wanted = self._lanes.next_unit(state.lane, cursor.position)
-            if state.unit != wanted or state.first_unit > wanted:
-                raise StateError(
-                    f"lane {state.lane} of the saved state is at its unit {state.unit}, expected {wanted} after "
-                    f"{cursor.position:,} units of the run: it is damaged"
-                )
+        states = self.run.lane_states(cursor)
         saved = {state.lane for state in states}
         if missing := [lane for lane in self._served(cursor.position) if lane not in saved]:
             raise StateError(

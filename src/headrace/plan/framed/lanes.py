@@ -180,6 +180,16 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             return None
         return max(0, self.num_positions - lane + self.num_lanes - 1) // self.num_lanes
 
+    def is_last(self, lane: int, frame: int) -> bool:
+        """Return whether a frame is the last of a lane, or behind it."""
+        length = self.lane_positions(lane)
+        return length is not None and self.begin(lane, frame + 1) >= length
+
+    def reached(self, states: Sequence[LaneState]) -> int:
+        """Return the first position beyond all frames that some lanes have begun; 0 at the beginning of the run."""
+        begun = [self.begin(state.lane, state.frame + 1) for state in states if state.frame or state.unit]
+        return self.num_lanes * max(begin for begin in begun) if begun else 0
+
     def next_unit(self, lane: int, number: int) -> int:
         """Return the first unit of a lane after the first ``number`` units of the run."""
         return (number - lane + self.num_lanes - 1) // self.num_lanes
