@@ -36,9 +36,11 @@ from headrace.datasets import Concat, Dataset, PreferenceDataset, Stage, Subset,
 from headrace.datasets.excluded import range_numbers, ranges_text
 from headrace.datasets.exclusions import Exclusion
 from headrace.loader import Ranks, Reading
+from headrace.plan.chapters import ChapteredPlan
 from headrace.plan.packed_check import check_packed
 from headrace.stores import KeyedStore, Store
 from headrace.testing.shards import write_keyed
+from headrace.tracing import filed_run, save_run
 
 PAD = 0
 FIRST = {"web": 1, "code": 10_001}
@@ -578,3 +580,41 @@ def test_the_pad_id_comes_from_packs_or_the_manifest(stores: dict[str, Store], t
     run = Run(packs, global_batch_size=2).edit(0, exclude={".": range(20)})
     assert run.edits[0].exclude[""].pad_id == 7
     assert 7 in run.step(0)["input_ids"][run.step(0)["document_ids"] >= 0]
+
+
+def now_fed(run: Run) -> dict[str, Dataset]:
+    """The datasets that a run is fed from now, without what is masked."""
+    if not isinstance(run.plan, ChapteredPlan):
+        return dict(zip(run.paths, run.datasets, strict=True))
+    series = {source: number for number, source in enumerate(run.plan.source_of)}
+    return {path: run.datasets[series[source]] for path, source in run.plan.chapters[-1].sources.items()}
+
+
+@pytest.mark.parametrize("seed", range(cases(25, 500)))
+def test_the_file_of_a_run_holds_what_is_excluded(stores: dict[str, Store], tmp_path: Path, seed: int) -> None:
+    """It is made again with the same samples and the same account, and planned again without its data."""
+    rng = random.Random(seed)
+    mix = Blend(random_datasets(rng, stores), weights={"web": 2, "code": 1})
+    run, step = Run(mix, global_batch_size=rng.choice([4, 6]), order=random_order(rng)), 0
+    for _ in range(rng.randrange(1, 5)):
+        step += rng.randrange(1, 9)
+        names = rng.sample(["web", "code"], rng.choice([1, 2]))
+        documents = rng.sample(range(40), rng.choice([1, 3]))
+        what = rng.choice(["mask", "mask", "drop", "data", "skip"])
+        if what == "data":
+            run = run.edit(step, data=Blend(now_fed(run), weights={"web": 1, "code": 1}))
+        elif what == "skip":
+            run = run.skip(range(step, step + 2), then=rng.choice(["drop", "defer"]))
+        elif what == "mask":
+            run = run.edit(step, exclude=asked(documents, names))
+        else:
+            run = run.edit(step, exclude={name: Exclude(documents=documents, how="drop") for name in names})
+    save_run(run, tmp_path / "run.json", position=0)
+    made, planned = Run.load(tmp_path / "run.json", trust_code=True), filed_run(tmp_path / "run.json", read_data=False)
+    assert made.recipe.hashes() == planned.recipe.hashes() == run.recipe.hashes()
+    for number in range(step + 8):
+        expected, found = run.step(number), made.step(number)
+        assert all(np.array_equal(expected[name], found[name]) for name in expected)
+    assert made.account(step + 4) == run.account(step + 4)
+    presents = [[one.present for one in each.account(step + 4).sources] for each in (run, planned)]
+    assert presents[0] == presents[1]

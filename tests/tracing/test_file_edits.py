@@ -233,7 +233,12 @@ def test_exclusions() -> None:
         (("edit", "run.json", "--at-step", 5, "--weights", "a=1,b=1/0", "--reason", "x"), 2, "a number for each name"),
         (("edit", "run.json", "--at-step", 5, "--samples", 8), 2, "--reason"),
         (("edit", "run.json", "--at-step", 5, "--exclude", "a=3", "--reason", "x"), 2, "as in web=documents:3,7-9"),
-        (("edit", "run.json", "--at-step", 5, "--exclude", "a=documents:x", "--reason", "x"), 2, "no list of numbers"),
+        (("edit", "run.json", "--at-step", 5, "--exclude", "a=documents:x", "--reason", "x"), 2, "no range of numbers"),
+        (
+            ("edit", "run.json", "--at-step", 5, "--exclude", "a=documents:1,9-7", "--reason", "x"),
+            2,
+            "no range of numbers",
+        ),
         (
             ("edit", "run.json", "--at-step", 5, "--exclude", "b=samples:3", "--reason", "x"),
             2,

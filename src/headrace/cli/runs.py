@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from headrace import Exclude, inspect, tracing
+import headrace
+from headrace import inspect, tracing
 from headrace.cli.command import Command, json_option, print_json, print_report
-from headrace.datasets.excluded import range_numbers
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _tell(path: str, found: tracing.FileEdit, *, dry_run: bool, as_json: bool) -
         print_report(told.lines())
 
 
-def _exclusions(texts: Sequence[str], how: How | None) -> dict[str, Exclude]:
+def _exclusions(texts: Sequence[str], how: How | None) -> dict[str, headrace.Exclude]:
     """Return what was given as ``web=documents:3,7-9``, ``photos=keys:0001,0002`` or ``web=shards:part-3``."""
     found: dict[str, dict[str, Any]] = {}
     for text in texts:
@@ -141,11 +142,22 @@ def _exclusions(texts: Sequence[str], how: How | None) -> dict[str, Exclude]:
             )
         values: list[Any] = listed.split(",")
         if kind in ("documents", "samples"):
-            values = [number for part in values for number in range_numbers(part).tolist()]
+            values = [number for part in values for number in _numbers(text, part)]
         elif kind == "shards":
             values = [int(part) if part.isascii() and part.isdigit() else part for part in values]
         found.setdefault(name, {}).setdefault(kind, []).extend(values)
-    return {name: Exclude(**kinds, how=how) for name, kinds in found.items()}
+    return {name: headrace.Exclude(**kinds, how=how) for name, kinds in found.items()}
+
+
+def _numbers(text: str, part: str) -> range:
+    """Return the numbers of ``7`` or of ``7-9``."""
+    first, _, last = part.partition("-")
+    found = range(0)
+    with suppress(ValueError):
+        found = range(int(first), int(last or first) + 1)
+    if not found:
+        raise ConfigError(f"--exclude {text}: {part!r} is no number and no range of numbers, such as 7-9")
+    return found
 
 
 def _weights(text: str) -> dict[str, float | Fraction]:

@@ -12,6 +12,7 @@ Headrace reads two things on which Energon fails: a missing value (``key:``) is 
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Iterator, Mapping
@@ -162,9 +163,14 @@ Kind = Literal["webdataset", "filesystem"]
 def folder_kind(root: Path) -> Kind | None:
     """Return which kind of dataset a folder holds by its ``.nv-meta``, as Energon decides it; None if it holds none."""
     meta = root / META_FOLDER
-    if (meta / INFO_NAME).is_file() or (meta / OLD_INFO_NAME).is_file():
-        return "webdataset"
-    return "filesystem" if (meta / INDEX_NAME).is_file() else None
+    try:
+        if (meta / INFO_NAME).is_file() or (meta / OLD_INFO_NAME).is_file():
+            return "webdataset"
+        return "filesystem" if (meta / INDEX_NAME).is_file() else None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None
+        raise
 
 
 _KEYS: Final = ("energon_version", "shard_counts")
