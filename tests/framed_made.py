@@ -9,14 +9,18 @@ from typing import Any
 import numpy as np
 
 import media_texts
-from headrace import Blend, MediaDataset, Order
+from headrace import Blend, Loader, MediaDataset, Order
 from headrace.datasets.encoded.framed import Framed
 from headrace.datasets.encoded.framed_run import FramedRun
 from headrace.encoders import ErrorPolicy, SkipSample, TaskEncoder, stateless
+from headrace.loader import Ranks
 from headrace.plan.framed import BestFit, FramedForm, ShuffleBuffer
 
 NUMPY: Any = np.random
 ROOM = 12
+
+Unit = dict[str, Any]
+"""What a unit holds."""
 
 
 class Numbers(TaskEncoder[Any, Any, Any, Any]):
@@ -115,3 +119,38 @@ def framed_run(kind: str, places: list[Path], **options: Any) -> FramedRun:
 def _blend(datasets: list[MediaDataset]) -> Blend:
     named = {f"d{number}": dataset for number, dataset in enumerate(datasets)}
     return Blend(named, weights={name: 1.0 + number for number, name in enumerate(named)})
+
+
+class Whole:
+    """The uninterrupted run, one unit at a time in one process, as far as it was asked for."""
+
+    def __init__(self, run: FramedRun) -> None:
+        self.run = run
+        self.units: dict[int, Unit] = {}
+        loader = Loader(run, micro_batch_size=1, ranks=Ranks())
+        self._taken: Iterator[tuple[int, Any]] = ((loader.position, batch) for batch in loader)
+
+    def up_to(self, position: int) -> dict[int, Unit]:
+        """The units below a position; some may be missing where the run ends."""
+        while len(self.units) < position and (found := next(self._taken, None)) is not None:
+            after, batch = found
+            self.units[after - 1] = rows_of(batch, is_group=self.run.is_group_batches).get(after - 1, {})
+        return {number: unit for number, unit in self.units.items() if number < position and unit}
+
+    def last_step(self) -> int:
+        """The last step with a unit."""
+        return self.run.schedule.step_of(max(self.up_to(1 << 30)))
+
+
+def rows_of(batch: dict[str, Any], *, is_group: bool) -> dict[int, Unit]:
+    """Unit -> what it holds; what is drawn for a batch is a function of its first unit."""
+    numbers = batch.pop("unit_numbers").tolist()
+    if not numbers:
+        return {}
+    drawn = batch.pop("batch_draw")
+    if is_group:
+        return {numbers[0]: {**batch, "batch_draw": drawn}}
+    rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+    found = dict(zip(numbers, rows, strict=True))
+    found[numbers[0]]["batch_draw"] = drawn
+    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import active_children
@@ -19,14 +18,13 @@ from hypothesis import strategies as st
 import framed_made
 import media_texts
 from counts import cases
+from framed_made import Unit, Whole, rows_of
 from headrace import Loader, Order
 from headrace.datasets.encoded.framed_run import FramedRun
 from headrace.loader import Ranks, Reading, merge_state_dicts
 from headrace.loader.framed import feed
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-Unit = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -72,44 +70,9 @@ class Kind:
         )
 
 
-class Whole:
-    """The uninterrupted run, one unit at a time in one process, as far as it was asked for."""
-
-    def __init__(self, run: FramedRun) -> None:
-        self.run = run
-        self.units: dict[int, Unit] = {}
-        loader = Loader(run, micro_batch_size=1, ranks=Ranks())
-        self._taken: Iterator[tuple[int, Any]] = ((loader.position, batch) for batch in loader)
-
-    def up_to(self, position: int) -> dict[int, Unit]:
-        """The units below a position; some may be missing where the run ends."""
-        while len(self.units) < position and (found := next(self._taken, None)) is not None:
-            after, batch = found
-            self.units[after - 1] = rows_of(batch, is_group=self.run.is_group_batches).get(after - 1, {})
-        return {number: unit for number, unit in self.units.items() if number < position and unit}
-
-    def last_step(self) -> int:
-        """The last step with a unit."""
-        return self.run.schedule.step_of(max(self.up_to(1 << 30)))
-
-
 @cache
 def whole(kind: Kind, places: tuple[Path, ...]) -> Whole:
     return Whole(kind.run(places))
-
-
-def rows_of(batch: dict[str, Any], *, is_group: bool) -> dict[int, Unit]:
-    """Unit -> what it holds; what is drawn for a batch is a function of its first unit."""
-    numbers = batch.pop("unit_numbers").tolist()
-    if not numbers:
-        return {}
-    drawn = batch.pop("batch_draw")
-    if is_group:
-        return {numbers[0]: {**batch, "batch_draw": drawn}}
-    rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-    found = dict(zip(numbers, rows, strict=True))
-    found[numbers[0]]["batch_draw"] = drawn
-    return found
 
 
 @st.composite

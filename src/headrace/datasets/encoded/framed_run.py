@@ -34,6 +34,7 @@ from headrace.datasets.run import Located, Run, by_source, sources_outline
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.plan import BatchSchedule, Cursor, IntArray, Order, RunRecipe
 from headrace.plan.framed import (
+    OLDEST,
     FrameTotals,
     Framing,
     Journal,
@@ -344,8 +345,8 @@ class FramedRun:
         The samples change at the first position beyond every frame that a lane has begun in the state, and each source
         goes on where it is, see `Run.edit`. No frame is cut: one that is begun later and holds samples from before and
         behind this position mixes them, and what a lane has carried on comes as it would have. So the steps from the
-        state on change gradually, over a few frames of each lane. States load into the new run as long as none of their
-        lanes has come to this position.
+        state on change gradually, over a few frames of each lane; `first_new_step` says when that is over. States load
+        into the new run as long as none of their lanes has come to this position.
 
         Args:
             at: the state of a loader of this run with all lanes, from ``gather_state_dict()``.
@@ -356,15 +357,7 @@ class FramedRun:
             StateError: the state is of another run, or lacks lanes.
         """
         cursor = Cursor.from_dict(at)
-        run = self.as_saved(cursor.recipe)
-        if run.num_edits_before(cursor.recipe) is None:
-            raise StateError(f"the saved state, at unit {cursor.position:,}, is of another run")
-        states = run.lane_states(cursor)
-        if missing := set(range(run.lanes.num_lanes)) - {state.lane for state in states}:
-            raise StateError(
-                f"the saved state lacks {len(missing)} of {run.lanes.num_lanes} lanes, so it is that of one rank: pass "
-                "Loader.gather_state_dict(), or merge the states of all ranks with headrace.loader.merge_state_dicts"
-            )
+        run, states = self._at(cursor)
         if ended := [state.lane for state in states if run.lanes.is_last(state.lane, state.frame)]:
             raise ConfigError(
                 f"lane {ended[0]} has begun its last frame at unit {cursor.position:,}, so that the run cannot be "
@@ -386,6 +379,47 @@ class FramedRun:
                 reason=reason,
             )
         )
+
+    def first_new_step(self, at: Mapping[str, Any]) -> int:
+        """Return the first step from which on no unit holds a sample from before the last edit.
+
+        It is found by making these units: a few frames of each lane are encoded.
+
+        Args:
+            at: the state at which the run was edited, or an earlier one.
+
+        Raises:
+            ConfigError: the run is not edited, or a hook is not ``@stateless``.
+            StateError: the state is of another run, or lacks lanes.
+        """
+        check_restorable(self.unrestorable)
+        if not self.edits:
+            raise ConfigError("the run is not edited: all of its steps are as they were")
+        run, states = self._at(Cursor.from_dict(at))
+        edited, lanes = self.edits[-1].at_step, run.lanes
+        reader = run.reader(states)
+        last = max(state.unit * lanes.num_lanes + state.lane for state in states) - lanes.num_lanes
+        for state in states:
+            whole = lanes.frame_behind(state.lane, edited)
+            number = state.unit * lanes.num_lanes + state.lane
+            while (unit := reader.look(number)) is not None and unit.frame <= whole + OLDEST:
+                if len(unit.items.positions) and int(unit.items.positions.min()) < edited:
+                    last = max(last, number)
+                number += lanes.num_lanes
+        return run.schedule.step_of(last) + 1 if last >= 0 else 0
+
+    def _at(self, cursor: Cursor) -> tuple[FramedRun, Sequence[LaneState]]:
+        """Return the run as it goes on from a saved state, and the states of all lanes."""
+        run = self.as_saved(cursor.recipe)
+        if run.num_edits_before(cursor.recipe) is None:
+            raise StateError(f"the saved state, at unit {cursor.position:,}, is of another run")
+        states = run.lane_states(cursor)
+        if missing := set(range(run.lanes.num_lanes)) - {state.lane for state in states}:
+            raise StateError(
+                f"the saved state lacks {len(missing)} of {run.lanes.num_lanes} lanes, so it is that of one rank: pass "
+                "Loader.gather_state_dict(), or merge the states of all ranks with headrace.loader.merge_state_dicts"
+            )
+        return run, states
 
     def rebuilt(self, edits: Sequence[Edit]) -> FramedRun:
         """Return the run as it was begun, with these edits, which rise by their positions."""

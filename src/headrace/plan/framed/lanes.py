@@ -185,6 +185,11 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         length = self.lane_positions(lane)
         return length is not None and self.begin(lane, frame + 1) >= length
 
+    def frame_behind(self, lane: int, position: int) -> int:
+        """Return the first frame of a lane that begins at or behind a position, a multiple of the number of lanes."""
+        number = position // self.num_lanes - self.begin(lane, 1)
+        return 0 if not position else 1 + max(0, -(-number // self.frame_positions))
+
     def reached(self, states: Sequence[LaneState]) -> int:
         """Return the first position beyond all frames that some lanes have begun; 0 at the beginning of the run."""
         begun = [self.begin(state.lane, state.frame + 1) for state in states if state.frame or state.unit]
