@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ import media_texts
 from counts import cases
 from framed_made import Whole, rows_of
 from headrace import ConfigError, Exclude, Loader, MediaDataset, Order
+from headrace.datasets.encoded.framed import Framed
 from headrace.datasets.encoded.framed_run import FramedRun
 from headrace.datasets.mix import named_datasets
+from headrace.encoders import ErrorPolicy
 from headrace.errors import StateError
 from headrace.loader import Ranks, Reading, merge_state_dicts
 from headrace.plan import Cursor
@@ -165,6 +168,29 @@ def test_states_load_until_their_lanes_have_come_to_the_edit(places: list[Path])
         run_of(places, "singles").edit(early, weights={"d0": 1, "d1": 1})
     with pytest.raises(StateError, match="belongs to another run"):
         Loader(run, micro_batch_size=1, ranks=Ranks(), reading=NO_THREADS).load_state_dict(trained(edited, 12))
+
+
+def test_the_policy_is_changed_at_any_state(places: list[Path], tmp_path: Path) -> None:
+    """A run that stops at a sample that breaks goes on with a substitute, and with its journal."""
+    dataset = MediaDataset.open(places[0], **media_texts.TEXT)
+    found: dict[int, Any] = {}
+    state, journal = None, tmp_path / "journal"
+    for on_error in ("raise", "substitute"):
+        policy = ErrorPolicy(on_error=on_error)  # type: ignore[arg-type]
+        data = Framed(dataset, framed_made.Packs(), frame_positions=1, errors=policy)
+        run = FramedRun(data, global_batch_size=4, order=Order(seed=6))
+        loader = Loader(run, micro_batch_size=1, ranks=Ranks(), reading=NO_THREADS, journal=journal)
+        if state is not None:
+            assert len(found) == 9, "the tenth unit needs a sample that breaks"
+            loader.load_state_dict(state)
+        with contextlib.suppress(ValueError):
+            for _, batch in zip(range(60 - len(found)), loader, strict=False):
+                found |= rows_of(batch, is_group=False)
+                state = loader.state_dict()
+    whole = Whole(run).up_to(60)
+    assert found.keys() == whole.keys()
+    assert all(unit["numbers"] == whole[number]["numbers"] for number, unit in found.items())
+    assert len(framed_history(run, [journal]).step(3)) == 4
 
 
 def test_bad_edits_change_nothing(places: list[Path], tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from headrace.datasets.exclusions import Exclude
 
 MAGIC = b"HRFRAMES"
+ON_ERROR = ("raise", "substitute")
+"""What an `ErrorPolicy` may say."""
 _HEAD_BYTES = 16
 
 
@@ -69,7 +71,7 @@ class JournalFile:
 
     Args:
         path: a file for this rank alone; a file of the same run is continued.
-        hashes: hashes of the run's recipe.
+        runs: hashes of the recipes under which the run may have been known; a new file has the first.
         lanes: lanes of the run.
 
     Raises:
@@ -77,18 +79,18 @@ class JournalFile:
         OutputError: the file cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], hashes: Mapping[str, str], lanes: Lanes) -> None:
+    def __init__(self, path: str | os.PathLike[str], runs: Sequence[Mapping[str, str]], lanes: Lanes) -> None:
         self._path = Path(path)
         self._lanes = lanes
-        head = head_of(hashes)
+        heads = [head_of(hashes) for hashes in runs]
         try:
             with self._path.open("a+b") as file:
                 file.seek(0)
                 data = file.read()
-                _check_head(self._path, data, [head])
+                _check_head(self._path, data, heads)
                 file.truncate(_HEAD_BYTES + whole_bytes(data[_HEAD_BYTES:]) if len(data) >= _HEAD_BYTES else 0)
                 if len(data) < _HEAD_BYTES:
-                    file.write(head)
+                    file.write(heads[0])
         except OSError as error:
             raise _refused(self._path, error) from error
 
@@ -302,8 +304,11 @@ class FramedRun:
         The number of positions is part of it: at the end all outputs that were carried on are flushed, so a run with
         another end is another run.
         """
+        return self._recipe(self.data.errors.on_error)
+
+    def _recipe(self, on_error: str) -> RunRecipe:
         stream = self.stream.recipe
-        made = {"kind": "framed", **self.data.recipe["encoder"]}
+        made = {"kind": "framed", **self.data.recipe["encoder"], "on_error": on_error}
         lanes = self.lanes
         return RunRecipe(
             format={**stream.format, "framed": lanes.format},
@@ -455,9 +460,15 @@ class FramedRun:
         return states
 
     def num_edits_before(self, hashes: Mapping[str, str]) -> int | None:
-        """Return after how many of its edits the run had a recipe with these hashes; None if it never had."""
-        counts = reversed(range(len(self.edits) + 1))
-        return next((n for n in counts if self.rebuilt(self.edits[:n]).recipe.hashes() == hashes), None)
+        """Return after how many of its edits the run had a recipe with these hashes; None if it never had.
+
+        Under which policy samples that break were met plays no part, since it decides nothing of what was fed.
+        """
+        for number in reversed(range(len(self.edits) + 1)):
+            run = self.rebuilt(self.edits[:number])
+            if any(run._recipe(on_error).hashes() == hashes for on_error in ON_ERROR):
+                return number
+        return None
 
     def as_saved(self, hashes: Mapping[str, str]) -> FramedRun:
         """Return this run, or the same run before positions were drawn, if these are the hashes of that one's recipe.
@@ -472,12 +483,15 @@ class FramedRun:
 
     @property
     def journal_hashes(self) -> list[dict[str, str]]:
-        """Hashes of this run, and of the same run before positions were drawn: a journal may belong to either.
+        """Hashes under which a journal may know this run, the first for a new one.
 
-        An edited run goes on with its journal, so the hashes are those of the run as it was begun.
+        It may have been begun before positions were drawn, or under another policy for samples that break. An edited
+        run goes on with the journal of the run as it was begun.
         """
-        runs = [self] if self.lanes.key is None else [self, self._in_turn()]
-        return [run.rebuilt(()).recipe.hashes() for run in runs]
+        own = self.data.errors.on_error
+        runs = [run.rebuilt(()) for run in ([self] if self.lanes.key is None else [self, self._in_turn()])]
+        policies = (own, *(one for one in ON_ERROR if one != own))
+        return [run._recipe(on_error).hashes() for run in runs for on_error in policies]
 
     def _in_turn(self) -> FramedRun:
         """Return the same run with lanes that take positions in turn."""

@@ -245,7 +245,7 @@ class FramedFeed:
         if self._agrees:
             agree(self.run, position, self._share)
         if self._journal is not None and self._file is None:
-            self._file = JournalFile(self._journal, self.run.journal_hashes[0], self._lanes)
+            self._file = JournalFile(self._journal, self.run.journal_hashes, self._lanes)
         before = self._stream.history
         states = before.states(position, before.lanes)
         stream = self._stream = _Stream(LaneHistory(self._lanes, states), position)
@@ -292,10 +292,15 @@ class FramedFeed:
         """See `Feed.verified`."""
         run = self.run
         number = run.num_edits_before(cursor.recipe)
-        if number is None or number == len(run.edits):
+        if number is None:
             return cursor.verified(run.recipe, run.schedule, run.length, saved=saved)
+        if saved is not None and saved.hashes() != cursor.recipe:
+            raise StateError("the saved recipe does not belong to the saved state: their hashes differ")
         before = run.rebuilt(run.edits[:number])
-        found = cursor.verified(before.recipe, before.schedule, before.length, saved=saved)
+        cursor = msgspec.structs.replace(cursor, recipe=before.recipe.hashes())
+        found = cursor.verified(before.recipe, before.schedule, before.length, saved=None)
+        if before is run:
+            return found
         reached, edited = before.lanes.reached(before.lane_states(cursor)), run.edits[number].at_step
         if reached > edited:
             raise StateError(
