@@ -2,12 +2,12 @@
 
     python benchmarks/edits.py [--rounds 5]
 
-The data are windows of 64 tokens over a sparse file, 10^10 samples, in a blend of ten sources. Edits change the weights
-every hundred steps, and every tenth one skips ten steps. Each measurement runs in a process of its own; imports, and
-opening the stores, are not counted. "load" reads the run and its edits from ``run.json`` (`Run.load`, which opens the
-stores, too), "first batch" is that of a loader that takes up a state in the middle of the edits, and "lookup" is one call
-for the positions of a step there. An account says what every sample of the sources became; its samples are whole epochs
-and parts of them, in closed form. No peer has edits of a run, so there is none beside ours.
+The data are windows of 64 tokens over a sparse file, 10^10 samples, in a blend of ten sources. Edits change the
+weights every hundred steps, and every tenth one skips ten steps. Each measurement runs in a process of its own;
+imports are not counted. "load" is `Run.load`, which reads the run and its edits from ``run.json`` and opens the
+stores. "first batch" is that of a loader that takes up a state in the middle of the edits. "lookup" is one call for
+the positions of a step there. "account" says what became of every sample of the sources, after 2 x 10^10 samples were
+fed. No peer has edits of a run, so there is none beside ours.
 """
 
 from __future__ import annotations

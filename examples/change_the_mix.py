@@ -1,7 +1,7 @@
-"""Changes a run while it goes on: other weights and a longer run from step 40 on, then a skip, and the account of it all.
+"""Changes a run while it goes on: from step 40 on it has other weights and is longer, and then it skips some steps.
 
-Each source goes on where it is: its samples still come exactly once in each epoch. States that were saved before an edit
-load into the edited run.
+Each source goes on where it is: its samples still come exactly once in each epoch. States that were saved before an
+edit load into the edited run. The account says what was fed.
 """
 
 from __future__ import annotations
