@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from headrace.copying import convert, merge, split
     from headrace.datasets import (
         Blend,
+        Exclude,
         FramedRun,
         GroupDataset,
         MapDataset,
@@ -64,6 +65,7 @@ _HOMES = {
     "BatchSchedule": "headrace.plan",
     "Blend": "headrace.datasets",
     "ConfigError": "headrace.errors",
+    "Exclude": "headrace.datasets",
     "FramedRun": "headrace.datasets",
     "GroupDataset": "headrace.datasets",
     "HeadraceError": "headrace.errors",
@@ -95,6 +97,7 @@ __all__ = [
     "BatchSchedule",
     "Blend",
     "ConfigError",
+    "Exclude",
     "FramedRun",
     "GroupDataset",
     "HeadraceError",

@@ -172,9 +172,8 @@ def test_recipe_tells_every_option_apart(prefix: Path) -> None:
     made = [GPTFIMDataset(plain, FillInTheMiddle(**{**base, **change})) for change in changes]
     assert len({dataset.fingerprint for dataset in made}) == len(changes)
     assert plain.fingerprint not in {dataset.fingerprint for dataset in made}
-    loaders = [
-        Loader(Run(data, global_batch_size=2, order=Order(kind="none")), micro_batch_size=2) for data in made[:2]
-    ]
+    runs = [Run(data, global_batch_size=2, order=Order(kind="none")) for data in made[:2]]
+    loaders = [Loader(run, micro_batch_size=2, position=2) for run in runs]
     with pytest.raises(StateError, match=r"rate: 0\.1 here, 0\.5 in the saved recipe"):
         loaders[1].load_state_dict(loaders[0].state_dict(), recipe=loaders[0].run.recipe)
 

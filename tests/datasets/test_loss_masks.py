@@ -156,7 +156,7 @@ def test_a_state_of_before_is_refused_with_the_field_named(tmp_path: Path) -> No
         lambda **options: WindowDataset(store, seq_len=16, **options),
         lambda **options: PackedSequenceDataset(store, PACKING, **options),
     ):
-        before = Loader(Run(make(loss_mask_key=None), global_batch_size=2), micro_batch_size=2)
+        before = Loader(Run(make(loss_mask_key=None), global_batch_size=2), micro_batch_size=2, position=2)
         now = Loader(Run(make(), global_batch_size=2), micro_batch_size=2)
         with pytest.raises(StateError, match=r'loss_mask_key: "loss_mask" here, (absent|null) in the saved recipe'):
             now.load_state_dict(before.state_dict(), recipe=before.run.recipe)

@@ -18,6 +18,8 @@ def main(store: str, meeting: str, rank: str, world_size: str, case: str) -> Non
     seed = int(rank) if case == "recipe" else 0
     data = headrace.WindowDataset(headrace.open(store), seq_len=8)
     run = headrace.Run(data, global_batch_size=8, order=headrace.Order(seed=seed))
+    if case == "generation":
+        run.generation = 4 + int(rank)
     ranks = headrace.loader.Ranks(int(rank), int(world_size))
     said: dict[str, object] = {}
     if case == "mesh":
@@ -48,7 +50,7 @@ def main(store: str, meeting: str, rank: str, world_size: str, case: str) -> Non
     micro_batch_size = 2 + int(rank) if case == "micro-batch" else 2
     loader = headrace.Loader(run, micro_batch_size=micro_batch_size, ranks=ranks)
     if case == "position" and rank == "1":
-        loader.load_state_dict({**loader.state_dict(), "position": 8, "step": 1})
+        loader.start_at(8)
     said["rows"] = [batch["input_ids"].tolist() for batch in itertools.islice(loader, 3)]
     print(json.dumps(said), flush=True)
     dist.barrier()

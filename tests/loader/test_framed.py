@@ -146,7 +146,9 @@ def test_beginning_anew_and_where_it_stands(run: FramedRun) -> None:
     first = taken(loader, 5)
     loader.start_at(10)
     more = taken(loader, 2)
-    loader.start_at(0)
+    with pytest.raises(ConfigError, match=r"would go back: 14 units would come twice"):
+        loader.start_at(0)
+    loader.start_at(0, allow_repeats=True)
     assert taken(loader, 7) == first + more
     unused, older = iter(loader), iter(loader)
     next(older)

@@ -39,9 +39,30 @@ def test_there_is_a_file_of_each_kind() -> None:
     assert sorted(path.name for path in GOLDEN.iterdir()) == sorted(map(file_name, KINDS))
 
 
+def as_version_1(file: dict[str, Any]) -> dict[str, Any]:
+    """What version 1 had of a file: version 2 adds what is needed to make a run again, and edits."""
+    assert file["version"] == 2
+    for name in ("generation", "reached", "digest"):
+        del file[name]
+    for run in file["runs"]:
+        for name in ("measured", "data", "added", "edits", "edited"):
+            del run[name]
+        for source in run["sources"]:
+            source.pop("is_endless", None)
+            source.pop("tokens", None)
+            if source["store"] is not None:
+                source["store"].pop("key", None)
+    return {**file, "version": 1}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_of_today_is_that_of_then(kind: str) -> None:
     before, today = stored(kind), golden(KINDS[kind]())
+    # Since version 2 a state of a run holds hashes of what was fed, in place of those of the whole run.
+    if today["state"]["version"] == 2:
+        for state in (before["first"], before["state"], today["first"], today["state"]):
+            del state["version"], state["recipe"]
+    today["run"] = as_version_1(today["run"])
     for part in ("run", "first", "state", "samples", "next"):
         assert today[part] == before[part], f"{kind}: {part}"
 

@@ -224,7 +224,7 @@ def test_starting_at_a_position_is_going_on_from_there(run: Run) -> None:
     loader = Loader(run, micro_batch_size=4)
     outdated = iter(loader)
     next(outdated)
-    loader.start_at(29)
+    loader.start_at(29, allow_repeats=True)
     assert (loader.position, loader.step) == (29, 2)
     assert [row for batch in itertools.islice(loader, 3) for row in batch["input_ids"].tolist()] == whole[29:40]
     with pytest.raises(StateError, match="outdated"):

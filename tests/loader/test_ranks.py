@@ -69,6 +69,7 @@ def test_peers_of_a_data_parallel_rank_get_the_same_bytes(tmp_path: Path, warm_t
     ("case", "message"),
     [
         ("recipe", "disagree on the recipe of the run: [1] differ from process 0"),
+        ("generation", "different generations of its file: [1] differ from process 0, which has generation 4"),
         ("position", "disagree on the position of the run: [1] differ"),
         ("micro-batch", "disagree on the micro-batch size of the run: [1] differ"),
         ("world size", "disagree on the world size of the run: [1] differ"),

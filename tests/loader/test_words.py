@@ -65,18 +65,19 @@ def blended(windows: WindowDataset, share: float) -> Run:
 
 def test_differences_are_of_the_weights_that_were_typed(windows: WindowDataset) -> None:
     saved = blended(windows, 0.5)
-    state = Loader(saved, micro_batch_size=4).state_dict()
+    state = Loader(saved, micro_batch_size=4, position=8).state_dict()
     now = Loader(blended(windows, 0.3), micro_batch_size=4)
     with pytest.raises(StateError) as told:
         now.load_state_dict(state, recipe=saved.recipe)
-    assert "blend: the share of 'web': 0.3 here, 0.5 in the saved recipe" in str(told.value)
+    assert "\n  blend: web 50 % -> 30 %\n" in str(told.value)
+    assert str(told.value).endswith("; to change the mix from here on: run.edit(2, ...)")
     assert "1073741824" not in str(told.value)
     assert saved.recipe.differences(saved.recipe) == []
     with pytest.raises(StateError, match=r"blend differ \(blend: sources, their weights .*pass the recipe saved"):
         now.load_state_dict(state)
     # One part in 2^31 is a difference, too.
     near = blended(windows, 0.5 + 2**-31).recipe.differences(saved.recipe)
-    assert near[0] == "blend: the share of 'web': 0.5 (1073741825 of 2147483648) here, 0.5 (1073741824 of 2147483648) in the saved recipe"  # fmt: skip # noqa: E501
+    assert near[0] == "blend: web 50 % -> 50.00000005 %"
 
 
 def test_a_field_of_a_single_dataset_has_no_empty_name() -> None:
@@ -91,10 +92,12 @@ def test_an_ended_loader_does_not_give_empty_epochs(windows: WindowDataset) -> N
     run = Run(windows, global_batch_size=4, epochs=1)
     loader = Loader(run, micro_batch_size=4)
     first = [batch["input_ids"] for batch in loader]
-    with pytest.raises(StateError, match=r"reached the end of its run.*epochs=.*restart=True.*start_at\(0\)"):
+    with pytest.raises(
+        StateError, match=r"reached the end of its run.*epochs=.*restart=True.*start_at\(0, allow_repeats=True\)"
+    ):
         iter(loader)
     end = loader.state_dict()
-    loader.start_at(0)
+    loader.start_at(0, allow_repeats=True)
     assert all(torch.equal(one, batch["input_ids"]) for one, batch in zip(first, loader, strict=True))
     resumed = Loader(run, micro_batch_size=4)
     resumed.load_state_dict(end)

@@ -54,7 +54,7 @@ def test_recipe_round_trip_and_digest() -> None:
         ("order", {"kind": "full", "seed": 8}, "order.seed: 8 here, 7 in the saved recipe"),
         ("dataset", {"web": {"store": "cd", "window_tokens": 8}}, 'dataset.web.store: "cd" here, "ab" in the saved'),
         ("dataset", {}, 'dataset.web: absent here, {"store":"ab","window_tokens":8} in the saved recipe'),
-        ("blend", {"path": "", "shares": [1, 3]}, "blend: the share of '1': 0.75 here, 0.666667 in the saved recipe"),
+        ("blend", {"path": "", "shares": [1, 3]}, "blend: 1 66.67 % -> 75 %"),
         ("blend", {"path": "", "shares": [1, 2, 3]}, "blend.shares: [1,2,3] here, [1,2] in the saved recipe"),
         ("batch", {"pieces": [[0, 8]]}, "batch.pieces[0][1]: 8 here, 4 in the saved recipe"),
     ],
@@ -77,7 +77,7 @@ def test_a_recipe_of_another_state_is_refused() -> None:
     ("change", "message"),
     [
         ({"kind": "other"}, "not a saved loader state"),
-        ({"version": 2}, "version 2; this Headrace reads version 1"),
+        ({"version": 3}, "version 3; this Headrace reads versions 1 and 2"),
         ({"version": None}, "version None"),
         ({"position": "7"}, "damaged.*position"),
         ({"surplus": 1}, "damaged.*surplus"),

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from counts import cases
 from headrace.datasets import Run
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.plan import Branch, Bucketing, Leaf, Node, Order, Shards
-from headrace.tracing import read_run_file, save_run
+from headrace.tracing import read_run_file, run_file, save_run
 
 
 @settings(max_examples=cases(32, 80), deadline=None)
@@ -61,9 +62,14 @@ def test_a_history_grows_where_something_changed(tmp_path: Path) -> None:
     save_run(made(), path)
     before = path.read_bytes()
     save_run(made(), path)
+    save_run(made(), path, position=0)
+    assert path.read_bytes() == before
+    first = read_run_file(path)
     save_run(made(), path, position=80)
-    assert path.read_bytes() == before, "the same run goes on"
+    noted = read_run_file(path)
+    assert noted == msgspec.structs.replace(first, reached=80, digest=noted.digest), "the same run goes on"
     save_run(made(samples=2_000), path, position=160)
+    assert (read_run_file(path).generation, read_run_file(path).reached) == (2, 160)
     assert told(path) == [(0, 0, 0, 2_000)], "for longer"
     save_run(made(1), path, position=400)
     save_run(made(1), path, position=800)
@@ -111,11 +117,18 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
             place = place[key]
         place[keys[-1]] = value
         path.write_text(json.dumps(content))
+        if keys[0] not in ("kind", "version"):
+            with pytest.raises(
+                StateError, match=r"was changed since it was written.*its content does not match its digest"
+            ):
+                read_run_file(path)
+        # Whoever changes the digest, too, is still found out.
+        path.write_text(json.dumps(content | {"digest": run_file._digest(content)}))
         with pytest.raises(StateError, match=message):
             [run.trace() for run in read_run_file(path).runs]
 
     refused("not a saved run", "kind", value="other")
-    refused("has version 2", "version", value=2)
+    refused("has version 3", "version", value=3)
     refused("damaged", "runs", 0, "length", value="long")
     refused("damaged", "runs", value=[])
     refused("damaged", "runs", value=[good["runs"][0]] * 2)

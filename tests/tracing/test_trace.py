@@ -84,6 +84,10 @@ class Fed(NamedTuple):
     index: int
 
 
+def recipe_of(chapter: Chapter, source: str) -> Any:
+    return chapter.recipes[chapter.paths[source.replace(".", "")][-1]]
+
+
 @st.composite
 def trainings(draw: st.DrawFn) -> tuple[list[Chapter], list[tuple[Fed, Topology]], int]:
     """Runs that follow each other at any position of the next one, and what they fed, each with its own topology."""
@@ -166,12 +170,11 @@ def test_resumes_topologies_and_schedules(
         history.step(num_steps)
     # The last sample of all, through every run that has its source as the same dataset.
     last = log[-1][0]
-    recipe = chapters[-1].recipes[last.source.replace(".", "")]
+    recipe = recipe_of(chapters[-1], last.source)
     wanted = [
         one
         for one, _ in log
-        if (one.source, one.index) == (last.source, last.index)
-        and chapters[one.run].recipes[one.source.replace(".", "")] == recipe
+        if (one.source, one.index) == (last.source, last.index) and recipe_of(chapters[one.run], one.source) == recipe
     ]
     times = history.sample(last.source, last.index, limit=1000)
     assert times.count == len(wanted)
@@ -293,7 +296,7 @@ def test_a_great_run_is_traced_at_once(tmp_path: Path) -> None:
     def trace() -> None:
         nonlocal times
         (saved,) = read_run_file(tmp_path / "run.json").runs
-        chapter = Chapter(trace=saved.trace(), hashes=saved.hashes, recipes={"s0": 0, "s1": 0}, face=lambda leaf: None)
+        chapter = Chapter(trace=saved.trace(), hashes=saved.hashes, recipes=[{}, {}], face=lambda leaf: None)
         history = History([chapter])
         samples = history.step(9_000_000)
         times = history.sample(samples[0].source, samples[0].index)

@@ -18,6 +18,10 @@
     headrace where PATH DOC...                                  which line of which input a document comes from
     headrace trace step N                                       what step N of a training run was fed
     headrace trace sample SOURCE NUMBER                         which steps see a sample
+    headrace account FILE                                       what a training run was fed; --diff: where two part
+    headrace run show|log FILE                                  the mix of a run, and its edits
+    headrace run edit FILE --at-step N ...                      change it from a step on
+    headrace run skip FILE A:B                                  leave out the samples of some steps
     headrace measure DATASET --encoder MODULE:CLASS             run a task encoder once over every sample
     headrace quarantine DATASET --from REPORT                   leave bad samples out of it
     headrace export-cache DATA... --num-samples N               write the index caches that Megatron looks for
@@ -37,6 +41,7 @@ import click
 from headrace._version import __version__
 
 COMMANDS = {
+    "account": "account:account",
     "cat": "samples:cat",
     "check": "stores:check",
     "check-cache": "caches:check_cache",
@@ -51,6 +56,7 @@ COMMANDS = {
     "preview": "preview:preview",
     "quarantine": "samples:quarantine",
     "render": "preview:render",
+    "run": "runs:run",
     "split": "copying:split",
     "trace": "origins:trace",
     "where": "origins:where",

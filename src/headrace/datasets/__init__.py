@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Traits,
     )
     from headrace.datasets.encoded import EncodedDataset, Framed, FramedRun, MeasuredDataset
+    from headrace.datasets.exclusions import Exclude, Excluded
     from headrace.datasets.lengths import Concat, FilledDataset, Limit, Repeat, Subset
     from headrace.datasets.mapped import MapDataset
     from headrace.datasets.measuring import MeasuredFacts, measure
@@ -47,6 +48,8 @@ _HOMES = {
     "Counts": "headrace.datasets.dataset",
     "Dataset": "headrace.datasets.dataset",
     "EncodedDataset": "headrace.datasets.encoded",
+    "Exclude": "headrace.datasets.exclusions",
+    "Excluded": "headrace.datasets.exclusions",
     "Fields": "headrace.datasets.dataset",
     "FilledDataset": "headrace.datasets.lengths",
     "FixedDataset": "headrace.datasets.dataset",
@@ -89,6 +92,8 @@ __all__ = [
     "Counts",
     "Dataset",
     "EncodedDataset",
+    "Exclude",
+    "Excluded",
     "Fields",
     "FilledDataset",
     "FixedDataset",

@@ -81,7 +81,8 @@ def refuse_unsupervised(run: Run, step: int, supervised_tokens: int) -> None:
     raise ConfigError(
         f"step {step:,} has no supervised token in any of its {len(positions):,} samples (the first: {where}sample"
         f" {int(found.indices[0]):,}): a model would learn nothing from it. Leave such records out when you prepare"
-        " the store, cut off fewer tokens (max_length, over_long), or use larger global batches"
+        " the store, cut off fewer tokens (max_length, over_long), use larger global batches, or skip the step with"
+        f" run.skip(range({step}, {step + 1}))"
     )
 
 

@@ -98,7 +98,7 @@ class Blend(Mix):
         self.block_samples = index(block_samples)
         self.unit = unit
         self.end = "repeats" if repeats is not None else end
-        self._wanted = num_samples
+        self.wanted = num_samples
         check_children(self.children, allow_different_tokenizers=allow_different_tokenizers)
 
     @cached_property
@@ -113,10 +113,10 @@ class Blend(Mix):
             weights = [weight / Fraction(number) for weight, number in zip(weights, tokens, strict=True)]
         if self.end == "endless":
             return tuple(quantised(weights))
-        if self._wanted is not None:
-            if self._wanted < 1:
-                raise ConfigError(f"num_samples is at least 1, found {self._wanted}")
-            return tuple(apportion(self._blocks("num_samples", self._wanted), exact_weights(weights)))
+        if self.wanted is not None:
+            if self.wanted < 1:
+                raise ConfigError(f"num_samples is at least 1, found {self.wanted}")
+            return tuple(apportion(self._blocks("num_samples", self.wanted), exact_weights(weights)))
         # A blend that ends with its first source reads whole blocks of it; one that ends with its last, a begun one
         # too.
         partial = 0 if self.end == "first_exhausted" else self.block_samples - 1

@@ -221,6 +221,18 @@ class Dataset(ABC):
         """
         raise ConfigError(f"{type(self).__name__}: it is not known which samples hold a document; ask by number")
 
+    def all_holders(self, documents: IntArray) -> IntArray:
+        """Return the samples that may have tokens of any of some documents, also as labels only; raises as `holders`.
+
+        ``documents`` are (n,) int64 and rise, and so is what is returned.
+        """
+        found = [np.empty(0, dtype=np.int64), *(self.holders(document) for document in documents.tolist())]
+        return np.unique(np.concatenate(found))
+
+    def without(self, documents: IntArray, pad_id: int) -> Dataset:
+        """Return a dataset of the same samples, in which some documents are masked out; see `FixedDataset.without`."""
+        raise ConfigError(f"samples of {type(self).__name__} cannot be masked: pass how='drop' to leave them out")
+
     def find_key(self, key: str) -> int:
         """Return the number of the sample with a key. Raises ConfigError if there is none or samples have no keys."""
         raise ConfigError(f"{type(self).__name__}: samples have no keys; ask by number, found {key!r}")
@@ -258,6 +270,24 @@ class FixedDataset(Dataset):
     def constants(self) -> Sample:
         """Name -> array that is the same for every sample and is not read; a batch repeats it as a view, not a copy."""
         return {}
+
+    @property
+    def pad_id(self) -> int | None:
+        """The id that stands for tokens that are masked out; None if it is not known."""
+        return None
+
+    def without(self, documents: IntArray, pad_id: int) -> FixedDataset:
+        """Return a dataset of the same samples, in which the tokens of some documents are masked out.
+
+        ``documents`` are (n,) int64 and rise. See `ExcludedDocuments`.
+
+        Raises:
+            ConfigError: it is not known which tokens of a sample belong to a document.
+        """
+        raise ConfigError(
+            f"{type(self).__name__}: documents can be masked in the samples of WindowDataset and PackedSequenceDataset,"
+            " and of MapDataset around them; here samples can only be dropped: pass how='drop' and their numbers"
+        )
 
     @abstractmethod
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:

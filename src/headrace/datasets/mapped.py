@@ -94,6 +94,7 @@ class MapDataset(CountedDataset):
         self.dataset = dataset
         self.function = function
         self.seeded = seeded
+        self._drawn_as: str | None = None
         self._watched = 0
         self._addresses = EpochAddresses.of(len(dataset))  # of seeded samples
         self._fields = None if fields is None else {name: (tuple(s), np.dtype(d)) for name, (s, d) in fields.items()}
@@ -152,7 +153,7 @@ class MapDataset(CountedDataset):
     @cached_property
     def _key(self) -> int:
         # From the recipe, so that a mapped dataset within another draws other numbers.
-        return int(self.fingerprint[:16], 16)
+        return int((self._drawn_as or self.fingerprint)[:16], 16)
 
     def _inner(self, addresses: IntArray) -> IntArray:
         """Return the addresses in the dataset below."""
@@ -173,6 +174,8 @@ class MapDataset(CountedDataset):
             "function": self._name,
             "fields": repr(self._fields),
         }
+        if self._drawn_as is not None:
+            recipe["drawn_as"] = self._drawn_as
         return {**recipe, "seeded": True} if self.seeded else recipe
 
     @property
@@ -190,6 +193,10 @@ class MapDataset(CountedDataset):
     def holders(self, document: int) -> IntArray:
         """Return the samples of the dataset that may have tokens of a document."""
         return self.dataset.holders(document)
+
+    def all_holders(self, documents: IntArray) -> IntArray:
+        """Return the samples of the dataset that may have tokens of any of some documents."""
+        return self.dataset.all_holders(documents)
 
     def find_key(self, key: str) -> int:
         """Return the sample of the dataset with a key."""
@@ -224,6 +231,27 @@ class _FixedMap(MapDataset, FixedDataset):
     def constants(self) -> Sample:
         """Name -> array, those of the dataset; the function does not get them."""
         return self.dataset.constants
+
+    @property
+    def pad_id(self) -> int | None:
+        """That of the dataset."""
+        return self.dataset.pad_id
+
+    def without(self, documents: IntArray, pad_id: int) -> FixedDataset:
+        """Return the same with documents masked out in the samples that the function gets, and with the same numbers.
+
+        Raises:
+            ConfigError: documents cannot be masked in the dataset, or the function returns no ``labels``.
+        """
+        if "labels" not in self.fields:
+            raise ConfigError(f"{self._name} returns no labels, so that masked tokens might be trained on: how='drop'")
+        found = copy.copy(self)
+        found.dataset = self.dataset.without(documents, pad_id)
+        for name in ("recipe", "fingerprint", "_key"):
+            found.__dict__.pop(name, None)
+        # All other samples stay as they are, and so the random numbers of all.
+        found._drawn_as = (self._drawn_as or self.fingerprint) if self.seeded else None
+        return found
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
         """Read samples, map them one by one, and write them into ``rows`` of ``out``."""

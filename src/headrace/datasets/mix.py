@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from math import gcd
 from os import PathLike
+from typing import Any
 
 from headrace.datasets.dataset import Dataset, shown_fields
 from headrace.errors import ConfigError, StoreError
@@ -30,7 +31,7 @@ def check_one_tokenizer(sources: Iterable[tuple[str, Dataset]]) -> None:
     for name, dataset in sources:
         for store in _stores(dataset):
             if store.path not in known:
-                known[store.path] = _tokenizer(store)
+                known[store.path] = tokenizer_of(store)
             info = known[store.path]
             if info is None:
                 continue
@@ -54,7 +55,17 @@ def _stores(dataset: Dataset) -> Iterator[Store]:
             yield from _stores(inner)
 
 
-def _tokenizer(store: Store) -> TokenizerInfo | None:
+def store_of(dataset: Dataset) -> Store | SampleStore | None:
+    """Return the store behind a dataset, through datasets around it; None if there is not exactly one."""
+    inner: Any = dataset
+    while not hasattr(inner, "store") and isinstance(getattr(inner, "dataset", None), Dataset):
+        inner = inner.dataset
+    store = getattr(inner, "store", None)
+    return store if isinstance(store, Store | SampleStore) else None
+
+
+def tokenizer_of(store: Store) -> TokenizerInfo | None:
+    """Return the tokeniser that the manifest of a store names; None without a manifest, or with a damaged one."""
     try:
         found = find_manifest(store.path)
     except StoreError:

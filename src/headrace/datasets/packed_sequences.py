@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.datasets.dataset import CountedDataset, Counts, Fields, FixedDataset, Sample, Traits
+from headrace.datasets.excluded import ExcludedDocuments, Held, is_in
 from headrace.datasets.loss_masks import AUTO, Labels, check_labels, check_store, shown_mask, used_mask
 from headrace.datasets.origins import Origins, checked, pieces
 from headrace.errors import ConfigError, HeadraceError, StoreError
@@ -35,6 +36,7 @@ from headrace.plan.packing import (
     plan_packs,
 )
 from headrace.plan.segments import IGNORED_LABEL, cu_seqlens
+from headrace.plan.sequence import NOTHING
 from headrace.stores import Store, find_cache, keep_arrays, kept_name
 
 
@@ -240,6 +242,15 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         return {name: ((self.seq_len,), dtype) for name, dtype in {**dtypes, "loss_mask": _BOOL}.items()}
 
     @property
+    def pad_id(self) -> int:
+        """The ``padding_idx``."""
+        return self.padding_idx
+
+    def without(self, documents: IntArray, pad_id: int) -> ExcludedDocuments:
+        """Return the packs with some documents masked out."""
+        return ExcludedDocuments(self, _PackMask(self, documents), documents, pad_id)
+
+    @property
     def traits(self) -> Traits:
         """What has to be known about the samples before one is read."""
         return Traits(
@@ -300,24 +311,31 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
 
     def holders(self, document: int) -> IntArray:
         """Return the packs of a document; with ``repack``, all that may hold it in an epoch. One pass over the plan."""
-        checked(self.store, document)
-        found, lengths = self._packs_with("documents", [document])
+        return self.all_holders(np.array([checked(self.store, document)], dtype=np.int64))
+
+    def all_holders(self, documents: IntArray) -> IntArray:
+        """Return the packs of some documents, as `holders`. One pass over the plan for all of them."""
+        found, lengths = self._packs_with(documents)
         if self.packing.repack:
-            # Documents change places with others of the same length; pieces cut off into full packs stay.
-            found = np.union1d(found, self._packs_with("lengths", lengths)[0])
+            # Documents change places with others of the same length, counted with the pads of their segments; pieces
+            # cut off into full packs stay.
+            found = np.union1d(found, self._packs_with(None, lengths)[0])
         return found
 
-    def _packs_with(self, name: str, values: list[int]) -> tuple[IntArray, list[int]]:
-        """Return the packs with a piece whose field ``name`` is one of ``values``, and the lengths of such pieces."""
+    def _packs_with(self, documents: IntArray | None, lengths: IntArray = NOTHING) -> tuple[IntArray, IntArray]:
+        """Return the packs with pieces of some documents, or with segments of some lengths, and the lengths found."""
         packs: list[IntArray] = [np.empty(0, dtype=np.int64)]
-        lengths: set[int] = set()
+        found: list[IntArray] = [np.empty(0, dtype=np.int64)]
+        multiple = self.packing.segment_multiple
         for first in range(0, len(self), _CHUNK):
             some = np.arange(first, min(first + _CHUNK, len(self)), dtype=np.int64)
             items = self.plan.items(some)
-            hits = np.flatnonzero(np.isin(getattr(items, name), values))
+            segments = -(-items.lengths // multiple) * multiple
+            wanted = is_in(segments, lengths) if documents is None else is_in(items.documents, documents)
+            hits = np.flatnonzero(wanted)
             packs.append(some[np.searchsorted(items.offsets, hits, side="right") - 1])
-            lengths.update(items.lengths[hits].tolist())
-        return np.unique(np.concatenate(packs)), sorted(lengths)
+            found.append(np.unique(segments[hits]))
+        return np.unique(np.concatenate(packs)), np.unique(np.concatenate(found))
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
         """Read the packs at ``addresses`` into ``rows`` of ``out``."""
@@ -333,10 +351,7 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         if not len(addresses):
             return
         items = self.items(addresses)
-        packing = self.packing
-        layout = PackedRows.of(
-            items.offsets, items.lengths, row_tokens=self.seq_len, segment_multiple=packing.segment_multiple
-        )
+        layout = self.layout(items)
         flat = {name: values.reshape(-1) for name, values in out.items()}
         ids, labels, mask = flat["input_ids"], flat["labels"], flat["loss_mask"]
         positions, documents = flat["position_ids"], flat["document_ids"]
@@ -388,22 +403,33 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         mask &= wanted
         labels[~mask] = IGNORED_LABEL
 
+    def layout(self, items: PackItems) -> PackedRows:
+        """Return where pieces lie in the rows of their packs."""
+        return PackedRows.of(
+            items.offsets, items.lengths, row_tokens=self.seq_len, segment_multiple=self.packing.segment_multiple
+        )
+
     def count(self, addresses: IntArray) -> Counts:
         """Count tokens, supervised tokens, pads and pieces of each pack. Reads nothing but a loss mask in use."""
         items = self.items(addresses)
+        return self.count_kept(items, np.ones(len(items.documents), dtype=np.bool_))
+
+    def count_kept(self, items: PackItems, kept: NDArray[np.bool_]) -> Counts:
+        """Count the packs of pieces, of which only those that are ``kept``, (pieces,), are trained on."""
         sums = _prefix_sums(items.lengths)
-        tokens = np.diff(sums[items.offsets])
         # A piece predicts all its tokens but the first, and the one after its last if there is a label for it.
         labelled = self._labelled(items)
         if self.loss_mask_key is None:
-            supervised = items.lengths - 1 + labelled
+            inside, after = items.lengths - 1, labelled
         else:
             marks = np.append(_joined(self.store, items.starts, items.lengths, self.loss_mask_key) != 0, False)
-            trained = np.diff(_prefix_sums(marks[:-1])[sums]) - marks[sums[:-1]]
-            supervised = trained + self._marks_after(self.loss_mask_key, items, marks[sums[:-1]]) * labelled
-        return Counts(
-            tokens, np.diff(_prefix_sums(supervised)[items.offsets]), self.seq_len - tokens, np.diff(items.offsets)
-        )
+            inside = np.diff(_prefix_sums(marks[:-1])[sums]) - marks[sums[:-1]]
+            after = self._marks_after(self.loss_mask_key, items, marks[sums[:-1]]) & labelled
+        # The label after a piece is a token of its own document, or else of the next piece.
+        followed = items.continues | np.append(kept[1:], True)
+        columns = items.lengths * kept, (inside + (after & followed)) * kept, kept
+        tokens, supervised, documents = (np.diff(_prefix_sums(column)[items.offsets]) for column in columns)
+        return Counts(tokens, supervised, self.seq_len - tokens, documents)
 
     def _labelled(self, items: PackItems) -> NDArray[np.bool_]:
         """(pieces,): whether a piece's last token has a label, from its document or, with kept borders, the next."""
@@ -440,6 +466,35 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
             f"{ledger.split_documents:,} documents split, {ledger.lost_share:.2%} of the tokens lost{labels}"
             f"{shown_mask(self.store, self.loss_mask_key)}"
         )
+
+
+class _PackMask:
+    """Finds documents in packs by the numbers of their pieces."""
+
+    def __init__(self, dataset: PackedSequenceDataset, documents: IntArray) -> None:
+        self._dataset = dataset
+        self._documents = documents
+
+    def held(self, addresses: IntArray) -> Held:
+        """Return where the documents are in the packs at some addresses; the token after a pack counts as kept."""
+        dataset = self._dataset
+        items = dataset.items(addresses)
+        found = is_in(items.documents, self._documents)
+        rows = np.flatnonzero(np.diff(_prefix_sums(found)[items.offsets]))
+        if not len(rows):
+            return Held(rows, np.zeros((0, dataset.seq_len + 1), dtype=np.bool_))
+        layout = dataset.layout(items)
+        ends = layout.ends[found]
+        marks = np.zeros(len(addresses) * dataset.seq_len + 1, dtype=np.int8)
+        marks[ends - layout.lengths[found]] = 1
+        marks[ends] -= 1
+        places = np.cumsum(marks, dtype=np.int8)[:-1].reshape(-1, dataset.seq_len)[rows] != 0
+        return Held(rows, np.pad(places, ((0, 0), (0, 1))))
+
+    def count(self, addresses: IntArray) -> Counts:
+        """Count the packs; tokens of the documents count as pads. Reads nothing but a loss mask in use."""
+        items = self._dataset.items(addresses)
+        return self._dataset.count_kept(items, ~is_in(items.documents, self._documents))
 
 
 def with_segments(sample: Sample) -> Sample:

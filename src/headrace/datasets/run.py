@@ -5,10 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from math import gcd
+from operator import index
+from os import PathLike
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -29,7 +36,6 @@ from headrace.plan import (
     BatchSchedule,
     Branch,
     ConcatNode,
-    Draw,
     Inner,
     IntArray,
     Leaf,
@@ -44,9 +50,20 @@ from headrace.plan import (
     order_quality,
 )
 from headrace.plan.bucketing import BucketedOrder, Bucketing
+from headrace.plan.chapters import AnyPlan, ChapteredPlan, Length
 from headrace.plan.nodes import node_recipe
+from headrace.plan.past import past_recipe, split_at
 from headrace.plan.recipe import order_format
-from headrace.plan.slots import draw_of
+from headrace.plan.slots import AnyDraw, ChapterDraws, draw_of
+from headrace.plan.tree import MAX_POSITIONS
+
+if TYPE_CHECKING:
+    from headrace.datasets.editing import Edit, Editing, Then
+    from headrace.datasets.exclusions import Exclude, Excluded
+
+EDITING: Final = "headrace.datasets.editing"
+EXCLUSIONS: Final = "headrace.datasets.exclusions"
+"""The modules that edit runs: a run without edits does not load them."""
 
 
 class Located(NamedTuple):
@@ -95,6 +112,9 @@ class Run:
             when one of its samples is first asked for. A run that has bucketing and an end keeps its length, since the
             last window ends there.
 
+    Attributes:
+        generation: how often the file was changed that the run was loaded from; 0 if there was none.
+
     Raises:
         ConfigError: both ``epochs`` and ``samples``, ``epochs`` of an endless blend, no samples to feed, ``bucketing``
             of samples that are all equally long.
@@ -126,22 +146,269 @@ class Run:
         self.data = data
         self.order = order or Order()
         self.schedule = BatchSchedule.of(global_batch_size)
-        self.plan = Plan(node_of("", data), self.order)
+        self.plan: AnyPlan = Plan(node_of("", data), self.order)
+        self.edits: tuple[Edit, ...] = ()
+        self.generation = 0
+        self._first = data, self.order, self.schedule, Length(epochs, samples, drop_last)
         by_path = named_datasets(data)
-        self.datasets = tuple(by_path[leaf.path] for leaf in self.plan.leaves)
-        self.traits = Traits.of_all([dataset.traits for dataset in self.datasets])
-        # One of the two holds all datasets, since a mix has sources of one kind.
-        self._fixed = [dataset for dataset in self.datasets if isinstance(dataset, FixedDataset)]
-        self._ragged = [dataset for dataset in self.datasets if isinstance(dataset, RaggedDataset)]
+        self._set_datasets([by_path[leaf.path] for leaf in self.plan.leaves])
         self._check_endless(epochs)
         self.length = self.plan.run_length(self.schedule, epochs=epochs, samples=samples, drop_last=drop_last)
         self.bucketing = bucketing
         self.buckets = None if bucketing is None else self._make_buckets(bucketing)
 
+    @property
+    def measured_by(self) -> Length:
+        """How the run was measured when it was begun."""
+        return self._first[3]
+
+    def _set_datasets(self, datasets: Sequence[Dataset]) -> None:
+        self.datasets = tuple(datasets)
+        self.traits = Traits.of_all([dataset.traits for dataset in self.datasets])
+        # One of the two holds all datasets, since a mix has sources of one kind.
+        self._fixed = [dataset for dataset in self.datasets if isinstance(dataset, FixedDataset)]
+        self._ragged = [dataset for dataset in self.datasets if isinstance(dataset, RaggedDataset)]
+
     @classmethod
     def validation(cls, data: Dataset | Mix, *, global_batch_size: int) -> Run:
         """Return a run that feeds every sample exactly once, in order, on any number of ranks."""
         return cls(data, global_batch_size=global_batch_size, order=Order(kind="none"), epochs=1)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], *, at_step: int | None = None, trust_code: bool = False) -> Run:
+        """Return the run in the file that `headrace.tracing.save_run` wrote, with all its edits, over the same data.
+
+        Stores are opened where they were, relative to the folder of the training. What comes from Headrace is made
+        again by its recipe; functions and task encoders are imported by their names, encoders made without arguments.
+
+        Args:
+            path: the file, such as ``run.json``.
+            at_step: a step of the training, if the file holds several runs; by default the last run is returned.
+            trust_code: import the functions and encoders that the file names, which runs their modules.
+
+        Raises:
+            StateError, StoreError: the file is damaged or was changed by hand; a store is missing or holds other data.
+            ConfigError: something cannot be made again; the message says what, and what to do.
+        """
+        found: Run = resolve_name("headrace.tracing.rebuilding:load_run")(path, at_step=at_step, trust_code=trust_code)
+        return found
+
+    def edit(
+        self,
+        at_step: int,
+        *,
+        weights: Mapping[str, float | Fraction] | None = None,
+        add: Mapping[str, Dataset | Mix] | None = None,
+        remove: Sequence[str] = (),
+        data: Dataset | Mix | None = None,
+        renamed: Mapping[str, str] | None = None,
+        global_batch_size: int | BatchSchedule | Sequence[tuple[int, int]] | None = None,
+        order: Order | None = None,
+        exclude: Mapping[str, Exclude | Iterable[Any]] | None = None,
+        samples: int | None = None,
+        epochs: int | None = None,
+        reason: str = "",
+    ) -> Run:
+        """Return a run that is the same up to a step, and different from there on. This run stays as it is.
+
+        Every source goes on where it is: at its epoch and at its rank within the epoch, so that each of its samples
+        still comes exactly once in the epoch. States of this run load into the new one, as long as they were saved
+        before the step. Edits add up; one at an earlier step drops the later ones, and warns of it.
+
+        Args:
+            at_step: the first step that is different.
+            weights: new weights of a blend, one for each source from this step on.
+            add: sources that come into the blend.
+            remove: sources that come no more; one that is added again later goes on where it was.
+            data: new data, in place of ``weights``, ``add`` and ``remove``. A source is the same as before if its name
+                and its dataset are. If the dataset cuts the same store in another way, the source begins a new epoch.
+            renamed: new name -> old name, for sources that go on under another name.
+            global_batch_size: as for a run; pieces of a schedule, or a ramp, count their steps from ``at_step`` on.
+            order: the order of each source from its next epoch on.
+            exclude: name of a source, ``"."`` if there is only one -> what of it is never trained on from now on, in
+                addition to what earlier edits excluded: an `Exclude`, or a list of documents or of keys. It stays
+                excluded wherever the source stands later, and however its store is cut.
+            samples: number of samples of the whole run, those that were skipped included.
+            epochs: number of passes of the whole run.
+            reason: why, for the file of the run and for those who read it.
+
+        Raises:
+            ConfigError: the edit is not possible; the message says why, and what is allowed.
+
+        Example:
+            >>> web = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+            >>> code = headrace.WindowDataset(headrace.open("stores/code"), seq_len=128)
+            >>> blend = headrace.Blend({"web": web, "code": code}, weights={"web": 3, "code": 1})
+            >>> run = headrace.Run(blend, global_batch_size=8)
+            >>> later = run.edit(10, weights={"web": 1, "code": 1}, reason="decay mix")
+            >>> [np.bincount(later.lookup(later.positions(step)).sources).tolist() for step in (9, 10)]
+            [[6, 2], [4, 4]]
+        """
+        editing = resolve_name(EDITING)
+        before = self._before(at_step)
+        asked = {
+            name: value
+            for name, value in {
+                "weights": weights,
+                "add": add,
+                "remove": remove,
+                "data": data,
+                "global_batch_size": global_batch_size,
+                "order": order,
+                "exclude": exclude,
+                "samples": samples,
+                "epochs": epochs,
+            }.items()
+            if value is not None and value != ()
+        }
+        if not asked:
+            raise ConfigError(
+                "an edit changes something: pass weights, data, global_batch_size, order, exclude, samples or epochs"
+            )
+        if data is not None and asked.keys() & {"weights", "add", "remove"}:
+            raise ConfigError("data= replaces all of the data: leave weights=, add= and remove= out")
+        if data is not None and not isinstance(data, Dataset | Mix):
+            raise ConfigError(wrong_data("data", data))
+        if order is not None and not isinstance(order, Order):
+            raise ConfigError(f"order is {order!r}; expected an Order, as headrace.Order(kind='full', seed=1)")
+        if asked.keys() & {"weights", "add", "remove"}:
+            data = editing.reweighted(before.data, weights=weights, add=add or {}, remove=remove)
+        length = None
+        if samples is not None and epochs is not None:
+            raise ConfigError("epochs and samples are both given: a run is measured in one of them")
+        if samples is not None or epochs is not None:
+            length = Length(epochs, samples, self._first[3].drop_last)
+        pieces = () if global_batch_size is None else BatchSchedule.of(global_batch_size).pieces
+        return before._with(
+            editing.Edit(
+                at_step=index(at_step),
+                reason=reason,
+                date=editing.now(),
+                data=data,
+                renamed=renamed or {},
+                pieces=pieces,
+                order=order,
+                exclude=before._exclusions(exclude, data),
+                length=length,
+                asked=tuple(asked),
+            )
+        )
+
+    def skip(self, steps: range, *, then: Then = "drop", reason: str = "") -> Run:
+        """Return a run that does not feed what these steps would have had; the later samples move up.
+
+        Step ``steps.start`` gets what step ``steps.stop`` would have had. With ``then="drop"`` the samples in between
+        do not come in their epochs. With ``then="defer"`` each comes at the end of its own epoch, or directly after the
+        skip if that epoch ended within it.
+
+        Raises:
+            ConfigError: not a range of steps, or the run does not have them.
+
+        Example:
+            >>> dataset = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+            >>> run = headrace.Run(dataset, global_batch_size=8)
+            >>> skipping = run.skip(range(5, 7), reason="the loss went up")
+            >>> bool((skipping.step(5)["input_ids"] == run.step(7)["input_ids"]).all())
+            True
+        """
+        editing = resolve_name(EDITING)
+        fields = editing.skipped(steps, then)
+        edit = editing.Edit(reason=reason, date=editing.now(), asked=("skip",), **fields)
+        return self._before(steps.start)._with(edit)
+
+    def excluded(self) -> list[Excluded]:
+        """Return what each edit excluded, in the order of their steps."""
+        return [one.at(edit.at_step, path) for edit in self.edits for path, one in edit.exclude.items()]
+
+    def _exclusions(self, exclude: Mapping[str, Exclude | Iterable[Any]] | None, data: Dataset | Mix | None) -> Any:
+        found = resolve_name(EXCLUSIONS).exclusions
+        return {} if exclude is None else found(exclude, self.data if data is None else data)
+
+    def _before(self, step: int) -> Run:
+        """Return this run without the edits after a step, and warn of those that this drops."""
+        step = index(step)
+        if step < 0:
+            raise ConfigError(f"at_step is at least 0, found {step:,}")
+        if any(edit.at_step == step for edit in self.edits):
+            raise ConfigError(
+                f"the run is already edited at step {step:,}: make both changes in one edit of the run from before"
+            )
+        later = [edit for edit in self.edits if edit.at_step > step]
+        if not later:
+            return self
+        named = "; ".join(f"step {edit.at_step:,}: {', '.join(edit.asked)} {edit.reason}".rstrip() for edit in later)
+        warnings.warn(f"the edit at step {step:,} drops {len(later)} later ones ({named})", stacklevel=3)
+        return self.rebuilt(self.edits[: -len(later)])
+
+    def _with(self, edit: Edit) -> Run:
+        if self.bucketing is not None and (within := edit.at_step % self.bucketing.window_steps):
+            window = self.bucketing.window_steps
+            first = edit.at_step - within
+            raise ConfigError(
+                f"step {edit.at_step:,} is within a window of bucketing, whose samples change places: edit the run at "
+                f"step {first:,} or {first + window:,}"
+            )
+        return self.rebuilt((*self.edits, edit))
+
+    def rebuilt(self, edits: Sequence[Edit]) -> Run:
+        """Return the run as it was begun, with these edits, which rise by their steps. O(edits x sources)."""
+        editing: Editing = resolve_name(EDITING).Editing(*self._first)
+        applied = tuple(editing.apply(edit) for edit in edits)
+        run = copy(self)
+        for name in ("block_samples", "draw", "recipe", "_chaptered"):
+            run.__dict__.pop(name, None)
+        run.edits = applied
+        run.data, run.order = editing.data, editing.editor.order
+        run.schedule, run.length = editing.editor.schedule, editing.editor.length()
+        run._set_datasets(editing.datasets)
+        plan = editing.editor.plan()
+        run._chaptered = plan, editing.editor.key_paths
+        run.plan = plan if edits else Plan(node_of("", run.data), run.order)
+        run.buckets = None if self.bucketing is None else run._make_buckets(self.bucketing)
+        return run
+
+    @cached_property
+    def _chaptered(self) -> tuple[ChapteredPlan, list[str]]:
+        """The plan as chapters, and the path by which each source is known."""
+        editing: Editing = resolve_name(EDITING).Editing(*self._first)
+        for edit in self.edits:
+            editing.apply(edit)
+        return editing.editor.plan(), editing.editor.key_paths
+
+    def past(self, position: int) -> RunRecipe:
+        """Return what decided all samples before a position: the recipe without what came only later.
+
+        A saved state belongs to every run that has the same past.
+        """
+        plan, key_paths = self._chaptered
+        batch: dict[str, Any] = {}
+        if self.buckets is not None and position:
+            window = self.buckets.window_end(self.schedule.step_of(position - 1))
+            ends = self.length is not None and self.length < window
+            batch["bucketing"] = {**self.buckets.recipe, "num_samples": self.length if ends else None}
+        return past_recipe(
+            plan,
+            key_paths,
+            [dataset.recipe for dataset in self.datasets],
+            self.schedule,
+            batch,
+            position,
+            split_at(plan, self.schedule, position, is_drawn=self._draws_at(position)),
+        )
+
+    def parted_at(self, past: Mapping[str, str], position: int) -> int | None:
+        """Return the step of the edit without which the past before a position has these hashes; None if there is none.
+
+        The last 64 edits are tried.
+        """
+        for number in reversed(range(max(len(self.edits) - 64, 0), len(self.edits))):
+            if self.rebuilt(self.edits[:number]).past(position).hashes() == past:
+                return self.edits[number].at_step
+        return None
+
+    def _draws_at(self, position: int) -> bool:
+        draw = self.draw
+        return (draw.at(position) if isinstance(draw, ChapterDraws) else draw) is not None
 
     def _check_endless(self, epochs: int | None) -> None:
         """Raise ConfigError if an endless dataset with an order of its own is given another order, or epochs."""
@@ -181,16 +448,35 @@ class Run:
     @cached_property
     def block_samples(self) -> int | None:
         """Number of consecutive samples of one source, from each multiple on, if the blend has ``block_samples``."""
-        return homogeneous_samples(self.plan.root)
+        if isinstance(self.plan, Plan):
+            return homogeneous_samples(self.plan.root)
+        found = 0
+        for chapter in self.plan.chapters:
+            if block := homogeneous_samples(chapter.root):
+                found = gcd(found, block, chapter.begin - chapter.rank(chapter.root))
+        return found or None
 
     @cached_property
-    def draw(self) -> Draw | None:
+    def draw(self) -> AnyDraw | None:
         """How the slots of a blend's steps are drawn; None if each slot takes the position of its own number.
 
         A draw decides which rank takes a sample, not which samples a step has.
         """
-        blocks = self.block_samples
-        return draw_of(self.plan, self.schedule, self.drawn_end, block_samples=blocks, bucketing=self.bucketing)
+        if isinstance(self.plan, Plan):
+            blocks = self.block_samples
+            return draw_of(self.plan, self.schedule, self.drawn_end, block_samples=blocks, bucketing=self.bucketing)
+        last = len(self.plan.chapters) - 1
+        draws = tuple(
+            draw_of(
+                chapter,
+                self.schedule,
+                self.drawn_end if number == last else None,
+                block_samples=homogeneous_samples(chapter.root),
+                bucketing=self.bucketing,
+            )
+            for number, chapter in enumerate(self.plan.chapters)
+        )
+        return ChapterDraws(tuple(self.plan.begins.tolist()), draws) if any(draws) else None
 
     @property
     def drawn_end(self) -> int | None:
@@ -231,14 +517,19 @@ class Run:
 
     def _locate(self, positions: IntArray, found: Lookup) -> Located:
         # In the order of the store every epoch is the same, so the epoch's key must not change the samples.
-        keys = None if self.order.kind == "none" else found.keys
         if len(self.datasets) == 1:
+            keys = found.keys if self.is_keyed(0) else None
             return Located(positions, found.sources, self.datasets[0].locate(found.indices, keys))
         addresses = np.empty_like(positions)
         for source, rows in by_source(found.sources):
-            mine = None if keys is None else keys[rows]
+            mine = found.keys[rows] if self.is_keyed(source) else None
             addresses[rows] = self.datasets[source].locate(found.indices[rows], mine)
         return Located(positions, found.sources, addresses)
+
+    def is_keyed(self, source: int) -> bool:
+        """Return whether samples of a source depend on the keys of their epochs."""
+        order = self.plan.series[source].order if isinstance(self.plan, ChapteredPlan) else self.order
+        return order.kind != "none"
 
     def read(self, located: Located, out: Sample | None = None) -> Sample:
         """Read planned samples as one batch: each of ``fields`` is an (n, ...) array, new or taken from ``out``.
@@ -283,6 +574,8 @@ class Run:
 
         The length is not part of it: a run may be made longer, and its steps so far stay the same.
         """
+        if self.edits:
+            return self.past(MAX_POSITIONS if self.length is None else self.length)
         batch: dict[str, Any] = {"pieces": [list(piece) for piece in self.schedule.pieces]}
         if self.buckets is not None:
             batch["bucketing"] = self.buckets.recipe
@@ -294,15 +587,22 @@ class Run:
             batch=batch,
         )
 
+    def account(self, step: int | None = None, *, exact: bool = False) -> Any:
+        """Return what was fed before a step, a `headrace.tracing.RunAccount`; see `headrace.tracing.account`."""
+        return resolve_name("headrace.tracing:account")(self, step, exact=exact)
+
     def describe(self) -> str:
         """Return the mix as a tree with shares, samples and tokens, then order and batches, in a few lines."""
-        lines = sources_outline(self.plan, self.datasets)
+        lines = sources_outline(self)
         if self.order.kind == "shards":
             lines.append(_mixing(self.plan, self.schedule))
         pieces = [f"{size:,} samples from step {step:,}" for step, size in self.schedule.pieces]
         lines.append(f"global batch: {', '.join(pieces)}")
         length = "endless" if self.length is None else f"{self.length:,} samples, {self.num_steps:,} steps"
         lines.append(f"length: {length}")
+        if self.edits:
+            lines.append("edits, the last of which led to the mix above:")
+            lines.extend(f"  {edit.describe()}" for edit in self.edits)
         lines.extend(_deviation(self.plan.root, self.datasets))
         return "\n".join(lines)
 
@@ -311,10 +611,9 @@ class Run:
         return f"<Run: {len(self.datasets)} sources, {length}>"
 
 
-def sources_outline(plan: Plan, datasets: Sequence[Dataset]) -> list[str]:
-    """Return lines: the tree of sources with their shares, then the order."""
-    by_path = {leaf.path: dataset for leaf, dataset in zip(plan.leaves, datasets, strict=True)}
-    return [*_tree(plan.root, by_path, "", ""), f"order: {_order(plan.order)}"]
+def sources_outline(run: Run) -> list[str]:
+    """Return lines: the tree of sources with their shares, then the order; of an edited run the last ones."""
+    return [*_tree(run.plan.root, named_datasets(run.data), "", ""), f"order: {_order(run.plan.order)}"]
 
 
 def _tree(node: Node, by_path: dict[str, Dataset], first: str, rest: str) -> Iterator[str]:
@@ -373,7 +672,7 @@ def _order(order: Order) -> str:
     )
 
 
-def _mixing(plan: Plan, schedule: BatchSchedule) -> str:
+def _mixing(plan: AnyPlan, schedule: BatchSchedule) -> str:
     """Return how well the order for shards mixes the largest source: a tenth of a second, no data is read."""
     leaf = max(plan.leaves, key=lambda leaf: leaf.num_samples)
     batch_samples = max(2, schedule.pieces[0][1])

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.datasets.dataset import CountedDataset, Counts, Fields, FixedDataset, Sample, Traits
+from headrace.datasets.excluded import ExcludedDocuments, Held
 from headrace.datasets.loss_masks import AUTO, Labels, check_labels, check_store, shown_mask, used_mask
+from headrace.datasets.mix import tokenizer_of
 from headrace.datasets.origins import Origins, window_origins, windows_over
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray, derive_array
@@ -124,6 +126,16 @@ class WindowDataset(FixedDataset, CountedDataset):
         return float(self.seq_len)
 
     @property
+    def pad_id(self) -> int | None:
+        """The id that ends documents, if the manifest of the store names it."""
+        info = tokenizer_of(self.store)
+        return None if info is None else info.eod
+
+    def without(self, documents: IntArray, pad_id: int) -> ExcludedDocuments:
+        """Return the windows with some documents masked out."""
+        return ExcludedDocuments(self, _WindowMask(self, documents), documents, pad_id)
+
+    @property
     def traits(self) -> Traits:
         """What has to be known about the samples. Without a loss mask, all windows hold the same number of labels."""
         is_masked = self.loss_mask_key is not None
@@ -177,14 +189,14 @@ class WindowDataset(FixedDataset, CountedDataset):
         """(n, seq_len) int64: the labels of windows; ``tokens`` has one column more than a window."""
         labels: IntArray = tokens[:, 1:].astype(np.int64)
         if self.loss_mask_key is not None:
-            labels = np.where(self._marks(addresses) != 0, labels, IGNORED_LABEL)
+            labels = np.where(self.marks(addresses) != 0, labels, IGNORED_LABEL)
         if self.labels == "same":
             labels[:, 1:] = labels[:, :-1].copy()
             labels[:, 0] = IGNORED_LABEL
         return labels
 
-    def _marks(self, addresses: IntArray) -> NDArray[Any]:
-        """(n, seq_len): the loss mask of the tokens to be predicted, in its stored dtype."""
+    def marks(self, addresses: IntArray) -> NDArray[Any]:
+        """(n, seq_len): the loss mask of the tokens to be predicted, in its stored dtype; the windows need a mask."""
         lengths = np.full_like(addresses, self.seq_len)
         pieces = self.store.pieces(addresses + 1, lengths, self.loss_mask_key)
         return np.concatenate([np.empty(0, np.bool_), *pieces]).reshape(-1, self.seq_len)
@@ -199,7 +211,7 @@ class WindowDataset(FixedDataset, CountedDataset):
         if self.loss_mask_key is None:
             supervised = np.full_like(addresses, num_labels)
         else:
-            supervised = np.count_nonzero(self._marks(addresses)[:, :num_labels], axis=1).astype(np.int64)
+            supervised = np.count_nonzero(self.marks(addresses)[:, :num_labels], axis=1).astype(np.int64)
         return Counts(tokens, supervised, np.zeros_like(tokens), documents)
 
     def origins(self, addresses: IntArray) -> list[Origins]:
@@ -212,6 +224,14 @@ class WindowDataset(FixedDataset, CountedDataset):
         size = self.seq_len
         return windows_over(self.store, document, stride=self.stride, length=size, phases=phases, num_samples=len(self))
 
+    def all_holders(self, documents: IntArray) -> IntArray:
+        """Return the windows that overlap some documents, or have a token of theirs as a label, in any phase."""
+        size = self.seq_len + (self.labels == "next")
+        phases = self._num_phases if self.phase else 1
+        options: dict[str, int] = {"stride": self.stride, "length": size, "phases": phases, "num_samples": len(self)}
+        found = [windows_over(self.store, document, **options) for document in documents.tolist()]
+        return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found]))
+
     def describe(self) -> str:
         """Describe size, stride, labels and mask of the windows in one line."""
         cut = "" if self.stride == self.seq_len else f" every {self.stride:,}"
@@ -221,3 +241,55 @@ class WindowDataset(FixedDataset, CountedDataset):
             f"windows of {self.seq_len:,} tokens{cut}{phase} over {self.store.num_tokens:,} tokens{labels}"
             f"{shown_mask(self.store, self.loss_mask_key)}"
         )
+
+
+class _WindowMask:
+    """Finds documents in windows by where they lie in the token stream.
+
+    Neighbours are one span. So no two spans touch, and in a window each place begins or ends one at most:
+
+        documents 1, 2, 4        0 0 1 1 1 2 3 3 4          spans from token 2 to 6, and from 8 to 9
+        window of 5 from 3 on          1 1 2 3 3 | 4        begins at columns 0 and 5, ends at 3 and 6
+    """
+
+    def __init__(self, dataset: WindowDataset, documents: IntArray) -> None:
+        self._dataset = dataset
+        self._documents = documents
+        begins, ends = (dataset.store.document_begins(documents + i) for i in (0, 1))
+        begins, ends = begins[ends > begins], ends[ends > begins]
+        apart = begins[1:] != ends[:-1]
+        self._begins = begins[np.append(True, apart)[: len(begins)]]
+        self._ends = ends[np.append(apart, True)[: len(ends)]]
+
+    def held(self, addresses: IntArray) -> Held:
+        """Return where the documents are in the windows that begin at some addresses. O(log spans) each."""
+        size = self._dataset.seq_len + 1
+        low = np.searchsorted(self._ends, addresses, side="right")
+        counts = np.searchsorted(self._begins, addresses + size) - low
+        rows = np.flatnonzero(counts)
+        counts = counts[rows]
+        lines = np.repeat(np.arange(len(rows)), counts)
+        spans = np.arange(len(lines)) + np.repeat(low[rows] - (np.cumsum(counts) - counts), counts)
+        origins = addresses[rows][lines]
+        marks = np.zeros((len(rows), size + 1), dtype=np.int8)
+        marks[lines, np.maximum(self._begins[spans] - origins, 0)] = 1
+        marks[lines, np.minimum(self._ends[spans] - origins, size)] = -1
+        return Held(rows, np.cumsum(marks, axis=1, dtype=np.int8)[:, :-1] != 0)
+
+    def count(self, addresses: IntArray) -> Counts:
+        """Count the windows; tokens of the documents count as pads. Reads the loss mask, if one is used."""
+        dataset = self._dataset
+        counts = dataset.count(addresses)
+        held = self.held(addresses)
+        rows = held.rows
+        lost = held.pairs[:, : dataset.seq_len - (dataset.labels == "same")]
+        if dataset.loss_mask_key is not None:
+            lost = lost & (dataset.marks(addresses[rows])[:, : lost.shape[1]] != 0)
+        counts.supervised_tokens[rows] -= np.count_nonzero(lost, axis=1)
+        pads = np.count_nonzero(held.places[:, :-1], axis=1)
+        counts.tokens[rows] -= pads
+        counts.pads[rows] += pads
+        first, last = (dataset.store.find_documents(addresses[rows] + i) for i in (0, dataset.seq_len - 1))
+        numbers = self._documents
+        counts.documents[rows] -= np.searchsorted(numbers, last, side="right") - np.searchsorted(numbers, first)
+        return counts

@@ -15,6 +15,7 @@ origins, ``lines()`` is what it prints without. Files by topic:
     metadataset, kept    of mixes; of what ``headrace measure`` and plans of packs keep
     shown                what previews hold; `samples` reads parts, `token_texts` turns ids into texts
     origins, rendering   where samples and documents come from (`document_origins`); what a recipe makes of a record
+    run_files            the file of a run, and what an edit of it changes
     lines                previews and renderings as lines of a terminal, with pictures; `figures` formats numbers
     pages                previews and renderings as one HTML file
 
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         preview,
     )
     from headrace.inspect.rendering import render
+    from headrace.inspect.run_files import ToldChange, ToldFile, edit_lines, tell_change, tell_run_file
     from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples, leave_out_bad
     from headrace.inspect.sample_description import SampleDescription, describe_samples, listed
     from headrace.inspect.sample_preview import (
@@ -97,6 +99,8 @@ _HOMES = {
     "SamplePreview": "headrace.inspect.sample_preview",
     "SampleVerdict": "headrace.inspect.sample_checks",
     "Style": "headrace.inspect.lines",
+    "ToldChange": "headrace.inspect.run_files",
+    "ToldFile": "headrace.inspect.run_files",
     "Verdict": "headrace.inspect.store_checks",
     "check": "headrace.inspect.questions",
     "check_fit": "headrace.inspect.answers",
@@ -112,6 +116,7 @@ _HOMES = {
     "describe_samples": "headrace.inspect.sample_description",
     "describe_store": "headrace.inspect.description",
     "drawer": "headrace.inspect.lines",
+    "edit_lines": "headrace.inspect.run_files",
     "find_part": "headrace.inspect.samples",
     "find_shards": "headrace.inspect.origins",
     "kind_of": "headrace.inspect.answers",
@@ -132,6 +137,8 @@ _HOMES = {
     "read_part": "headrace.inspect.samples",
     "render": "headrace.inspect.rendering",
     "rendering_lines": "headrace.inspect.lines",
+    "tell_change": "headrace.inspect.run_files",
+    "tell_run_file": "headrace.inspect.run_files",
     "where": "headrace.inspect.origins",
     "with_inputs": "headrace.inspect.origins",
 }
@@ -163,6 +170,8 @@ __all__ = [
     "SamplePreview",
     "SampleVerdict",
     "Style",
+    "ToldChange",
+    "ToldFile",
     "Verdict",
     "check",
     "check_fit",
@@ -178,6 +187,7 @@ __all__ = [
     "describe_samples",
     "describe_store",
     "drawer",
+    "edit_lines",
     "find_part",
     "find_shards",
     "kind_of",
@@ -198,6 +208,8 @@ __all__ = [
     "read_part",
     "render",
     "rendering_lines",
+    "tell_change",
+    "tell_run_file",
     "where",
     "with_inputs",
 ]

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from headrace.datasets import Dataset, PackedSequenceDataset, RaggedDataset, Run
 from headrace.datasets.dataset import counted
 from headrace.errors import ConfigError, StateError
-from headrace.loader.spans import begun_samples, check_between_steps
+from headrace.loader.spans import UNTOLD, begun_samples, check_between_steps
 from headrace.plan import (
     Assignment,
     BalancedStep,
     Cursor,
-    Draw,
     IntArray,
     Share,
     StepPart,
@@ -30,6 +29,7 @@ from headrace.plan import (
     unbalanced,
 )
 from headrace.plan.balance import ASSIGNMENT_VERSION
+from headrace.plan.slots import AnyDraw
 
 CostOfLengths = Callable[[IntArray], NDArray[Any]]
 Cost = Literal["tokens", "supervised_tokens"] | CostOfLengths
@@ -261,10 +261,10 @@ class BalancedAssignment:
         Raises:
             ConfigError: the position is within a step.
         """
-        check_between_steps(self._run, position, "with balance")
+        check_between_steps(self._run, position, UNTOLD + "with balance")
         self._resumed = _NOWHERE
 
-    def load(self, cursor: Cursor, draw: Draw | None) -> None:
+    def load(self, cursor: Cursor, draw: AnyDraw | None) -> None:
         """Continue from a saved state; ``draw`` says how the slots were drawn that were taken without balance.
 
         Raises:

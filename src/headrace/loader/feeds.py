@@ -36,6 +36,7 @@ from headrace.loader.faults import Given, shared_out
 from headrace.loader.ranks import Ranks, agree
 from headrace.loader.reading import Reading, in_threads, pinned, pins
 from headrace.loader.spans import (
+    UNTOLD,
     BatchSpan,
     ReadRows,
     SpanRows,
@@ -47,7 +48,10 @@ from headrace.loader.spans import (
     read_rows,
     spans,
 )
-from headrace.plan import BatchSchedule, Cursor, Draw, Share
+from headrace.plan import BatchSchedule, Cursor, RunRecipe, Share
+from headrace.plan.cursor import PAST_VERSION, PastError
+from headrace.plan.slots import AnyDraw
+from headrace.plan.tree import MAX_POSITIONS
 
 if TYPE_CHECKING:
     from headrace.datasets import FramedRun
@@ -127,6 +131,16 @@ class Feed(Protocol):
     def step_of_sample(self, position: int) -> int | None:
         """Return the step in which the sample at a position is delivered; None if it is not known."""
 
+    def identity(self, position: int) -> dict[str, Any]:
+        """Return the fields of a `Cursor` that say to which run a state at a position belongs."""
+
+    def verified(self, cursor: Cursor, saved: RunRecipe | None) -> Cursor:
+        """Return a cursor that belongs to the run; ``saved`` is the recipe that was saved with it, if it is given.
+
+        Raises:
+            StateError: the cursor belongs to a run that fed other samples before its position.
+        """
+
     def state(self, position: int) -> dict[str, Any]:
         """Return the fields of a `Cursor` that this feed adds to the position that the newest stream has reached."""
 
@@ -199,7 +213,7 @@ class SpanFeed:
         if self.assignment is not None:
             self.assignment.start_at(position)
         elif self.run.draw is not None:
-            check_between_steps(self.run, position, "as slots of a blend are drawn")
+            check_between_steps(self.run, position, UNTOLD + "as slots of a blend are drawn")
         self._draw = self.run.draw
 
     def step_of_sample(self, position: int) -> int | None:
@@ -213,6 +227,27 @@ class SpanFeed:
     def as_saved(self, recipe: Mapping[str, str]) -> SpanFeed:
         """See `Feed.as_saved`; a `Run` is continued as it is."""
         return self
+
+    def identity(self, position: int) -> dict[str, Any]:
+        """See `Feed.identity`: hashes of what was fed before the position."""
+        return {"version": PAST_VERSION, "recipe": self.run.past(position).hashes()}
+
+    def verified(self, cursor: Cursor, saved: RunRecipe | None) -> Cursor:
+        """See `Feed.verified`."""
+        run = self.run
+        if cursor.version == PAST_VERSION:
+            try:
+                past = run.past(min(max(cursor.position, 0), MAX_POSITIONS))
+                return cursor.verified(run.recipe, run.schedule, run.length, saved=saved, past=past)
+            except PastError as error:
+                if (step := run.parted_at(cursor.recipe, cursor.position)) is None:
+                    raise
+                raise _parted(cursor.position, step, run) from error
+        first = run.rebuilt(()) if run.edits else run
+        found = cursor.verified(first.recipe, first.schedule, first.length, saved=saved)
+        if run.edits and cursor.position > run.schedule.begin(run.edits[0].at_step):
+            raise _parted(cursor.position, run.edits[0].at_step, run)
+        return found
 
     def state(self, position: int) -> dict[str, Any]:
         """See `Feed.state`."""
@@ -249,7 +284,7 @@ class SpanFeed:
         """See `Feed.close`."""
         self._reader.close()
 
-    def _resumed_draw(self, cursor: Cursor) -> Draw | None:
+    def _resumed_draw(self, cursor: Cursor) -> AnyDraw | None:
         """Return how the run continues its draw; raise StateError if the state does not allow it."""
         draw = self.run.draw
         if draw is not None:
@@ -280,6 +315,16 @@ class SpanFeed:
         # Blocks are drawn over the whole step, however much of it was given already.
         places = () if run.draw is None else (run.schedule.locate(position)[1], *drawn_to)
         check_micro_batches(run.block_samples, run.schedule, run.length, self._share, position, places)
+
+
+def _parted(position: int, step: int, run: Run) -> StateError:
+    edit = next(edit for edit in run.edits if edit.at_step == step)
+    reason = f" ({edit.reason})" if edit.reason else ""
+    return StateError(
+        f"the saved state, at position {position:,}, was fed by the run as it was before its edit at step {step:,}"
+        f"{reason}, and from that step on the two differ: load a state from before it, at most at position"
+        f" {run.schedule.begin(step):,}, or edit the run at a later step"
+    )
 
 
 Filled = Iterator[tuple[BatchSpan, SpanRows]]

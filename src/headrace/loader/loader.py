@@ -132,6 +132,7 @@ class Loader:
         self._ended = False
         self._position = 0
         self._iteration = 0
+        self._has_fed = False
         self.start_at(position)
         self._loaded = position > 0
 
@@ -163,13 +164,14 @@ class Loader:
                 one was made.
         """
         if self._restart and not self._loaded:
-            self.start_at(0)
+            self.start_at(0, allow_repeats=True)
         if self._ended:
             raise StateError(
                 f"this loader has reached the end of its run, at position {self._position:,}, and was iterated again:"
                 " nothing is left. For more epochs make the run longer with epochs= or samples=, and iterate the loader"
                 " once; a longer run accepts the state of a shorter one. For validation pass restart=True: each"
-                " iteration then begins at position 0. To feed the same samples again, call start_at(0)"
+                " iteration then begins at position 0. To feed the same samples again, call"
+                " start_at(0, allow_repeats=True)"
             )
         self._loaded = False
         self._iteration += 1
@@ -182,6 +184,7 @@ class Loader:
             self._check_newest(iteration)
             self._counting.add(given.num_samples, given.faults, self.step if given.faults is not None else 0)
             self._position = given.after
+            self._has_fed = True
             yield given.batch
         # An iteration that began at the end, from a state saved there, is rightly empty and is no error.
         self._ended = self._position > begin
@@ -221,7 +224,7 @@ class Loader:
 
     def _cursor(self) -> Cursor:
         position = self._position
-        return Cursor(recipe=self.run.recipe.hashes(), step=self.step, position=position, **self._feed.state(position))
+        return Cursor(**self._feed.identity(position), step=self.step, position=position, **self._feed.state(position))
 
     def gather_state_dict(self) -> dict[str, Any]:
         """Return the state of all ranks of a `FramedRun`, on every rank. For a `Run` it is the same as `state_dict`.
@@ -258,28 +261,39 @@ class Loader:
         saved = recipe if isinstance(recipe, RunRecipe) or recipe is None else load_recipe(recipe)
         cursor = Cursor.from_dict(state)
         feed = self._feed.as_saved(cursor.recipe)
-        cursor = cursor.verified(feed.run.recipe, feed.run.schedule, feed.run.length, saved=saved)
+        cursor = feed.verified(cursor, saved)
         feed.load(cursor)
         if feed is not self._feed:
             self._feed.close()
         self._feed = feed
         self._position = cursor.position
+        self._has_fed = cursor.position > 0
         self._loaded = True
         self._ended = False
         self._iteration += 1
 
-    def start_at(self, position: int) -> None:
+    def start_at(self, position: int, *, allow_repeats: bool = False) -> None:
         """Continue after the first ``position`` samples, without a saved state. Megatron calls it ``consumed_samples``.
 
+        Args:
+            position: where a step begins, or the end of the run.
+            allow_repeats: allow a jump of a loader that has fed samples, over some that then come twice or never; and a
+                position within a step, where that is possible.
+
         Raises:
-            ConfigError: the run has no such position; or the position is within a step that is balanced, or of a blend;
-                or the run is framed, and the position is neither 0 nor the current one. The loader stays as it was.
+            ConfigError: the run has no such position; samples would come twice or never; or the position is within a
+                step; or the run is framed, and the position is neither 0 nor the current one. The loader stays as it
+                was.
         """
         position = index(position)
         last = self.run.length
         if position < 0 or (last is not None and position > last):
             length = "endless run" if last is None else f"run of {last:,} samples"
             raise ConfigError(f"position {position:,} is outside this {length}")
+        if position != self._position and not allow_repeats:
+            is_ordered = self._feed.assignment is None and getattr(self.run, "draw", None) is None
+            fed = self._position if self._has_fed else None
+            resolve_name("headrace.loader.jumps:check_jump")(self.run, fed, position, is_ordered=is_ordered)
         self._feed.start_at(position)
         self._position = position
         self._loaded = True

@@ -169,25 +169,32 @@ def _distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-_AGREED = struct.Struct("<24sQQQ8sQ")
+_AGREED = struct.Struct("<24sQQQ8sQQ")
 
 
 def agree(run: Run | FramedRun, position: int, share: Share, assignment: Callable[[int], bytes] | None = None) -> None:
-    """Check that all processes run the same run, and that their ranks fit together, by one all-gather of 64 bytes.
+    """Check that all processes run the same run, and that their ranks fit together, by one all-gather of 72 bytes.
 
     24 of the bytes are of the hash of the recipe. 8 are what ``assignment`` returns for the position: a hash of how the
-    rest of the step is assigned. With a single process nothing is sent.
+    rest of the step is assigned. 8 are the generation of the file that the run was loaded from. With a single process
+    nothing is sent.
 
     Raises:
-        StateError: the processes differ in recipe, position, world size, micro-batch size or balance, or one
-            data-parallel rank has more processes than another.
+        StateError: the processes differ in the generation of the file, recipe, position, world size, micro-batch size
+            or balance, or one data-parallel rank has more processes than another.
     """
     if is_alone():
         return
     recipe = run.recipe.digest()[:24]
     digest = bytes(8) if assignment is None else assignment(position)
-    packed = _AGREED.pack(recipe, position, share.world_size, share.micro_batch_size, digest, share.rank)
+    generation = run.generation if isinstance(run, Run) else 0
+    packed = _AGREED.pack(recipe, position, share.world_size, share.micro_batch_size, digest, share.rank, generation)
     columns = list(zip(*map(_AGREED.unpack, all_gathered(packed)), strict=True))
+    if differing := [process for process, value in enumerate(columns[6]) if value != columns[6][0]]:
+        raise StateError(
+            f"the processes loaded the run from different generations of its file: {differing} differ from process 0, "
+            f"which has generation {columns[6][0]:,}. It was edited while the job was starting: start the job again"
+        )
     # The balance follows from the other values, so it is compared last.
     for what, values in zip(("recipe", "position", "world size", "micro-batch size", "balance"), columns, strict=False):
         if differing := [process for process, value in enumerate(values) if value != values[0]]:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -297,11 +297,15 @@ def begun_samples(run: Run, position: int) -> int:
     return 0 if position == run.length else position - run.schedule.begin(run.schedule.step_of(position))
 
 
+UNTOLD: Final = "and a number of samples does not say which of them were taken, "
+
+
 def check_between_steps(run: Run, position: int, why: str) -> None:
-    """Raise ConfigError for a position within a step, which does not say which samples of it were taken."""
+    """Raise ConfigError for a position within a step, for the reason ``why``."""
     if begun_samples(run, position):
         step = run.schedule.step_of(position)
+        begin, end = (run.schedule.begin(one) for one in (step, step + 1))
         raise ConfigError(
-            f"position {position:,} is within step {step:,}, and a number of samples does not say which of them were "
-            f"taken, {why}: start where a step begins, such as {run.schedule.begin(step):,}, or load a saved state"
+            f"position {position:,} is within step {step:,}, {why}: start where a step begins, such as {begin:,} (step "
+            f"{step:,}) or {end:,} (step {step + 1:,}), or load a saved state"
         )

@@ -112,6 +112,10 @@ class BucketedOrder:
         bucketing = msgspec.to_builtins(self._bucketing)
         return {**bucketing, "seed": self._seed, "num_samples": self._length, "version": 1}
 
+    def window_end(self, step: int) -> int:
+        """Return the position at which the window of a step ends, if the run does not end before."""
+        return self._schedule.begin((step // self._bucketing.window_steps + 1) * self._bucketing.window_steps)
+
     def arranged(self, positions: IntArray) -> IntArray:
         """Return (n,) int64: for each position, the position before rearranging whose sample it gets."""
         order = np.argsort(positions, kind="stable")

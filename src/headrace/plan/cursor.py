@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,6 +14,10 @@ from headrace.plan.recipe import PARTS, RunRecipe, undrawn
 from headrace.plan.schedule import BatchSchedule
 
 VERSION = 1
+"""Version of a state with hashes of the whole recipe of a run."""
+
+PAST_VERSION = 2
+"""Version of a state with hashes of what was fed before its position."""
 
 _MEANING = {
     "format": "how Headrace orders samples, which changes with its version",
@@ -33,6 +37,25 @@ def outside_run(position: int, length: int | None) -> str | None:
     return f"position {position:,} is outside {run}"
 
 
+class PastError(StateError):
+    """A state belongs to a run that fed other samples before its position."""
+
+    def __init__(self, position: int, first_step: int, parts: Sequence[str], differences: Sequence[str]) -> None:
+        if differences:
+            detail = "\n  ".join(["", *differences])
+        else:
+            meant = "; ".join(f"{part}: {_MEANING[part]}" for part in parts)
+            detail = (
+                f" ({meant}). A state has only a hash of each part: to see which fields differ, pass the recipe saved"
+                " beside the checkpoint, load_state_dict(state, recipe=path), or compare the run.json of both"
+            )
+        super().__init__(
+            f"the saved state, at position {position:,}, belongs to a run that fed other samples before it:"
+            f" {', '.join(parts)} differ{detail}\nRestore what differs, or start a new run from position 0; to change"
+            f" the mix from here on: run.edit({first_step}, ...)"
+        )
+
+
 class BalancedStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What was taken of a balanced step that was stopped in the middle, where the position alone does not say it.
 
@@ -49,7 +72,8 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         version: the version of this format.
-        recipe: a hash for each part of the run's recipe.
+        recipe: a hash for each part of the run's recipe; from version 2 on, of the part that was fed before the
+            position.
         step: the global step that the next sample belongs to.
         position: how many samples all ranks together have taken: all before the step, and its first slots.
         lanes: the state of the lanes, of one rank or of all, for sources whose lengths are known only while running;
@@ -87,9 +111,10 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         fields = dict(state)
         if fields.pop("kind", None) != "headrace.cursor":
             raise StateError(f"this is not a saved loader state: its fields are {sorted(state)}")
-        if fields.get("version") != VERSION:
+        if fields.get("version") not in (VERSION, PAST_VERSION):
             raise StateError(
-                f"the saved state has version {fields.get('version')!r}; this Headrace reads version {VERSION}: "
+                f"the saved state has version {fields.get('version')!r}; this Headrace reads versions {VERSION} and "
+                f"{PAST_VERSION}: "
                 "use the version of Headrace that wrote it, or a newer one"
             )
         try:
@@ -98,9 +123,18 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise StateError(f"the saved state is damaged: {error}") from error
 
     def verified(
-        self, recipe: RunRecipe, schedule: BatchSchedule, length: int | None, *, saved: RunRecipe | None
+        self,
+        recipe: RunRecipe,
+        schedule: BatchSchedule,
+        length: int | None,
+        *,
+        saved: RunRecipe | None,
+        past: RunRecipe | None = None,
     ) -> Cursor:
         """Return this cursor after checking that it belongs to the run of ``recipe``.
+
+        ``past`` is the recipe of what the run feeds before the position of the cursor; a cursor from version 2 on is
+        compared with it alone, so that it belongs to every run with the same past.
 
         If ``saved``, the recipe that was saved with the state, is given, the error names each field that differs. A
         cursor that an older Headrace saved, before slots were drawn, belongs to the same run, since its steps have the
@@ -112,7 +146,11 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """
         before = msgspec.structs.replace(recipe, format=undrawn(recipe.format))
         is_before = before != recipe and self.recipe.get("format") == before.hashes()["format"]
-        self._check_recipe(before if is_before else recipe, saved)
+        if self.version == PAST_VERSION:
+            is_before = False
+            self._check_past(past, recipe, saved, self.step + (schedule.begin(self.step) < self.position))
+        else:
+            self._check_recipe(before if is_before else recipe, saved)
         if (outside := outside_run(self.position, length)) is not None:
             raise StateError(f"the saved {outside}")
         if (step := schedule.step_of(self.position)) != self.step:
@@ -121,6 +159,19 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 " run"
             )
         return self._drawn(recipe, schedule, length) if is_before else self
+
+    def _check_past(self, past: RunRecipe | None, recipe: RunRecipe, saved: RunRecipe | None, first_step: int) -> None:
+        """Raise StateError unless a run has fed the same as the run of this cursor."""
+        if past is None:
+            raise StateError("the saved state is that of a Run, and this run is framed: load it into its own run")
+        hashes = past.hashes()
+        if self.recipe.keys() != hashes.keys():
+            raise StateError(
+                f"the saved state is damaged: it has hashes for the parts {sorted(self.recipe)}; expected "
+                f"{sorted(PARTS)}"
+            )
+        if differing := [part for part in PARTS if self.recipe[part] != hashes[part]]:
+            raise PastError(self.position, first_step, differing, [] if saved is None else recipe.differences(saved))
 
     def _check_recipe(self, expected: RunRecipe, saved: RunRecipe | None) -> None:
         """Raise StateError, which names what differs, unless the hashes of this cursor are those of a recipe."""

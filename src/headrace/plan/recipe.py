@@ -6,8 +6,9 @@ of ours that moved keep the name under which the first runs were saved.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
+from pkgutil import resolve_name
 from typing import Any, Final
 
 import msgspec
@@ -49,15 +50,15 @@ class RunRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def hashes(self) -> dict[str, str]:
         """Return a hash of each part: name -> 128 bits in hex."""
-        return {part: sha256(_canonical(getattr(self, part))).hexdigest()[:32] for part in PARTS}
+        return {part: sha256(canonical(getattr(self, part))).hexdigest()[:32] for part in PARTS}
 
     def digest(self) -> bytes:
         """Return the SHA-256 hash of the whole recipe, 32 bytes."""
-        return sha256(_canonical(msgspec.to_builtins(self))).digest()
+        return sha256(canonical(msgspec.to_builtins(self))).digest()
 
     def to_json(self) -> bytes:
         """Return the recipe as an indented JSON document."""
-        return msgspec.json.format(_canonical(msgspec.to_builtins(self)), indent=2) + b"\n"
+        return msgspec.json.format(canonical(msgspec.to_builtins(self)), indent=2) + b"\n"
 
     @classmethod
     def from_json(cls, data: bytes | str) -> RunRecipe:
@@ -71,70 +72,17 @@ class RunRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Return a line for each field that differs, with its path, the value here and the value in ``saved``.
 
             dataset.stride: 128 here, 64 in the saved recipe
-            blend: the share of 'web': 0.3 here, 0.5 in the saved recipe
+            blend: web 50 % -> 30 %
 
-        The shares of a blend are shown as parts of 1.
+        The shares of a blend are shown in percent, first those of ``saved``.
         """
-        return list(_differences("", msgspec.to_builtins(self), msgspec.to_builtins(saved)))
+        lines: list[str] = resolve_name("headrace.plan.differences:differences")(self, saved)
+        return lines
 
 
-def _canonical(value: Any) -> bytes:
+def canonical(value: Any) -> bytes:
+    """Return a value as JSON, the same for equal values."""
     return msgspec.json.encode(value, order="sorted")
-
-
-_MISSING = object()
-
-
-def _differences(path: str, here: Any, saved: Any) -> Iterator[str]:
-    if isinstance(here, dict) and isinstance(saved, dict):
-        for name in sorted(here.keys() | saved.keys()):
-            place = ".".join(part for part in (path, name) if part)
-            if name == "shares" and (lines := _of_shares(path, here, saved)) is not None:
-                yield from lines
-            else:
-                yield from _differences(place, here.get(name, _MISSING), saved.get(name, _MISSING))
-    elif isinstance(here, (list, tuple)) and isinstance(saved, (list, tuple)) and len(here) == len(saved):
-        for i, pair in enumerate(zip(here, saved, strict=True)):
-            yield from _differences(f"{path}[{i}]", *pair)
-    elif here is not saved and _plain(here) != _plain(saved):
-        yield f"{path}: {_show(here)} here, {_show(saved)} in the saved recipe"
-
-
-def _of_shares(path: str, here: dict[str, Any], saved: dict[str, Any]) -> list[str] | None:
-    """Return the differences of the shares of a branch, as parts of 1 with the names of its children.
-
-    Returns None if the values are not shares. Shares are integers with the sum 2^31 unless they are counts of samples:
-    a weight of 0.3 becomes 644245094. Parts of 1 are easier to read.
-    """
-    both: tuple[Any, Any] = here.get("shares"), saved.get("shares")
-    if not all(_are_shares(shares) for shares in both) or len(both[0]) != len(both[1]):
-        return None
-    children = here.get("children")
-    if isinstance(children, list) and len(children) == len(both[0]):
-        names = [str(child.get("path", i)) if isinstance(child, dict) else str(i) for i, child in enumerate(children)]
-    else:
-        names = [str(i) for i in range(len(both[0]))]
-    parts_here, parts_saved = ([share / sum(shares) for share in shares] for shares in both)
-    lines = []
-    for name, share, part, old_part, old in zip(names, both[0], parts_here, parts_saved, both[1], strict=True):
-        if share != old:
-            shown, before = f"{part:.6g}", f"{old_part:.6g}"
-            if shown == before:  # six digits do not show the difference
-                shown, before = f"{shown} ({share} of {sum(both[0])})", f"{before} ({old} of {sum(both[1])})"
-            lines.append(f"{path}: the share of {name!r}: {shown} here, {before} in the saved recipe")
-    return lines
-
-
-def _are_shares(found: Any) -> bool:
-    return isinstance(found, list | tuple) and all(isinstance(share, int) for share in found) and sum(found) > 0
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _show(value: Any) -> str:
-    return "absent" if value is _MISSING else _canonical(value).decode()
 
 
 _DECODING: Final = "headrace.samples.media.decoding"

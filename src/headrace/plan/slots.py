@@ -30,8 +30,10 @@ Positions that belong together stay together: units of neighbouring positions ch
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -39,9 +41,9 @@ from headrace.errors import StateError
 from headrace.plan.bucketing import Bucketing
 from headrace.plan.keys import IntArray, KeyArray, derive_array, source_key
 from headrace.plan.nodes import Branch, Leaf, Node
+from headrace.plan.order import Order
 from headrace.plan.permutation import permute_each, unpermute_each
 from headrace.plan.schedule import BatchSchedule
-from headrace.plan.tree import Plan
 
 
 @dataclass(frozen=True)
@@ -267,6 +269,66 @@ class Draw:
         return _Units(firsts, counts, [(ahead, np.where(is_one, 0, lacks[0])), (behind, np.where(is_one, 0, lacks[1]))])
 
 
+@dataclass(frozen=True)
+class ChapterDraws:
+    """The draws of the chapters of a run, each of which begins between two steps.
+
+    ``begins`` are the first positions of the chapters, and ``draws`` their draws, of which some may be None.
+    """
+
+    begins: tuple[int, ...]
+    draws: tuple[Draw | None, ...]
+
+    def positions(self, slots: IntArray) -> IntArray:
+        """See `Draw.positions`."""
+        return self._each(slots, lambda draw, mine: draw.positions(mine))
+
+    def slots(self, positions: IntArray) -> IntArray:
+        """See `Draw.slots`."""
+        return self._each(positions, lambda draw, mine: draw.slots(mine))
+
+    def saved_ends(self, position: int) -> tuple[int, ...]:
+        """See `Draw.saved_ends`."""
+        draw = self.at(position)
+        return () if draw is None else draw.saved_ends(position)
+
+    def resumed(self, position: int, ends: tuple[int, ...]) -> ChapterDraws:
+        """See `Draw.resumed`."""
+        draws = list(self.draws)
+        number = self._number(position)
+        draw = draws[number]
+        if draw is not None:
+            draws[number] = draw.resumed(position, ends)
+        elif ends:
+            raise StateError(
+                f"the saved state is damaged: it holds drawn_to={list(ends)} at position {position:,}, in a part of "
+                "the run that draws no slots"
+            )
+        return replace(self, draws=tuple(draws))
+
+    def at(self, position: int) -> Draw | None:
+        """Return the draw of the chapter of a position, the end of a chapter being part of it."""
+        return self.draws[self._number(position)]
+
+    def _number(self, position: int) -> int:
+        # A state at a border is between two steps, where draws do not matter.
+        return max(bisect_left(self.begins, position) - 1, 0)
+
+    def _each(self, numbers: IntArray, apply: Callable[[Draw, IntArray], IntArray]) -> IntArray:
+        chapters = np.searchsorted(self.begins, numbers, side="right") - 1
+        found = numbers.copy()
+        for chapter in np.unique(chapters).tolist():
+            draw = self.draws[chapter]
+            if draw is not None:
+                rows = chapters == chapter
+                found[rows] = apply(draw, numbers[rows])
+        return found
+
+
+AnyDraw = Draw | ChapterDraws
+"""How the slots of a run are drawn that was not changed, or was."""
+
+
 class _Parts(NamedTuple):
     """The parts whose slots are drawn among themselves: (m,) ``begins``, ``sizes`` and ``keys``.
 
@@ -290,8 +352,20 @@ class _Units(NamedTuple):
     short: list[tuple[IntArray, IntArray]]
 
 
+class Drawn(Protocol):
+    """What decides whether slots are drawn: a plan, or a chapter of one."""
+
+    @property
+    def root(self) -> Node:
+        """The tree of sources."""
+
+    @property
+    def order(self) -> Order:
+        """The order of their samples."""
+
+
 def draw_of(
-    plan: Plan,
+    plan: Drawn,
     schedule: BatchSchedule,
     length: int | None,
     *,
@@ -316,7 +390,7 @@ def draw_of(
     return Draw(source_key(plan.order.seed, "", "slots"), schedule, length, unit or 1, counts_from_step)
 
 
-def draws(plan: Plan) -> bool:
+def draws(plan: Drawn) -> bool:
     """Return whether there is anything to draw: sources are blended, and are not read in the order of their stores."""
     return plan.order.kind != "none" and _blends(plan.root)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,10 +12,14 @@ import numpy as np
 
 from headrace.config import nearest_or_known
 from headrace.datasets import PackedSequenceDataset, Run
+from headrace.datasets.excluded import masks_of
 from headrace.errors import ConfigError, StateError
-from headrace.plan import Cursor, IntArray, Lookup
+from headrace.plan import Cursor, IntArray, KeyArray, Lookup, Node, Schedule, nodes
+from headrace.plan.chapters import ChapteredPlan
+from headrace.plan.cursor import PAST_VERSION
 from headrace.plan.packing import PackingLedger
 from headrace.plan.slots import taken_by
+from headrace.plan.tree import MAX_POSITIONS
 from headrace.tracing.answers import Face, Times, Topology, Traced
 from headrace.tracing.trace import Trace
 
@@ -30,18 +34,19 @@ _MAX_LOOKS = 1 << 16
 class Chapter:
     """One run of a history: it holds from ``first_step`` of the training on, at ``position`` of its own slots.
 
-    ``recipes`` are those of the datasets, by path. ``face`` opens a source by its number; it returns None if that is
-    not possible, and whoever made the chapter notes the reason.
+    A source of a run without edits is a leaf of its plan. In an edited run it is one series of its plan or several,
+    each with a dataset of its own; numbers of leaves are those of series. ``recipes`` are those of the datasets.
+    ``face`` opens a dataset; it returns None if that is not possible, and whoever made the chapter notes the reason.
+    ``past`` gives the hashes of what the run fed before a position; None for a framed run.
     """
 
     trace: Trace
     hashes: Mapping[str, str]
-    recipes: Mapping[str, Any]
+    recipes: Sequence[Any]
     face: Callable[[int], Face | None]
+    past: Callable[[int], Mapping[str, str]] | None = None
     first_step: int = 0
     position: int = 0
-    keyed: bool = True
-    """Whether samples depend on the keys of their epochs."""
 
     @cached_property
     def shift(self) -> int:
@@ -51,6 +56,95 @@ class Chapter:
     def reach(self, step: int) -> int:
         """Return the position of the run at which a step of the training begins."""
         return self.trace.begin(max(0, step - self.shift))
+
+    def step_at(self, position: int) -> int:
+        """Return the step of the training in which a position of the run is."""
+        return self.trace.schedule.step_of(position) + self.shift
+
+    def is_keyed(self, leaf: int) -> bool:
+        """Whether samples of a leaf depend on the keys of their epochs."""
+        plan = self.trace.plan
+        return (plan.series[leaf].order if isinstance(plan, ChapteredPlan) else plan.order).kind != "none"
+
+    @cached_property
+    def paths(self) -> dict[str, list[int]]:
+        """Path of a source, at any time -> its leaves, in the order in which they come."""
+        plan = self.trace.plan
+        if not isinstance(plan, ChapteredPlan):
+            return {leaf.path: [number] for number, leaf in enumerate(plan.leaves)}
+        # If one path was that of several sources, the last of them counts.
+        sources = {path: source for chapter in plan.chapters for path, source in chapter.sources.items()}
+        numbers = range(len(plan.source_of))
+        return {path: [leaf for leaf in numbers if plan.source_of[leaf] == source] for path, source in sources.items()}
+
+    def path(self, leaf: int, position: int) -> str:
+        """Return the path that a source has at a position."""
+        plan = self.trace.plan
+        if isinstance(plan, ChapteredPlan):
+            return plan.chapter_at(position).paths[plan.source_of[leaf]]
+        return plan.leaves[leaf].path
+
+    def keys(self, leaf: int, epochs: IntArray) -> KeyArray | None:
+        """Return the keys of epochs, (n,) uint64, if the samples of a leaf depend on them."""
+        return self.trace.plan.keys(leaf, epochs) if self.is_keyed(leaf) else None
+
+    def plain(self, leaf: int) -> Any:
+        """Return the recipe of the dataset of a leaf, without what is masked out of it; its numbers are the same."""
+        masks = masks_of(self.recipes[leaf])
+        return self.recipes[leaf] if masks is None else masks.recipe
+
+    def masked(self, leaf: int) -> IntArray:
+        """(n,) int64, rising: the documents that are masked out of the samples of a leaf."""
+        masks = masks_of(self.recipes[leaf])
+        return np.empty(0, dtype=np.int64) if masks is None else masks.documents
+
+    def ends(self, path: str, leaf: int, samples: Mapping[int, Sequence[int]]) -> list[str]:
+        """Return notes on a source that comes no more, and on samples of leaves that end with some step.
+
+        Samples of a leaf end if it leaves all of them out, or has none of them any more.
+        """
+        plan = self.trace.plan
+        if not isinstance(plan, ChapteredPlan):
+            return self._ended_stage(path)
+        source, notes = plan.source_of[leaf], []
+        without = [chapter for chapter in plan.chapters if source not in chapter.paths]
+        last = max((chapter.begin for chapter in plan.chapters if source in chapter.paths), default=-1)
+        after = [chapter.begin for chapter in without if chapter.begin > last]
+        if after:
+            notes.append(f"{path!r} comes no more from step {self.step_at(min(after)):,} on, where it was removed")
+        sequence = plan.sequences[source]
+        kept = [
+            number
+            for number, section in enumerate(sequence.sections)
+            if not np.isin(samples.get(section.series.number, ()), section.left_out).all()
+        ]
+        first = max(kept, default=-1) + 1
+        if any(samples.values()) and first < len(sequence.sections):
+            rank = int(sequence.firsts[first])
+            begin = min(
+                (one.begin for one in plan.chapters if plan.reached(one.begin)[source] >= rank), default=MAX_POSITIONS
+            )
+            notes.append(f"excluded from step {self.step_at(begin):,} on")
+        return notes or self._ended_stage(path)
+
+    def _ended_stage(self, path: str) -> list[str]:
+        """Return a note on a source that the last mix of a schedule lacks."""
+        plan = self.trace.plan
+        root = plan.root
+        if not isinstance(root, Schedule) or path in leaf_paths(root.children[-1]):
+            return []
+        ends = [
+            int(root.begins[number + 1]) for number, mix in enumerate(root.children[:-1]) if path in leaf_paths(mix)
+        ]
+        if not ends or (self.trace.length is not None and max(ends) >= self.trace.length):
+            return []
+        last = plan.chapters[-1] if isinstance(plan, ChapteredPlan) else None
+        position = max(ends) if last is None else max(ends) + last.begin - last.rank(root)
+        return [f"{path!r} comes no more from step {self.step_at(position):,} on, where its stage ends"]
+
+
+Found = tuple[Traced, int]
+"""A sample in its place, and its leaf."""
 
 
 class History:
@@ -70,7 +164,7 @@ class History:
         """Return the run of a state and how many of its slots were taken; that run continues as the state says."""
         for number in reversed(range(len(self.chapters))):
             chapter = self.chapters[number]
-            if dict(chapter.hashes) == cursor.recipe and cursor.position >= chapter.position:
+            if cursor.position >= chapter.position and self._is_of(chapter, cursor):
                 trace = chapter.trace.resumed(cursor.position, cursor.drawn_to)
                 chapters = (*self.chapters[:number], replace(chapter, trace=trace), *self.chapters[number + 1 :])
                 self.chapters = chapters
@@ -79,6 +173,12 @@ class History:
             f"the saved state, at position {cursor.position:,}, is of none of the {len(self.chapters):,} runs in the "
             "history: save the run beside the checkpoints with save_run whenever a training begins or resumes"
         )
+
+    @staticmethod
+    def _is_of(chapter: Chapter, cursor: Cursor) -> bool:
+        if cursor.version == PAST_VERSION:
+            return chapter.past is not None and dict(chapter.past(cursor.position)) == cursor.recipe
+        return dict(chapter.hashes) == cursor.recipe
 
     def step(
         self, step: int, *, topology: Topology | None = None, rank: int | None = None, origins: bool = True
@@ -109,7 +209,7 @@ class History:
             raise ConfigError(f"there is no step {step:,}: the steps go from {self.chapters[0].first_step:,}{steps}")
         positions = trace.positions(low, high)
         found = self._traced(number, positions, trace.lookup(positions), topology)
-        return self._with_origins([one for one in found if rank is None or one.rank == rank], origins=origins)
+        return self._with_origins([one for one in found if rank is None or one[0].rank == rank], origins=origins)
 
     def positions(self, positions: Sequence[int], *, origins: bool = True) -> list[Traced]:
         """Return the samples at some positions of the last run."""
@@ -145,36 +245,44 @@ class History:
             raise ConfigError("a sample is found by its number, by its key, or by a document in it: pass one of them")
         if limit < 1:
             raise ConfigError(f"limit is at least 1, found {limit}")
-        paths = self._chapters_with(source)
-        wanted = self.chapters[paths[-1][0]].recipes[_path(source)]
-        count, shown, notes = 0, [], []
+        path = "" if source == "." else source
+        found_in = self._chapters_with(source, path)
+        wanted = self.chapters[found_in[-1][0]].plain(found_in[-1][1][-1])
+        count, notes = 0, []
+        shown: list[Found] = []
         until = 0
-        for number, leaf in paths:
+        for number, leaves in found_in:
             chapter = self.chapters[number]
-            begin, end = self._span(number, leaf, until_step, until_samples, limit)
+            begin, end = self._span(number, leaves[-1], until_step, until_samples, limit)
             if end is None:
                 continue
-            if index is not None and chapter.recipes[_path(source)] != wanted:
-                notes.append(
-                    f"from step {chapter.first_step:,} on, {source!r} was another dataset with other numbers, which is"
-                    " left out"
-                )
-                until = max(until, chapter.trace.schedule.step_of(end) + chapter.shift)
-                continue
-            numbers = self._numbers(number, leaf, index=index, key=key, document=document)
-            asked = end
+            asked = leaves
+            if index is not None:
+                # A number means the same sample only in the same dataset.
+                asked = [leaf for leaf in leaves if chapter.plain(leaf) == wanted]
+                if len(asked) < len(leaves):
+                    others = "from" if not asked else "for a part of the steps from"
+                    notes.append(
+                        f"{others} step {chapter.first_step:,} on, {source!r} was another dataset with other numbers, "
+                        "which is left out"
+                    )
+            numbers = {leaf: self._numbers(number, leaf, index=index, key=key, document=document) for leaf in asked}
+            whole = end
             if document is not None:
                 # No arithmetic says which epochs hold a document: search as many as take about a second.
-                end = min(end, chapter.trace.horizon(leaf, begin, max(limit, _MAX_LOOKS // max(1, len(numbers)))))
-            many, found, end = self._found(number, leaf, numbers, document, (begin, end), limit, topology)
+                most = max(limit, _MAX_LOOKS // max(1, sum(map(len, numbers.values()))))
+                end = min(end, chapter.trace.horizon(leaves[-1], begin, most))
+            many, found, end = self._found(number, numbers, document, (begin, end), limit, topology)
             count += many
             shown += found
-            until = max(until, chapter.trace.schedule.step_of(end) + chapter.shift)
-            if end < asked:
+            until = max(until, chapter.step_at(end))
+            if end < whole:
                 notes.append(
                     f"counted before step {until:,} only: there are many epochs, which must be searched one by one"
                 )
                 break
+            if asked and number == len(self.chapters) - 1:
+                notes += chapter.ends(path, asked[-1], numbers)
         return Times(
             count=count,
             shown=tuple(self._with_origins(shown[:limit], origins=origins)),
@@ -182,16 +290,10 @@ class History:
             notes=tuple(notes),
         )
 
-    def _chapters_with(self, source: str) -> list[tuple[int, int]]:
-        """Return (run, number of the leaf) for each run that has such a source."""
-        path = _path(source)
-        known: dict[str, None] = {}
-        found = []
-        for number, chapter in enumerate(self.chapters):
-            for leaf, one in enumerate(chapter.trace.plan.leaves):
-                known[one.path or "."] = None
-                if one.path == path:
-                    found.append((number, leaf))
+    def _chapters_with(self, source: str, path: str) -> list[tuple[int, list[int]]]:
+        """Return (run, numbers of its leaves) for each run that has such a source."""
+        known = {one or ".": None for chapter in self.chapters for one in chapter.paths}
+        found = [(number, chapter.paths[path]) for number, chapter in enumerate(self.chapters) if path in chapter.paths]
         if not found:
             raise ConfigError(f"there is no source {source!r}{nearest_or_known(source, known)}")
         return found
@@ -228,7 +330,10 @@ class History:
             return self._face(number, leaf, "a key").find_keys(key)
         if document is None:
             return []
-        source = self.chapters[number].trace.plan.leaves[leaf]
+        chapter = self.chapters[number]
+        if document in chapter.masked(leaf):
+            return []
+        source = chapter.trace.plan.leaves[leaf]
         found = self._face(number, leaf, "a document").holders(document)
         first = source.first_sample
         inside = (found >= first) & (found < first + source.num_samples)
@@ -246,23 +351,26 @@ class History:
     def _found(
         self,
         number: int,
-        leaf: int,
-        samples: Sequence[int],
+        samples: Mapping[int, Sequence[int]],
         document: int | None,
         span: tuple[int, int],
         limit: int,
         topology: Topology | None,
-    ) -> tuple[int, list[Traced], int]:
-        """Return how often samples come, the first times, and the position up to which they were searched."""
+    ) -> tuple[int, list[Found], int]:
+        """Return how often samples of leaves come, the first times, and the position up to which they were searched."""
         trace = self.chapters[number].trace
         most = limit if document is None else None
-        parts = [trace.find(leaf, one, begin=span[0], end=span[1], limit=most) for one in samples]
+        parts = [
+            trace.find(leaf, one, begin=span[0], end=span[1], limit=most)
+            for leaf, numbers in samples.items()
+            for one in numbers
+        ]
         count = sum(part.total for part in parts)
         empty = np.empty(0, dtype=np.int64)
         positions = np.sort(np.concatenate([empty, *(part.positions for part in parts)]))
         found = trace.lookup(positions)
         if document is not None:
-            held = self._held(number, leaf, found, document)
+            held = self._held(number, found, document)
             positions = positions[held]
             found = _rows(found, held)
             count = len(positions)
@@ -270,31 +378,37 @@ class History:
         end = min((part.end for part in parts), default=span[1])
         return count, self._traced(number, positions[:limit], found, topology), end
 
-    def _held(self, number: int, leaf: int, found: Lookup, document: int) -> IntArray:
+    def _held(self, number: int, found: Lookup, document: int) -> IntArray:
         """Return the rows whose samples have tokens of a document; phases and packs differ from epoch to epoch."""
         chapter = self.chapters[number]
-        face = self._face(number, leaf, "a document")
-        keys = found.keys if chapter.keyed else None
-        origins = face.origins(face.locate(found.indices, keys))
-        held = [row for row, pieces in enumerate(origins) if any(piece.document == document for piece in pieces)]
-        return np.array(held, dtype=np.int64)
+        held: list[int] = []
+        for leaf in np.unique(found.sources).tolist():
+            rows = np.flatnonzero(found.sources == leaf)
+            face = self._face(number, leaf, "a document")
+            keys = found.keys[rows] if chapter.is_keyed(leaf) else None
+            origins = face.origins(face.locate(found.indices[rows], keys))
+            hits = [any(piece.document == document for piece in pieces) for pieces in origins]
+            held += rows[np.array(hits, dtype=bool)].tolist()
+        return np.array(sorted(held), dtype=np.int64)
 
-    def _traced(self, number: int, positions: IntArray, found: Lookup, topology: Topology | None) -> list[Traced]:
+    def _traced(self, number: int, positions: IntArray, found: Lookup, topology: Topology | None) -> list[Found]:
         chapter = self.chapters[number]
-        paths = [leaf.path or "." for leaf in chapter.trace.plan.leaves]
         slots = chapter.trace.slots(positions)
         columns = zip(
             *(column.tolist() for column in (positions, slots, found.sources, found.epochs, found.indices)), strict=True
         )
         return [
-            Traced(
-                **self._place(number, position, slot, topology),
-                source=paths[source],
-                epoch=epoch,
-                index=index,
-                run=number,
+            (
+                Traced(
+                    **self._place(number, position, slot, topology),
+                    source=chapter.path(leaf, position) or ".",
+                    epoch=epoch,
+                    index=index,
+                    run=number,
+                ),
+                leaf,
             )
-            for position, slot, source, epoch, index in columns
+            for position, slot, leaf, epoch, index in columns
         ]
 
     def _place(self, number: int, position: int, slot: int, topology: Topology | None) -> dict[str, Any]:
@@ -316,38 +430,33 @@ class History:
             place["seen"] = (number, slot) < self._cursor
         return place
 
-    def _with_origins(self, samples: list[Traced], *, origins: bool) -> list[Traced]:
+    def _with_origins(self, found: Sequence[Found], *, origins: bool) -> list[Traced]:
         """Return the samples with what they are made of, if ``origins``."""
-        if not origins:
-            return samples
-        traced = list(samples)
-        for (number, leaf), rows in _grouped(samples, self.chapters):
+        traced = [one for one, _ in found]
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row, (one, leaf) in enumerate(found if origins else ()):
+            groups.setdefault((one.run, leaf), []).append(row)
+        for (number, leaf), rows in groups.items():
             chapter = self.chapters[number]
             face = chapter.face(leaf)
             if face is None:
                 continue
-            indices = np.array([samples[row].index for row in rows], dtype=np.int64)
-            epochs = np.array([samples[row].epoch for row in rows], dtype=np.int64)
-            keys = chapter.trace.plan.keys(leaf, epochs) if chapter.keyed else None
-            for row, pieces in zip(rows, face.origins(face.locate(indices, keys)), strict=True):
-                traced[row] = msgspec.structs.replace(samples[row], origins=pieces)
+            indices = np.array([traced[row].index for row in rows], dtype=np.int64)
+            epochs = np.array([traced[row].epoch for row in rows], dtype=np.int64)
+            masked = set(chapter.masked(leaf).tolist())
+            for row, pieces in zip(rows, face.origins(face.locate(indices, chapter.keys(leaf, epochs))), strict=True):
+                kept = tuple(piece for piece in pieces if piece.document not in masked)
+                traced[row] = msgspec.structs.replace(traced[row], origins=kept)
         return traced
 
 
-def _grouped(samples: Sequence[Traced], chapters: Sequence[Chapter]) -> Iterator[tuple[tuple[int, int], list[int]]]:
-    numbers = [{leaf.path or ".": i for i, leaf in enumerate(chapter.trace.plan.leaves)} for chapter in chapters]
-    groups: dict[tuple[int, int], list[int]] = {}
-    for row, sample in enumerate(samples):
-        groups.setdefault((sample.run, numbers[sample.run][sample.source]), []).append(row)
-    yield from groups.items()
+def leaf_paths(node: Node) -> set[str]:
+    """Return the paths of the leaves of a tree."""
+    return {leaf.path for leaf in nodes.leaves(node)}
 
 
 def _rows(found: Lookup, rows: IntArray | slice) -> Lookup:
     return Lookup(found.sources[rows], found.epochs[rows], found.indices[rows], found.keys[rows])
-
-
-def _path(source: str) -> str:
-    return "" if source == "." else source
 
 
 def history_of(run: Run) -> History:
@@ -365,7 +474,6 @@ def history_of(run: Run) -> History:
     """
     if not isinstance(run, Run):
         raise ConfigError(f"run is {run!r:.80}; expected a Run, and for a FramedRun use framed_history(run, journals)")
-    recipe = run.recipe
     chapter = Chapter(
         trace=Trace(
             run.plan,
@@ -375,10 +483,10 @@ def history_of(run: Run) -> History:
             window_steps=None if run.bucketing is None else run.bucketing.window_steps,
             arranged=None if run.buckets is None else run.buckets.arranged,
         ),
-        hashes=recipe.hashes(),
-        recipes=recipe.dataset,
+        hashes=run.recipe.hashes(),
+        recipes=[dataset.recipe for dataset in run.datasets],
         face=run.datasets.__getitem__,
-        keyed=run.order.kind != "none",
+        past=lambda position: run.past(position).hashes(),
     )
     return History([chapter])
 

@@ -1,198 +1,99 @@
-"""``run.json``: a file from which ``headrace trace`` rebuilds the plan of a training without its data.
+"""``run.json``: a file from which the run of a training is built again, with its data or without.
 
 The file is written beside the checkpoints at every start, and holds the runs of the training one after another. If a
-run continues with the same recipe, nothing is added; if something was changed, the new run and the step from which it
-holds are added. `SavedNode` and its kinds are the tree of a mix in that file.
+run continues, whether it was edited or not, it stays one run; if the training goes on with another one, this is added
+with the step from which it holds.
+
+    Run, its edits -- save_run --> run.json -- SavedRun.run --> Run over the recipes of its datasets
+                                               SavedRun.trace --> Trace of a run without edits
+
+A run is written as it was begun, with its edits: for each what it asks for and why, and the data that it leads to.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import sha256
 from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from headrace.config import convert
 from headrace.datasets import Dataset, FramedRun, Run
+from headrace.datasets.editing import Edit, Then
+from headrace.datasets.exclusions import Exclusion
 from headrace.datasets.mix import homogeneous_samples
 from headrace.errors import ConfigError, StateError
-from headrace.io import check_local, write_json_file
+from headrace.io import as_read_back, check_local, write_json_file
 from headrace.plan import (
     ORDER_FORMAT,
     BatchSchedule,
-    Branch,
     Bucketing,
-    ConcatNode,
-    Leaf,
-    LimitNode,
-    Node,
     Order,
     Plan,
-    RepeatNode,
     RunRecipe,
-    Schedule,
-    Shards,
     draw_of,
     node_recipe,
     order_format,
 )
+from headrace.plan.chapters import Length
 from headrace.plan.cursor import outside_run
 from headrace.plan.framed import FRAMED_FORMAT, Lanes, lanes_key
 from headrace.plan.recipe import PARTS, undrawn
-from headrace.stores import SampleStore, Store
+from headrace.tracing.saved_mix import (
+    AnyMix,
+    RecordedDataset,
+    SavedSource,
+    SourceTable,
+    is_by_tokens,
+    loaded_mix,
+    planned,
+    saved_mix,
+)
+from headrace.tracing.saved_plan import AnyNode, loaded_node, saved_node
 from headrace.tracing.trace import Trace
 
-
-class SavedNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="node"):
-    """A node of the tree; nodes with children hold their path."""
-
-
-class SavedLeaf(SavedNode, frozen=True, kw_only=True, tag="source"):
-    """A source, by its number in the list of sources: one that is in several segments is written once."""
-
-    source: int
+VERSION = 2
+"""Version of the file. Version 1 had no edits, and not what is needed to make a run again."""
 
 
-class SavedBranch(SavedNode, frozen=True, kw_only=True, tag="blend"):
-    """See `headrace.plan.Branch`."""
+class SavedLength(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a run is measured, see `headrace.Run`."""
 
-    path: str
-    children: tuple[AnyNode, ...]
-    shares: tuple[int, ...]
-    num_samples: int | None
-    block_samples: int
+    epochs: int | None
+    samples: int | None
+    drop_last: bool
 
 
-class SavedConcat(SavedNode, frozen=True, kw_only=True, tag="concat"):
-    """See `headrace.plan.ConcatNode`."""
+class SavedEdit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One edit, see `headrace.datasets.editing.Edit`."""
 
-    path: str
-    children: tuple[AnyNode, ...]
-
-
-class SavedLimit(SavedNode, frozen=True, kw_only=True, tag="limit"):
-    """See `headrace.plan.LimitNode`."""
-
-    path: str
-    child: AnyNode
-    num_samples: int
-
-
-class SavedRepeat(SavedNode, frozen=True, kw_only=True, tag="repeat"):
-    """See `headrace.plan.RepeatNode`."""
-
-    path: str
-    child: AnyNode
-    num_samples: int
-
-
-class SavedSchedule(SavedNode, frozen=True, kw_only=True, tag="schedule"):
-    """See `headrace.plan.Schedule`."""
-
-    path: str
-    begins: tuple[int, ...]
-    children: tuple[AnyNode, ...]
-
-
-AnyNode = SavedLeaf | SavedBranch | SavedConcat | SavedLimit | SavedRepeat | SavedSchedule
-
-
-def saved_node(node: Node, numbers: Mapping[str, int]) -> AnyNode:
-    """Return a node in the form that is written; ``numbers`` are those of the sources, by path."""
-    if isinstance(node, Leaf):
-        return SavedLeaf(source=numbers[node.path])
-    children = tuple(saved_node(child, numbers) for child in node.children)
-    path = node.path
-    if isinstance(node, Branch):
-        return SavedBranch(
-            path=path,
-            children=children,
-            shares=node.shares,
-            num_samples=node.num_samples,
-            block_samples=node.block_samples,
-        )
-    if isinstance(node, ConcatNode):
-        return SavedConcat(path=path, children=children)
-    if isinstance(node, Schedule):
-        return SavedSchedule(path=path, begins=tuple(node.begins.tolist()), children=children)
-    kind = SavedLimit if isinstance(node, LimitNode) else SavedRepeat
-    return kind(path=path, child=children[0], num_samples=node.num_samples)
-
-
-def loaded_node(saved: AnyNode, leaves: Sequence[Leaf]) -> Node:
-    """Return the node that was written. Raises StateError for the number of a source that does not exist."""
-    if isinstance(saved, SavedLeaf):
-        if not 0 <= saved.source < len(leaves):
-            raise StateError(f"the tree names source {saved.source}, and there are {len(leaves):,} sources")
-        return leaves[saved.source]
-    if isinstance(saved, SavedLimit):
-        return LimitNode(saved.path, loaded_node(saved.child, leaves), saved.num_samples)
-    if isinstance(saved, SavedRepeat):
-        return RepeatNode(saved.path, loaded_node(saved.child, leaves), saved.num_samples)
-    children = tuple(loaded_node(child, leaves) for child in saved.children)
-    if isinstance(saved, SavedBranch):
-        return Branch(saved.path, children, saved.shares, saved.num_samples, saved.block_samples)
-    if isinstance(saved, SavedConcat):
-        return ConcatNode(saved.path, children)
-    if len(saved.begins) != len(children):
-        raise StateError(f"{saved.path!r} has {len(saved.begins):,} begins for {len(children):,} segments")
-    return Schedule(saved.path, tuple(zip(saved.begins, children, strict=True)))
-
-
-def saved_shards(shards: Shards | None) -> str | None:
-    """Return the samples of each shard as a text, with equal neighbours together: ``"10000x127 4711"``."""
-    if shards is None:
-        return None
-    sizes = np.diff(shards.bounds)
-    firsts = np.flatnonzero(np.diff(sizes, prepend=-1))
-    counts = np.diff(firsts, append=len(sizes))
-    pairs = zip(sizes[firsts].tolist(), counts.tolist(), strict=True)
-    return " ".join(f"{size}x{count}" if count > 1 else f"{size}" for size, count in pairs)
-
-
-def loaded_shards(saved: str | None) -> Shards | None:
-    """Return the borders of shards that were written. Raises StateError for a malformed text."""
-    if saved is None:
-        return None
-    sizes: list[int] = []
-    for part in saved.split():
-        size, _, count = part.partition("x")
-        try:
-            sizes += [int(size)] * int(count or 1)
-        except ValueError:
-            raise StateError(f"{part!r} is not a size of shards; expected the form 10000x127") from None
-    return Shards.of_counts(sizes)
-
-
-VERSION = 1
-
-
-class SavedStore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a store lies: the path as it was opened, and the fingerprint of its content."""
-
-    path: str
-    format: str
-    fingerprint: str
-    split_part: str | None = None
-
-
-class SavedSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One source: its path in the blend, its samples, and the recipe of its dataset."""
-
-    path: str
-    num_samples: int
-    first_sample: int = 0
-    shards: str | None = None
-    store: SavedStore | None = None
-    recipe: dict[str, Any]
+    at_step: int
+    reason: str
+    date: str
+    asked: tuple[str, ...]
+    data: AnyMix | None = None
+    renamed: dict[str, str] = {}
+    pieces: tuple[tuple[int, int], ...] = ()
+    order: Order | None = None
+    exclude: dict[str, Exclusion] = {}
+    left_out: dict[str, str] = {}
+    length: SavedLength | None = None
+    skip_steps: int = 0
+    then: Then = "drop"
 
 
 class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One run, from a step of the training on, at which it has a position of its own."""
+    """One run, from a step of the training on, at which it has a position of its own.
+
+    All fields up to ``plan`` are those of the run as it was begun, before its ``edits``. ``added`` are sources that
+    came with edits; their numbers follow those of ``sources``. ``edited`` are the hashes of the edited run.
+    """
 
     first_step: int
     position: int
@@ -203,6 +104,16 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batch: dict[str, Any]
     sources: tuple[SavedSource, ...]
     plan: AnyNode
+    measured: SavedLength | None = None
+    data: AnyMix | None = None
+    added: tuple[SavedSource, ...] = ()
+    edits: tuple[SavedEdit, ...] = ()
+    edited: dict[str, str] | None = None
+
+    @property
+    def shift(self) -> int:
+        """Number that is added to a step of the run to get one of the training."""
+        return self.first_step - self.schedule.step_of(self.position)
 
     @property
     def schedule(self) -> BatchSchedule:
@@ -218,21 +129,14 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return lanes if self.format["framed"] == 1 else msgspec.structs.replace(lanes, key=lanes_key(self.order.seed))
 
     def trace(self) -> Trace:
-        """Return the plan as a `Trace`; for a framed run that of its samples, one in each step.
+        """Return the plan without edits as a `Trace`; for a framed run that of its samples, one in each step.
 
         Raises:
             StateError: the content does not match its hashes, or is of another version of the algorithms.
         """
-        here = (
-            ORDER_FORMAT if "num_lanes" not in self.batch else {**order_format(is_drawn=False), "framed": FRAMED_FORMAT}
-        )
-        if self.format not in (here, undrawn(here)):
-            raise StateError(
-                f"the run from step {self.first_step:,} on was planned by the algorithms {self.format}, and this "
-                f"Headrace has {here}: use the version that wrote it"
-            )
+        self._check_format()
         try:
-            plan = Plan(loaded_node(self.plan, [_leaf(source) for source in self.sources]), self.order)
+            plan = Plan(loaded_node(self.plan, [source.leaf for source in self.sources]), self.order)
             schedule, bucketing = self.schedule, _bucketing(self.batch)
             draw = None
             if self.lanes is not None:
@@ -249,30 +153,90 @@ class SavedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             order=self.order.recipe,
             batch=self.batch,
         )
+        self._check_hashes(recipe, self.hashes)
+        window_steps = None if bucketing is None else bucketing.window_steps
+        return Trace(plan, schedule, self.length, draw=draw, window_steps=window_steps)
+
+    def run(self, datasets: Sequence[Dataset] | None = None) -> Run:
+        """Return the run with its edits, over the datasets of ``sources`` and ``added``.
+
+        By default these are `RecordedDataset`: such a run can be edited and asked, and cannot be read.
+
+        Raises:
+            StateError: as `trace`.
+            ConfigError: the run is framed.
+        """
+        if self.lanes is not None:
+            raise ConfigError("the run is framed: it cannot be edited, and is not made again from its file")
+        self._check_format()
+        sources = (*self.sources, *self.added)
+        if datasets is None:
+            datasets = [RecordedDataset(source) for source in sources]
+        try:
+            if self.data is None:
+                leaves = [source.leaf for source in self.sources]
+                data = planned(loaded_node(self.plan, leaves), self.plan, datasets, sources)
+            else:
+                data = loaded_mix(self.data, sources, datasets)
+            measured = self.measured or SavedLength(epochs=None, samples=self.length, drop_last=False)
+            run = Run(
+                data,
+                global_batch_size=self.schedule,
+                order=self.order,
+                epochs=measured.epochs,
+                samples=measured.samples,
+                drop_last=measured.drop_last,
+                bucketing=_bucketing(self.batch),
+            )
+            self._check_hashes(msgspec.structs.replace(run.recipe, format=self.format), self.hashes)
+            if self.edits:
+                run = run.rebuilt([_loaded_edit(edit, sources, datasets) for edit in self.edits])
+        except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, ConfigError) as error:
+            raise StateError(f"the run from step {self.first_step:,} on is damaged: {error}") from error
+        if self.edits:
+            self._check_hashes(run.recipe, self.edited or {})
+        return run
+
+    def _check_format(self) -> None:
+        here = (
+            ORDER_FORMAT if "num_lanes" not in self.batch else {**order_format(is_drawn=False), "framed": FRAMED_FORMAT}
+        )
+        if self.format not in (here, undrawn(here)):
+            raise StateError(
+                f"the run from step {self.first_step:,} on was planned by the algorithms {self.format}, and this "
+                f"Headrace has {here}: use the version that wrote it"
+            )
+
+    def _check_hashes(self, recipe: RunRecipe, hashes: Mapping[str, str]) -> None:
         found = recipe.hashes()
-        if differing := [part for part in PARTS if found[part] != self.hashes.get(part)]:
+        if differing := [part for part in PARTS if found[part] != hashes.get(part)]:
             raise StateError(
                 f"the run from step {self.first_step:,} on was changed since it was written: its parts"
                 f" {', '.join(differing)} do not match their hashes"
             )
-        window_steps = None if bucketing is None else bucketing.window_steps
-        return Trace(plan, schedule, self.length, draw=draw, window_steps=window_steps)
 
 
 class RunFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file. Paths of stores are relative to ``folder``, where the training began."""
+    """The whole file. Paths of stores are relative to ``folder``, where the training began.
+
+    ``generation`` is how often the runs were changed. ``reached`` is the position of the last run at the last start of
+    the training. ``digest`` is a hash of all else.
+    """
 
     kind: Literal["headrace.run"] = "headrace.run"
     version: int = VERSION
     folder: str
+    generation: int = 0
+    reached: int = 0
     runs: tuple[SavedRun, ...]
+    digest: str = ""
 
 
 def read_run_file(path: str | os.PathLike[str]) -> RunFile:
     """Return what `save_run` wrote.
 
     Raises:
-        StateError: the file cannot be read, is not a saved run, or is of a later version.
+        StateError: the file cannot be read, is not a saved run, was changed by hand, or is of a later version.
     """
     check_local(path)
     try:
@@ -283,10 +247,16 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
         content = msgspec.json.decode(data)
         if not isinstance(content, dict) or content.get("kind") != "headrace.run":
             raise StateError(f"{path}: this is not a saved run; expected a file that save_run wrote")
-        if content.get("version") != VERSION:
+        version = content.get("version")
+        if version not in (1, VERSION):
             raise StateError(
-                f"{path}: has version {content.get('version')!r}, and this Headrace reads version {VERSION}: use the"
-                " version that wrote it, or a newer one"
+                f"{path}: has version {version!r}, and this Headrace reads versions 1 to {VERSION}: use the version"
+                " that wrote it, or a newer one"
+            )
+        if version == VERSION and content.get("digest") != _digest(content):
+            raise StateError(
+                f"{path}: the saved run was changed since it was written, or is damaged: its content does not match "
+                "its digest. Restore the file; to change the run use `headrace run edit`, or Run.edit and save_run"
             )
         found = convert(content, RunFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError) as error:
@@ -297,14 +267,60 @@ def read_run_file(path: str | os.PathLike[str]) -> RunFile:
     return found
 
 
+def write_run_file(path: str | os.PathLike[str], file: RunFile, *, before: RunFile | None) -> None:
+    """Write a file, unless another process has changed it since it was read.
+
+    Args:
+        path: the file.
+        file: what is written; it gets its version and digest here.
+        before: what was read; None if there was no file.
+
+    Raises:
+        StateError: the file is another one now; nothing was written.
+        OutputError: it cannot be written.
+    """
+    with _locked(Path(path)):
+        now = read_run_file(path) if Path(path).exists() else None
+        if now != before:
+            found = "is gone" if now is None else f"has generation {now.generation:,}"
+            expected = "there was none" if before is None else f"generation {before.generation:,} was read"
+            raise StateError(
+                f"{path}: another process has changed this file meanwhile: it {found}, and {expected}. Nothing was "
+                "written: look at it with `headrace run show`, and try again"
+            )
+        content = as_read_back(msgspec.structs.replace(file, version=VERSION))
+        write_json_file(path, content | {"digest": _digest(content)})
+
+
+def _digest(content: dict[str, Any]) -> str:
+    rest = {name: value for name, value in content.items() if name != "digest"}
+    return sha256(msgspec.json.encode(rest, order="sorted")).hexdigest()[:32]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let one process at a time write into the folder of a file, where the file system has locks."""
+    folder = None
+    # Without a folder, writing fails with a message of its own.
+    with suppress(OSError):
+        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(folder, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if folder is not None:
+            os.close(folder)
+
+
 def save_run(
     run: Run | FramedRun, path: str | os.PathLike[str], *, position: int | None = None, step: int | None = None
 ) -> None:
-    """Write what ``headrace trace`` needs to answer questions about a run: a few KB, without the data.
+    """Write the file of a run: a few KB, without the data. `Run.load` and ``headrace trace`` read it.
 
-    Call it in one process at every start, with ``position=loader.position``. If the run is unchanged, nothing is
-    added. If it was changed, the new run holds from this position on, and what the file says about later steps is
-    dropped, since they were undone. Without a position, the file must be new or of the same run.
+    Call it in one process at every start, with ``position=loader.position``. If the run is unchanged, only the position
+    is noted. If it was edited from this position on, or later, its edits are written. If it is another run, that holds
+    from this position on, and what the file says about later steps is dropped, since they were undone. Without a
+    position, the file must be new or of the same run.
 
     Which samples a unit of a framed run holds is known only while the run goes on; the journals of the loaders, beside
     this file, record that.
@@ -316,16 +332,18 @@ def save_run(
         step: number of this step in the training, if it differs from the run's own.
 
     Raises:
-        ConfigError: the file describes another run and no position was given, or the run has no such position.
-        StateError: the file is damaged, or is not a run file.
+        ConfigError: the file describes another run and no position was given, or the run has no such position; or the
+            file holds edits that this run lacks.
+        StateError: the file is damaged, is not a run file, or was changed by another process at the same time.
         OutputError: the file cannot be written.
     """
     if not isinstance(run, Run | FramedRun):
         raise ConfigError(f"run is {run!r:.80}; expected a Run or a FramedRun")
     check_local(path)
-    runs = read_run_file(path).runs if Path(path).exists() else ()
+    file = read_run_file(path) if Path(path).exists() else None
+    runs = () if file is None else file.runs
     if position is None and runs:
-        if not _is_same(runs[-1], _saved(run, 0, 0)):
+        if not _is_same(runs[-1], saved_run(run, 0, 0)):
             raise ConfigError(
                 f"{path}: describes another run: pass the position from which this run holds, position=loader.position,"
                 " or give it a file of its own"
@@ -337,33 +355,39 @@ def save_run(
     first_step = run.schedule.step_of(position) if step is None else index(step)
     if first_step < 0:
         raise ConfigError(f"step is at least 0, found {first_step:,}")
-    new = _saved(run, first_step, position)
+    new = saved_run(run, first_step, position)
+    if runs:
+        _check_edits(path, runs[-1], new)
     # Later runs were undone when the training went back to this step.
     kept = [one for one in runs if one.first_step < first_step]
-    if kept and _is_same(kept[-1], new) and _shift(kept[-1]) == _shift(new):
+    if kept and kept[-1].shift == new.shift and _goes_on(kept[-1], run, new, position):
         # The same run goes on, maybe for longer, or with its data at another path.
         last = kept.pop()
         new = msgspec.structs.replace(new, first_step=last.first_step, position=last.position)
-    write_json_file(path, RunFile(folder=str(Path.cwd()), runs=(*kept, new)))
+    runs_now = (*kept, new)
+    generation = 1 if file is None else file.generation + (runs_now != runs)
+    written = RunFile(folder=str(Path.cwd()), generation=generation, reached=position, runs=runs_now)
+    if file is None or msgspec.structs.replace(file, digest="") != written:
+        write_run_file(path, written, before=file)
 
 
-def _saved(run: Run | FramedRun, first_step: int, position: int) -> SavedRun:
-    recipe = run.recipe
+def saved_run(run: Run | FramedRun, first_step: int, position: int) -> SavedRun:
+    """Return a run in the form that is written."""
     # The plan of a framed run is that of its samples; how they become units is in its recipe.
-    fed = run if isinstance(run, Run) else run.stream
+    begun = run.rebuilt(()) if isinstance(run, Run) and run.edits else run
+    fed = begun if isinstance(begun, Run) else begun.stream
+    recipe = begun.recipe
+    edits = run.edits if isinstance(run, Run) else ()
+    every_data = [fed.data, *(edit.data for edit in edits if edit.data is not None)]
+    table = SourceTable(with_tokens=any(map(is_by_tokens, every_data)))
     leaves = fed.plan.leaves
-    sources = [
-        SavedSource(
-            path=leaf.path,
-            num_samples=leaf.num_samples,
-            first_sample=leaf.first_sample,
-            shards=saved_shards(leaf.shards),
-            store=_store(dataset),
-            recipe=recipe.dataset[leaf.path],
-        )
+    numbers = {
+        leaf.path: table.number(leaf, dataset, recipe.dataset[leaf.path])
         for leaf, dataset in zip(leaves, fed.datasets, strict=True)
-    ]
-    return SavedRun(
+    }
+    data = None if isinstance(run, FramedRun) else saved_mix(fed.data, table)
+    saved_edits = tuple(_saved_edit(edit, table) for edit in edits)
+    found = SavedRun(
         first_step=first_step,
         position=position,
         length=fed.length,
@@ -371,25 +395,51 @@ def _saved(run: Run | FramedRun, first_step: int, position: int) -> SavedRun:
         format=recipe.format,
         order=fed.order,
         batch=recipe.batch,
-        sources=tuple(sources),
-        plan=saved_node(fed.plan.root, {leaf.path: number for number, leaf in enumerate(leaves)}),
+        sources=tuple(table.sources[: len(leaves)]),
+        plan=saved_node(fed.plan.root, numbers),
+        measured=SavedLength(**fed.measured_by._asdict()),
+        data=data,
+        added=tuple(table.sources[len(leaves) :]),
+        edits=saved_edits,
+        edited=run.recipe.hashes() if edits else None,
+    )
+    return convert(as_read_back(found), SavedRun)  # as it compares with what is read
+
+
+def _saved_edit(edit: Edit, table: SourceTable) -> SavedEdit:
+    return SavedEdit(
+        at_step=edit.at_step,
+        reason=edit.reason,
+        date=edit.date,
+        asked=edit.asked,
+        data=None if edit.data is None else saved_mix(edit.data, table),
+        renamed=dict(edit.renamed),
+        pieces=edit.pieces,
+        order=edit.order,
+        exclude=dict(edit.exclude),
+        left_out=dict(edit.left_out),
+        length=None if edit.length is None else SavedLength(**edit.length._asdict()),
+        skip_steps=edit.skip_steps,
+        then=edit.then,
     )
 
 
-def _store(dataset: Dataset) -> SavedStore | None:
-    """Return the store behind a dataset, through datasets around it; None if there is not exactly one."""
-    inner: Any = dataset
-    while not hasattr(inner, "store") and isinstance(getattr(inner, "dataset", None), Dataset):
-        inner = inner.dataset
-    store = getattr(inner, "store", None)
-    if not isinstance(store, Store | SampleStore):
-        return None
-    part = getattr(store, "split_part", None)
-    return SavedStore(path=store.path, format=store.format, fingerprint=store.fingerprint, split_part=part)
-
-
-def _leaf(source: SavedSource) -> Leaf:
-    return Leaf(source.path, source.num_samples, loaded_shards(source.shards), source.first_sample)
+def _loaded_edit(saved: SavedEdit, sources: Sequence[SavedSource], datasets: Sequence[Dataset]) -> Edit:
+    return Edit(
+        at_step=saved.at_step,
+        reason=saved.reason,
+        date=saved.date,
+        asked=saved.asked,
+        data=None if saved.data is None else loaded_mix(saved.data, sources, datasets),
+        renamed=saved.renamed,
+        pieces=saved.pieces,
+        order=saved.order,
+        exclude=saved.exclude,
+        left_out=saved.left_out,
+        length=None if saved.length is None else Length(**msgspec.structs.asdict(saved.length)),
+        skip_steps=saved.skip_steps,
+        then=saved.then,
+    )
 
 
 def _bucketing(batch: dict[str, Any]) -> Bucketing | None:
@@ -400,8 +450,33 @@ def _bucketing(batch: dict[str, Any]) -> Bucketing | None:
 
 
 def _is_same(one: SavedRun, other: SavedRun) -> bool:
-    return one.hashes == other.hashes
+    return one.hashes == other.hashes and _changes(one) == _changes(other)
 
 
-def _shift(run: SavedRun) -> int:
-    return run.first_step - run.schedule.step_of(run.position)
+def _changes(run: SavedRun) -> list[SavedEdit]:
+    """Return the edits of a run as far as they decide samples."""
+    return [msgspec.structs.replace(edit, reason="", date="", asked=()) for edit in run.edits]
+
+
+def _goes_on(saved: SavedRun, run: Run | FramedRun, new: SavedRun, position: int) -> bool:
+    """Whether what a saved run fed before a position is what a run would have fed."""
+    if _is_same(saved, new):
+        return True
+    if not isinstance(run, Run) or saved.lanes is not None or not (saved.edits or new.edits):
+        return False
+    return saved.run().past(position).hashes() == run.past(position).hashes()
+
+
+def _check_edits(path: str | os.PathLike[str], saved: SavedRun, new: SavedRun) -> None:
+    """Raise ConfigError if the file holds edits that a run lacks, which else is the same."""
+    before, now = _changes(saved), _changes(new)
+    if saved.hashes != new.hashes or len(before) <= len(now) or any(edit not in before for edit in now):
+        return
+    missing = [edit for edit, change in zip(saved.edits, before, strict=True) if change not in now]
+    named = "; ".join(
+        f"step {edit.at_step + saved.shift:,}: {', '.join(edit.asked)} {edit.reason}".rstrip() for edit in missing
+    )
+    raise ConfigError(
+        f"{path}: holds edits that this run lacks ({named}): load the run from its file, headrace.Run.load("
+        f"{str(path)!r}), or make the same edits in Python; to give them up, write this run to a file of its own"
+    )

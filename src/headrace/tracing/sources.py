@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ import msgspec
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.encoded.framed_run import read_journals
 from headrace.datasets.encoded.measured import MeasuredUnits
+from headrace.datasets.excluded import masks_of
 from headrace.datasets.mapped import MapDataset
 from headrace.datasets.media import MediaDataset
 from headrace.datasets.origins import Origins, record_origins, record_sample
@@ -20,12 +20,14 @@ from headrace.datasets.windows import WindowDataset
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.packing import Packing
-from headrace.stores import EnergonStore, SampleStore, Store, open_tokens
-from headrace.stores import open as open_store
+from headrace.stores import SampleStore, Store
 from headrace.tracing.answers import Face
 from headrace.tracing.framed import FramedHistory
 from headrace.tracing.history import Chapter, History
-from headrace.tracing.run_file import RunFile, SavedSource
+from headrace.tracing.rebuilding import opened
+from headrace.tracing.run_file import RunFile
+from headrace.tracing.saved_mix import RecordedDataset, SavedSource, SavedStore
+from headrace.tracing.trace import Trace
 
 _MEDIA = ("MediaDataset",)
 _RECORDS = ("SFTDataset", "PreferenceDataset", "GroupDataset", "PromptDataset")
@@ -38,7 +40,7 @@ class Sources:
         self.notes: list[str] = []
         self._file = file
         self._read_data = read_data
-        self._faces: dict[tuple[int, int], Face | None] = {}
+        self._faces: dict[tuple[SavedStore | None, bytes], Face | None] = {}
 
     def history(self, state: dict[str, Any] | None = None) -> History:
         """Return the runs of the file as a history."""
@@ -66,26 +68,32 @@ class Sources:
         )
 
     def _chapter(self, number: int) -> Chapter:
-        run = self._file.runs[number]
-        by_path = {source.path: place for place, source in enumerate(run.sources)}
-        trace = run.trace()
-        order = [by_path[leaf.path] for leaf in trace.plan.leaves]
+        saved = self._file.runs[number]
+        sources = list(saved.sources)
+        if saved.edits:
+            run = saved.run()
+            sources = [dataset.source for dataset in run.datasets if isinstance(dataset, RecordedDataset)]
+            window_steps = None if run.bucketing is None else run.bucketing.window_steps
+            trace = Trace(run.plan, run.schedule, run.length, draw=run.draw, window_steps=window_steps)
+        else:
+            trace = saved.trace()
+            by_path = {source.path: source for source in sources}
+            sources = [by_path[leaf.path] for leaf in trace.plan.leaves]
         return Chapter(
             trace=trace,
-            hashes=run.hashes,
-            recipes={source.path: source.recipe for source in run.sources},
-            face=lambda leaf: self._face(number, order[leaf]),
-            first_step=run.first_step,
-            position=run.position,
-            keyed=run.order.kind != "none",
+            hashes=saved.edited or saved.hashes,
+            recipes=[source.recipe for source in sources],
+            face=lambda leaf: self._face(sources[leaf]),
+            past=None if saved.lanes is not None else lambda position: saved.run().past(position).hashes(),
+            first_step=saved.first_step,
+            position=saved.position,
         )
 
-    def _face(self, run: int, number: int) -> Face | None:
+    def _face(self, source: SavedSource) -> Face | None:
         if not self._read_data:
             return None
-        place = run, number
+        place = source.store, msgspec.json.encode(source.recipe)
         if place not in self._faces:
-            source = self._file.runs[run].sources[number]
             try:
                 self._faces[place] = self._opened(source)
             except HeadraceError as error:
@@ -97,22 +105,15 @@ class Sources:
     def _opened(self, source: SavedSource) -> Face:
         if source.store is None:
             raise StoreError("it has no single store, so that its samples are named by number alone")
-        recipe, seeded = source.recipe, False
+        masks = masks_of(source.recipe)
+        recipe, seeded = source.recipe if masks is None else masks.recipe, False
         while recipe.get("kind") in ("mapped", "encoded", "framed"):
             seeded = seeded or bool(recipe.get("seeded"))
             recipe = recipe["dataset"]
         kind = recipe["kind"]
         if kind not in (*_MEDIA, *_RECORDS, "measured", "windows", "packed_sequences"):
             raise StoreError(f"samples of the kind {kind} are named by number alone")
-        path = Path(self._file.folder, source.store.path)
-        name = str(path if path.exists() or path.parent.is_dir() else source.store.path)
-        store: Store | SampleStore
-        if source.store.format == EnergonStore.format:
-            store = EnergonStore(name, split_part=source.store.split_part)
-        else:
-            store = open_store(name) if kind in (*_MEDIA, "measured") else open_tokens(name)
-        if store.fingerprint != source.store.fingerprint:
-            raise StoreError(f"{name}: does not hold the data that the run was fed from")
+        store = opened(source.store, self._file.folder, as_samples=kind in (*_MEDIA, "measured"))
         if isinstance(store, SampleStore):
             return MeasuredUnits.saved(store, recipe) if kind == "measured" else MediaDataset(store)
         face = _of_tokens(store, kind, recipe)

@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.plan import BatchSchedule, Draw, IntArray, LimitNode, Lookup, Node, Plan, leaves
+from headrace.plan import BatchSchedule, IntArray, LimitNode, Lookup, Node, Plan, leaves
+from headrace.plan.chapters import AnyPlan
+from headrace.plan.slots import AnyDraw
 
 MAX_TRACED = 1 << 50
 """Position up to which an endless run is searched."""
@@ -53,11 +55,11 @@ class Trace:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: AnyPlan,
         schedule: BatchSchedule,
         length: int | None,
         *,
-        draw: Draw | None = None,
+        draw: AnyDraw | None = None,
         window_steps: int | None = None,
         arranged: Callable[[IntArray], IntArray] | None = None,
     ) -> None:
@@ -69,7 +71,8 @@ class Trace:
         # A draw moves samples within their step, as bucketing does within its window.
         self._in_windows = window_steps is not None or draw is not None
         self._arranged = arranged
-        self._limited = set(_limited(plan.root))
+        # Epochs of a plan that was changed are not all whole, so they are searched one by one too.
+        self._limited = set(_limited(plan.root)) if isinstance(plan, Plan) else {leaf.path for leaf in plan.leaves}
 
     @property
     def is_vague(self) -> bool:
@@ -135,7 +138,8 @@ class Trace:
         """Find a sample among the slots ``[begin, end)``: the first ``limit`` positions, and the number of all.
 
         Costs some look-ups for each position that is returned, and some for the count. Below a `LimitNode`, which
-        leaves samples out, it costs some for every epoch, of which `MAX_EPOCHS` are searched.
+        leaves samples out, and in a run that was edited, it costs some for every epoch, of which `MAX_EPOCHS` are
+        searched.
 
         Raises:
             ConfigError: there is no such sample.

@@ -126,7 +126,8 @@ def test_killed_and_resumed_on_other_ranks(
 
 
 def test_state_of_another_dataset_is_refused(captions: Path) -> None:
-    state = Loader(Run(MediaDataset.open(captions, decoder=CHW), global_batch_size=2), micro_batch_size=2).state_dict()
+    run = Run(MediaDataset.open(captions, decoder=CHW), global_batch_size=2)
+    state = Loader(run, micro_batch_size=2, position=2).state_dict()
     other = MediaDataset.open(captions, decoder=SampleDecoder(image_decode="chwl8"))
     with pytest.raises(StateError, match="dataset"):
         Loader(Run(other, global_batch_size=2), micro_batch_size=2).load_state_dict(state)

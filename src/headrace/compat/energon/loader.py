@@ -506,7 +506,7 @@ class FramedLoader(EnergonLoader):
 
     def _restore(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
         self._inner = None
-        self._loader.start_at(position)
+        self._loader.start_at(position, allow_repeats=True)
 
     def _next_epoch(self) -> Iterator[Batch]:
         if self._limit is not None and self._loader.position >= self._limit:

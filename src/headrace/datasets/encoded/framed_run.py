@@ -348,7 +348,7 @@ class FramedRun:
         With ``world_size`` also what sharing lanes costs the ranks; with ``num_frames`` also the result of
         `first_frames`.
         """
-        lines = sources_outline(self.stream.plan, self.stream.datasets)
+        lines = sources_outline(self.stream)
         lines.append(f"units: {self.data.describe()}")
         pieces = [f"{size:,} units from step {step:,}" for step, size in self.schedule.pieces]
         lines.append(f"global batch: {', '.join(pieces)}; {self.lanes.num_lanes:,} lanes")

@@ -203,6 +203,16 @@ class SampleDataset(RaggedDataset):
         except KeyError:
             raise ConfigError(f"{self.store.path}: has no sample with the key {key!r}") from None
 
+    def find_keys(self, key: str) -> list[int]:
+        """Return all samples with a key: one for each time that its shard is listed. Raises as `find_key`."""
+        store, first = self.store, self.find_key(key)
+        begins = store.shard_bounds
+        shard = int(np.searchsorted(begins, first, side="right")) - 1
+        within = first - int(begins[shard])
+        twins = [i for i, name in enumerate(store.shards) if name == store.shards[shard]]
+        numbers = [int(begins[i]) + within for i in twins if within < begins[i + 1] - begins[i]]
+        return [number for number in numbers if store.key(number) == key]
+
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples at ``indices``; negative ones count from the end."""
         return self.samples(sample_numbers(indices, len(self), self.store.path))

@@ -34,7 +34,7 @@ from headrace.loader.framed.parts import BatchPart, LaneReader, PartMessage, bat
 from headrace.loader.ranks import agree, all_gathered_texts, is_alone, largest
 from headrace.loader.reading import Reading, in_threads, pinned, pins
 from headrace.loader.spans import Batch, sample_words
-from headrace.plan import Cursor
+from headrace.plan import Cursor, RunRecipe
 from headrace.plan.framed import (
     Lanes,
     LaneState,
@@ -283,6 +283,14 @@ class FramedFeed:
         run = self._original.as_saved(recipe)
         same = run.lanes == self.run.lanes
         return self if same else FramedFeed(run, self._options, original=self._original)
+
+    def identity(self, position: int) -> dict[str, Any]:
+        """See `Feed.identity`: hashes of the whole recipe."""
+        return {"recipe": self.run.recipe.hashes()}
+
+    def verified(self, cursor: Cursor, saved: RunRecipe | None) -> Cursor:
+        """See `Feed.verified`."""
+        return cursor.verified(self.run.recipe, self.run.schedule, self.run.length, saved=saved)
 
     def state(self, position: int) -> dict[str, Any]:
         """See `Feed.state`: the lanes that this rank serves from there on, some dozens of bytes each."""

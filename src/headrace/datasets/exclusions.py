@@ -1,0 +1,291 @@
+"""What an edit of a run excludes of a source: as a user asks for it, and as plain numbers.
+
+Exclude --exclusions--> Exclusion, in the edit --mask--> ExcludedDocuments, a dataset around that of the source
+                                               --drop--> samples that are left out of its epochs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
+import numpy as np
+
+from headrace.config import check_choice, nearest_or_known
+from headrace.datasets.dataset import Dataset, FixedDataset
+from headrace.datasets.excluded import range_numbers, ranges_text
+from headrace.datasets.mix import Mix, named_datasets, node_of, store_of
+from headrace.datasets.origins import checked
+from headrace.errors import ConfigError
+from headrace.plan import IntArray, Leaf, leaves
+from headrace.stores import CombinedStore, SampleStore, ShardedStore, Store
+
+How = Literal["mask", "drop"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exclude:
+    """What of a source is never trained on from the step of an edit on; see `Run.edit`.
+
+    With ``how="mask"`` samples keep their places, and documents are removed within them: their ids are replaced by the
+    pad id, and no label is one of their tokens or is predicted by one. Segments of packs stay as they are, so that no
+    other document attends to them. The function of a `MapDataset` gets samples that are masked already.
+
+    With ``how="drop"`` samples that may hold any of it are left out whole, and the epochs of the source are shorter.
+    Where samples are others in each epoch (windows with ``phase``, packs with ``repack``), these are all samples that
+    hold it in any epoch.
+
+    Args:
+        documents: numbers of documents of the store. A record is a document.
+        keys: keys of media samples.
+        shards: names of shards, as the store has them, or their last parts; or numbers of shards. Of a store of tokens
+            they stand for their documents.
+        samples: numbers of samples of the dataset; these can only be dropped.
+        how: ``"mask"`` or ``"drop"``. By default windows and packs are masked; records and media are dropped, since
+            they cannot be masked.
+        pad_id: the id that stands for a masked token. By default that of the packs, or the id that ends documents
+            according to the manifest of the store.
+
+    Example:
+        >>> headrace.Exclude(documents=[3, 17], how="drop").how
+        'drop'
+    """
+
+    documents: Iterable[int] = ()
+    keys: Iterable[str] = ()
+    shards: Iterable[str | int] = ()
+    samples: Iterable[int] = ()
+    how: How | None = None
+    pad_id: int | None = None
+
+
+class Excluded(NamedTuple):
+    """What one edit excluded of one source.
+
+    Attributes:
+        step: the first step that it holds for.
+        path: the path that the source had there.
+        how: ``"mask"`` or ``"drop"``.
+        documents: (n,) int64, rising: numbers of documents that were asked for.
+        samples: (n,) int64, rising: numbers of the samples that were dropped.
+    """
+
+    step: int
+    path: str
+    how: How
+    documents: IntArray
+    samples: IntArray
+
+
+class Exclusion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an edit excludes of one source, as plain numbers; lists are text, see `ranges_text`.
+
+    Attributes:
+        how: whether documents are masked, or samples dropped.
+        documents: the documents.
+        samples: the samples that were named by their numbers, or by keys and shards of media.
+        left_out: all samples that are dropped, those of ``documents`` included.
+        pad_id: the id that stands for a masked token; None if samples are dropped.
+    """
+
+    how: How
+    documents: str = ""
+    samples: str = ""
+    left_out: str = ""
+    pad_id: int | None = None
+
+    def describe(self) -> str:
+        """Describe in a few words how much is excluded."""
+        count, what = (self.documents, "documents") if self.how == "mask" else (self.left_out, "samples")
+        done = "masked" if self.how == "mask" else "dropped"
+        return f"{len(range_numbers(count)):,} {what} {done}"
+
+    def at(self, step: int, path: str) -> Excluded:
+        """Return it as what an edit at a step excluded of the source at a path."""
+        return Excluded(step, path, self.how, range_numbers(self.documents), range_numbers(self.left_out))
+
+
+def exclusions(exclude: Mapping[str, Exclude | Iterable[Any]], data: Dataset | Mix) -> dict[str, Exclusion]:
+    """Return what is to be excluded as plain numbers, by the path of each source.
+
+    Raises:
+        ConfigError: a source, document, key, shard or sample does not exist, all of a source would be excluded, or a
+            source cannot be masked.
+    """
+    if not isinstance(exclude, Mapping):
+        raise ConfigError(
+            f"exclude is {exclude!r:.80}; expected a dict of the names of sources, such as "
+            '{"web": headrace.Exclude(documents=[3])}'
+        )
+    by_path = named_datasets(data)
+    places = {leaf.path: leaf for leaf in leaves(node_of("", data))}
+    found: dict[str, Exclusion] = {}
+    for name, asked in exclude.items():
+        path = _path(name, by_path)
+        if path in found:
+            raise ConfigError(f"exclude={list(exclude)!r}: {name!r} is named twice, by its name and by its path")
+        try:
+            found[path] = _resolved(_asked(asked, by_path[path]), by_path[path], places[path])
+        except ConfigError as error:
+            raise ConfigError(f"exclude, source {name!r}: {error}") from error
+    return found
+
+
+def _path(name: str, by_path: Mapping[str, Dataset]) -> str:
+    """Return the path of a source with this path or name; a run over a single dataset has the path ``"."``."""
+    if list(by_path) == [""] and name in ("", "."):
+        return ""
+    if name in by_path:
+        return name
+    found = [path for path in by_path if path.rpartition("/")[2] == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"exclude: {name!r} is the name of several sources, {found}: use the path")
+    raise ConfigError(
+        f"exclude: there is no source {name!r}{nearest_or_known(name, [path or '.' for path in by_path])}"
+    )
+
+
+def _asked(asked: Exclude | Iterable[Any], dataset: Dataset) -> Exclude:
+    """Return a plain list of documents or keys as an `Exclude`."""
+    if isinstance(asked, Exclude):
+        return asked
+    if not isinstance(asked, Iterable) or isinstance(asked, str | bytes | Mapping):
+        raise ConfigError(f"found {asked!r:.80}; expected headrace.Exclude(...), or a list of documents or keys")
+    listed = list(asked)
+    if listed and all(isinstance(one, str) for one in listed):
+        return Exclude(keys=listed)
+    if isinstance(store_of(dataset), SampleStore):
+        raise ConfigError("media have no documents: say what the numbers are, as headrace.Exclude(samples=...)")
+    return Exclude(documents=listed)
+
+
+def _resolved(asked: Exclude, dataset: Dataset, leaf: Leaf) -> Exclusion:
+    how = asked.how or ("mask" if isinstance(dataset, FixedDataset) else "drop")
+    check_choice("how", how, get_args(How))
+    shards = _listed("shards", asked.shards)
+    documents = _documents(asked.documents, shards, dataset)
+    samples = _samples(asked, shards, dataset, leaf)
+    if not len(documents) and not len(samples):
+        raise ConfigError("nothing is named: pass documents, keys, shards or samples")
+    if how == "mask":
+        if len(samples):
+            raise ConfigError("only documents can be masked: pass how='drop' to leave out the samples that are named")
+        return Exclusion(how=how, documents=ranges_text(documents), pad_id=_pad_id(asked.pad_id, dataset))
+    if asked.pad_id is not None:
+        raise ConfigError("pad_id stands for masked tokens, and samples are dropped here: leave it out")
+    left_out = np.union1d(samples, dropped(documents, dataset, leaf))
+    if len(left_out) >= leaf.num_samples:
+        raise ConfigError(f"all {leaf.num_samples:,} samples are excluded: remove the source instead")
+    return Exclusion(
+        how=how, documents=ranges_text(documents), samples=ranges_text(samples), left_out=ranges_text(left_out)
+    )
+
+
+def _pad_id(asked: int | None, dataset: Dataset) -> int:
+    """Return the id that stands for masked tokens. Raises ConfigError if the dataset cannot be masked."""
+    if not isinstance(dataset, FixedDataset):
+        raise ConfigError(f"samples of {type(dataset).__name__} cannot be masked: pass how='drop' to leave them out")
+    found = dataset.pad_id if asked is None else index(asked)
+    if found is None:
+        raise ConfigError(
+            "no manifest says which id ends documents: pass the id that shall stand for masked tokens, as "
+            "headrace.Exclude(..., pad_id=0)"
+        )
+    if found < 0:
+        raise ConfigError(f"pad_id is {found}; an id is at least 0")
+    return found
+
+
+def check_not_all(documents: IntArray, dataset: Dataset) -> None:
+    """Raise ConfigError if no token of a dataset of tokens is left without some documents."""
+    store = _token_store(dataset)
+    if int((store.document_begins(documents + 1) - store.document_begins(documents)).sum()) >= store.num_tokens:
+        raise ConfigError(f"all documents of {store.path} are excluded: remove the source instead")
+
+
+def dropped(documents: IntArray, dataset: Dataset, leaf: Leaf) -> IntArray:
+    """(n,) int64, rising: the samples of a source that may hold any of some documents."""
+    found = dataset.all_holders(documents) if len(documents) else documents
+    return found[(found >= leaf.first_sample) & (found < leaf.first_sample + leaf.num_samples)]
+
+
+def _documents(wanted: Iterable[int], shards: Sequence[str | int], dataset: Dataset) -> IntArray:
+    """(n,) int64, rising: the documents that are named, and those of shards of tokens."""
+    documents = _numbers("documents", wanted)
+    if not len(documents) and (not shards or isinstance(store_of(dataset), SampleStore)):
+        return documents
+    store = _token_store(dataset)
+    for document in documents[[0, -1]].tolist() if len(documents) else ():
+        checked(store, document)
+    parts = _token_shards(store)
+    bounds = np.cumsum([0, *(part.num_documents for part in parts)])
+    return np.union1d(documents, _of_shards(shards, [part.path for part in parts], bounds))
+
+
+def _samples(asked: Exclude, shards: Sequence[str | int], dataset: Dataset, leaf: Leaf) -> IntArray:
+    """(n,) int64, rising: the samples that are named by number or key, and those of shards of media."""
+    samples = _numbers("samples", asked.samples)
+    begin, end = leaf.first_sample, leaf.first_sample + leaf.num_samples
+    if len(samples) and not begin <= int(samples[0]) <= int(samples[-1]) < end:
+        wrong = int(samples[0] if samples[0] < begin else samples[-1])
+        raise ConfigError(f"there is no sample {wrong:,}; allowed are {begin:,} to {end - 1:,}")
+    by_key = [number for key in _listed("keys", asked.keys) for number in dataset.find_keys(key)]
+    store, bounds = store_of(dataset), dataset.shard_bounds
+    by_shard = samples[:0]
+    if shards and isinstance(store, SampleStore):
+        if bounds is None or not np.array_equal(bounds, store.shard_bounds):
+            raise ConfigError(
+                f"samples of {type(dataset).__name__} are not those of the shards of {store.path}: name their keys"
+            )
+        by_shard = _of_shards(shards, store.shards, bounds)
+    found = np.union1d(np.array(by_key, dtype=np.int64), by_shard)
+    return np.union1d(samples, found[(found >= begin) & (found < end)])
+
+
+def _numbers(name: str, values: Iterable[int]) -> IntArray:
+    """(n,) int64, rising, without repeats. Raises ConfigError for anything but whole numbers from 0 on."""
+    found = np.asarray(values if isinstance(values, np.ndarray | range) else _listed(name, values))
+    if found.ndim != 1 or (found.size and (found.dtype.kind not in "iu" or int(found.min()) < 0)):
+        raise ConfigError(f"{name} is {values!r:.80}; expected a list of numbers from 0 on")
+    return np.unique(found.astype(np.int64))
+
+
+def _listed(name: str, values: Iterable[Any]) -> list[Any]:
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ConfigError(f"{name} is {values!r:.80}; expected a list")
+    return list(values)
+
+
+def _token_store(dataset: Dataset) -> Store:
+    store = store_of(dataset)
+    if not isinstance(store, Store):
+        raise ConfigError(f"{type(dataset).__name__} has no documents of a store of tokens: name keys or samples")
+    return store
+
+
+def _token_shards(store: Store) -> tuple[Store, ...]:
+    """Return the shards of a store of tokens; a store without shards is its own."""
+    while isinstance(store, CombinedStore):
+        store = store.stores[store.keys[0]]
+    return store.shards if isinstance(store, ShardedStore) else (store,)
+
+
+def _of_shards(wanted: Sequence[str | int], names: Sequence[str], bounds: IntArray) -> IntArray:
+    """(n,) int64, rising: the numbers in shards that are named by number, by name, or by the last parts of it."""
+    found = []
+    for shard in wanted:
+        if isinstance(shard, str):
+            numbers = [i for i, name in enumerate(names) if name == shard or name.endswith(f"/{shard}")]
+            if not numbers:
+                raise ConfigError(f"there is no shard {shard!r}{nearest_or_known(shard, names)}")
+        else:
+            numbers = [index(shard)]
+            if not 0 <= numbers[0] < len(names):
+                raise ConfigError(f"there is no shard {shard:,}; allowed are 0 to {len(names) - 1:,}")
+        found += [np.arange(bounds[number], bounds[number + 1], dtype=np.int64) for number in numbers]
+    return np.unique(np.concatenate([np.empty(0, np.int64), *found]))

@@ -1,0 +1,328 @@
+"""What the file of a run says: its mix, batches and edits, and what an edit would change, as structs and as text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from headrace.datasets import Run
+from headrace.datasets.editing import Edit
+from headrace.datasets.mix import node_of
+from headrace.errors import ConfigError
+from headrace.inspect.figures import count, plural, table
+from headrace.plan import Branch, Leaf, Node, Order, Schedule
+from headrace.plan.chapters import ChapteredPlan
+from headrace.tracing.accounting import RunAccount, account
+from headrace.tracing.file_edits import FileEdit
+from headrace.tracing.run_file import read_run_file
+
+SHOWN_STEPS = 3
+"""Number of steps from an edit on whose samples are counted by source."""
+
+
+class ToldEdit(msgspec.Struct, frozen=True, kw_only=True):
+    """One edit: the first step of the training that is different, why and when it was made, and what it changes."""
+
+    at_step: int
+    reason: str
+    date: str
+    asked: tuple[str, ...]
+    changes: tuple[str, ...]
+
+
+class ToldRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a file.
+
+    Attributes:
+        first_step: the step of the training from which it holds.
+        position: its position there.
+        begun: the share of each source in the mix that it was begun with.
+        mix: the same of the mix that its last edit led to.
+        batches: pieces of the global batch size, as (first step, size), with steps of the training.
+        order: kind and seed of the order.
+        num_samples, num_steps: its length; None if it is endless.
+        edits: what was changed.
+    """
+
+    first_step: int
+    position: int
+    begun: dict[str, float]
+    mix: dict[str, float]
+    batches: tuple[tuple[int, int], ...]
+    order: str
+    num_samples: int | None
+    num_steps: int | None
+    edits: tuple[ToldEdit, ...]
+
+
+class ToldFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole file; ``reached`` is the position of its last run at the last start of the training."""
+
+    run: str
+    generation: int
+    reached: int
+    runs: tuple[ToldRun, ...]
+
+    def lines(self) -> list[str]:
+        """Return the report."""
+        found = [f"{self.run}: {plural(len(self.runs), 'run')}, generation {count(self.generation)}"]
+        for run in self.runs:
+            found.append(f"from step {count(run.first_step)}, at position {count(run.position)}")
+            found.append(f"  mix      {', '.join(_shares(run.mix))}")
+            pieces = [f"{plural(size, 'sample')} from step {count(step)}" for step, size in run.batches]
+            found.append(f"  batches  {', '.join(pieces)}")
+            found.append(f"  order    {run.order}")
+            found.append(f"  length   {_length(run.num_samples, run.num_steps)}")
+            if run.edits:
+                found.append(f"  begun    {', '.join(_shares(run.begun))}")
+            found += [f"  {line}" for edit in run.edits for line in edit_lines(edit)]
+        found.append(f"the training last began at position {count(self.reached)}")
+        return found
+
+
+class ToldStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of samples of each source in a step, before and after an edit; empty where there is no such step."""
+
+    step: int
+    before: dict[str, int]
+    after: dict[str, int]
+
+
+class ToldAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """The account of a run before and after an edit; ``at`` says of which step, and steps are those of the run."""
+
+    at: str
+    before: RunAccount
+    after: RunAccount
+
+    def lines(self) -> list[str]:
+        """Return a row for each source, which shows what differs as before -> after."""
+        both = [_account_rows(one) for one in (self.before, self.after)]
+        rows = []
+        for name in dict.fromkeys((*both[0], *both[1])):
+            cells = [one.get(name, ("-",) * len(_COLUMNS)) for one in both]
+            pairs = zip(*cells, strict=True)
+            rows.append([name, *(old if old == new else f"{old} -> {new}" for old, new in pairs)])
+        return [f"  account {self.at}", *table([["source", *_COLUMNS], *rows])]
+
+
+class ToldChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What an edit of a file changes, whether it was written, and the generation of the file after it.
+
+    ``accounts`` are those at the step of the edit, and at the end of a run that ends; empty if the edit was written.
+    """
+
+    run: str
+    written: bool
+    generation: int
+    edit: ToldEdit
+    before: dict[str, float]
+    after: dict[str, float]
+    num_samples_before: int | None
+    num_samples: int | None
+    steps: tuple[ToldStep, ...]
+    accounts: tuple[ToldAccount, ...]
+    notes: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """Return the report."""
+        what = f"generation {count(self.generation)} is written" if self.written else "nothing is written (--dry-run)"
+        found = [f"{self.run}: {what}", *(f"  {line}" for line in edit_lines(self.edit))]
+        if self.before != self.after:
+            found.append(f"  mix     before: {', '.join(_shares(self.before))}")
+            found.append(f"          after:  {', '.join(_shares(self.after))}")
+        if self.num_samples_before != self.num_samples:
+            before, after = (_length(number, None) for number in (self.num_samples_before, self.num_samples))
+            found.append(f"  length  {before} -> {after}")
+        names = list(dict.fromkeys(name for step in self.steps for name in (*step.before, *step.after)))
+        rows = [
+            [count(step.step), *(f"{step.before.get(name, 0):,} -> {step.after.get(name, 0):,}" for name in names)]
+            for step in self.steps
+        ]
+        found += table([["step", *names], *rows])
+        found += [line for one in self.accounts for line in one.lines()]
+        return [*found, *(f"  note: {note}" for note in self.notes)]
+
+
+def tell_run_file(path: str | os.PathLike[str]) -> ToldFile:
+    """Return what the file of a run says. Opens no data.
+
+    Raises:
+        StateError: the file cannot be read, or is damaged.
+        ConfigError: a run is framed; only ``headrace trace`` reads such a file.
+    """
+    file = read_run_file(path)
+    runs = []
+    for saved in file.runs:
+        if saved.lanes is not None:
+            raise ConfigError(f"{path}: the run from step {saved.first_step:,} on is framed: ask `headrace trace`")
+        run = saved.run()
+        begun = run.rebuilt(())
+        runs.append(
+            ToldRun(
+                first_step=saved.first_step,
+                position=saved.position,
+                begun=shares(begun.plan.root),
+                mix=shares(node_of("", run.data)),
+                batches=tuple((step + saved.shift, size) for step, size in run.schedule.pieces),
+                order=_order(run.order),
+                num_samples=run.length,
+                num_steps=run.num_steps,
+                edits=tuple(_told(begun, run.edits, saved.shift)),
+            )
+        )
+    return ToldFile(run=str(path), generation=file.generation, reached=file.reached, runs=tuple(runs))
+
+
+def tell_change(path: str | os.PathLike[str], edit: FileEdit, *, written: bool) -> ToldChange:
+    """Return what an edit of a file changes, with the first steps from it on."""
+    before, after, made = edit.before, edit.after, edit.after.edits[-1]
+    begun = after.rebuilt(())
+    accounts: tuple[ToldAccount, ...] = ()
+    notes = edit.notes
+    if not written:
+        try:
+            accounts = tuple(_accounts(edit, made.at_step))
+        except ConfigError as error:
+            notes = (*notes, f"no account: {error}")
+    return ToldChange(
+        run=str(path),
+        written=written,
+        generation=edit.generation,
+        edit=list(_told(begun, after.edits, edit.shift))[-1],
+        before=shares(node_of("", before.data)),
+        after=shares(node_of("", after.data)),
+        num_samples_before=before.length,
+        num_samples=after.length,
+        steps=tuple(
+            ToldStep(step=step + edit.shift, before=source_counts(before, step), after=source_counts(after, step))
+            for step in range(made.at_step, made.at_step + SHOWN_STEPS)
+        ),
+        accounts=accounts,
+        notes=notes,
+    )
+
+
+_COLUMNS = ("fed", "epochs begun", "to come", "deferred", "dropped", "excluded", "left behind")
+
+
+def _account_rows(found: RunAccount) -> dict[str, tuple[str, ...]]:
+    """Return the cells of each source, and of each dataset that it had; the columns from "to come" are of one epoch."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for one in found.sources:
+        name, number = one.source, 2
+        while name in rows:
+            name, number = f"{one.source} ({number})", number + 1
+        cells = [one.fed.samples, one.epochs_begun]
+        if (last := one.present) is not None:
+            cells += [last.to_come, last.deferred, last.dropped, last.excluded, last.left_behind]
+        shown = tuple(map(count, cells))
+        rows[name] = shown + ("-",) * (len(_COLUMNS) - len(shown))
+    return rows
+
+
+def _accounts(edit: FileEdit, step: int) -> Iterator[ToldAccount]:
+    """Yield the accounts before and after an edit: at its step, and at the end."""
+    before, after = account(edit.before, step), account(edit.after, step)
+    yield ToldAccount(at=f"before step {count(step + edit.shift)}", before=before, after=after)
+    if edit.before.num_steps is not None and edit.after.num_steps is not None:
+        yield ToldAccount(at="at the end of the run", before=account(edit.before), after=account(edit.after))
+
+
+def source_counts(run: Run, step: int) -> dict[str, int]:
+    """Return how many samples of each source a step of a run has; nothing if there is no such step. Reads no data."""
+    try:
+        positions = run.positions(step)
+    except IndexError:
+        return {}
+    numbers, counts = np.unique(run.plan.lookup(positions).sources, return_counts=True)
+    found: dict[str, int] = {}
+    for number, many in zip(numbers.tolist(), counts.tolist(), strict=True):
+        path = run.plan.leaves[number].path
+        if isinstance(run.plan, ChapteredPlan):
+            path = run.plan.chapter_at(int(positions[0])).paths[run.plan.source_of[number]]
+        found[path or "."] = found.get(path or ".", 0) + many
+    return found
+
+
+def shares(root: Node) -> dict[str, float]:
+    """Return the share of each source in a tree, as parts of 1; of a schedule those at its end."""
+    found: dict[str, float] = {}
+    pending = [(root, 1.0)]
+    while pending:
+        node, part = pending.pop()
+        if isinstance(node, Leaf):
+            found[node.path or "."] = part
+        elif isinstance(node, Schedule):
+            pending.append((node.children[-1], part))
+        else:
+            weights = node.shares if isinstance(node, Branch) else [child.num_samples or 1 for child in node.children]
+            total = sum(weights)
+            children = zip(node.children, weights, strict=True)
+            pending += reversed([(child, part * weight / total) for child, weight in children])
+    return found
+
+
+def edit_lines(edit: ToldEdit) -> list[str]:
+    """Return an edit as lines: where, when and why, and each change."""
+    head = f"step {count(edit.at_step)}, {edit.date}" + (f": {edit.reason}" if edit.reason else "")
+    return [head, *(f"  {change}" for change in edit.changes)]
+
+
+def _told(begun: Run, edits: Sequence[Edit], shift: int) -> Iterator[ToldEdit]:
+    """Yield the edits of a run, each with what it changes."""
+    last = shares(begun.plan.root)
+    for edit in edits:
+        now = last if edit.data is None else shares(node_of("", edit.data))
+        yield ToldEdit(
+            at_step=edit.at_step + shift,
+            reason=edit.reason,
+            date=edit.date,
+            asked=edit.asked,
+            changes=tuple(_changes(edit, last, now)),
+        )
+        last = now
+
+
+def _changes(edit: Edit, before: Mapping[str, float], after: Mapping[str, float]) -> Iterator[str]:
+    for name in dict.fromkeys((*before, *after)):
+        if before.get(name) != after.get(name):
+            share = _part(after.get(name))
+            yield f"{name} {_part(before[name])} -> {share}" if name in before else f"{name} is new, {share}"
+    yield from (f"{new} goes on as {old} did" for new, old in edit.renamed.items())
+    for step, size in edit.pieces:
+        later = f", {plural(step, 'step')} later" if step else ""
+        yield f"{plural(size, 'sample')} a step{later}"
+    if edit.order is not None:
+        yield f"order {_order(edit.order)}, from the next epoch of each source on"
+    if edit.length is not None:
+        epochs, samples, _ = edit.length
+        yield f"length {plural(epochs, 'epoch')}" if epochs is not None else f"length {plural(samples or 0, 'sample')}"
+    if edit.skip_steps:
+        yield f"skips {plural(edit.skip_steps, 'step')}, whose samples {_THEN[edit.then]}"
+    for path, one in edit.exclude.items():
+        yield f"{path or '.'}: {one.describe()}"
+
+
+_THEN = {"drop": "do not come in their epochs", "defer": "come at the end of their epochs"}
+
+
+def _shares(mix: Mapping[str, float]) -> list[str]:
+    return [f"{name} {_part(share)}" for name, share in mix.items()]
+
+
+def _part(share: float | None) -> str:
+    return "removed" if share is None else f"{100 * share:.4g} %"
+
+
+def _order(order: Order) -> str:
+    return "as stored" if order.kind == "none" else f"{order.kind}, seed {order.seed}"
+
+
+def _length(num_samples: int | None, num_steps: int | None) -> str:
+    if num_samples is None:
+        return "endless"
+    return plural(num_samples, "sample") + ("" if num_steps is None else f", {plural(num_steps, 'step')}")

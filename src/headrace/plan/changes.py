@@ -1,0 +1,605 @@
+"""Changes of a run while it goes on, as arithmetic on its plan: `PlanEditor` applies them one after another.
+
+From the position of a change on
+
+- a source goes on where it is: at its epoch, and at its rank within the epoch;
+- a part of the tree that is the same goes on at its own rank;
+- another order holds for each source from its next epoch on;
+- positions may be skipped, and their samples be dropped, or put off to the end of their epochs;
+- samples may be left out, so that the epochs are shorter.
+
+A `PlanChange` names sources by the numbers that the editor gave them, and says nothing of how a user asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.plan.arithmetic import apportion
+from headrace.plan.blend import counts_until
+from headrace.plan.chapters import ChapteredPlan, Length, PlanChapter
+from headrace.plan.keys import IntArray, source_key
+from headrace.plan.nodes import Branch, ConcatNode, Leaf, LimitNode, Node, Schedule, leaf_counts, leaves
+from headrace.plan.order import Order
+from headrace.plan.schedule import BatchSchedule
+from headrace.plan.sequence import NOTHING, EpochSeries, SeriesSection, SourceSequence
+
+End = Literal["endless", "samples", "first_exhausted", "all_exhausted", "repeats"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlanChange:
+    """A change of the plan from a step on; what is None or empty stays as it is.
+
+    Attributes:
+        step: the first step that is another.
+        root: the new tree.
+        sources: path of each leaf of ``root`` -> number of the source, see `PlanEditor.add`.
+        end: how the new tree ends, if it is a blend.
+        fresh: sources whose samples are others from now on: they begin a new epoch, with the leaf that stands here.
+        pieces: (steps since ``step``, samples a step).
+        order: the order of the epochs that begin from now on.
+        replaced: sources whose samples have other contents from now on, the order of which stays as it is.
+        left_out: source -> numbers of the samples that do not come any more; for a fresh source, of its new samples.
+        skip_steps: how many steps are skipped.
+        defer: whether the samples of skipped steps come later; otherwise they do not come in this epoch.
+        length: how the run is measured.
+    """
+
+    step: int
+    root: Node | None = None
+    sources: Mapping[str, int] = field(default_factory=dict)
+    end: End = "endless"
+    fresh: Mapping[int, Leaf] = field(default_factory=dict)
+    pieces: tuple[tuple[int, int], ...] = ()
+    order: Order | None = None
+    replaced: frozenset[int] = frozenset()
+    left_out: Mapping[int, IntArray] = field(default_factory=dict)
+    skip_steps: int = 0
+    defer: bool = False
+    length: Length | None = None
+
+
+class Skip(NamedTuple):
+    """Positions of the plan that were not fed, and what each source passed over: its ranks ``[first, end)``."""
+
+    position: int
+    num_samples: int
+    defer: bool
+    ranks: dict[int, tuple[int, int]]
+
+
+class PlanEditor:
+    """A plan that is changed from step to step.
+
+    Args:
+        root: the tree of the run as it was begun.
+        order: its order.
+        schedule: its global batches.
+        length: how it is measured.
+
+    Example:
+        >>> web, code = Leaf("web", 100), Leaf("code", 50)
+        >>> tree = Branch("", (web, code), (1, 1), None)
+        >>> editor = PlanEditor(tree, Order(), BatchSchedule.of(10), Length(None, None, False))
+        >>> changed = Branch("", (web, code), (3, 1), None)
+        >>> editor.apply(PlanChange(step=4, root=changed, sources={"web": 0, "code": 1}))
+        >>> editor.plan().counts(40), editor.plan().counts(80)
+        ([20, 20], [50, 30])
+    """
+
+    def __init__(self, root: Node, order: Order, schedule: BatchSchedule, length: Length) -> None:
+        self.order = order
+        self.pieces = list(schedule.pieces)
+        self.measured_by = length
+        self.key_paths: list[str] = []
+        self.series: list[EpochSeries] = []
+        self.source_of: list[int] = []
+        self.sequences: list[SourceSequence] = []
+        self.skips: list[Skip] = []
+        sources = {leaf.path: self.add(leaf) for leaf in leaves(root)}
+        self.chapters = [PlanChapter(0, root, order, sources, {}, dict.fromkeys(sources, 0))]
+        self._last_step = 0
+        self._passes = 0
+        """Passes through the present tree that were complete before its rank 0."""
+
+    @property
+    def schedule(self) -> BatchSchedule:
+        """The global batches, over all chapters."""
+        return BatchSchedule(tuple(self.pieces))
+
+    @property
+    def chapter(self) -> PlanChapter:
+        """The last chapter."""
+        return self.chapters[-1]
+
+    def plan(self) -> ChapteredPlan:
+        """Return the plan as it is now."""
+        return ChapteredPlan(self.chapters, self.sequences, self.series, self.source_of)
+
+    def add(self, leaf: Leaf) -> int:
+        """Return the number of a new source. The order of its epochs is drawn from the path that it has now."""
+        number = len(self.key_paths)
+        self.key_paths.append(leaf.path)
+        self.sequences.append(SourceSequence([SeriesSection(self._new_series(number, leaf, 0), 0)]))
+        return number
+
+    def position(self, step: int) -> int:
+        """Return the position at which a change at a step holds.
+
+        Raises:
+            ConfigError: an earlier change holds from a later step on, or the run ends before the step.
+        """
+        if step < self._last_step:
+            raise ConfigError(f"a change at step {step:,} comes after one at step {self._last_step:,}")
+        begin, length = self.schedule.begin(step), self.length()
+        if length is None or begin <= length:
+            return begin
+        if self.schedule.begin(step - 1) >= length:
+            steps = self.schedule.step_of(length - 1) + 1
+            raise ConfigError(f"a change at step {step:,} of a run of {steps:,} steps: allowed are 0 to {steps:,}")
+        return length
+
+    def apply(self, change: PlanChange) -> None:
+        """Change the plan from a step on. If it is refused, the editor must not be used any more.
+
+        Raises:
+            ConfigError: the change is not possible at this step; the message says why, and where it would be.
+        """
+        position = self.position(change.step)
+        self._cut_batches(change, position)
+        if change.skip_steps:
+            self._skip(change, position)
+        elif position > self.chapter.begin:
+            self._begin_chapter(position, 0)
+        elif position < self.chapter.begin:
+            raise ConfigError(
+                f"step {change.step:,} is within the rest of a pass, which is fed up to position {self.chapter.begin:,}"
+            )
+        self._last_step = change.step
+        if change.length is not None:
+            self.measured_by = change.length
+        self._change_sources(change, position)
+        if change.root is not None:
+            self._change_tree(change, position)
+
+    def length(self) -> int | None:
+        """Return how many samples the run feeds in all; None without an end.
+
+        Raises:
+            ConfigError: the run is measured in epochs, and its tree has no end.
+        """
+        epochs, samples, drop_last = self.measured_by
+        root = self.chapter.root
+        if samples is not None:
+            found = samples - sum(skip.num_samples for skip in self.skips if not skip.defer)
+        elif isinstance(root, Leaf) and epochs is not None:
+            source = self.chapter.sources[root.path]
+            found = self.chapter.begin + self._epochs_end(source, epochs) - self.chapter.births[root.path]
+        elif epochs is not None and root.num_samples is None:
+            raise ConfigError("an endless blend has no epochs: pass samples, or give the blend an end")
+        elif not isinstance(root, Leaf) and root.num_samples is not None:
+            left = (1 if epochs is None else epochs) - self._passes
+            found = self.chapter.begin + left * root.num_samples - self.chapter.rank(root)
+        else:
+            return None
+        if drop_last:
+            found = self.schedule.begin(self.schedule.step_of(found))
+        return max(found, self.chapter.begin)
+
+    def _epochs_end(self, source: int, epochs: int) -> int:
+        """Return the rank of a source before which all its epochs up to a number lie."""
+        rank = 0
+        for section in self.sequences[source].sections:
+            series = section.series
+            border = (epochs - series.first_epoch) * series.num_samples
+            if section.end is not None and section.end <= border:
+                rank += section.num_items or 0
+            elif section.begin < border:
+                rank += replace(section, end=border).num_items or 0
+        return rank
+
+    def _cut_batches(self, change: PlanChange, position: int) -> None:
+        """Let the batches of the change begin at its step, the one before which may be short."""
+        schedule = self.schedule
+        begin = schedule.begin(change.step)
+        if not change.pieces and begin == position:
+            return
+        rest = change.pieces or ((0, schedule.size(change.step)),)
+        kept = [piece for piece in self.pieces if piece[0] < change.step]
+        if begin > position:
+            last = change.step - 1
+            kept = [piece for piece in kept if piece[0] < last] + [(last, position - schedule.begin(last))]
+        later = () if change.pieces else tuple(piece for piece in self.pieces if piece[0] > change.step)
+        self.pieces = _merged([*kept, *((change.step + step, size) for step, size in rest), *later])
+
+    def _begin_chapter(self, position: int, num_skipped: int) -> None:
+        """Begin a chapter in which everything goes on, after positions that are skipped."""
+        last = self.chapter
+        passed = position + num_skipped - last.begin
+        births, starts = last.births, last.starts
+        if isinstance(last.root, Leaf):
+            births = {last.root.path: births[last.root.path] + passed}
+        else:
+            starts = {**starts, last.root.path: last.rank(last.root) + passed}
+        chapter = PlanChapter(position, last.root, self.order, last.sources, starts, births)
+        if position == last.begin:
+            self.chapters.pop()
+        self.chapters.append(chapter)
+
+    def _skip(self, change: PlanChange, position: int) -> None:
+        schedule, length = self.schedule, self.length()
+        num_skipped = schedule.begin(change.step + change.skip_steps) - position
+        if length is not None and position + num_skipped > length:
+            steps = schedule.step_of(length - 1) + 1
+            raise ConfigError(
+                f"the steps {change.step:,} to {change.step + change.skip_steps - 1:,} are skipped, and the run has "
+                f"{steps:,} steps: end it there, with samples={position:,}"
+            )
+        last = self.chapter
+        if change.defer and not isinstance(last.root, Leaf) and last.root.num_samples is not None:
+            raise ConfigError(
+                "samples that are put off come later in their epochs, and this run is a pass through several sources "
+                "with exact counts, which has no place for them: pass then='drop', or change the data with the skip"
+            )
+        first, beyond = last.reached(position), last.reached(position + num_skipped)
+        ranks = {source: (first[source], beyond[source]) for source in first if beyond[source] > first[source]}
+        self.skips.append(Skip(position, num_skipped, change.defer, ranks))
+        self._begin_chapter(position, num_skipped)
+        if change.defer:
+            for source, (low, high) in ranks.items():
+                self.sequences[source] = put_off(self.sequences[source], low, high)
+
+    def _change_sources(self, change: PlanChange, position: int) -> None:
+        """Change what sources yield from where they are now on."""
+        if change.order is not None and change.order != self.order:
+            self.order = change.order
+            self.chapters[-1] = replace_order(self.chapter, change.order)
+            if self._is_fresh_order:
+                for source in range(len(self.sequences)):
+                    self._from_next_epoch(source, self._reached(position)[source])
+        reached = self._reached(position) if change.replaced or change.left_out else {}
+        for source in sorted(change.replaced):
+            self._exchange(source, reached[source], partial(self._renumbered, source))
+        for source in change.left_out.keys() - change.fresh.keys():
+            self._exchange(source, reached[source], partial(_without, change.left_out[source]))
+
+    @property
+    def _is_fresh_order(self) -> bool:
+        return any(
+            self.sequences[source].sections[-1].series.order.recipe != self.order.recipe
+            for source in range(len(self.sequences))
+        )
+
+    def _reached(self, position: int) -> dict[int, int]:
+        """Return the rank of every source at a position; those of the last chapter count what was skipped before it."""
+        return self.plan().reached(position)
+
+    def _from_next_epoch(self, source: int, rank: int) -> None:
+        """Read a source in the order of the run from the first epoch on that has not begun."""
+        *rest, last = self.sequences[source].rest(rank)
+        size = last.series.num_samples
+        border = (last.epoch + (not last.begins_epoch) - last.series.first_epoch) * size
+        head = [replace(last, end=border)] if border > last.begin else []
+        old = last.series
+        series = self._new_series(source, old.leaf, old.first_epoch)
+        tail = replace(last, series=series, begin=border, _tables={})
+        self.sequences[source] = self.sequences[source].changed(rank, [*rest, *head, tail])
+
+    def _exchange(self, source: int, rank: int, change: Callable[[SeriesSection], SeriesSection]) -> None:
+        sequence = self.sequences[source]
+        sections = [change(section) for section in sequence.rest(rank)]
+        self.sequences[source] = sequence.changed(rank, [one for one in sections if one.num_items != 0])
+
+    def _renumbered(self, source: int, section: SeriesSection) -> SeriesSection:
+        """Return a section of the same order whose series has a number of its own."""
+        series = replace(section.series, number=len(self.series))
+        self.series.append(series)
+        self.source_of.append(source)
+        return replace(section, series=series)
+
+    def _new_series(self, source: int, leaf: Leaf, first_epoch: int) -> EpochSeries:
+        key = source_key(self.order.seed, self.key_paths[source], "order")
+        series = EpochSeries(len(self.series), leaf, self.order, key, first_epoch)
+        self.series.append(series)
+        self.source_of.append(source)
+        return series
+
+    def _begin_anew(self, source: int, leaf: Leaf, rank: int, left_out: IntArray) -> None:
+        """Let a source have other samples from a rank on: its next epoch begins there."""
+        last = self.sequences[source].rest(rank)[-1]
+        series = self._new_series(source, leaf, last.epoch + (not last.begins_epoch))
+        self.sequences[source] = self.sequences[source].changed(rank, [SeriesSection(series, 0, left_out=left_out)])
+
+    def _change_tree(self, change: PlanChange, position: int) -> None:
+        root = change.root
+        if root is None:
+            return
+        reached = self._reached(position)
+        for source, leaf in change.fresh.items():
+            self._begin_anew(source, leaf, reached[source], change.left_out.get(source, NOTHING))
+        old = {
+            _signature(node, self.chapter.sources): (node, rank)
+            for node, rank in self.chapter.nodes_at(position)
+            if not isinstance(node, Leaf)
+        }
+        if change.fresh:
+            # What has other samples is not the same, wherever it stands.
+            old = {key: found for key, found in old.items() if not self._holds(found[0], change.fresh)}
+        starts: dict[str, int] = {}
+        births: dict[str, int] = {}
+        changed: list[Node] = []
+        self._place(root, change.sources, old, reached, starts, births, changed)
+        if not any(node is root for node in changed):
+            if not isinstance(root, Leaf) and old[_signature(root, change.sources)][0] is not self.chapter.root:
+                self._passes = 0
+            self.chapters[-1] = PlanChapter(position, root, self.order, change.sources, starts, births)
+            return
+        self._check_passes([node for node in changed if node is not root], change.sources, reached, position)
+        if isinstance(root, Schedule):
+            self._go_on_in_schedule(root, change.sources, reached, position)
+            return
+        self._check_passes([root], change.sources, reached, position, is_root=True)
+        if isinstance(root, Branch) and root.num_samples is not None:
+            self._finish_pass(root, change, starts, births, reached, position)
+            return
+        self._passes = 0
+        self.chapters[-1] = PlanChapter(position, root, self.order, change.sources, starts, births)
+
+    def _holds(self, node: Node, sources: Mapping[int, Leaf]) -> bool:
+        return any(self.chapter.sources[leaf.path] in sources for leaf in leaves(node))
+
+    def _place(
+        self,
+        node: Node,
+        sources: Mapping[str, int],
+        old: Mapping[Hashable, tuple[Node, int]],
+        reached: Mapping[int, int],
+        starts: dict[str, int],
+        births: dict[str, int],
+        changed: list[Node],
+    ) -> None:
+        """Find where each node of a new tree begins, and which ones are not as before."""
+        if isinstance(node, Leaf):
+            births[node.path] = reached[sources[node.path]]
+            return
+        if (found := old.get(_signature(node, sources))) is not None:
+            self._move(found[0], node, starts, births)
+            starts[node.path] = found[1]
+            return
+        changed.append(node)
+        for child in node.children:
+            self._place(child, sources, old, reached, starts, births, changed)
+
+    def _move(self, before: Node, after: Node, starts: dict[str, int], births: dict[str, int]) -> None:
+        """Copy where the nodes of a tree were to the same tree at another place."""
+        if isinstance(before, Leaf) or isinstance(after, Leaf):
+            births[after.path] = self.chapter.births[before.path]
+            return
+        starts[after.path] = self.chapter.rank(before)
+        for old, new in zip(_inner(before), _inner(after), strict=True):
+            self._move(old, new, starts, births)
+
+    def _go_on_in_schedule(
+        self, root: Schedule, sources: Mapping[str, int], reached: Mapping[int, int], position: int
+    ) -> None:
+        """The segments of a schedule begin at positions of the run, so that it is entered at this one."""
+        counts = leaf_counts(root, position)
+        births = {path: reached[source] - counts.get(path, 0) for path, source in sources.items()}
+        self._passes = 0
+        self.chapters[-1] = PlanChapter(position, root, self.order, sources, {root.path: position}, births)
+
+    def _finish_pass(
+        self,
+        root: Branch,
+        change: PlanChange,
+        starts: dict[str, int],
+        births: dict[str, int],
+        reached: Mapping[int, int],
+        position: int,
+    ) -> None:
+        """Feed what is left of the counts of a blend that ends, and then whole passes of the new one."""
+        taken, passes = self._taken(change.sources, position)
+        block = root.block_samples
+        shares = _left(root, change, taken, reached, self._kept) if sum(taken.values()) else root.shares
+        left = sum(shares) * block
+        chapters = []
+        if shares != root.shares and left:
+            used = [number for number, share in enumerate(shares) if share]
+            rest = Branch(root.path, tuple(root.children[i] for i in used), tuple(shares[i] for i in used), left, block)
+            paths = {leaf.path for leaf in leaves(rest)}
+            sources = {path: source for path, source in change.sources.items() if path in paths}
+            chapters = [PlanChapter(position, rest, self.order, sources, starts, births)]
+            self._passes = passes
+        elif left:
+            self._passes = passes
+            self.chapters[-1] = PlanChapter(position, root, self.order, change.sources, starts, births)
+            return
+        self.chapters[-1:] = chapters
+        after = position + left
+        reached = self._reached(after) if chapters else reached
+        births = {path: reached[source] for path, source in change.sources.items()}
+        self.chapters.append(PlanChapter(after, root, self.order, change.sources, {}, births))
+        self._passes = passes + 1
+
+    def _kept(self, source: int, rank: int) -> tuple[int, int]:
+        """Return how many samples are left in the epoch of a source, and how many an epoch has."""
+        section, item = self.sequences[source].section_at(rank)
+        series_rank = section.place(item)
+        epoch = replace(section, begin=series_rank).epoch - section.series.first_epoch
+        border = (epoch + 1) * section.series.num_samples
+        left = replace(section, begin=series_rank, end=border).num_items or 0
+        return left, section.series.num_samples - len(section.left_out)
+
+    def _taken(self, sources: Mapping[str, int], position: int) -> tuple[dict[int, int], int]:
+        """Return what each source was fed in the present pass of a tree that ends, and the passes before it."""
+        root = self.chapter.root
+        if isinstance(root, Leaf) or root.num_samples is None:
+            return {}, 0
+        rank = self.chapter.rank(root) + position - self.chapter.begin
+        passes = rank // root.num_samples
+        now, then = (leaf_counts(root, place) for place in (rank, passes * root.num_samples))
+        taken = {source: now.get(path, 0) - then.get(path, 0) for path, source in self.chapter.sources.items()}
+        return taken, self._passes + passes
+
+    def _check_passes(
+        self,
+        nodes: Sequence[Node],
+        sources: Mapping[str, int],
+        reached: Mapping[int, int],
+        position: int,
+        *,
+        is_root: bool = False,
+    ) -> None:
+        """Refuse nodes with passes of their own, unless their sources are where an epoch begins."""
+        for node in nodes:
+            has_passes = isinstance(node, ConcatNode | LimitNode) or (
+                isinstance(node, Branch) and node.num_samples is not None and not is_root
+            )
+            if not has_passes:
+                continue
+            for leaf in leaves(node):
+                source = sources[leaf.path]
+                left, size = self._kept(source, reached[source])
+                if left == size == leaf.num_samples:
+                    continue
+                raise ConfigError(
+                    f"{node.path or 'the mix'!r} takes whole passes of its sources, and {leaf.path!r} has {left:,} of "
+                    f"its {size:,} samples left in this epoch at position {position:,}, so that a pass of it would "
+                    f"repeat some and miss others: {self._where_it_works(source, reached[source])}"
+                )
+
+    def _where_it_works(self, source: int, rank: int) -> str:
+        """Say at which step the epoch of a source ends, if it ends where a step begins."""
+        left, _ = self._kept(source, rank)
+        chapter = self.chapter
+        if source in chapter.paths:
+            place = int(chapter.ascend(source, np.array([rank + left - 1], dtype=np.int64))[0]) + 1
+            step = self.schedule.step_of(place)
+            if place and self.schedule.begin(step) == place:
+                return f"change it at step {step:,}, where its epoch ends"
+            if place:
+                return f"its epoch ends within step {step - (self.schedule.begin(step) == place):,}: mix it by weights"
+        return "mix it by weights"
+
+
+def _left(
+    root: Branch,
+    change: PlanChange,
+    taken: Mapping[int, int],
+    reached: Mapping[int, int],
+    kept: Callable[[int, int], tuple[int, int]],
+) -> tuple[int, ...]:
+    """Return the shares of the rest of a pass that was begun with other shares."""
+    block = root.block_samples
+    below = [[change.sources[leaf.path] for leaf in leaves(child)] for child in root.children]
+    fed = [sum(taken.get(source, 0) for source in sources) for sources in below]
+    if any(number % block for number in fed):
+        raise ConfigError(
+            f"the blend has blocks of {block:,} samples, and a block is under way: change it where a block ends"
+        )
+    if change.end == "samples":
+        rest = max(sum(root.shares) - sum(taken.values()) // block, 0)
+        return tuple(apportion(rest, [Fraction(share) for share in root.shares])) if rest else (0,) * len(root.shares)
+    if change.end in ("first_exhausted", "all_exhausted"):
+        partial = 0 if change.end == "first_exhausted" else block - 1
+        lengths = [
+            (sum(kept(source, reached[source])[0] for source in sources) + partial) // block for sources in below
+        ]
+        if not min(lengths):
+            return (0,) * len(root.shares)
+        return tuple(counts_until(change.end, list(root.shares), lengths))
+    return tuple(max(share - number // block, 0) for share, number in zip(root.shares, fed, strict=True))
+
+
+def _without(samples: IntArray, section: SeriesSection) -> SeriesSection:
+    return section.without(samples)
+
+
+def put_off(sequence: SourceSequence, first: int, end: int) -> SourceSequence:
+    """Return a sequence in which the ranks ``first`` to ``end - 1`` come later, and are not asked for where they were.
+
+    Those of the epoch in which rank ``end`` lies come at the end of that epoch, those of earlier epochs at once:
+
+        epochs of 5, 3 to 6 skipped     0 1 2 - - | - - 7 8 9 | 10 ...
+        from rank 7 on                  3 4   7 8 9   5 6   10 ...
+    """
+    rest = sequence.rest(end)
+    epoch = rest[0].epoch
+    late, own = [], []
+    left = end - first
+    for section in sequence.rest(first):
+        if not left:
+            break
+        count = section.num_items
+        mine = section if count is not None and count <= left else replace(section, end=section.place(left))
+        left -= mine.num_items or 0
+        border = (epoch - mine.series.first_epoch) * mine.series.num_samples
+        late += _between(mine, mine.begin, border)
+        own += _between(mine, max(border, mine.begin), None)
+    if not own:
+        return sequence.changed(end, [*late, *rest])
+    ordered: list[SeriesSection] = []
+    places: list[int] = []
+    for section in rest:
+        border = (epoch + 1 - section.series.first_epoch) * section.series.num_samples
+        for part in (*_between(section, section.begin, border), *_between(section, max(border, section.begin), None)):
+            ordered.append(part)
+            if part.epoch == epoch:
+                places.append(len(ordered))
+    last = max(places, default=0)
+    return sequence.changed(end, [*late, *ordered[:last], *own, *ordered[last:]])
+
+
+def _between(section: SeriesSection, begin: int, end: int | None) -> list[SeriesSection]:
+    """Return the part of a section between two ranks of its series, unless it is empty."""
+    begin = max(begin, section.begin)
+    if end is None:
+        end = section.end
+    elif section.end is not None:
+        end = min(end, section.end)
+    if end is not None and end <= begin:
+        return []
+    part = replace(section, begin=begin, end=end)
+    return [] if part.num_items == 0 else [part]
+
+
+def _merged(pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return pieces of a schedule without those that change nothing."""
+    found: list[tuple[int, int]] = []
+    for step, size in pieces:
+        if not found or found[-1][1] != size:
+            found.append((step, size))
+    return found
+
+
+def _inner(node: Node) -> Iterator[Node]:
+    """Yield the children of a node; for a schedule its sources."""
+    if isinstance(node, Schedule):
+        yield from leaves(node)
+    elif not isinstance(node, Leaf):
+        yield from node.children
+
+
+def _signature(node: Node, sources: Mapping[str, int]) -> Hashable:
+    """Return what two parts of trees have in common if they are the same, wherever they stand."""
+    if isinstance(node, Leaf):
+        return sources[node.path], node.num_samples, node.first_sample, node.shards
+    if isinstance(node, Schedule):
+        return "schedule", tuple((begin, _signature(tree, sources)) for begin, tree in node.segments)
+    children = tuple(_signature(child, sources) for child in node.children)
+    if isinstance(node, Branch):
+        return "branch", node.shares, node.num_samples, node.block_samples, children
+    return type(node).__name__, node.num_samples, children
+
+
+def replace_order(chapter: PlanChapter, order: Order) -> PlanChapter:
+    """Return a chapter whose new epochs have another order."""
+    return PlanChapter(chapter.begin, chapter.root, order, chapter.sources, chapter.starts, chapter.births)

@@ -1,0 +1,598 @@
+"""`account`: what a run was fed before a step, and what became of every sample of its sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from operator import index
+
+import msgspec
+import numpy as np
+
+from headrace.datasets import FramedRun, Run
+from headrace.datasets.accounts import CHECKED_MARKS, CHECKED_ROWS, CHECKED_SAMPLES
+from headrace.datasets.dataset import CountedDataset, Dataset, FixedDataset
+from headrace.datasets.excluded import range_numbers, ranges_text
+from headrace.datasets.exclusions import Exclusion, How
+from headrace.errors import ConfigError, HeadraceError
+from headrace.plan import Branch, ConcatNode, IntArray, Leaf, LimitNode, Node, Schedule, leaf_counts
+from headrace.plan.changes import PlanEditor
+from headrace.plan.chapters import ChapteredPlan, Length, PlanChapter
+from headrace.plan.sequence import EpochSeries, SeriesSection
+from headrace.tracing.epochs import (
+    EpochColumns,
+    Interval,
+    PartOfEpoch,
+    SourceEpochs,
+    fed_ranks,
+    gaps,
+    pieces,
+    pieces_to_come,
+    seen,
+    united,
+)
+
+_SAMPLED = 1024
+"""Samples from which an estimate is made."""
+
+_AT_ONCE = 8192
+
+
+class EpochAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the samples of one epoch of a source are; each is in exactly one of the columns from ``fed`` on.
+
+    Attributes:
+        epoch: its number, from 0.
+        fed: samples that were fed in it.
+        to_come: samples that were not fed so far.
+        deferred: samples that were skipped, and still come in this epoch.
+        dropped: samples that were skipped, or left out by a limit, and do not come in this epoch.
+        excluded: samples that are left out by an exclusion.
+        left_behind: samples that were not fed when the source got other data, which ended the epoch.
+    """
+
+    epoch: int
+    fed: int
+    to_come: int
+    deferred: int
+    dropped: int
+    excluded: int
+    left_behind: int
+
+
+class Fed(msgspec.Struct, frozen=True, kw_only=True):
+    """What was fed: samples, and what they hold; None where it is not known without reading.
+
+    Attributes:
+        samples: number of samples, each counted as often as it was fed.
+        tokens: tokens of these samples, without pads.
+        supervised_tokens: labels that are trained on.
+        documents: documents, or pieces of them in windows and packs.
+        estimated: names of the fields above that are estimates.
+    """
+
+    samples: int
+    tokens: int | None = None
+    supervised_tokens: int | None = None
+    documents: int | None = None
+    estimated: tuple[str, ...] = ()
+
+
+class ExclusionAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """What one edit excluded of a source; lists of numbers are text with ranges, as ``"3 7-9"``.
+
+    Attributes:
+        step: the first step that it holds for.
+        how: ``"mask"`` or ``"drop"``.
+        documents: documents that were asked for.
+        samples: samples that were dropped.
+        other_documents: other documents of which the dropped samples hold tokens, in the epoch of the edit; None if
+            they are not known without the data, or there are more than 8,192 samples.
+    """
+
+    step: int
+    how: How
+    documents: str
+    samples: str
+    other_documents: str | None
+
+
+class SourceAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the samples of a source. A source whose data were changed has one for each dataset that it had.
+
+    Attributes:
+        source: path of the source, ``"."`` for a single dataset.
+        data: what its samples are made of.
+        num_samples: number of samples in the dataset.
+        is_current: whether the source has these data now.
+        fed: what was fed.
+        share: its part of all samples that the run was fed.
+        epochs_begun: number of epochs of which something was fed or skipped.
+        epochs_complete: number of epochs in which every sample was fed that is not excluded.
+        seen: times -> number of samples that were fed so many times; empty for data with an order of their own.
+        is_exact: whether ``seen`` is exact; otherwise it is an estimate.
+        dropped: samples that were skipped or left out by a limit, and did not come in their epochs; over all epochs.
+        deferred: samples that were skipped and still come; over all epochs.
+        left_behind: samples that were not fed when the source got other data.
+        present: the last epoch that was begun, or the first one; None for data with an order of their own.
+        exclusions: what edits excluded, with the data that the source has now.
+    """
+
+    source: str
+    data: str
+    num_samples: int
+    is_current: bool
+    fed: Fed
+    share: float
+    epochs_begun: int
+    epochs_complete: int
+    seen: dict[int, int]
+    is_exact: bool
+    dropped: int
+    deferred: int
+    left_behind: int
+    present: EpochAccount | None
+    exclusions: tuple[ExclusionAccount, ...] = ()
+
+
+class ShareAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a source in a chapter: as planned, from 0 to 1, and as it came."""
+
+    source: str
+    planned: float
+    share: float
+    samples: int
+
+
+class ChapterAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """The mix of one chapter of the run, as far as it was fed.
+
+    Attributes:
+        first_step: the step at which the chapter begins.
+        samples: what was fed in it.
+        reason: the reason of the edit that began it.
+        mix: the sources of its mix.
+    """
+
+    first_step: int
+    samples: int
+    reason: str
+    mix: tuple[ShareAccount, ...]
+
+
+class RunAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run was fed before a step, by source and by chapter.
+
+    Attributes:
+        step: the step before which is counted.
+        fed: what was fed in all.
+        sources: each source, in the order in which they came into the run.
+        chapters: the mix of each chapter.
+    """
+
+    step: int
+    fed: Fed
+    sources: tuple[SourceAccount, ...]
+    chapters: tuple[ChapterAccount, ...]
+
+
+def account(run: Run | FramedRun, step: int | None = None, *, exact: bool = False) -> RunAccount:
+    """Return what a run was fed before a step, and what became of every sample of its sources.
+
+    Edits at later steps do not count: the account is that of the run as it was at the step. Edits at the step itself
+    count, so that what they skip and exclude shows.
+
+    Costs O(sources x chapters). How often samples were seen is exact unless several epochs are fed in large parts,
+    which only edits and limits cause. Tokens are exact where all samples are alike, or few are counted; otherwise they
+    are estimated from 1,024 samples. ``exact`` reads and counts as many samples as it takes.
+
+    Args:
+        run: a run.
+        step: the step; by default the end of the run.
+        exact: whether to count what would be estimated.
+
+    Raises:
+        ConfigError: a framed run, the samples of which are known only when they have been fed; the run has no such
+            step, or no end, and no step is given.
+
+    Example:
+        >>> dataset = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> run = headrace.Run(dataset, global_batch_size=8)
+        >>> found = headrace.tracing.account(run, 5)
+        >>> found.fed.samples, found.fed.tokens, found.sources[0].present.fed
+        (40, 5120, 40)
+    """
+    if isinstance(run, FramedRun):
+        raise ConfigError(
+            "a framed run forms its units while it runs, so that the samples before a step are not known: ask for the "
+            "account of its stream of samples, account(run.stream, N), which has one sample in each step"
+        )
+    if not isinstance(run, Run):
+        raise ConfigError(f"run is {run!r:.80}; expected a Run")
+    step = _checked(run, step)
+    if any(edit.at_step > step for edit in run.edits):
+        run = run.rebuilt([edit for edit in run.edits if edit.at_step <= step])
+    return _Accounting(run, step, exact=exact).account()
+
+
+def _checked(run: Run, step: int | None) -> int:
+    if step is None:
+        if run.num_steps is None:
+            raise ConfigError("the run has no end: pass the step before which to count")
+        return run.num_steps
+    step = index(step)
+    if step < 0 or (run.num_steps is not None and step > run.num_steps):
+        allowed = "at least 0" if run.num_steps is None else f"0 to {run.num_steps:,}, the end of the run"
+        raise ConfigError(f"there is no account before step {step:,}: steps are {allowed}")
+    return step
+
+
+@dataclass(eq=False)
+class _Kept:
+    """One dataset of a source: the series that have its samples, and its epochs, for each time that it came."""
+
+    leaf: Leaf
+    series: list[EpochSeries] = field(default_factory=list)
+    epochs: list[SourceEpochs] = field(default_factory=list)
+
+
+class _Accounting:
+    def __init__(self, run: Run, step: int, *, exact: bool) -> None:
+        self.run, self.step, self.exact = run, step, exact
+        self.plan = chaptered(run)
+        end = run.schedule.begin(step)
+        self.position = end if run.length is None else min(end, run.length)
+        self.series_of: dict[int, list[EpochSeries]] = {}
+        for series, source in zip(self.plan.series, self.plan.source_of, strict=True):
+            self.series_of.setdefault(source, []).append(series)
+        self.names = {source: path or "." for chapter in self.plan.chapters for source, path in chapter.paths.items()}
+
+    def account(self) -> RunAccount:
+        plan, position = self.plan, self.position
+        prefix, rest = self._in_window()
+        fed: dict[int, list[Interval]] = {source: [] for source in range(len(plan.sequences))}
+        chapters: list[ChapterAccount] = []
+        for chapter, end in _spans(plan, prefix):
+            ranks = fed_ranks(chapter, end)
+            for source, intervals in ranks.items():
+                fed[source] += intervals
+            if end > chapter.begin or not chapters:
+                chapters.append(self._chapter(chapter, end, ranks))
+        reached = plan.reached(prefix)
+        for source, intervals in rest.items():
+            fed[source] += intervals
+        sources = [
+            one for source, intervals in fed.items() for one in self._source(source, united(intervals), reached[source])
+        ]
+        if (found := sum(one.fed.samples for one in sources)) != position:
+            raise HeadraceError(
+                f"the run was fed {position:,} samples before step {self.step:,}, and its sources have {found:,}; "
+                "please report this"
+            )
+        return RunAccount(
+            step=self.step, fed=_total([one.fed for one in sources]), sources=tuple(sources), chapters=tuple(chapters)
+        )
+
+    def _in_window(self) -> tuple[int, dict[int, list[Interval]]]:
+        """Return up to where the plan was fed in order, and which ranks of each source were fed beyond.
+
+        Bucketing moves samples within windows of steps, so that the last window may be fed in part.
+        """
+        run, position = self.run, self.position
+        if run.bucketing is None or run.buckets is None or not position:
+            return position, {}
+        window = run.bucketing.window_steps
+        prefix = run.schedule.begin(self.step // window * window)
+        if self.step % window == 0 or position == run.length:
+            return position, {}
+        sources, ranks = self.plan.ranks(np.sort(run.buckets.arranged(np.arange(prefix, position, dtype=np.int64))))
+        found = {}
+        for source in np.unique(sources).tolist():
+            mine = np.sort(ranks[sources == source])
+            breaks = np.flatnonzero(np.diff(mine) != 1) + 1
+            found[source] = [(int(part[0]), int(part[-1]) + 1) for part in np.split(mine, breaks)]
+        return prefix, found
+
+    def _source(self, source: int, fed: list[Interval], reached: int) -> Iterator[SourceAccount]:
+        """Yield the accounts of a source, one for each dataset that it had."""
+        kept = self._kept(source)
+        sequence = self.plan.sequences[source]
+        of: dict[SeriesSection, SourceEpochs] = {}
+        last: Leaf | None = None
+        for section in sequence.sections:
+            leaf = section.series.leaf
+            if leaf is not last:
+                # Other data come, which cut the last epoch of those before short.
+                for epochs in of.values():
+                    epochs.is_cut = True
+                one = next(one for one in kept if section.series in one.series)
+                one.epochs.append(SourceEpochs(leaf.num_samples))
+                last = leaf
+            of[section] = one.epochs[-1]
+            of[section].left_out = max(of[section].left_out, section.left_out, key=len)
+        for intervals, name in ((fed, "fed"), (gaps(fed, 0, reached), "passed")):
+            for begin, end in intervals:
+                for piece in pieces(sequence, begin, end):
+                    getattr(of[piece.section], name).append(piece)
+        present = sequence.rest(reached)[0]
+        current = of[sequence.section_at(reached)[0]]
+        end_epoch = max(current.end_epoch, present.epoch + (not current.end_epoch))
+        # With bucketing, some of what comes may lie before what was fed.
+        beyond = max([reached, *(end for _, end in fed)])
+        for begin, end in gaps(fed, reached, beyond):
+            current.coming += pieces(sequence, begin, end)
+        current.coming += pieces_to_come(sequence, beyond, end_epoch)
+        for one in kept:
+            if any(epochs.fed or epochs.passed or epochs.coming for epochs in one.epochs):
+                yield self._dataset(source, one, is_current=current in one.epochs)
+
+    def _kept(self, source: int) -> list[_Kept]:
+        """Return the datasets of a source. A series that has the samples of an earlier one belongs to its dataset."""
+        found: list[_Kept] = []
+        for series in self.series_of[source]:
+            same = [one for one in found if any(self._is_same(series, other) for other in one.series)]
+            if not same:
+                same = [_Kept(series.leaf)]
+                found += same
+            same[0].series.append(series)
+        return found
+
+    def _is_same(self, one: EpochSeries, other: EpochSeries) -> bool:
+        """Whether two series have the same samples: the leaf is shared unless a change brought other data."""
+        if one.leaf is other.leaf:
+            return True
+        datasets = self.run.datasets
+        shape = [(series.leaf.num_samples, series.leaf.first_sample) for series in (one, other)]
+        return shape[0] == shape[1] and datasets[one.number].fingerprint == datasets[other.number].fingerprint
+
+    def _dataset(self, source: int, kept: _Kept, *, is_current: bool) -> SourceAccount:
+        dataset = self.run.datasets[kept.series[-1].number]
+        columns = [one for epochs in kept.epochs for one in epochs.columns()]
+        begun = [one for one in columns if one.fed or one.dropped or one.deferred]
+        samples = sum(one.fed * one.num_epochs for one in columns)
+        is_endless = dataset.traits.is_endless
+        times = seen(columns, kept.leaf, exact=self.exact)
+        if sum(times.counts.values()) != kept.leaf.num_samples or (
+            times.is_exact and sum(number * count for number, count in times.counts.items()) != samples
+        ):
+            raise HeadraceError(
+                f"source {self.names[source]!r} has {kept.leaf.num_samples:,} samples, fed {samples:,} times, and they "
+                f"were seen {times.counts} times; please report this"
+            )
+        return SourceAccount(
+            source=self.names[source],
+            data=dataset.describe(),
+            num_samples=kept.leaf.num_samples,
+            is_current=is_current,
+            fed=self._fed(columns),
+            share=samples / self.position if self.position else 0.0,
+            epochs_begun=sum(one.num_epochs for one in begun),
+            epochs_complete=sum(one.num_epochs for one in begun if one.is_complete),
+            seen={} if is_endless else times.counts,
+            is_exact=times.is_exact,
+            dropped=sum(one.dropped * one.num_epochs for one in columns),
+            deferred=sum(one.deferred * one.num_epochs for one in columns),
+            left_behind=sum(one.left_behind for one in columns),
+            present=None if is_endless else _present(columns),
+            exclusions=tuple(self._exclusions(source)) if is_current else (),
+        )
+
+    def _exclusions(self, source: int) -> Iterator[ExclusionAccount]:
+        for edit in self.run.edits:
+            position = self.run.schedule.begin(edit.at_step)
+            for path, one in edit.exclude.items():
+                if self.plan.chapter_at(position).sources.get(path) == source:
+                    yield ExclusionAccount(
+                        step=edit.at_step,
+                        how=one.how,
+                        documents=one.documents,
+                        samples=one.left_out,
+                        other_documents=self._others(source, position, one) if one.how == "drop" else "",
+                    )
+
+    def _others(self, source: int, position: int, one: Exclusion) -> str | None:
+        """Return the other documents of samples that are dropped at a position."""
+        samples, documents = range_numbers(one.left_out), range_numbers(one.documents)
+        if len(samples) > _AT_ONCE:
+            return None
+        section, _ = self.plan.sequences[source].section_at(self.plan.reached(position)[source])
+        number = section.series.number
+        dataset, keys = self.run.datasets[number], None
+        if self.run.is_keyed(number):
+            keys = np.repeat(self.plan.keys(number, np.array([section.epoch], dtype=np.int64)), len(samples))
+        origins = dataset.origins(dataset.locate(samples, keys))
+        if not all(origins):
+            return None
+        held = {piece.document for pieces in origins for piece in pieces if piece.document is not None}
+        held -= set(documents.tolist())
+        return ranges_text(np.array(sorted(held), dtype=np.int64))
+
+    def _fed(self, columns: Sequence[EpochColumns]) -> Fed:
+        """Return what the fed samples of a dataset hold; a masked dataset has series of its own."""
+        by_series: dict[int, list[tuple[PartOfEpoch, int]]] = {}
+        for one in columns:
+            for part in one.parts:
+                if part.count:
+                    by_series.setdefault(part.section.series.number, []).append((part, one.num_epochs))
+        return _total([self._counted(number, mine) for number, mine in by_series.items()])
+
+    def _counted(self, number: int, parts: Sequence[tuple[PartOfEpoch, int]]) -> Fed:
+        dataset = self.run.datasets[number]
+        samples = sum(part.count * times for part, times in parts)
+        if not isinstance(dataset, CountedDataset):
+            return _alike(dataset, samples)
+        scan = _Scan(dataset, self.plan, number, is_keyed=self.run.is_keyed(number))
+        is_alike = not dataset.traits.is_counted
+        cost = scan.cost(parts)
+        if self.exact or cost <= (_SAMPLED if is_alike else _most_counted(dataset)):
+            tokens, supervised, documents = scan.counted(parts).tolist()
+            return Fed(samples=samples, tokens=tokens, supervised_tokens=supervised, documents=documents)
+        tokens, supervised, documents = scan.estimated(parts[0][0], samples)
+        estimated = ("documents",) if is_alike else ("tokens", "supervised_tokens", "documents")
+        return Fed(
+            samples=samples, tokens=tokens, supervised_tokens=supervised, documents=documents, estimated=estimated
+        )
+
+    def _chapter(self, chapter: PlanChapter, end: int, ranks: dict[int, list[Interval]]) -> ChapterAccount:
+        count = end - chapter.begin
+        planned = planned_shares(chapter, chapter.begin, end)
+        fed = {source: sum(high - low for low, high in intervals) for source, intervals in ranks.items()}
+        schedule = self.run.schedule
+        reasons = {schedule.begin(edit.at_step): edit.reason for edit in self.run.edits}
+        return ChapterAccount(
+            first_step=schedule.step_of(chapter.begin),
+            samples=count,
+            reason=reasons.get(chapter.begin, ""),
+            mix=tuple(
+                ShareAccount(
+                    source=self.names[source],
+                    planned=float(planned[path]),
+                    share=fed.get(source, 0) / count if count else 0.0,
+                    samples=fed.get(source, 0),
+                )
+                for path, source in chapter.sources.items()
+            ),
+        )
+
+
+def chaptered(run: Run) -> ChapteredPlan:
+    """Return the plan of a run as chapters; that of a run without edits is one."""
+    if isinstance(run.plan, ChapteredPlan):
+        return run.plan
+    return PlanEditor(run.plan.root, run.order, run.schedule, Length(None, None, False)).plan()
+
+
+def _spans(plan: ChapteredPlan, end: int) -> Iterator[tuple[PlanChapter, int]]:
+    """Yield the chapters that begin at or before a position, and where each ends."""
+    for chapter, beyond in zip(plan.chapters, [*plan.begins[1:].tolist(), end], strict=True):
+        if chapter.begin <= end:
+            yield chapter, min(beyond, end)
+
+
+def planned_shares(chapter: PlanChapter, begin: int, end: int) -> dict[str, Fraction]:
+    """Return the planned part of each leaf between two positions of a chapter, by path."""
+    zero = chapter.rank(chapter.root) - chapter.begin
+    return _shares(chapter.root, zero + begin, zero + max(end, begin + 1))
+
+
+def _shares(node: Node, begin: int, end: int) -> dict[str, Fraction]:
+    if isinstance(node, Leaf):
+        return {node.path: Fraction(1)}
+    if isinstance(node, LimitNode):
+        counts = leaf_counts(node.child, node.num_samples)
+        return {path: Fraction(count, node.num_samples) for path, count in counts.items()}
+    if isinstance(node, Schedule):
+        bounds = [*node.begins[1:].tolist(), max(end, int(node.begins[-1]) + 1)]
+        weights = [
+            max(min(end, high) - max(begin, low), 0) for low, high in zip(node.begins.tolist(), bounds, strict=True)
+        ]
+    elif isinstance(node, Branch):
+        weights = list(node.shares)
+    elif isinstance(node, ConcatNode):
+        weights = node.lengths.tolist()
+    else:
+        weights = [1]
+    found: dict[str, Fraction] = {}
+    for child, weight in zip(node.children, weights, strict=True):
+        for path, share in _shares(child, begin, end).items():
+            found[path] = found.get(path, Fraction(0)) + share * Fraction(weight, sum(weights))
+    return found
+
+
+def _present(columns: Sequence[EpochColumns]) -> EpochAccount | None:
+    if not columns:
+        return None
+    last = columns[-1]
+    return EpochAccount(
+        epoch=last.epoch + last.num_epochs - 1,
+        **{name: getattr(last, name) for name in EpochAccount.__struct_fields__ if name != "epoch"},
+    )
+
+
+def _total(parts: Sequence[Fed]) -> Fed:
+    """Return the sum of what was fed; unknown if it is unknown of one part."""
+    sums = {}
+    for name in ("tokens", "supervised_tokens", "documents"):
+        values = [getattr(one, name) for one in parts if one.samples]
+        sums[name] = None if None in values else sum(values)
+    estimated = {name: None for one in parts for name in one.estimated if sums[name] is not None}
+    return Fed(samples=sum(one.samples for one in parts), estimated=tuple(estimated), **sums)
+
+
+def _alike(dataset: Dataset, samples: int) -> Fed:
+    """Return what is known of samples that are not counted: their mean number of tokens."""
+    if not dataset.traits.has_tokens:
+        return Fed(samples=samples)
+    tokens = dataset.num_tokens_per_sample
+    is_exact = isinstance(dataset, FixedDataset) and tokens == int(tokens)
+    return Fed(samples=samples, tokens=round(tokens * samples), estimated=() if is_exact else ("tokens",))
+
+
+def _most_counted(dataset: Dataset) -> int:
+    """Return how many samples are counted one by one: about two seconds."""
+    if dataset.traits.is_ragged:
+        return CHECKED_SAMPLES
+    return max(1, min(CHECKED_ROWS, int(CHECKED_MARKS / max(1.0, dataset.num_tokens_per_sample))))
+
+
+class _Scan:
+    """Counts what the samples of a series hold: (3,) int64 of tokens, supervised tokens and documents."""
+
+    def __init__(self, dataset: CountedDataset, plan: ChapteredPlan, number: int, *, is_keyed: bool) -> None:
+        self.dataset, self.plan, self.number, self.is_keyed = dataset, plan, number, is_keyed
+        self.leaf = plan.series[number].leaf
+
+    def _same_in_every_epoch(self) -> bool:
+        """Whether an epoch's key changes nothing; a probe of some samples with two keys."""
+        if not self.is_keyed:
+            return True
+        probe = self._spread(_SAMPLED)
+        return bool(np.array_equal(self._located(probe, 0), self._located(probe, 1)))
+
+    def _spread(self, most: int) -> IntArray:
+        count = min(most, self.leaf.num_samples)
+        return self.leaf.first_sample + np.arange(count, dtype=np.int64) * self.leaf.num_samples // count
+
+    def _located(self, samples: IntArray, epoch: int) -> IntArray:
+        if not self.is_keyed:
+            return self.dataset.locate(samples)
+        return self.dataset.locate(samples, np.repeat(self.plan.keys(self.number, np.array([epoch])), len(samples)))
+
+    def cost(self, parts: Sequence[tuple[PartOfEpoch, int]]) -> int:
+        """Return how many samples have to be counted for some parts of epochs, each fed so many times."""
+        if self._same_in_every_epoch():
+            return sum(part.count for part, _ in parts)
+        return sum(part.count * times for part, times in parts)
+
+    def counted(self, parts: Sequence[tuple[PartOfEpoch, int]]) -> IntArray:
+        """Return the sums over all of some parts."""
+        same = self._same_in_every_epoch()
+        total = np.zeros(3, dtype=np.int64)
+        for part, times in parts:
+            for number in range(1 if same else times):
+                epoch = part.epoch + number
+                one = PartOfEpoch(epoch, part.begin, part.end, part.section)
+                total += self._sum(one) * (times if same else 1)
+        return total
+
+    def _sum(self, part: PartOfEpoch) -> IntArray:
+        total = np.zeros(3, dtype=np.int64)
+        for begin in range(part.begin, part.end, _AT_ONCE):
+            some = PartOfEpoch(part.epoch, begin, min(begin + _AT_ONCE, part.end), part.section)
+            total += self._count(some.samples(), part.epoch)
+        return total
+
+    def _count(self, samples: IntArray, epoch: int) -> IntArray:
+        counts = self.dataset.count(self._located(samples, epoch))
+        return np.array([counts.tokens.sum(), counts.supervised_tokens.sum(), counts.documents.sum()], dtype=np.int64)
+
+    def estimated(self, part: PartOfEpoch, num_samples: int) -> tuple[int, int, int]:
+        """Return the sums over so many samples, by the mean of some that are spread over the dataset."""
+        some = self._spread(_SAMPLED)
+        tokens, supervised, documents = self._count(some, part.epoch).tolist()
+        return (
+            tokens * num_samples // len(some),
+            supervised * num_samples // len(some),
+            documents * num_samples // len(some),
+        )

@@ -1,0 +1,268 @@
+"""Edits of a run in its file: what the training then loads, and what is refused, with nothing changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+import headrace
+import states_made
+from headrace import ConfigError, Exclude, Order, Run, StateError
+from headrace.cli import main
+from headrace.tracing import edit_run_file, read_run_file, run_file, save_run, skip_in_run_file
+from states_made import blend, run_of, windows
+
+
+@pytest.fixture(autouse=True)
+def _there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def begun(**options: Any) -> Run:
+    return run_of(blend(), **{"samples": None, **options})
+
+
+def fed(run: Run, steps: range) -> list[str]:
+    return [states_made.digest(run.step(step)) for step in steps]
+
+
+def command(*arguments: Any) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["run", *map(str, arguments)])
+    return done.exit_code, done.output
+
+
+WEIGHTS = {"a": 1, "bb": 1, "ccc": 2}
+
+
+def test_a_training_takes_up_what_was_edited() -> None:
+    run = begun()
+    save_run(run, "run.json", position=24)
+    edit_run_file("run.json", 5, weights=WEIGHTS, kind="blocks", global_batch_size=12, reason="decay mix")
+    skip_in_run_file("run.json", range(8, 10), then="defer", reason="spike")
+    made = Run.load("run.json")
+    order = msgspec.structs.replace(run.order, kind="blocks")
+    wanted = run.edit(5, weights=WEIGHTS, order=order, global_batch_size=12).skip(range(8, 10), then="defer")
+    assert fed(made, range(20)) == fed(wanted, range(20))
+    assert (made.generation, [edit.reason for edit in made.edits]) == (3, ["decay mix", "spike"])
+    loader = headrace.Loader(made, micro_batch_size=2, position=24)
+    assert loader.step == 3
+    save_run(made, "run.json", position=24)
+    assert read_run_file("run.json").generation == 3, "nothing was changed"
+    save_run(made, "run.json", position=40)
+    assert (read_run_file("run.json").generation, read_run_file("run.json").reached) == (3, 40)
+    (saved,) = read_run_file("run.json").runs
+    assert (saved.first_step, len(saved.edits)) == (3, 2)
+
+
+def test_what_is_past_cannot_be_edited() -> None:
+    save_run(begun(), "run.json", position=0)
+    save_run(begun(), "run.json", position=84)
+    before = Path("run.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"step 10 is past.*at position 84. Allowed are steps from 11 on"):
+        edit_run_file("run.json", 10, weights=WEIGHTS, reason="late")
+    with pytest.raises(ConfigError, match="step 3 is past"):
+        skip_in_run_file("run.json", range(3, 20), reason="late")
+    with pytest.raises(ConfigError, match=r"no weight for \['bb', 'ccc'\]"):
+        edit_run_file("run.json", 11, weights={"a": 1})
+    with pytest.raises(ConfigError, match="at least one step"):
+        skip_in_run_file("run.json", range(20, 20))
+    assert Path("run.json").read_bytes() == before
+    edit_run_file("run.json", 11, weights=WEIGHTS, dry_run=True)
+    assert Path("run.json").read_bytes() == before
+    edit_run_file("run.json", 11, weights=WEIGHTS)
+    assert read_run_file("run.json").generation == 2
+
+
+def test_steps_are_those_of_the_training() -> None:
+    save_run(begun(), "run.json", position=0, step=100)
+    edit_run_file("run.json", 105, weights=WEIGHTS)
+    assert [edit.at_step for edit in Run.load("run.json").edits] == [5]
+    code, said = command("show", "run.json")
+    assert code == 0
+    assert "step 105, 20" in said
+
+
+def test_of_two_writers_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    save_run(begun(), "run.json", position=0)
+    first = read_run_file("run.json")
+    edit_run_file("run.json", 5, weights=WEIGHTS)
+    now = Path("run.json").read_bytes()
+    changed = msgspec.structs.replace(first, generation=2, reached=8)
+    with pytest.raises(
+        StateError, match=r"changed this file meanwhile: it has generation 2, and generation 1 was read"
+    ):
+        run_file.write_run_file("run.json", changed, before=first)
+    with pytest.raises(StateError, match="and there was none"):
+        run_file.write_run_file("run.json", changed, before=None)
+    assert Path("run.json").read_bytes() == now
+
+
+def test_edits_are_not_lost_by_a_training_that_builds_its_run() -> None:
+    save_run(begun(), "run.json", position=0)
+    edit_run_file("run.json", 5, weights=WEIGHTS, reason="decay mix")
+    before = Path("run.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"holds edits that this run lacks \(step 5: weights decay mix\).*Run.load"):
+        save_run(begun(), "run.json", position=16)
+    assert Path("run.json").read_bytes() == before
+    same = begun().edit(5, weights=WEIGHTS, reason="other words")
+    save_run(same, "run.json", position=16)
+    save_run(same.edit(9, order=Order(seed=9)), "run.json", position=24)
+    (saved,) = read_run_file("run.json").runs
+    assert [edit.at_step for edit in saved.edits] == [5, 9]
+    assert saved.first_step == 0
+
+
+def test_what_was_fed_stays_in_the_file() -> None:
+    """A run whose edit lies before the position feeds on from there; what was fed before was the run without it."""
+    save_run(begun(), "run.json", position=0)
+    save_run(begun().edit(5, weights=WEIGHTS), "run.json", position=80)
+    first, second = read_run_file("run.json").runs
+    assert (first.first_step, len(first.edits)) == (0, 0)
+    assert (second.first_step, len(second.edits)) == (10, 1)
+
+
+def test_commands() -> None:
+    save_run(begun(), "run.json", position=16)
+    assert command("log", "run.json") == (0, "run.json: no edits\n")
+    before = Path("run.json").read_bytes()
+    code, said = command(
+        "edit", "run.json", "--at-step", 4, "--weights", "a=1,bb=1/2,ccc=0.5", "--dry-run", "--reason", "why"
+    )
+    assert code == 0, said
+    lines = said.splitlines()
+    assert lines[0] == "run.json: nothing is written (--dry-run)"
+    assert lines[1].startswith("  step 4, 20")
+    assert lines[1].endswith(": why")
+    assert lines[2:7] == [
+        "    bb 30 % -> 25 %",
+        "    ccc 20 % -> 25 %",
+        "  mix     before: a 50 %, bb 30 %, ccc 20 %",
+        "          after:  a 50 %, bb 25 %, ccc 25 %",
+        "  step       a      bb     ccc",
+    ]
+    assert [line.split()[0] for line in lines[7:10]] == ["4", "5", "6"]
+    assert lines[10] == "  account before step 4"
+    assert [line.split()[0] for line in lines[11:]] == ["source", "a", "bb", "ccc"]
+    assert Path("run.json").read_bytes() == before
+    code, said = command("edit", "run.json", "--at-step", 4, "--remove", "bb", "--batch-size", 16, "--samples", 400,
+                         "--seed", 7, "--reason", "why", "--json")  # fmt: skip
+    assert code == 0, said
+    told = json.loads(said)
+    assert (told["written"], told["generation"], told["num_samples"]) == (True, 2, 400)
+    assert told["edit"]["asked"] == ["remove", "global_batch_size", "order", "samples"]
+    assert told["edit"]["changes"] == [
+        "a 50 % -> 71.43 %",
+        "bb 30 % -> removed",
+        "ccc 20 % -> 28.57 %",
+        "16 samples a step",
+        "order full, seed 7, from the next epoch of each source on",
+        "length 400 samples",
+    ]
+    assert told["steps"][0]["before"].keys() == {"a", "bb", "ccc"}
+    assert sum(told["steps"][0]["after"].values()) == 16
+    code, said = command("skip", "run.json", "6:8", "--defer", "--reason", "spike")
+    assert code == 0, said
+    made = Run.load("run.json")
+    assert [(edit.at_step, edit.skip_steps, edit.then) for edit in made.edits] == [(4, 0, "drop"), (6, 2, "defer")]
+    code, said = command("show", "run.json")
+    assert said.splitlines()[2:5] == [
+        "  mix      a 71.43 %, ccc 28.57 %",
+        "  batches  8 samples from step 0, 16 samples from step 4",
+        "  order    full, seed 7",
+    ]
+    assert said.splitlines()[-1] == "the training last began at position 16"
+    code, said = command("log", "run.json", "--json")
+    assert [edit["at_step"] for edit in json.loads(said)["edits"]] == [4, 6]
+    code, said = command("edit", "run.json", "--at-step", 5, "--samples", 300, "--reason", "shorter")
+    assert "note: the edit at step 5 drops 1 later ones" in said
+
+
+def test_a_dry_run_shows_both_accounts() -> None:
+    run = run_of(blend(), samples=400)
+    save_run(run, "run.json", position=0)
+    code, said = command("skip", "run.json", "10:15", "--reason", "spike", "--dry-run", "--json")
+    assert code == 0, said
+    accounts = json.loads(said)["accounts"]
+    assert [one["at"] for one in accounts] == ["before step 10", "at the end of the run"]
+    skipping = run.skip(range(10, 15))
+    for told, step in zip(accounts, (10, None), strict=True):
+        for name, one in (("before", run), ("after", skipping)):
+            wanted = one.account(step)
+            assert told[name]["step"] == wanted.step
+            columns = [(source["fed"]["samples"], source["present"]["dropped"]) for source in told[name]["sources"]]
+            presents = [(source.fed.samples, source.present) for source in wanted.sources]
+            assert columns == [(samples, present.dropped) for samples, present in presents]
+    said = command("skip", "run.json", "10:15", "--reason", "spike", "--dry-run")[1]
+    assert "0 -> 20" in said, "half of 40 samples are dropped"
+    assert "account" not in command("skip", "run.json", "10:15", "--reason", "spike")[1]
+
+
+def test_exclusions() -> None:
+    run = begun()
+    save_run(run, "run.json", position=0)
+    arguments = ("edit", "run.json", "--at-step", 5, "--exclude", "a=documents:7-9,3", "--reason", "takedown")
+    before = Path("run.json").read_bytes()
+    code, said = command(*arguments, "--drop", "--dry-run")
+    assert (code, Path("run.json").read_bytes() == before) == (0, True)
+    dropped = run.edit(5, exclude={"a": Exclude(documents=[3, 7, 8, 9], how="drop")})
+    [part] = dropped.excluded()
+    assert f"a: {len(part.samples)} samples dropped" in said
+    assert "0 -> " in said.splitlines()[-3], "the samples that were still to come are excluded"
+    code, said = command(*arguments, "--drop")
+    assert code == 0, said
+    assert fed(Run.load("run.json"), range(20)) == fed(dropped, range(20))
+    code, said = command("edit", "run.json", "--at-step", 9, "--exclude", "bb=samples:1,2", "--exclude", "bb=samples:0",
+                         "--drop", "--reason", "more")  # fmt: skip
+    assert code == 0, said
+    both = dropped.edit(9, exclude={"bb": Exclude(samples=[0, 1, 2], how="drop")})
+    assert fed(Run.load("run.json"), range(20)) == fed(both, range(20))
+    assert "bb: 3 samples dropped" in command("log", "run.json")[1]
+    assert command("edit", "run.json", "--at-step", 11, "--samples", 800, "--reason", "longer")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("edit", "run.json", "--at-step", 5, "--reason", "x"), 2, "an edit changes something"),
+        (("edit", "run.json", "--at-step", 5, "--weights", "a=1,b", "--reason", "x"), 2, "a number for each name"),
+        (("edit", "run.json", "--at-step", 5, "--weights", "a=1,b=1/0", "--reason", "x"), 2, "a number for each name"),
+        (("edit", "run.json", "--at-step", 5, "--samples", 8), 2, "--reason"),
+        (("edit", "run.json", "--at-step", 5, "--exclude", "a=3", "--reason", "x"), 2, "as in web=documents:3,7-9"),
+        (("edit", "run.json", "--at-step", 5, "--exclude", "a=documents:x", "--reason", "x"), 2, "no range of numbers"),
+        (
+            ("edit", "run.json", "--at-step", 5, "--exclude", "a=documents:1,9-7", "--reason", "x"),
+            2,
+            "no range of numbers",
+        ),
+        (
+            ("edit", "run.json", "--at-step", 5, "--exclude", "b=samples:3", "--reason", "x"),
+            2,
+            "there is no source 'b'",
+        ),
+        (("edit", "run.json", "--at-step", 5, "--drop", "--samples", 8, "--reason", "x"), 2, "goes with --exclude"),
+        (("edit", "run.json", "--at-step", 5, "--order", "wild", "--reason", "x"), 2, "wild"),
+        (("edit", "run.json", "--at-step", 1, "--samples", 800, "--reason", "x"), 2, "step 1 is past"),
+        (("skip", "run.json", "5-7", "--reason", "x"), 2, "no range of steps"),
+        (("show", "none.json"), 5, "cannot be read"),
+    ],
+)
+def test_what_commands_refuse(arguments: tuple[Any, ...], code: int, message: str) -> None:
+    save_run(begun(), "run.json", position=16)
+    before = Path("run.json").read_bytes()
+    found, said = command(*arguments)
+    assert (found, message in said) == (code, True), said
+    assert Path("run.json").read_bytes() == before
+
+
+def test_data_that_are_gone_are_not_needed() -> None:
+    import shutil
+
+    save_run(run_of(windows(), samples=None), "run.json", position=0)
+    shutil.rmtree("data")
+    assert command("edit", "run.json", "--at-step", 3, "--batch-size", 4, "--reason", "x")[0] == 0
+    assert command("show", "run.json")[0] == 0
