@@ -29,6 +29,7 @@ SCRIPTS = {
     "encoder": "Task encoders that pack",
     "balance": "Balanced steps",
     "scale": "Preparation on many machines",
+    "edits": "Runs that are edited",
 }
 """The name and the heading of each result, in the order of the page."""
 FILES = {"megatron": "megatron_gpt"}

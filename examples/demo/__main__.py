@@ -1,9 +1,10 @@
-"""Trains on text, kills all ranks, resumes on another number, and proves that no sample differs: ``make demo``.
+"""Trains on text, kills all ranks, changes the mix, resumes on another number, and proves that no sample differs.
 
     gather      Python's own standard library as documents, and a small tokeniser trained on it
     prepare     headrace prepare, info, check
-    launch      train on 2 ranks, kill them all, resume on 3       (train, model, settings)
-    proof       the samples of every step equal those of an uninterrupted run
+    launch      train on 2 ranks, kill them all, give the run new weights and a new source from a later step on, and
+                resume on 3                                        (train, model, settings)
+    proof       the samples of every step equal those of an uninterrupted run; the account of the run adds up
 
 Nothing is downloaded, and no server is needed. The folder ``demo`` is made again each time.
 """
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -22,13 +24,16 @@ import torch
 from gather import gather, train_tokenizer
 from launch import DemoError, Job
 from proof import Log, differences, uninterrupted
-from settings import WEIGHTS, Settings, make_run
+from settings import LATER_WEIGHTS, WEIGHTS, Settings, make_run
 from tokenizers import Tokenizer
 from train import CHECKPOINT
+
+from headrace.tracing import account
 
 FOLDER = Path("demo")
 MARK = "made-by-headrace-demo"
 KILL_AFTER_STEP = 60
+EDIT_AT_STEP = 80
 KILLED_RANKS, RESUMED_RANKS = 2, 3
 
 
@@ -38,8 +43,9 @@ def main() -> None:
     clean(FOLDER)
     settings.save(FOLDER)
     prepare(settings)
-    resumed_at = train()
+    resumed_at, settings = train(settings)
     prove(settings, resumed_at)
+    tell_account(settings)
     print(f"\nEverything was proved, in {time.monotonic() - started:.0f} s. The files are in {FOLDER}/")
 
 
@@ -56,7 +62,7 @@ def prepare(settings: Settings) -> None:
     title("Text to tokens")
     tokenizer = str(FOLDER / "tokenizer.json")
     with Timer() as timer:
-        written = gather(FOLDER / "text", max_bytes=12_000_000)
+        written = gather(FOLDER / "text", max_bytes=18_000_000)
         files = [file for name in written for file in written[name]]
         num_bytes = sum(file.stat().st_size for file in files)
         num_documents = sum(file.read_bytes().count(b"\n") for file in files)
@@ -64,7 +70,7 @@ def prepare(settings: Settings) -> None:
     with Timer() as timer:
         train_tokenizer(files, Path(tokenizer), vocab_size=settings.vocab_size, sample_bytes=1_500_000)
     timer.say(f"trained a byte-level BPE tokeniser of {settings.vocab_size:,} ids")
-    for name in WEIGHTS:
+    for name in LATER_WEIGHTS:
         inputs, output = str(FOLDER / "text" / name), str(FOLDER / name)
         with Timer() as timer:
             headrace_command("prepare", inputs, "--output", output, "--tokenizer", tokenizer, "--append-eod")
@@ -74,18 +80,21 @@ def prepare(settings: Settings) -> None:
         timer.say(f"headrace prepare, info, check: {output} has {tokens} tokens and no faults")
 
 
-def train() -> int:
-    """Run a job that is killed and one that resumes it; return the step at which the second began."""
-    title("Trained, killed and resumed")
+def train(settings: Settings) -> tuple[int, Settings]:
+    """Run a job that is killed, edit the run, and resume it; return the step at which the second job began."""
+    title("Trained, killed, edited and resumed")
     with Timer() as timer, Job(FOLDER, "killed", KILLED_RANKS) as job:
         job.kill_after(KILL_AFTER_STEP)
     resumed_at: int = torch.load(FOLDER / CHECKPOINT, weights_only=True)["loader"]["step"]
     last = max(Log.read(FOLDER, "killed").samples)
     timer.say(f"{KILLED_RANKS} ranks: SIGKILL to all in step {last}; the last checkpoint is from step {resumed_at}")
+    settings = replace(settings, edit_at_step=EDIT_AT_STEP)
+    settings.save(FOLDER)
+    say(f"the run was edited: from step {EDIT_AT_STEP} on, {shares(WEIGHTS)} becomes {shares(LATER_WEIGHTS)}")
     with Timer() as timer, Job(FOLDER, "resumed", RESUMED_RANKS) as job:
         job.wait()
     timer.say(f"{RESUMED_RANKS} ranks: continued from step {resumed_at} to the end")
-    return resumed_at
+    return resumed_at, settings
 
 
 def prove(settings: Settings, resumed_at: int) -> None:
@@ -117,9 +126,25 @@ def prove(settings: Settings, resumed_at: int) -> None:
 
     step = settings.steps // 2
     sources = run.lookup(run.positions(step)).sources.tolist()
-    fed = ", ".join(f"{sources.count(number)} of {path}" for number, path in enumerate(run.paths))
+    fed = ", ".join(f"{sources.count(number)} of {path}" for number, path in enumerate(WEIGHTS))
     text = Tokenizer.from_file(str(FOLDER / "tokenizer.json")).decode(run.step(step)["input_ids"][0].tolist())
     say(f"step {step} was fed {fed}; its first sample holds {' '.join(text.split())[:48]!r}")
+
+
+def tell_account(settings: Settings) -> None:
+    """Raise DemoError unless the account of the run adds up to what was fed."""
+    title("The account of the run")
+    told = account(make_run(FOLDER, settings))
+    first, second = Log.read(FOLDER, "killed"), Log.read(FOLDER, "resumed")
+    fed = {position for log in (first, second) for samples in log.samples.values() for position, _ in samples}
+    if not told.fed.samples == len(fed) == sum(source.fed.samples for source in told.sources):
+        raise DemoError(f"{len(fed):,} samples were fed, and the account says {told.fed.samples:,}")
+    for chapter in told.chapters:
+        mix = ", ".join(f"{part.source} {part.share:.1%} ({part.planned:.1%} planned)" for part in chapter.mix)
+        say(f"from step {chapter.first_step}: {chapter.samples:,} samples: {mix}")
+    for source in told.sources:
+        seen = ", ".join(f"{number:,} {times} times" for times, number in source.seen.items())
+        say(f"{source.source}: of {source.num_samples:,} samples, {seen}; {source.fed.tokens:,} tokens were fed")
 
 
 def headrace_command(*arguments: str) -> str:
@@ -144,6 +169,10 @@ class Timer:
     def say(self, text: str) -> None:
         """Print a line of the report that begins with the seconds."""
         say(text, f"{self.elapsed_s:5.1f} s")
+
+
+def shares(weights: dict[str, float]) -> str:
+    return ", ".join(f"{name} {weight / sum(weights.values()):.0%}" for name, weight in weights.items())
 
 
 def title(text: str) -> None:

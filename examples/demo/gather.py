@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import json
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 EOD = "<|endoftext|>"
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "_vendor"}
+NETWORK = {"asyncio", "email", "http", "urllib", "wsgiref", "xmlrpc"}
 FILES_EACH = 3
 
 
 def gather(folder: Path, *, max_bytes: int) -> dict[str, list[Path]]:
-    """Write ``folder/modules/*.jsonl`` (top-level files) and ``folder/packages/*.jsonl`` (others); return the paths.
+    """Write ``folder/SOURCE/*.jsonl``; return the paths.
 
-    Each source has at most half of ``max_bytes``. Files are read in the order of their names, so the result is always
-    the same.
+    The sources are ``modules`` (top-level files), ``network`` (the packages of `NETWORK`), and ``packages`` (the other
+    ones). Each has at most a third of ``max_bytes``. Files are read in the order of their names, so the result is
+    always the same.
     """
     library = Path(sysconfig.get_path("stdlib"))
+    nested = set(library.glob("*/**/*.py"))
+    network = {path for path in nested if path.relative_to(library).parts[0] in NETWORK}
     written = {}
-    for name, paths in (("modules", library.glob("*.py")), ("packages", library.glob("*/**/*.py"))):
-        documents = list(_read(library, paths, max_bytes // 2))
+    sources = {"modules": library.glob("*.py"), "packages": nested - network, "network": network}
+    for name, paths in sources.items():
+        documents = list(_read(library, paths, max_bytes // 3))
         (folder / name).mkdir(parents=True)
         written[name] = [folder / name / f"part-{number}.jsonl" for number in range(FILES_EACH)]
         for number, path in enumerate(written[name]):
@@ -32,7 +37,7 @@ def gather(folder: Path, *, max_bytes: int) -> dict[str, list[Path]]:
     return written
 
 
-def _read(library: Path, paths: Iterator[Path], max_bytes: int) -> Iterator[dict[str, str]]:
+def _read(library: Path, paths: Iterable[Path], max_bytes: int) -> Iterator[dict[str, str]]:
     left = max_bytes
     for path in sorted(paths):
         place = path.relative_to(library)

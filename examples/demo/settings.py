@@ -9,6 +9,8 @@ from pathlib import Path
 import headrace
 
 WEIGHTS = {"modules": 2.0, "packages": 1.0}
+LATER_WEIGHTS = {"modules": 1.0, "packages": 1.0, "network": 2.0}
+REASON = "more about networks towards the end"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,8 @@ class Settings:
     steps: int = 100
     checkpoint_every_steps: int = 8
     width: int = 64
+    edit_at_step: int | None = None
+    """The step from which the run has other weights and a third source; None before somebody wants that."""
 
     def save(self, folder: Path) -> None:
         """Write ``settings.json``."""
@@ -34,12 +38,23 @@ class Settings:
 
 
 def make_run(folder: Path, settings: Settings) -> headrace.Run:
-    """A shuffled run over two stores, blended 2 to 1 by tokens. It does not depend on the number of ranks."""
-    sources = {name: headrace.WindowDataset(headrace.open(folder / name), seq_len=settings.seq_len) for name in WEIGHTS}
-    blend = headrace.Blend(sources, weights=WEIGHTS, unit="tokens")
-    return headrace.Run(
+    """A shuffled run over two stores, blended 2 to 1 by tokens. It does not depend on the number of ranks.
+
+    If it is edited, a third store joins it at a step, and the weights change.
+    """
+    blend = headrace.Blend({name: windows(folder, settings, name) for name in WEIGHTS}, weights=WEIGHTS, unit="tokens")
+    run = headrace.Run(
         blend,
         global_batch_size=settings.global_batch_size,
         order=headrace.Order(seed=7),
         samples=settings.steps * settings.global_batch_size,
     )
+    if settings.edit_at_step is None:
+        return run
+    added = {name: windows(folder, settings, name) for name in LATER_WEIGHTS.keys() - WEIGHTS.keys()}
+    return run.edit(settings.edit_at_step, weights=LATER_WEIGHTS, add=added, reason=REASON)
+
+
+def windows(folder: Path, settings: Settings, name: str) -> headrace.WindowDataset:
+    """The windows of a store."""
+    return headrace.WindowDataset(headrace.open(folder / name), seq_len=settings.seq_len)

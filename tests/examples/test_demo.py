@@ -14,7 +14,7 @@ import pytest
 from gather import gather, train_tokenizer
 from launch import DemoError, Job
 from proof import Log, differences, sample_hashes, uninterrupted
-from settings import WEIGHTS, Settings, make_run
+from settings import LATER_WEIGHTS, Settings, make_run
 from tokenizers import Tokenizer
 
 import corpora
@@ -90,7 +90,7 @@ def test_a_torn_line_of_a_log_is_left_out(tmp_path: Path) -> None:
 
 def test_gathered_text_and_its_tokeniser(tmp_path: Path) -> None:
     written = gather(tmp_path / "text", max_bytes=300_000)
-    assert sorted(written) == sorted(WEIGHTS)
+    assert sorted(written) == sorted(LATER_WEIGHTS)
     files = [file for name in written for file in written[name]]
     assert 100_000 < sum(file.stat().st_size for file in files) < 400_000
     train_tokenizer(files, tmp_path / "tokenizer.json", vocab_size=600, sample_bytes=60_000)
@@ -125,15 +125,16 @@ def warm_ranks(warm_torch: warm.Warm, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("warm_ranks")
 def test_killed_and_resumed_training(demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo's own training and proof, small; then the same proof over a log with one wrong hash."""
+    """The demo's own training, edit and proof, small; then the same proof over a log with one wrong hash."""
     settings = Settings(vocab_size=100, seq_len=8, steps=60, checkpoint_every_steps=3, width=4)
-    for seed, name in enumerate(WEIGHTS):
+    for seed, name in enumerate(LATER_WEIGHTS):
         draw = np.random.default_rng(seed)
         corpora.write(tmp_path / name / "text_document", [draw.integers(0, 100, 50) for _ in range(60)])
     settings.save(tmp_path)
     monkeypatch.setattr(demo, "FOLDER", tmp_path)
     monkeypatch.setattr(demo, "KILL_AFTER_STEP", 4)
-    resumed_at = demo.train()
+    monkeypatch.setattr(demo, "EDIT_AT_STEP", 40)
+    resumed_at, settings = demo.train(settings)
     assert 3 <= resumed_at < settings.steps
     run = make_run(tmp_path, settings)
     first, second = Log.read(tmp_path, "killed"), Log.read(tmp_path, "resumed")
@@ -142,6 +143,9 @@ def test_killed_and_resumed_training(demo: ModuleType, tmp_path: Path, monkeypat
     assert differences(expected, first, second, resumed_at) == []
     assert min(second.samples) == resumed_at
     assert second.losses[59] > 0
+    sources = [run.lookup(run.positions(step)).sources.tolist() for step in (39, 40)]
+    assert [source.count(2) for source in sources] == [0, 6], "the third source comes with the edit"
+    demo.tell_account(settings)
 
     log = next((tmp_path / "logs").glob("resumed-rank-2.jsonl"))
     digest = second.samples[59][-1][1]

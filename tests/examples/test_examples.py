@@ -26,6 +26,12 @@ SAYS = {
         "rank 1 of 2 continues with the samples [328, 329",
     ],
     "caption_tars.py": ["0000, (3, 24, 32), a red picture", "40 samples were seen, 40 different ones"],
+    "change_the_mix.py": [
+        "went on at step 30 with 70 more steps",
+        "from step 40: 80 samples, small 75.0%, large 25.0% (the decay mix)",
+        "small: of ",
+        "; 30 deferred",
+    ],
     "chats.py": ["headrace-example-"],
     "corpus.py": ["headrace-example-"],
     "dpo.py": ["of the layout preference", "loss at first 0.693", "margin of the chosen answer at first 0.0"],

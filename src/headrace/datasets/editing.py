@@ -288,14 +288,19 @@ class Editing:
 
     def _check_fields(self, data: Dataset | Mix) -> None:
         """Raise ConfigError if samples of new data cannot stand in the batches of the run."""
+        known = {id(source.dataset) for source in self.sources}
+        named = named_datasets(data)
+        new = {path: dataset for path, dataset in named.items() if id(dataset) not in known}
+        if not new:
+            return
         expected = shown_fields(self.datasets[0])
-        for path, dataset in named_datasets(data).items():
+        for path, dataset in new.items():
             if (found := shown_fields(dataset)) != expected:
                 raise ConfigError(
                     f"the batches of a run have the same fields from its begin to its end: so far {expected}, and "
                     f"{_shown(path)} has {found}"
                 )
-        both = [(source.path, source.dataset) for source in self.sources], list(named_datasets(data).items())
+        both = [(source.path, source.dataset) for source in self.sources], list(named.items())
         for sources in both:
             try:
                 check_one_tokenizer(sources)
