@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from headrace.datasets import Run
+from headrace.datasets import Dataset, Run
 from headrace.errors import ConfigError
 from headrace.plan.past import comparable
 from headrace.plan.sequence import SeriesSection
@@ -77,61 +77,74 @@ def _same(one: Run, other: Run, step: int) -> bool:
     return ends[0] == ends[1] and one.past(ends[0]).hashes() == other.past(ends[1]).hashes()
 
 
+class _Side:
+    """One of two runs at a step at which they differ.
+
+    Attributes:
+        shares: name of each source of the mix -> its part of it.
+        ranks: name -> how many of its samples come before the step.
+        sections: name -> the section that its last sample of the step belongs to, as an epoch, and with it another
+            order, may begin within the step.
+    """
+
+    def __init__(self, run: Run, step: int) -> None:
+        self.run = run
+        begin, self.end = run.schedule.begin(step), _end(run, step + 1)
+        self.size = run.schedule.size(step)
+        self.has_ended = run.num_steps is not None and run.num_steps <= step
+        plan = chaptered(run)
+        chapter = plan.chapter_at(begin)
+        sources = {path or ".": source for path, source in sorted(chapter.sources.items())}
+        self.shares = {path or ".": share for path, share in planned_shares(chapter, begin, begin + 1).items()}
+        before, after = plan.reached(begin), chapter.reached(self.end)
+        self.ranks = {name: before[source] for name, source in sources.items()}
+        self.sections = {
+            name: plan.sequences[source].section_at(max(after[source] - 1, 0))[0] for name, source in sources.items()
+        }
+
+    def dataset(self, name: str) -> Dataset:
+        """The dataset that a source has there."""
+        return self.run.datasets[self.sections[name].series.number]
+
+
 def _told(one: Run, other: Run, step: int) -> Iterator[tuple[DifferentField, str]]:
     """Yield what differs at a step, the most telling first."""
-    runs = (one, other)
-    ended = [run.num_steps is not None and run.num_steps <= step for run in runs]
-    if any(ended):
-        shown = ["ends" if is_ended else "goes on" for is_ended in ended]
+    old, new = _Side(one, step), _Side(other, step)
+    if old.has_ended or new.has_ended:
+        shown = ["ends" if side.has_ended else "goes on" for side in (old, new)]
         yield "length", f"the run {shown[0]} -> {shown[1]}"
-    sizes = [run.schedule.size(step) for run in runs]
-    if sizes[0] != sizes[1]:
-        yield "global_batch_size", f"global batch {sizes[0]:,} -> {sizes[1]:,}"
-    begin = one.schedule.begin(step)
-    plans = [chaptered(run) for run in runs]
-    chapters = [plan.chapter_at(begin) for plan in plans]
-    shares = [
-        {path or ".": share for path, share in planned_shares(chapter, begin, begin + 1).items()}
-        for chapter in chapters
-    ]
-    names = sorted({*shares[0], *shares[1]})
-    if shares[0].keys() != shares[1].keys():
-        moved = [f"{name} {_percent(shares[0], name)} -> {_percent(shares[1], name)}" for name in names]
-        yield "sources", ", ".join(moved)
-    if changed := [name for name in names if shares[0].get(name) != shares[1].get(name)]:
-        moved = [f"{name} {_percent(shares[0], name)} -> {_percent(shares[1], name)}" for name in changed]
-        yield "weights", f"weights of {', '.join(moved)}"
-    by_name = [
-        {path or ".": (plan, source) for path, source in chapter.sources.items()}
-        for plan, chapter in zip(plans, chapters, strict=True)
-    ]
-    ends = [_end(run, step + 1) for run in runs]
-    ranks = [[plan.reached(begin)[source] for _, (plan, source) in sorted(named.items())] for named in by_name]
-    if ranks[0] != ranks[1]:
-        moved = [f"{name} {low:,} -> {high:,}" for name, low, high in zip(names, *ranks, strict=True) if low != high]
-        yield "skip", f"how far sources have come: {', '.join(moved)}"
-    # An epoch, and with it another order, may begin within the step.
-    sections = [
-        [
-            plan.sequences[source].section_at(max(chapter.reached(end)[source] - 1, 0))[0]
-            for _, (plan, source) in sorted(named.items())
-        ]
-        for named, chapter, end in zip(by_name, chapters, ends, strict=True)
-    ]
-    for name, before, after in zip(names, *sections, strict=True):
-        datasets = [run.datasets[section.series.number] for run, section in zip(runs, (before, after), strict=True)]
-        if comparable(datasets[0].recipe) != comparable(datasets[1].recipe):
-            yield "data", f"data of {name}: {datasets[0].describe()} -> {datasets[1].describe()}"
-        if not np.array_equal(before.left_out, after.left_out):
-            yield "exclude", f"samples of {name} that are excluded: {len(before.left_out):,} -> {len(after.left_out):,}"
-    for name, before, after in zip(names, *sections, strict=True):
-        if _order(before) != _order(after):
-            yield "order", f"order of {name}: {_order(before)} -> {_order(after)}"
-    if any(run.bucketing is not None for run in runs) and one.bucketing != other.bucketing:
+    if old.size != new.size:
+        yield "global_batch_size", f"global batch {old.size:,} -> {new.size:,}"
+    yield from _told_of_sources(old, new)
+    if one.bucketing != other.bucketing:
         yield "bucketing", f"bucketing {one.bucketing} -> {other.bucketing}"
-    if ends[0] != ends[1]:
-        yield "length", f"the last step has {ends[0] - begin:,} -> {ends[1] - begin:,} samples"
+    if old.end != new.end:
+        begin = one.schedule.begin(step)
+        yield "length", f"the last step has {old.end - begin:,} -> {new.end - begin:,} samples"
     yield "mix", "the sources are mixed in another sequence"
+
+
+def _told_of_sources(old: _Side, new: _Side) -> Iterator[tuple[DifferentField, str]]:
+    names = sorted({*old.shares, *new.shares})
+    moved = {name: f"{name} {_percent(old.shares, name)} -> {_percent(new.shares, name)}" for name in names}
+    if old.shares.keys() != new.shares.keys():
+        yield "sources", ", ".join(moved.values())
+        return
+    if changed := [moved[name] for name in names if old.shares[name] != new.shares[name]]:
+        yield "weights", f"weights of {', '.join(changed)}"
+    if skipped := [f"{n} {old.ranks[n]:,} -> {new.ranks[n]:,}" for n in names if old.ranks[n] != new.ranks[n]]:
+        yield "skip", f"how far sources have come: {', '.join(skipped)}"
+    for name in names:
+        before, after = old.dataset(name), new.dataset(name)
+        if comparable(before.recipe) != comparable(after.recipe):
+            yield "data", f"data of {name}: {before.describe()} -> {after.describe()}"
+        left_out, now = old.sections[name].left_out, new.sections[name].left_out
+        if not np.array_equal(left_out, now):
+            yield "exclude", f"samples of {name} that are excluded: {len(left_out):,} -> {len(now):,}"
+    for name in names:
+        orders = [_order(side.sections[name]) for side in (old, new)]
+        if orders[0] != orders[1]:
+            yield "order", f"order of {name}: {orders[0]} -> {orders[1]}"
 
 
 def _percent(shares: dict[str, Fraction], name: str) -> str:
