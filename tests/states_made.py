@@ -288,6 +288,34 @@ def rearranged() -> megatron.GPTFIMDataset:
     )
 
 
+def edited_blend() -> Run:
+    """A mix that changes before and behind the saved state: weights, a new source, one that goes and comes back."""
+    more = {"eeeee": windows("eeeee", stride=8)}
+    run = run_of(blend(), samples=800).edit(2, weights={"a": 1, "bb": 1, "ccc": 2, "eeeee": 1}, add=more)
+    return run.edit(4, remove=["a"]).edit(7, weights={"a": 2, "bb": 1, "ccc": 1, "eeeee": 1}, add={"a": windows("a")})
+
+
+EDITED: dict[str, Callable[[], Case]] = {
+    "weights and sources": lambda: Case(edited_blend()),
+    "batch sizes and order": lambda: Case(
+        run_of(windows(), samples=None)
+        .edit(3, global_batch_size=[(0, 12), (4, 16)], order=Order(seed=9))
+        .edit(9, global_batch_size=8)
+    ),
+    "skips": lambda: Case(run_of(windows()).skip(range(2, 5)).skip(range(9, 11), then="defer")),
+    "masked documents": lambda: Case(
+        run_of(windows())
+        .edit(3, exclude={".": headrace.Exclude(documents=[2, 3, 17], pad_id=0)})
+        .edit(8, exclude={".": headrace.Exclude(documents=[30], pad_id=0)})
+    ),
+    "dropped documents": lambda: Case(
+        run_of(packs("best_fit"), samples=None).edit(3, exclude={".": headrace.Exclude(documents=[2, 40], how="drop")})
+    ),
+    "other windows": lambda: Case(run_of(windows(), samples=None).edit(4, data=windows(stride=8)).edit(8, samples=600)),
+}
+"""Runs that are edited, some of them behind the state that is saved."""
+
+
 def loader_of(case: Case, **options: Any) -> Loader:
     given = {"reading": Reading(num_threads=0), **case.options, **options}
     return Loader(case.run, micro_batch_size=case.micro_batch_size, **given)
