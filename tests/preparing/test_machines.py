@@ -14,7 +14,9 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pytest
@@ -25,6 +27,7 @@ import slurm_cluster
 from counts import PATIENCE_S
 from headrace.stores import load_manifest
 
+C = TypeVar("C")
 PREPARE = [sys.executable, "-m", "headrace", "prepare"]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "slurm_prepare.sh"
 MAX_STORED_BYTES = 10_000_000
@@ -122,6 +125,18 @@ def receipts(output: Path) -> list[Path]:
     return list(output.glob(".headrace/phase-*/receipts/*/*.json"))
 
 
+def running(name: str, cluster: AbstractContextManager[C]) -> Iterator[C]:
+    """A cluster; where it does not start, as in some containers, the test says so, but not in the full run."""
+    with contextlib.ExitStack() as stack:
+        try:
+            started = stack.enter_context(cluster)
+        except Exception as error:
+            if "HEADRACE_FULL" in os.environ:
+                raise
+            pytest.skip(f"{name} does not start here: {error!r:.200}")
+        yield started
+
+
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_cluster.Slurm]:
     if missing := slurm_cluster.missing():
@@ -129,8 +144,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_cluster.Sl
             f"Slurm is not installed: no {', '.join(missing)}; on Debian, apt install slurmctld slurmd slurm-client"
             " munge"
         )
-    with slurm_cluster.cluster(tmp_path_factory.mktemp("slurm"), num_nodes=2) as started:
-        yield started
+    yield from running("Slurm", slurm_cluster.cluster(tmp_path_factory.mktemp("slurm"), num_nodes=2))
 
 
 def run(slurm: slurm_cluster.Slurm, command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -257,8 +271,7 @@ def test_slurm_and_a_hundred_deaths(
 @pytest.fixture(scope="module")
 def ray() -> Iterator[ray_cluster.Ray]:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
-    with ray_cluster.cluster(num_nodes=2) as started:
-        yield started
+    yield from running("Ray", ray_cluster.cluster(num_nodes=2))
 
 
 def drive(ray: ray_cluster.Ray, data: Path, output: Path, *more: str) -> subprocess.Popen[bytes]:
