@@ -19,12 +19,16 @@ import headrace
 from headrace.stores import KeyedWriter
 
 VOCABULARY = 64
+PROMPTS, GENERATIONS = 12, 4
+"""Prompts of a generation, which lasts for two steps: 24 rows, two for each prompt."""
+
 STEP, STEPS, LAST = 12, 7, 5
 """Samples of a step, steps, and samples of the last one."""
 
 DTYPES = {
     "text": {"tokens": "uint16"},
     "chat": {"tokens": "uint16", "loss_mask": "uint8"},
+    "prompts": {"prompts": "uint16", "columns": "uint8"},
     "pairs": {"chosen": "uint16", "chosen_mask": "uint8", "rejected": "uint16", "rejected_mask": "uint8"},
 }
 
@@ -33,13 +37,15 @@ def make_stores(folder: Path) -> None:
     draw = np.random.default_rng(5)
     for name, dtypes in DTYPES.items():
         with KeyedWriter(folder / name, dtypes=dtypes) as writer:
-            for _ in range(120):
-                sizes = {side: int(draw.integers(4, 16)) for side in ("tokens", "chosen", "rejected")}
+            for number in range(120):
+                sizes = {side: int(draw.integers(4, 16)) for side in ("tokens", "prompts", "chosen", "rejected")}
                 document = {}
                 for key in dtypes:
-                    size = sizes[key.removesuffix("_mask").replace("loss", "tokens")]
-                    ids = draw.integers(1, VOCABULARY, size)
+                    size = sizes.get(key.removesuffix("_mask").replace("loss", "tokens"), 0)
+                    ids = draw.integers(2, VOCABULARY, size)
                     document[key] = (np.arange(size) >= size // 2) if key.endswith("mask") else ids
+                if "columns" in dtypes:
+                    document["columns"] = np.frombuffer(json.dumps({"number": number}).encode(), np.uint8)
                 values = {key: value.astype(dtypes[key]) for key, value in document.items()}
                 writer.add_documents(values, {key: np.array([len(value)]) for key, value in values.items()})
             writer.finish()
@@ -50,6 +56,8 @@ def dataset_of(kind: str, folder: Path) -> headrace.datasets.Dataset:
         return headrace.SFTDataset(headrace.open(folder / "chat"), labels="same")
     if kind == "pairs":
         return headrace.PreferenceDataset(headrace.open(folder / "pairs"), layout="stacked")
+    if kind == "prompts":
+        return headrace.PromptDataset(headrace.open(folder / "prompts"))
     if kind == "packs":
         packing = headrace.Packing(seq_len=24)
         return headrace.PackedSequenceDataset(headrace.open(folder / "text"), packing, labels="same")
@@ -63,14 +71,16 @@ def run_of(kind: str, folder: Path) -> headrace.Run:
         data: Any = headrace.Blend(sources, weights={"words": 2, "more": 1})
     else:
         data = dataset_of(kind, folder)
-    last = STEP if kind == "pairs" else LAST
     order = headrace.Order(seed=3)
+    if kind == "prompts":
+        return headrace.Run(data, global_batch_size=PROMPTS, order=order, samples=PROMPTS * GENERATIONS)
+    last = STEP if kind == "pairs" else LAST
     return headrace.Run(data, global_batch_size=STEP, order=order, samples=STEP * (STEPS - 1) + last)
 
 
 def eval_runs_of(kind: str, folder: Path) -> dict[str, headrace.Run]:
     """Evaluation on all conversations, whose last batches are uneven."""
-    if kind == "pairs":
+    if kind in ("pairs", "prompts"):
         return {}
     return {"chats": headrace.Run.validation(dataset_of("records", folder), global_batch_size=7)}
 
@@ -97,6 +107,13 @@ def tokenizer_of() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
 
 
+def lengths(prompts: list[str], completions: list[str], number: list[int], **others: Any) -> list[float]:
+    """A reward; it gets the texts of the prompts and the columns of their records."""
+    assert all(isinstance(prompt, str) for prompt in prompts)
+    assert len(number) == len(completions)
+    return [float(len(completion) % 7) for completion in completions]
+
+
 def trainer_of(
     name: str, kind: str, folder: Path, out: Path, *, rank: int = 0, life: int = 0, kill_at: int = -1, **sizes: Any
 ) -> Any:
@@ -119,6 +136,8 @@ def trainer_of(
             if self.micro_steps == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             self.micro_steps += 1
+            if name == "GRPOTrainer":
+                return super().training_step(model, inputs, *args, **kwargs)
             rows = [
                 row[: int(inputs["attention_mask"][number].sum())] if "attention_mask" in inputs else row
                 for number, row in enumerate(inputs["input_ids"])
@@ -126,6 +145,10 @@ def trainer_of(
             ]
             self.say(rows=[row.tolist() for row in rows])
             return super().training_step(model, inputs, *args, **kwargs)
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            self.say(rows=[[row["number"], *row["prompt"].ids] for row in inputs])
+            return super()._generate_and_score_completions(inputs)
 
         def log(self, logs: Any, *args: Any, **kwargs: Any) -> None:
             if rank == 0 and (loss := logs.get("loss", logs.get("eval_chats_loss"))) is not None:
@@ -135,9 +158,13 @@ def trainer_of(
     more: dict[str, Any] = {} if name == "Trainer" else {"processing_class": tokenizer_of()}
     if name == "DPOTrainer":
         more["ref_model"] = model_of()
+    if name == "GRPOTrainer":
+        more["reward_funcs"] = [lengths]
+        sizes |= {"num_generations": 2, "max_completion_length": 4, "beta": 0.0}
+        sizes["steps_per_generation"] = 2 * sizes["gradient_accumulation_steps"]
     arguments = arguments_of(
         output_dir=str(out), report_to="none", use_cpu=True, bf16=False, disable_tqdm=True, logging_steps=1,
-        save_steps=2, learning_rate=1e-2, dataloader_pin_memory=False, per_device_eval_batch_size=3, **sizes,
+        learning_rate=1e-2, dataloader_pin_memory=False, per_device_eval_batch_size=3, **sizes,
     )  # fmt: skip
     more |= {"run": run_of(kind, folder), "eval_runs": eval_runs_of(kind, folder)}
     return Trainer(model=model_of(), args=arguments, **more)

@@ -309,10 +309,12 @@ def test_what_is_fetched_ahead_is_not_in_the_state(workers: int, folder: Path, t
     batches = iter(trainer.get_train_dataloader())
     for _ in range(3 * 6):
         next(batches)
-    trainer._train_batches.save(tmp_path, 1)
+    trainer.state.global_step = 1
+    trainer._train_batches.save(tmp_path)
     assert json.loads((tmp_path / "headrace_state.json").read_text())["state"]["position"] == 12
+    trainer.state.global_step = 9
     with pytest.raises(StateError, match="the trainer saves step 9"):
-        trainer._train_batches.save(tmp_path, 9)
+        trainer._train_batches.save(tmp_path)
 
 
 def test_accelerate_leaves_a_loader_alone_and_saves_its_state(folder: Path, tmp_path: Path) -> None:

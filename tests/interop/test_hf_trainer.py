@@ -26,7 +26,7 @@ pytestmark = pytest.mark.interop
 PROGRAM = Path(hf_training.__file__)
 MICRO = 2
 MODULES = ["transformers.trainer", "transformers.models.llama.modeling_llama", "headrace.integrations.transformers"]
-MODULES += ["trl.trainer.sft_trainer", "trl.trainer.dpo_trainer", "torch._dynamo"]
+MODULES += [f"trl.trainer.{name}_trainer" for name in ("sft", "dpo", "grpo")] + ["torch._dynamo"]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ class Job(NamedTuple):
     folder: Path
     out: Path
 
-    def live(self, life: int, world_size: int, *, kill_at: int = -1) -> Life:
+    def live(self, life: int, world_size: int, *, kill_at: int = -1, save_steps: int = 2) -> Life:
         """Train from the last checkpoint on, or from the beginning in the first life."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -84,6 +84,7 @@ class Job(NamedTuple):
                 "life": life,
                 "resume": life > 0,
                 "kill_at": kill_at if rank == world_size - 1 else -1,
+                "save_steps": save_steps,
                 "per_device_train_batch_size": MICRO,
                 "gradient_accumulation_steps": hf_training.STEP // (MICRO * world_size),
             }
@@ -158,3 +159,21 @@ def test_killed_and_resumed_on_another_world_size(
         assert run_of_checkpoint["state"]["position"] == min(
             int(folder_of_step.name.split("-")[1]) * hf_training.STEP, run.length
         )
+
+
+def test_prompts_survive_a_kill_in_the_middle_of_a_generation(process: warm.Warm, folder: Path, tmp_path: Path) -> None:
+    """A generation lasts for two steps; the second one after a resume has the prompts of the first again."""
+    run = hf_training.run_of("prompts", folder)
+    job = Job(process, "GRPOTrainer", "prompts", folder, tmp_path)
+    wanted = []
+    for generation in range(hf_training.GENERATIONS):
+        samples = run.samples(run.locate(run.positions(generation)))
+        rows = [[sample["columns"]["number"], *sample["input_ids"].tolist()] for sample in samples]
+        wanted.append(sorted(2 * rows))
+    # Two processes take three micro-steps a step. Checkpoints are those of steps 1, 2, 3, ...
+    kill_at = random.SystemRandom().randrange(9, 12)
+    killed = job.live(0, 2, kill_at=kill_at, save_steps=1)
+    assert -9 in killed.codes
+    assert [rows for _, rows in sorted(killed.rows.items())] == wanted[:2]
+    resumed = job.live(1, 1, save_steps=1)
+    assert resumed.rows == {3: wanted[1], 4: wanted[2], 6: wanted[3]}

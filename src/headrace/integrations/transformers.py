@@ -14,15 +14,16 @@ import inspect
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from headrace.datasets import PreferenceDataset, Run
+from headrace.datasets import PreferenceDataset, PromptDataset, Run
 from headrace.datasets.accounts import count_step, supervised_tokens
 from headrace.datasets.dataset import CountedDataset
 from headrace.errors import ConfigError, StateError
@@ -53,7 +54,10 @@ if TYPE_CHECKING:
         eval_dataset: Any
         compute_loss_func: Any
         model_accepts_loss_kwargs: bool
+        processing_class: Any
         _train_batch_size: int
+        _step: int
+        _buffered_inputs: Any
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
         def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any: ...
@@ -63,6 +67,7 @@ if TYPE_CHECKING:
         def get_tp_size(self) -> int: ...
         def get_cp_size(self) -> int: ...
         def get_sp_size(self) -> int: ...
+        def _tokenize_prompts(self, prompts: list[Any]) -> Any: ...
         def _get_output_dir(self, trial: Any) -> str: ...
         def _save_checkpoint(self, model: Any, trial: Any) -> None: ...
 else:
@@ -72,7 +77,7 @@ else:
 class FromHeadrace(_Trainer):
     """Mix this in before a trainer of Hugging Face, and give that a ``run`` in place of a dataset.
 
-    Works with transformers' ``Trainer``, and with TRL's ``SFTTrainer`` and ``DPOTrainer``. It needs no
+    Works with transformers' ``Trainer``, and with TRL's ``SFTTrainer``, ``DPOTrainer`` and ``GRPOTrainer``. It needs no
     ``train_dataset``, ``eval_dataset`` or ``data_collator``.
 
     - **Batches** are those of a `Loader` over the run, with only the fields that the model takes. Nothing shards,
@@ -111,7 +116,7 @@ class FromHeadrace(_Trainer):
         self._eval_loaders: dict[str, _RunLoader] = {}
         self._eval_labels: float | None = None
         self._resumed_from: Path | None = None
-        _prepare_arguments(args[1] if len(args) > 1 else kwargs.get("args"))
+        _prepare_arguments(next((one for one in (*args, kwargs.get("args")) if hasattr(one, "output_dir")), None))
         eval_data: Mapping[str, Any] = self._eval_runs
         if any(one.__module__.startswith("trl.") for one in type(self).__mro__):
             # TRL looks at the columns of its datasets, and prepares them. It sees a single row, and trains on none.
@@ -125,6 +130,8 @@ class FromHeadrace(_Trainer):
 
     def _set_max_steps(self) -> None:
         num_steps = self._run.num_steps
+        if num_steps is not None and (prompts := self._prompts()) is not None:
+            num_steps = num_steps * prompts.micro_steps // self.args.gradient_accumulation_steps
         wanted = self.args.max_steps
         if num_steps is None and wanted <= 0:
             raise ConfigError("the run is endless: pass max_steps in the arguments, or samples= or epochs= to the run")
@@ -147,12 +154,48 @@ class FromHeadrace(_Trainer):
             resume_from_checkpoint = str(resume_from_checkpoint)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
+    def _prompts(self) -> _Prompts | None:
+        """Return how prompts are given to TRL's GRPOTrainer, if the run is of prompts."""
+        if not all(isinstance(dataset, PromptDataset) for dataset in self._run.datasets):
+            return None
+        return _Prompts(
+            num_generations=self.args.num_generations,
+            rows=self._train_batch_size * self.args.steps_per_generation,
+            micro_steps=self.args.steps_per_generation * self.args.num_iterations,
+            rank=self.args.process_index,
+            decode=self.processing_class.decode,
+        )
+
+    def _get_prompt_loader(self, prompts: _Prompts) -> DataLoader[Any]:
+        prompts.check(self._run, self.args.world_size)
+        size = self._run.schedule.pieces[0][1]
+        # Each process reads all prompts of a generation, which are few, and takes its rows.
+        loader = self._loader(self._run, size, Ranks(agree=False))
+        accumulation = self.args.gradient_accumulation_steps
+        steps = 0
+        if self._resumed_from is not None:
+            steps = _load(loader, self._resumed_from, lambda done: done * accumulation // prompts.micro_steps)
+        # The trainer counts micro-steps from 0 in each life, and with them takes its part of a generation.
+        self._step = steps * accumulation
+        self._buffered_inputs = None
+        done = partial(_generations, self, prompts.micro_steps)
+        self._train_batches = _PromptBatches(loader, self._run, prompts, self._step, done)
+        num_steps = self._run.num_steps
+        return _RunLoader(self._train_batches, None if num_steps is None else num_steps * prompts.micro_steps)
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        if all(isinstance(prompt, PromptText) for prompt in prompts):
+            return [list(prompt.ids) for prompt in prompts], None, {}
+        return super()._tokenize_prompts(prompts)
+
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the batches of this process, from the checkpoint on that is resumed."""
+        if (prompts := self._prompts()) is not None:
+            return self._get_prompt_loader(prompts)
         ranks = self._ranks()
         loader = self._loader(self._run, self._train_batch_size, ranks)
         if self._resumed_from is not None:
-            _load(loader, self._resumed_from)
+            _load(loader, self._resumed_from, lambda done: done)
         accumulation = self.args.gradient_accumulation_steps
         first = _steps_of(loader)
         together = self._train_batch_size * ranks.world_size
@@ -246,7 +289,7 @@ class FromHeadrace(_Trainer):
         if self.args.should_save and self._train_batches is not None:
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
             folder.mkdir(parents=True, exist_ok=True)
-            self._train_batches.save(folder, self.state.global_step)
+            self._train_batches.save(folder)
         super()._save_checkpoint(model, trial)
 
 
@@ -292,6 +335,8 @@ def _check_run(name: str, run: Run) -> None:
     for path, dataset in zip(run.paths, run.datasets, strict=True):
         if "labels" in run.fields and getattr(dataset, "labels", None) == "next":
             raise ConfigError(f"{name}{f', source {path}' if path else ''}: {_TRAP}")
+        if isinstance(dataset, PromptDataset) and name != "run":
+            raise ConfigError(f"{name}: an evaluation on prompts is not done here: leave it out of eval_runs")
         if isinstance(dataset, PreferenceDataset) and dataset.layout != "stacked":
             raise ConfigError(f"{name}: TRL's DPOTrainer takes pairs one below the other: pass layout='stacked'")
 
@@ -333,8 +378,11 @@ def _check_sizes(run: Run, steps: range, micro_batch_size: int, accumulation: in
     )
 
 
-def _load(loader: Loader, folder: Path) -> None:
-    """Continue from a checkpoint."""
+def _load(loader: Loader, folder: Path, run_steps: Callable[[int], int]) -> int:
+    """Continue from a checkpoint, and return the steps that the trainer has done.
+
+    ``run_steps`` makes of these the steps of the run.
+    """
     try:
         saved = json.loads((folder / STATE_FILE).read_bytes())
         trainer = json.loads((folder / TRAINER_FILE).read_bytes())
@@ -346,18 +394,19 @@ def _load(loader: Loader, folder: Path) -> None:
     except ValueError as error:
         raise StateError(f"{folder} is damaged: {error}") from error
     loader.load_state_dict(saved["state"], recipe=RunRecipe.from_json(json.dumps(saved["recipe"])))
-    steps, trained = _steps_of(loader), trainer["global_step"]
+    steps, trained = _steps_of(loader), int(trainer["global_step"])
     if loader.position != loader.run.length and loader.position != loader.run.schedule.begin(steps):
         raise StateError(
             f"{folder}: the run ended within step {steps:,} when this was saved, and is longer now: the rest of that"
             " step would be a step of its own to the trainer. Resume an earlier checkpoint, or pass drop_last=True to"
             " runs that are made longer"
         )
-    if steps != trained:
+    if steps != run_steps(trained):
         raise StateError(
             f"{folder}: the trainer has done {trained:,} steps, and the data are after {steps:,}: these are the files"
-            " of two checkpoints"
+            " of two checkpoints, or the arguments that divide steps have changed"
         )
+    return trained
 
 
 def _steps_of(loader: Loader) -> int:
@@ -436,7 +485,7 @@ class _TrainBatches(_Batches):
         run: its run.
         shape: makes of a micro-batch the arguments of the model.
         skipped: micro-batches before that, which the trainer skips by iterating over them. They are not read.
-        trained: returns the steps that the trainer has completed.
+        trained: returns the steps of the run that the trainer has completed.
     """
 
     def __init__(
@@ -451,18 +500,21 @@ class _TrainBatches(_Batches):
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self._skipped):
             yield None
-        loader = self._loader
-        step = _steps_of(loader)
-        for batch in loader:
+        step = _steps_of(self._loader)
+        for batch in self._loader:
             if "step_supervised_tokens" in batch:
                 self._labels[step] = batch["step_supervised_tokens"]
-            if (after := _steps_of(loader)) != step:
-                # Whatever was fetched ahead of the trainer, the state of each step that it may still save is here.
-                trained = self._trained()
-                self._states = {kept: state for kept, state in self._states.items() if kept >= trained}
-                self._states[after] = loader.state_dict()
-                step = after
+            step = self._noted(step)
             yield self._shape(batch)
+
+    def _noted(self, step: int) -> int:
+        """Keep the state if a batch was the last one of its step, and return the step of the next batch."""
+        if (after := _steps_of(self._loader)) != step:
+            # Whatever was fetched ahead of the trainer, the state of each step that it may still save is here.
+            trained = self._trained()
+            self._states = {kept: state for kept, state in self._states.items() if kept >= trained}
+            self._states[after] = self._loader.state_dict()
+        return after
 
     def labels_of(self, step: int) -> int:
         """Return the labels of all ranks in a step whose batches were fetched."""
@@ -470,8 +522,9 @@ class _TrainBatches(_Batches):
             return count_step(self._run, step)["supervised_tokens"]
         return self._labels.pop(step)
 
-    def save(self, folder: Path, step: int) -> None:
-        """Write the state after a number of steps, and the run."""
+    def save(self, folder: Path) -> None:
+        """Write the state after the steps that the trainer has completed, and the run."""
+        step = self._trained()
         if step not in self._states:
             raise StateError(
                 f"the trainer saves step {step:,}, and the steps of the run that it has had are {sorted(self._states)}:"
@@ -481,6 +534,83 @@ class _TrainBatches(_Batches):
         content = {"state": state, "recipe": json.loads(self._run.recipe.to_json())}
         atomic_write(folder / STATE_FILE, json.dumps(content, indent=2).encode() + b"\n")
         save_run(self._run, folder / RUN_FILE, position=state["position"])
+
+
+class PromptText(str):
+    """The text of a prompt, for rewards and logs, and ``ids``, its tokens, which nobody has to make again."""
+
+    ids: list[int]
+
+    def __new__(cls, text: str, ids: list[int]) -> PromptText:  # noqa: D102
+        made = super().__new__(cls, text)
+        made.ids = ids
+        return made
+
+    def __getnewargs__(self) -> tuple[str, list[int]]:  # type: ignore[override]
+        return str(self), self.ids
+
+
+class _Prompts(NamedTuple):
+    """How TRL's GRPOTrainer takes the prompts of a generation: each ``num_generations`` times, as rows for all ranks.
+
+    With ``num_generations=2``, three rows a rank and the prompts a, b, c:   rank 0: a a b   rank 1: b c c
+
+    A generation is used in ``micro_steps`` micro-steps, and each of them asks for it anew.
+    """
+
+    num_generations: int
+    rows: int
+    micro_steps: int
+    rank: int
+    decode: Callable[[list[int]], str]
+
+    def check(self, run: Run, world_size: int) -> None:
+        """Raise ConfigError unless each step of the run is a generation."""
+        all_rows = self.rows * world_size
+        sizes = {size for _, size in run.schedule.pieces}
+        if {size * self.num_generations for size in sizes} != {all_rows}:
+            raise ConfigError(
+                f"the run has global batches of {sorted(sizes)} prompts, and a generation has {all_rows:,} rows"
+                f" (per_device_train_batch_size x steps_per_generation x processes) of {self.num_generations}"
+                f" completions for each prompt: it takes {all_rows / self.num_generations:g} prompts"
+            )
+        if run.length is not None and run.length % (all_rows // self.num_generations):
+            raise ConfigError("the last generation would have too few prompts: pass drop_last=True to the run")
+
+    def rows_of(self, batch: Batch) -> list[dict[str, Any]]:
+        """Return the rows of this rank."""
+        rows = []
+        for row in range(self.rank * self.rows, (self.rank + 1) * self.rows):
+            prompt = row // self.num_generations
+            ids = batch["input_ids"][prompt][batch["attention_mask"][prompt] == 1].tolist()
+            rows.append({**batch["columns"][prompt], "prompt": PromptText(self.decode(ids), ids)})
+        return rows
+
+
+def _generations(trainer: Any, micro_steps: int) -> int:
+    """Return the number of generations that a trainer has used up."""
+    done: int = trainer.state.global_step * trainer.args.gradient_accumulation_steps // micro_steps
+    return done
+
+
+class _PromptBatches(_TrainBatches):
+    """Rows of prompts, one list for each micro-step. A state is saved before a generation that is not used up."""
+
+    def __init__(self, loader: Loader, run: Run, prompts: _Prompts, skipped: int, trained: Callable[[], int]) -> None:
+        super().__init__(loader, run, lambda batch: batch, skipped, trained)
+        self._prompts = prompts
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self._skipped):
+            yield None
+        left = self._prompts.micro_steps - self._skipped % self._prompts.micro_steps
+        step = _steps_of(self._loader)
+        for batch in self._loader:
+            step = self._noted(step)
+            rows = self._prompts.rows_of(batch)
+            for _ in range(left):
+                yield rows
+            left = self._prompts.micro_steps
 
 
 class _EvalBatches(_Batches):
