@@ -46,7 +46,9 @@ def windows(folder: Path, **options: Any) -> WindowDataset:
     return WindowDataset(open_store(folder / "text"), seq_len=8, **{"labels": "same", **options})
 
 
-def trainer_of(run: Any, out: Path, *, eval_runs: Any = None, model: Any = None, **arguments: Any) -> Any:
+def trainer_of(
+    run: Any, out: Path, *, eval_runs: Any = None, model: Any = None, compute_loss_func: Any = None, **arguments: Any
+) -> Any:
     from transformers import Trainer, TrainingArguments
 
     from headrace.integrations.transformers import FromHeadrace
@@ -57,7 +59,8 @@ def trainer_of(run: Any, out: Path, *, eval_runs: Any = None, model: Any = None,
     options = {"report_to": "none", "use_cpu": True, "bf16": False, "disable_tqdm": True, "logging_steps": 1}
     options |= {"save_strategy": "no", "dataloader_pin_memory": False, **SIZES}
     made = TrainingArguments(str(out), **{**options, **arguments})
-    return Mine(model=model or hf_training.model_of(), args=made, run=run, eval_runs=eval_runs)
+    model = model or hf_training.model_of()
+    return Mine(model=model, args=made, run=run, eval_runs=eval_runs, compute_loss_func=compute_loss_func)
 
 
 def losses_of(trainer: Any) -> list[float]:
@@ -192,7 +195,10 @@ def test_a_batch_that_grows_is_trained_in_parts(folder: Path, tmp_path: Path) ->
 def test_steps_are_those_of_the_run(folder: Path, tmp_path: Path) -> None:
     run = Run(windows(folder), global_batch_size=12, samples=50)
     refused(run, tmp_path, "max_steps is 6, and the run ends after 5 steps", max_steps=6)
-    refused(Run(windows(folder), global_batch_size=12), tmp_path, "the run is endless: pass max_steps")
+    endless = Run(windows(folder), global_batch_size=12)
+    refused(endless, tmp_path, "the run is endless: pass max_steps")
+    with pytest.raises(ConfigError, match=r"an evaluation ends: use Run\.validation"):
+        trainer_of(run, tmp_path, eval_runs={"run": endless}).evaluate()
     trainer = trainer_of(Run(windows(folder), global_batch_size=12), tmp_path, max_steps=3)
     trainer.train()
     assert len(losses_of(trainer)) == 3
@@ -206,7 +212,7 @@ def test_labels_that_are_shifted_already(folder: Path, tmp_path: Path) -> None:
     shifted = Run(windows(folder, labels="next"), global_batch_size=12)
     refused(shifted, tmp_path, "run: the labels are already the next tokens, .* two tokens ahead. Pass labels='same'")
     run = hf_training.run_of("windows", folder)
-    refused(run, tmp_path, "some: the labels are already", eval_runs={"some": shifted})
+    refused(run, tmp_path, r"eval_runs\['some'\]: the labels are already", eval_runs={"some": shifted})
     blend = Blend({"a": windows(folder, labels="next"), "b": windows(folder, labels="next")}, weights={"a": 1, "b": 1})
     refused(Run(blend, global_batch_size=12), tmp_path, "run, source a: the labels", max_steps=1)
 
@@ -215,6 +221,33 @@ def test_labels_that_are_shifted_already(folder: Path, tmp_path: Path) -> None:
 
     unnamed = Unnamed(open_store(folder / "text"), seq_len=8)
     refused(Run(unnamed, global_batch_size=12), tmp_path, "the first batch: the labels are already", max_steps=1)
+
+
+def test_a_loss_of_ones_own_has_the_labels_that_it_wants(folder: Path, tmp_path: Path) -> None:
+    """As `cross_entropy(logits, labels)` of a run whose labels are the next tokens: one more in each window."""
+
+    def loss_of(outputs: Any, labels: Any, num_items_in_batch: Any) -> Any:
+        return cross_entropy(outputs.logits.flatten(0, 1), labels.flatten(), reduction="sum") / num_items_in_batch
+
+    run = Run(windows(folder, labels="next"), global_batch_size=12, samples=24)
+    trainer = trainer_of(run, tmp_path, compute_loss_func=loss_of, learning_rate=0.0)
+    trainer.train()
+    model = hf_training.model_of()
+    wanted = []
+    with torch.no_grad():
+        for step in range(2):
+            ids, labels = (torch.from_numpy(run.step(step)[name]) for name in ("input_ids", "labels"))
+            wanted.append(float(cross_entropy(model(input_ids=ids).logits.flatten(0, 1), labels.flatten())))
+    assert losses_of(trainer) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_checkpoint_is_written_again(folder: Path, tmp_path: Path) -> None:
+    """By a run without the edit that the one of an earlier life had."""
+    run = hf_training.run_of("windows", folder)
+    for one in (run.edit(2, global_batch_size=11), run):
+        sizes = {"save_strategy": "steps", "save_steps": 3}
+        trainer_of(one, tmp_path, **sizes).train()
+        assert Run.load(tmp_path / "checkpoint-3/run.json").recipe == one.recipe
 
 
 @pytest.fixture(scope="module")

@@ -109,7 +109,8 @@ class FromHeadrace(_Trainer):
 
     def __init__(self, *args: Any, run: Run, eval_runs: Mapping[str, Run] | None = None, **kwargs: Any) -> None:
         self._eval_runs = dict(eval_runs or {})
-        for name, one in {"run": run, **self._eval_runs}.items():
+        runs = [("run", run), *((f"eval_runs[{name!r}]", one) for name, one in self._eval_runs.items())]
+        for name, one in runs:
             _check_run(name, one)
         self._run = run
         self._train_batches: _TrainBatches | None = None
@@ -117,15 +118,21 @@ class FromHeadrace(_Trainer):
         self._eval_labels: float | None = None
         self._resumed_from: Path | None = None
         _prepare_arguments(next((one for one in (*args, kwargs.get("args")) if hasattr(one, "output_dir")), None))
-        eval_data: Mapping[str, Any] = self._eval_runs
+        if self._eval_runs:
+            kwargs["eval_dataset"] = dict(self._eval_runs)
         if any(one.__module__.startswith("trl.") for one in type(self).__mro__):
             # TRL looks at the columns of its datasets, and prepares them. It sees a single row, and trains on none.
             kwargs["train_dataset"] = _stand_in()
-            eval_data = dict.fromkeys(self._eval_runs, kwargs["train_dataset"])
-        super().__init__(*args, eval_dataset=eval_data or None, **kwargs)
-        self.eval_dataset = self._eval_runs or None
+            if self._eval_runs:
+                kwargs["eval_dataset"] = dict.fromkeys(self._eval_runs, kwargs["train_dataset"])
+        super().__init__(*args, **kwargs)
+        if self._eval_runs:
+            self.eval_dataset = dict(self._eval_runs)
         # Nothing has to be skipped here, and with this option the trainer would lose count of micro-batches.
         self.args.ignore_data_skip = False
+        if self._shifts_labels():
+            for name, one in runs:
+                _check_unshifted(name, one)
         self._set_max_steps()
 
     def _set_max_steps(self) -> None:
@@ -265,9 +272,11 @@ class FromHeadrace(_Trainer):
             return super().get_eval_dataloader(eval_dataset)
         name = eval_dataset if isinstance(eval_dataset, str) else run.recipe.digest().hex()
         if name not in self._eval_loaders:
-            _check_run(name, run)
+            _check_run("the evaluation", run)
+            if self._shifts_labels():
+                _check_unshifted("the evaluation", run)
             if run.num_steps is None:
-                raise ConfigError(f"{name}: an evaluation ends: use Run.validation, or pass samples= or epochs=")
+                raise ConfigError("an evaluation ends: use Run.validation, or pass samples= or epochs=")
             loader = self._loader(run, self.args.eval_batch_size, self._ranks(), restart=True)
             shape = _Shape(self.model, run, shifts=self._shifts_labels())
             self._eval_loaders[name] = _RunLoader(_EvalBatches(loader, run, shape, self._set_eval_labels), len(loader))
@@ -332,13 +341,18 @@ def _is_counted(run: Run) -> bool:
 def _check_run(name: str, run: Run) -> None:
     if not isinstance(run, Run):
         raise ConfigError(f"{name} is {run!r:.80}; expected a Run. A FramedRun has a state on each rank: not done here")
-    for path, dataset in zip(run.paths, run.datasets, strict=True):
-        if "labels" in run.fields and getattr(dataset, "labels", None) == "next":
-            raise ConfigError(f"{name}{f', source {path}' if path else ''}: {_TRAP}")
+    for dataset in run.datasets:
         if isinstance(dataset, PromptDataset) and name != "run":
             raise ConfigError(f"{name}: an evaluation on prompts is not done here: leave it out of eval_runs")
         if isinstance(dataset, PreferenceDataset) and dataset.layout != "stacked":
             raise ConfigError(f"{name}: TRL's DPOTrainer takes pairs one below the other: pass layout='stacked'")
+
+
+def _check_unshifted(name: str, run: Run) -> None:
+    """Raise ConfigError if a dataset says that its labels are shifted."""
+    for path, dataset in zip(run.paths, run.datasets, strict=True):
+        if "labels" in run.fields and getattr(dataset, "labels", None) == "next":
+            raise ConfigError(f"{name}{f', source {path}' if path else ''}: {_TRAP}")
 
 
 _TRAP = (
@@ -530,6 +544,9 @@ class _TrainBatches(_Batches):
                 f"the trainer saves step {step:,}, and the steps of the run that it has had are {sorted(self._states)}:"
                 " was global_step changed, or another loader used?"
             )
+        for name in (TRAINER_FILE, RUN_FILE):
+            # Those of an earlier life that got as far. Without the first, the folder is not complete.
+            (folder / name).unlink(missing_ok=True)
         state = self._states[step]
         content = {"state": state, "recipe": json.loads(self._run.recipe.to_json())}
         atomic_write(folder / STATE_FILE, json.dumps(content, indent=2).encode() + b"\n")
