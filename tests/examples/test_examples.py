@@ -49,14 +49,15 @@ SAYS = {
     "torch_dataset.py": ["windows of 64 tokens every 32", "batches"],
     "torchrun_ddp.py": ["rank 0 of 2: 30 micro-batches in 10 steps", "rank 1 of 2: 30 micro-batches in 10 steps"],
     "train_loop.py": ["before the stop: [", "loss at first"],
+    "transformers_trainer.py": ["30 steps, the last 10 after the stop", "loss at first", "loss of the other files"],
     "what_was_fed.py": ["step 340 is the positions 2720 to 2727", "epoch 0, sample"],
 }
 ELSEWHERE = {
-    **dict.fromkeys(["ray_prepare.py", "sft_trainer.py"], pytest.mark.interop),
+    **dict.fromkeys(["ray_prepare.py", "sft_trainer.py", "transformers_trainer.py"], pytest.mark.interop),
     **dict.fromkeys(["blend.py", "pack.py", "torchrun_ddp.py", "what_was_fed.py"], pytest.mark.soak),
 }
 """Examples with packages that only `make interop` has, and the longest ones."""
-LEARNS = {"dpo.py": 0.5, "sft_loop.py": 0.7, "sft_trainer.py": 0.8}
+LEARNS = {"dpo.py": 0.5, "sft_loop.py": 0.7, "sft_trainer.py": 0.8, "transformers_trainer.py": 0.8}
 """What the last loss may be at most of the first."""
 OWN_PROCESS = {
     "ray_prepare.py": [],

@@ -1,0 +1,8 @@
+"""Faces for trainers that bring a loop of their own, one file each. Nothing is imported before it is asked for.
+
+    transformers    FromHeadrace: for the Trainer of Hugging Face, and TRL's
+
+Each takes a run, hands the trainer the batches of its ranks, and saves the state where the trainer keeps its own.
+
+May import: all rooms but cli.
+"""
