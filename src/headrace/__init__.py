@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         WindowDataset,
     )
     from headrace.errors import ConfigError, HeadraceError, InputError, StateError, StoreError, WorkerError
-    from headrace.loader import Loader
+    from headrace.loader import Loader, loader_for
     from headrace.plan import BatchSchedule, Order
     from headrace.plan.packing import Packing
     from headrace.preparing import prepare
@@ -87,6 +87,7 @@ _HOMES = {
     "WindowDataset": "headrace.datasets",
     "WorkerError": "headrace.errors",
     "convert": "headrace.copying",
+    "loader_for": "headrace.loader",
     "merge": "headrace.copying",
     "open": "headrace.stores",
     "prepare": "headrace.preparing",
@@ -120,6 +121,7 @@ __all__ = [
     "WorkerError",
     "__version__",
     "convert",
+    "loader_for",
     "merge",
     "open",
     "prepare",

@@ -399,16 +399,22 @@ def check_uneven(uneven: Literal["allow", "refuse"], schedule: BatchSchedule, le
         )
 
 
-def num_micro_batches(schedule: BatchSchedule, length: int, share: Share) -> int:
-    """Return the number of micro-batches of one rank in a run of this length. O(pieces of the schedule)."""
+def num_micro_batches(schedule: BatchSchedule, end: int, share: Share, begin: int = 0) -> int:
+    """Return the number of micro-batches of one rank between two positions. O(pieces of the schedule).
+
+    ``begin`` may lie within a step, whose rest is then divided anew.
+    """
     together = share.world_size * share.micro_batch_size
-    position = count = 0
-    while position < length:
-        _, _, size, num_equal = schedule.locate(position)
-        whole = (length - position) // size
-        num_steps = min(whole, num_equal) if num_equal is not None else whole
-        if num_steps == 0:
-            return count + -(-(length - position) // together)
+    position, count = begin, 0
+    while position < end:
+        _, first, size, num_equal = schedule.locate(position)
+        whole = (end - first) // size
+        if position > first or not whole:
+            stop = min(first + size, end)
+            count += -(-(stop - position) // together)
+            position = stop
+            continue
+        num_steps = whole if num_equal is None else min(whole, num_equal)
         count += num_steps * -(-size // together)
         position += num_steps * size
     return count
