@@ -12,8 +12,8 @@ import corpora
 from headrace import ConfigError, Order, Run, StateError, WindowDataset
 from headrace.integrations.stateful import StatefulLoader
 from headrace.loader import Ranks
-from headrace.loader.feeds import num_micro_batches
 from headrace.plan import BatchSchedule, Share, micro_batches
+from headrace.plan.slots import num_micro_batches
 
 
 def make(corpus: list[corpora.Corpus], samples: int = 48, **options: Any) -> Run:

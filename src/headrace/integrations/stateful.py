@@ -10,7 +10,7 @@ from typing import Any
 from headrace.datasets import Run
 from headrace.errors import ConfigError, StateError
 from headrace.loader import Loader, Ranks, Reading
-from headrace.loader.feeds import num_micro_batches
+from headrace.plan.slots import num_micro_batches
 
 __all__ = ["StatefulLoader"]
 

@@ -16,11 +16,12 @@ from headrace.encoders import Fault, FaultLog
 from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write, check_local
 from headrace.loader.faults import FaultCounter, FeedLedger, original_errors, report_path
-from headrace.loader.feeds import FeedOptions, check_uneven, feed_of, num_micro_batches
+from headrace.loader.feeds import FeedOptions, check_uneven, feed_of
 from headrace.loader.ranks import Ranks
 from headrace.loader.reading import Reading
 from headrace.loader.spans import Batch
 from headrace.plan import Cursor, RunRecipe, Share
+from headrace.plan.slots import num_micro_batches
 
 if TYPE_CHECKING:
     from headrace.datasets import FramedRun
