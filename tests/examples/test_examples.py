@@ -38,6 +38,7 @@ SAYS = {
     "energon_encoder.py": ["of the last batch filled", "rank 1 of 2 continues with the packs [162, 163]"],
     "grpo_prompts.py": ["of the layout prompt", "'data_source': 'sums', 'ground_truth': '", "mean reward of the first"],
     "jax_loop.py": ["on arrays (8, 64)", "rank 1 of 2 continues with [164, 165, 166, 167]"],
+    "lightning_trainer.py": ["the first fed 120 samples, the second went on at 120, to 319", "loss at first"],
     "prepare_corpus.py": [
         "'bad': 1, 'duplicate': 3, 'filter:functions only': ",
         "line 20: malformed JSON",
@@ -53,13 +54,14 @@ SAYS = {
     "what_was_fed.py": ["step 340 is the positions 2720 to 2727", "epoch 0, sample"],
 }
 ELSEWHERE = {
-    **dict.fromkeys(["jax_loop.py", "ray_prepare.py", "sft_trainer.py"], pytest.mark.interop),
+    **dict.fromkeys(["jax_loop.py", "lightning_trainer.py", "ray_prepare.py", "sft_trainer.py"], pytest.mark.interop),
     **dict.fromkeys(["blend.py", "pack.py", "torchrun_ddp.py", "what_was_fed.py"], pytest.mark.soak),
 }
 """Examples with packages that only `make interop` has, and the longest ones."""
-LEARNS = {"dpo.py": 0.5, "jax_loop.py": 0.95, "sft_loop.py": 0.7, "sft_trainer.py": 0.8}
+LEARNS = {"dpo.py": 0.5, "jax_loop.py": 0.95, "lightning_trainer.py": 0.98, "sft_loop.py": 0.7, "sft_trainer.py": 0.8}
 """What the last loss may be at most of the first."""
 OWN_PROCESS = {
+    "lightning_trainer.py": [],
     "ray_prepare.py": [],
     "torchrun_ddp.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
 }
