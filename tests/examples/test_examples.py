@@ -47,6 +47,11 @@ SAYS = {
     "ray_prepare.py": ["encode: ", "sort: ", "the bytes of a run on one host: True"],
     "sft_loop.py": ["of the layout messages", "ASCII string b.<|im_end|>'", "loss at first"],
     "sft_trainer.py": ["of the layout messages", "loss at first"],
+    "stateful_loader.py": [
+        "3 batches in each of 2 epochs",
+        "epoch 1: [12, 13, 14, 15]\n",
+        "epoch 1: [20, 21, 22, 23]\n",
+    ],
     "text_and_images.py": ["step 0: 2 pictures of 8, (8, 8, 34, 3)", "step 2: 2 pictures of 8"],
     "torch_dataset.py": ["windows of 64 tokens every 32", "batches"],
     "torchrun_ddp.py": ["rank 0 of 2: 30 micro-batches in 10 steps", "rank 1 of 2: 30 micro-batches in 10 steps"],
