@@ -5,6 +5,7 @@
     headrace.WindowDataset, SFTDataset, ...    make samples from a store; more in headrace.datasets
     headrace.Blend, Order, Run                 mix sources, order their samples, and say which make step N
     headrace.Loader                            yields the batches of this rank as torch tensors, resumable
+    headrace.NumpyLoader                       yields them as NumPy arrays, without torch
     headrace.inspect                           describes, checks and shows what is on disk, as the commands do
     headrace.compat                            the names of Megatron, Energon, torchtune and AstrAI
 
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
         WindowDataset,
     )
     from headrace.errors import ConfigError, HeadraceError, InputError, StateError, StoreError, WorkerError
-    from headrace.loader import Loader
+    from headrace.integrations.numpy import NumpyLoader
+    from headrace.loader import Loader, loader_for
     from headrace.plan import BatchSchedule, Order
     from headrace.plan.packing import Packing
     from headrace.preparing import prepare
@@ -74,6 +76,7 @@ _HOMES = {
     "MapDataset": "headrace.datasets",
     "MeasuredDataset": "headrace.datasets",
     "MediaDataset": "headrace.datasets",
+    "NumpyLoader": "headrace.integrations.numpy",
     "Order": "headrace.plan",
     "PackedSequenceDataset": "headrace.datasets",
     "Packing": "headrace.plan.packing",
@@ -87,6 +90,7 @@ _HOMES = {
     "WindowDataset": "headrace.datasets",
     "WorkerError": "headrace.errors",
     "convert": "headrace.copying",
+    "loader_for": "headrace.loader",
     "merge": "headrace.copying",
     "open": "headrace.stores",
     "prepare": "headrace.preparing",
@@ -106,6 +110,7 @@ __all__ = [
     "MapDataset",
     "MeasuredDataset",
     "MediaDataset",
+    "NumpyLoader",
     "Order",
     "PackedSequenceDataset",
     "Packing",
@@ -120,6 +125,7 @@ __all__ = [
     "WorkerError",
     "__version__",
     "convert",
+    "loader_for",
     "merge",
     "open",
     "prepare",

@@ -25,7 +25,18 @@ def examples(name: str) -> list[doctest.DocTest]:
     return [test for test in found if test.examples]
 
 
-WITH_EXAMPLES = [name for name in MODULES if not name.endswith("__main__") and examples(name)]
+def has_examples(name: str) -> bool:
+    if name.endswith("__main__"):
+        return False
+    try:
+        return bool(examples(name))
+    except headrace.errors.MissingExtraError:
+        # The face of a trainer that only `make interop` has, which runs its tests.
+        assert name.startswith("headrace.integrations.")
+        return False
+
+
+WITH_EXAMPLES = [name for name in MODULES if has_examples(name)]
 
 
 @pytest.mark.usefixtures("warm_workers")

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from headrace.loader.loader import Loader, load_recipe
     from headrace.loader.ranks import Ranks
     from headrace.loader.reading import Reading
+    from headrace.loader.shortcut import loader_for
 
 _HOMES = {
     "Balance": "headrace.loader.balancing",
@@ -55,6 +56,7 @@ _HOMES = {
     "flatten_packed": "headrace.loader.attention",
     "flex_block_mask": "headrace.loader.attention",
     "load_recipe": "headrace.loader.loader",
+    "loader_for": "headrace.loader.shortcut",
     "mask_mod": "headrace.loader.attention",
     "merge_state_dicts": "headrace.loader.framed",
     "read_fault_report": "headrace.encoders",
@@ -75,6 +77,7 @@ __all__ = [
     "flatten_packed",
     "flex_block_mask",
     "load_recipe",
+    "loader_for",
     "mask_mod",
     "merge_state_dicts",
     "read_fault_report",

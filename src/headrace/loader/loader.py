@@ -9,16 +9,19 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from headrace.datasets import Run
 from headrace.encoders import Fault, FaultLog
 from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write, check_local
 from headrace.loader.faults import FaultCounter, FeedLedger, original_errors, report_path
-from headrace.loader.feeds import FeedOptions, check_uneven, feed_of, num_micro_batches
+from headrace.loader.feeds import FeedOptions, check_uneven, feed_of
 from headrace.loader.ranks import Ranks
 from headrace.loader.reading import Reading
 from headrace.loader.spans import Batch
 from headrace.plan import Cursor, RunRecipe, Share
+from headrace.plan.slots import num_micro_batches
 
 if TYPE_CHECKING:
     from headrace.datasets import FramedRun
@@ -140,6 +143,16 @@ class Loader:
     def run(self) -> Run | FramedRun:
         """The run."""
         return self._feed.run
+
+    @property
+    def batch_size(self) -> int:
+        """The number of samples of a micro-batch of this rank, as trainers call it."""
+        return self._share.micro_batch_size
+
+    @property
+    def dataset(self) -> RunSamples:
+        """The samples of the run by their positions. ``len(loader.dataset)`` is the number of samples it feeds."""
+        return RunSamples(self.run)
 
     @property
     def reading(self) -> Reading:
@@ -338,7 +351,7 @@ class Loader:
         atomic_write(Path(path), self.run.recipe.to_json())
 
     def __len__(self) -> int:
-        """Return the number of micro-batches of this rank in the whole run. O(pieces of the schedule).
+        """Return the number of micro-batches of this rank in the whole run, wherever it stands. O(pieces).
 
         Raises:
             TypeError: the run is endless, or the number of its units is not known before it has run.
@@ -349,6 +362,39 @@ class Loader:
 
     def __repr__(self) -> str:
         return f"<Loader: rank {self.ranks.rank} of {self.ranks.world_size}, step {self.step:,}, {self.run!r}>"
+
+
+class RunSamples:
+    """The samples of a run in the order in which they are fed: what trainers look for at ``loader.dataset``.
+
+    Item i is the sample at position i of the run: a dict of NumPy arrays, or what its dataset makes of a record.
+    Nothing is read before it is asked for.
+
+    Raises:
+        TypeError: ``len()`` of an endless run; or a unit of a `FramedRun`, which is only known when it is fed.
+    """
+
+    def __init__(self, run: Run | FramedRun) -> None:
+        self.run = run
+
+    def __len__(self) -> int:
+        if self.run.length is None:
+            raise TypeError("this run is endless, or the number of its units is only known at its end: it has no len()")
+        return self.run.length
+
+    def __getitem__(self, position: int) -> Any:
+        position = index(position)
+        if not isinstance(self.run, Run):
+            raise TypeError("the units of a framed run are only known when they are fed: they have no item access")
+        if position < 0 or (self.run.length is not None and position >= self.run.length):
+            raise IndexError(f"no position {position:,} in {self.run!r}")
+        located = self.run.locate(np.array([position], dtype=np.int64))
+        if self.run.traits.is_ragged:
+            return self.run.samples(located)[0]
+        return {name: values[0] for name, values in self.run.read(located).items()} | self.run.constants
+
+    def __repr__(self) -> str:
+        return f"<RunSamples: {self.run!r}>"
 
 
 def load_recipe(path: str | os.PathLike[str]) -> RunRecipe:

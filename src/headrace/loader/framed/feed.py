@@ -25,11 +25,12 @@ import numpy as np
 
 from headrace.datasets import FramedRun
 from headrace.datasets.encoded.framed_run import JournalFile, check_journal
+from headrace.datasets.states import check_group_batches
 from headrace.encoders import FaultLog
 from headrace.errors import ConfigError, StateError
 from headrace.loader import workers
 from headrace.loader.faults import Given, merged
-from headrace.loader.feeds import FeedOptions, check_group_batches
+from headrace.loader.feeds import FeedOptions
 from headrace.loader.framed.parts import BatchPart, LaneReader, PartMessage, batch_of, coming_steps, lanes_of, parts
 from headrace.loader.ranks import agree, all_gathered_texts, is_alone, largest
 from headrace.loader.reading import Reading, in_threads, pinned, pins
