@@ -149,8 +149,9 @@ def test_megatrons_own_samples_pass_as_they_are(store: str, options: list[str]) 
         ({"seq_length": 32}, {}, "--seq-length is 32"),
         ({"train_iters": 11}, {}, "trains on 44 samples, the run has 40"),
         ({"step_batch_size_schedule": "0:4"}, {}, "--step-batch-size-schedule is not supported"),
+        ({"phase_transition_iterations": [4]}, {}, "--phase-transition-iterations is not supported"),
         ({}, {"labels": "same"}, 'labels="same"'),
-        ({"consumed_train_samples": 6}, {}, "6"),
+        ({"consumed_train_samples": 6}, {}, "position 6 .*step"),
     ],
 )
 def test_what_does_not_fit_is_refused(store: str, changed: Any, of_run: Any, message: str) -> None:

@@ -110,12 +110,13 @@ def batch_schedule(args: Any) -> BatchSchedule:
     """Return the global batch sizes of Megatron's arguments, for the run of the training.
 
     Raises:
-        ConfigError: ``--step-batch-size-schedule``, which is not supported.
+        ConfigError: ``--step-batch-size-schedule`` or ``--phase-transition-iterations``, which are not supported.
     """
-    if getattr(args, "step_batch_size_schedule", None) is not None:
-        raise ConfigError(
-            "--step-batch-size-schedule is not supported: use --global-batch-size and --rampup-batch-size"
-        )
+    for option in ("step_batch_size_schedule", "phase_transition_iterations"):
+        if getattr(args, option, None):
+            raise ConfigError(
+                f"--{option.replace('_', '-')} is not supported: use --global-batch-size and --rampup-batch-size"
+            )
     if (ramp := getattr(args, "rampup_batch_size", None)) is None:
         return BatchSchedule.of(args.global_batch_size)
     start, increment, samples = map(int, ramp)

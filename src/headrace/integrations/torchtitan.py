@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import torch
 import tyro
 
-try:  # the interface of the main branch after 0.3
+try:  # the main branch after 0.3
     from torchtitan.components.data.loader import BaseDataLoader
 except ImportError:
     from torchtitan.components.dataloader import BaseDataLoader
@@ -70,7 +70,7 @@ class HeadraceDataLoader(BaseDataLoader):  # type: ignore[misc]
         repeat: Annotated[bool, tyro.conf.Suppress] = False
 
     def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, **runtime: Any) -> None:
-        run = config.run()
+        self._run = run = config.run()
         seq_len = _checked_width(run)
         self._is_flat = "num_tokens_per_batch" in runtime
         micro = _micro_batch_size(seq_len, runtime)
@@ -115,11 +115,11 @@ class HeadraceDataLoader(BaseDataLoader):  # type: ignore[misc]
         Raises:
             StateError: the trainer saves within a step of the run, so its global batch is another one.
         """
-        run, position = self._loader.run, self._loader.position
+        run, position = self._run, self._loader.position
         if position not in (run.schedule.begin(self._loader.step), run.length):
             raise StateError(
                 f"torchtitan saves at position {position:,}, within step {self._loader.step:,} of the run: its steps"
-                f" are not those of the run. Set training.global_batch_size to {run.schedule.pieces[0][1]:,}, the run's"
+                f" are not those of the run. Set {_batch_option(run, self._seq_len if self._is_flat else None)}"
             )
         return {_STATE: json.dumps(self._loader.state_dict()), _RECIPE: run.recipe.to_json().decode()}
 
@@ -196,5 +196,13 @@ def _check_checkpoints(every: int | None, micro_batches: int, run: Run) -> None:
     if every is not None and every % micro_batches:
         raise ConfigError(
             f"torchtitan saves every {every:,} micro-batches, and a step of the run takes {micro_batches:,}: set"
-            f" training.global_batch_size to {run.schedule.pieces[0][1]:,}, the run's"
+            f" {_batch_option(run, None)}"
         )
+
+
+def _batch_option(run: Run, seq_len: int | None) -> str:
+    """Return the trainer's option with the global batch of the run, in samples or, with ``seq_len``, in tokens."""
+    size = run.schedule.pieces[0][1]
+    if seq_len is None:
+        return f"training.global_batch_size to {size:,}, the run's"
+    return f"training.num_tokens_per_train_step to {size * seq_len:,}, the run's"
