@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,7 @@ SAYS = {
     ],
     "text_and_images.py": ["step 0: 2 pictures of 8, (8, 8, 34, 3)", "step 2: 2 pictures of 8"],
     "torch_dataset.py": ["windows of 64 tokens every 32", "batches"],
+    "torchtitan_config.py": ["rank 0 of 2: 16 batches of 2, 30 samples", "rank 1 of 2: 16 batches of 2, 30 samples"],
     "torchrun_ddp.py": ["rank 0 of 2: 30 micro-batches in 10 steps", "rank 1 of 2: 30 micro-batches in 10 steps"],
     "train_loop.py": ["before the stop: [", "loss at first"],
     "transformers_trainer.py": ["30 steps, the last 10 after the stop", "loss at first", "loss of the other files"],
@@ -64,9 +66,13 @@ ELSEWHERE = {
         ["jax_loop.py", "lightning_trainer.py", "ray_prepare.py", "sft_trainer.py", "transformers_trainer.py"],
         pytest.mark.interop,
     ),
+    "torchtitan_config.py": [
+        pytest.mark.interop,
+        pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan: see docs/integrations/torchtitan.md"),
+    ],
     **dict.fromkeys(["blend.py", "pack.py", "torchrun_ddp.py", "what_was_fed.py"], pytest.mark.soak),
 }
-"""Examples with packages that only `make interop` has, and the longest ones."""
+"""Examples with packages that only `make interop` has, or that are installed by hand, and the longest ones."""
 LEARNS = {
     "dpo.py": 0.5,
     "jax_loop.py": 0.95,
@@ -79,6 +85,7 @@ LEARNS = {
 OWN_PROCESS = {
     "lightning_trainer.py": [],
     "ray_prepare.py": [],
+    "torchtitan_config.py": [],
     "torchrun_ddp.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
 }
 """How examples are started that start others of their own, which may warn."""

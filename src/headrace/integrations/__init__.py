@@ -2,6 +2,8 @@
 
     transformers    FromHeadrace: for the Trainer of Hugging Face, and TRL's
     stateful        StatefulLoader: a loader with epochs, for verl, NeMo-RL, OpenRLHF and whatever expects torchdata's
+    torchtitan      HeadraceDataLoader: for torchtitan
+    megatron        datasets, dataloaders: for Megatron-LM, in its own order or with any run as an external loader
     lightning       HeadraceDataModule: for Lightning's Trainer
     numpy           NumpyLoader: dicts of NumPy arrays, without torch, for JAX
 
