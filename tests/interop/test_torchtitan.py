@@ -31,7 +31,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def face() -> Any:
-    pytest.importorskip("torchtitan", reason="torchtitan is not installed: pip install 'headrace[interop]'")
+    pytest.importorskip("torchtitan", reason="torchtitan is not installed: see docs/integrations/torchtitan.md")
     from headrace.integrations.torchtitan import HeadraceDataLoader
 
     return HeadraceDataLoader
