@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         WindowDataset,
     )
     from headrace.errors import ConfigError, HeadraceError, InputError, StateError, StoreError, WorkerError
-    from headrace.loader import Loader
+    from headrace.loader import Loader, Prompts
     from headrace.plan import BatchSchedule, Order
     from headrace.plan.packing import Packing
     from headrace.preparing import prepare
@@ -79,6 +79,7 @@ _HOMES = {
     "Packing": "headrace.plan.packing",
     "PreferenceDataset": "headrace.datasets",
     "PromptDataset": "headrace.datasets",
+    "Prompts": "headrace.loader",
     "Run": "headrace.datasets",
     "SFTDataset": "headrace.datasets",
     "ScheduledBlend": "headrace.datasets",
@@ -111,6 +112,7 @@ __all__ = [
     "Packing",
     "PreferenceDataset",
     "PromptDataset",
+    "Prompts",
     "Run",
     "SFTDataset",
     "ScheduledBlend",

@@ -230,24 +230,11 @@ class SpanFeed:
 
     def identity(self, position: int) -> dict[str, Any]:
         """See `Feed.identity`: hashes of what was fed before the position."""
-        return {"version": PAST_VERSION, "recipe": self.run.past(position).hashes()}
+        return run_identity(self.run, position)
 
     def verified(self, cursor: Cursor, saved: RunRecipe | None) -> Cursor:
         """See `Feed.verified`."""
-        run = self.run
-        if cursor.version == PAST_VERSION:
-            try:
-                past = run.past(min(max(cursor.position, 0), MAX_POSITIONS))
-                return cursor.verified(run.recipe, run.schedule, run.length, saved=saved, past=past)
-            except PastError as error:
-                if (step := run.parted_at(cursor.recipe, cursor.position)) is None:
-                    raise
-                raise _parted(cursor.position, step, run) from error
-        first = run.rebuilt(()) if run.edits else run
-        found = cursor.verified(first.recipe, first.schedule, first.length, saved=saved)
-        if run.edits and cursor.position > run.schedule.begin(run.edits[0].at_step):
-            raise _parted(cursor.position, run.edits[0].at_step, run)
-        return found
+        return verified_cursor(self.run, cursor, saved)
 
     def state(self, position: int) -> dict[str, Any]:
         """See `Feed.state`."""
@@ -315,6 +302,28 @@ class SpanFeed:
         # Blocks are drawn over the whole step, however much of it was given already.
         places = () if run.draw is None else (run.schedule.locate(position)[1], *drawn_to)
         check_micro_batches(run.block_samples, run.schedule, run.length, self._share, position, places)
+
+
+def run_identity(run: Run, position: int) -> dict[str, Any]:
+    """Return the fields of a `Cursor` that say to which runs a state at a position belongs, see `Feed.identity`."""
+    return {"version": PAST_VERSION, "recipe": run.past(position).hashes()}
+
+
+def verified_cursor(run: Run, cursor: Cursor, saved: RunRecipe | None) -> Cursor:
+    """Return a cursor that belongs to a run; raise StateError if it belongs to another, see `Feed.verified`."""
+    if cursor.version == PAST_VERSION:
+        try:
+            past = run.past(min(max(cursor.position, 0), MAX_POSITIONS))
+            return cursor.verified(run.recipe, run.schedule, run.length, saved=saved, past=past)
+        except PastError as error:
+            if (step := run.parted_at(cursor.recipe, cursor.position)) is None:
+                raise
+            raise _parted(cursor.position, step, run) from error
+    first = run.rebuilt(()) if run.edits else run
+    found = cursor.verified(first.recipe, first.schedule, first.length, saved=saved)
+    if run.edits and cursor.position > run.schedule.begin(run.edits[0].at_step):
+        raise _parted(cursor.position, run.edits[0].at_step, run)
+    return found
 
 
 def _parted(position: int, step: int, run: Run) -> StateError:
