@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from headrace.plan import BatchSchedule, Order
     from headrace.plan.packing import Packing
     from headrace.preparing import prepare
-    from headrace.stores import open
+    from headrace.stores import open, to_datasets
 
 _ROOMS = (
     *("compat", "copying", "datasets", "encoders", "errors", "inspect", "kinds", "loader", "plan", "preparing"),
@@ -92,6 +92,7 @@ _HOMES = {
     "open": "headrace.stores",
     "prepare": "headrace.preparing",
     "split": "headrace.copying",
+    "to_datasets": "headrace.stores",
 }
 
 __all__ = [
@@ -126,6 +127,7 @@ __all__ = [
     "open",
     "prepare",
     "split",
+    "to_datasets",
 ]
 
 if not TYPE_CHECKING:

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     )
     from headrace.stores.opening import open, open_keys, open_tokens
     from headrace.stores.provenance import Provenance, ProvenanceState, ProvenanceWriter
+    from headrace.stores.saved_dataset import SavedDatasetStore, to_datasets
     from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore, Store
     from headrace.stores.tar.store import TarStore
     from headrace.stores.writer import Writer
@@ -97,6 +98,7 @@ _HOMES = {
     "ProvenanceState": "headrace.stores.provenance",
     "ProvenanceWriter": "headrace.stores.provenance",
     "RawSample": "headrace.stores.store",
+    "SavedDatasetStore": "headrace.stores.saved_dataset",
     "SampleLedger": "headrace.stores.manifest",
     "SampleStore": "headrace.stores.store",
     "ShardedStore": "headrace.stores.combined",
@@ -121,6 +123,7 @@ _HOMES = {
     "open_tokens": "headrace.stores.opening",
     "optimal_dtype": "headrace.stores.indexed.layout",
     "save_manifest": "headrace.stores.manifest",
+    "to_datasets": "headrace.stores.saved_dataset",
     "write_hdf5": "headrace.stores.hdf5.store",
 }
 
@@ -165,6 +168,7 @@ __all__ = [
     "RetryPolicy",
     "SampleLedger",
     "SampleStore",
+    "SavedDatasetStore",
     "ShardedStore",
     "ShuffledOrder",
     "Store",
@@ -188,6 +192,7 @@ __all__ = [
     "open_tokens",
     "optimal_dtype",
     "save_manifest",
+    "to_datasets",
     "write_hdf5",
 ]
 

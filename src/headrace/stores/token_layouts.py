@@ -6,6 +6,8 @@
     Hdf5        a .h5 or .hdf5                              all below
     Json        a .jsonl or .json                           those in the folder
 
+A folder that ``Dataset.save_to_disk`` of the library ``datasets`` wrote is a store as a whole, see `saved_dataset`.
+
 `token_store` opens what lies at a path: a shard, or a folder of shards.
 """
 
@@ -31,6 +33,7 @@ from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.json.store import JSON_SUFFIXES, open_json
 from headrace.stores.keyed.store import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME, Manifest, load_manifest
+from headrace.stores.saved_dataset import SavedDatasetStore, is_saved_dataset
 from headrace.stores.segmented import SegmentedStore
 from headrace.stores.store import MAIN, Store
 from headrace.stores.written import META_NAME, Format, OutputShard
@@ -181,7 +184,11 @@ def token_store(name: str, how: Opening) -> Store:
         ConfigError: there is no such key, or an option is for pairs and there are none.
     """
     check_name(name)
-    store = _open_folder(name, how) if _is_folder(name) else _open_shard(name, how)
+    store: Store
+    if is_saved_dataset(name):
+        store = SavedDatasetStore(name, key=how.key, using=how.reader)
+    else:
+        store = _open_folder(name, how) if _is_folder(name) else _open_shard(name, how)
     if isinstance(store, SegmentedStore) and how.options != IndexedOptions():
         raise ConfigError(
             f"{name}: dialect and documents are for pairs of .bin and .idx; this is the {store.format} format"
