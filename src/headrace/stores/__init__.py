@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         save_manifest,
     )
     from headrace.stores.opening import open, open_keys, open_tokens
+    from headrace.stores.parquet import ParquetStore
     from headrace.stores.provenance import Provenance, ProvenanceState, ProvenanceWriter
     from headrace.stores.saved_dataset import SavedDatasetStore, to_datasets
     from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore, Store
@@ -92,6 +93,7 @@ _HOMES = {
     "Manifest": "headrace.stores.manifest",
     "OutputShard": "headrace.stores.written",
     "PROVENANCE_NAME": "headrace.stores.manifest",
+    "ParquetStore": "headrace.stores.parquet",
     "PartPlace": "headrace.stores.store",
     "Problem": "headrace.stores.store",
     "Provenance": "headrace.stores.provenance",
@@ -158,6 +160,7 @@ __all__ = [
     "Ledger",
     "Manifest",
     "OutputShard",
+    "ParquetStore",
     "PartPlace",
     "Problem",
     "Provenance",

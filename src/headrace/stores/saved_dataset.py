@@ -15,7 +15,7 @@ import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -30,7 +30,10 @@ from headrace.stores.store import MAIN, Problem, Store, TokenArray
 STATE_NAME: Final = "state.json"
 INFO_NAME: Final = "dataset_info.json"
 DICT_NAME: Final = "dataset_dict.json"
-_ENDS_BYTES = 4096
+MAIN_NAMES: Final = (MAIN, "input_ids", "sequence", "chosen", "prompts")
+"""Names of the main key, as those that write such columns call ids."""
+
+_ENDS_BYTES: Final = 4096
 
 
 class _DataFile(msgspec.Struct):
@@ -42,8 +45,9 @@ class _State(msgspec.Struct):
 
 
 class _Column(NamedTuple):
-    """One key: its values by record batch, and (batches + 1,) int64, the sums of their numbers."""
+    """One key: its Arrow type, its values by record batch, and (batches + 1,) int64, the sums of their numbers."""
 
+    kind: Any
     chunks: list[Any]
     begins: IntArray
 
@@ -83,7 +87,7 @@ class SavedDatasetStore(SegmentedStore):
     """
 
     format = "datasets"
-    _main_names: ClassVar[tuple[str, ...]] = (MAIN, "input_ids", "sequence", "chosen", "prompts")
+    _main_names = MAIN_NAMES
 
     def __init__(self, path: str | os.PathLike[str], *, key: str | None = None, using: str | Reader = "mmap") -> None:
         self.folder = Path(path)
@@ -95,7 +99,7 @@ class SavedDatasetStore(SegmentedStore):
         self._names = data_files(self.folder)
         self._columns: dict[str, _Column] | None = None
         columns, bounds = self._read_columns()
-        dtypes = {name: _dtype(column.chunks) for name, column in columns.items()}
+        dtypes = {name: dtype_of(column.kind) for name, column in columns.items()}
         super().__init__(os.fspath(path), bounds, dtypes, key)
         self._columns = columns
 
@@ -164,16 +168,14 @@ class SavedDatasetStore(SegmentedStore):
         columns: dict[str, _Column] = {}
         bounds: dict[str, IntArray] = {}
         for name, kind in zip(table.schema.names, table.schema.types, strict=True):
-            if _is_of_numbers(pyarrow.types, kind):
+            if is_of_numbers(pyarrow.types, kind):
                 lists = table.column(name).chunks
-                chunks = [_values(some, self.folder, name) for some in lists]
-                counts = [np.diff(some.offsets) if hasattr(some, "offsets") else _fixed(some) for some in lists]
+                chunks = [values_in(some, str(self.folder), name) for some in lists]
+                counts = [lengths_in(some) for some in lists]
                 lengths = np.concatenate([np.zeros(1, np.int64), *counts])
                 bounds[name] = np.cumsum(lengths, dtype=np.int64)
                 sizes = np.array([0, *map(len, chunks)], dtype=np.int64)
-                # A column without a batch still has a dtype.
-                chunks = chunks or [pyarrow.array([], kind.value_type)]
-                columns[name] = _Column(chunks, np.cumsum(sizes) if len(sizes) > 1 else np.zeros(2, np.int64))
+                columns[name] = _Column(kind, chunks, np.cumsum(sizes))
         if not columns:
             raise StoreError(
                 f"{self.folder}: no column has lists of numbers; the columns are {', '.join(table.schema.names)}. Use"
@@ -206,25 +208,32 @@ def data_files(folder: Path) -> list[str]:
     return names
 
 
-def _is_of_numbers(types: Any, kind: Any) -> bool:
+def is_of_numbers(types: Any, kind: Any) -> bool:
+    """Return whether a type of Arrow is a list of numbers or booleans; ``types`` is the module pyarrow.types."""
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return is_list and any(test(kind.value_type) for test in (types.is_integer, types.is_floating, types.is_boolean))
 
 
-def _values(lists: Any, folder: Path, name: str) -> Any:
+def values_in(lists: Any, path: str, name: str) -> Any:
+    """Return the values of an Arrow array of lists, one after another; raise StoreError if there is a null."""
     values = lists.flatten()
     if lists.null_count or values.null_count:
-        raise StoreError(f"{folder}: column {name!r} holds null, which is neither a list nor a number of one")
+        raise StoreError(f"{path}: column {name!r} holds null, which is neither a list nor a number of one")
     return values
 
 
-def _fixed(lists: Any) -> IntArray:
+def lengths_in(lists: Any) -> IntArray:
+    """Return (n,) the lengths of the lists in an Arrow array."""
+    if hasattr(lists, "offsets"):
+        lengths: IntArray = np.diff(lists.offsets.to_numpy())
+        return lengths
     return np.full(len(lists), lists.type.list_size, dtype=np.int64)
 
 
-def _dtype(chunks: list[Any]) -> np.dtype[Any]:
-    found: np.dtype[Any] = chunks[0].slice(0, 0).to_numpy(zero_copy_only=False).dtype
-    return found
+def dtype_of(kind: Any) -> np.dtype[Any]:
+    """Return the dtype of the numbers in an Arrow type of lists."""
+    dtype: np.dtype[Any] = np.dtype(kind.value_type.to_pandas_dtype())
+    return dtype
 
 
 def to_datasets(store: Store) -> Any:
