@@ -17,6 +17,7 @@ takes the turns W + r, W + r + R, ... after the watermark W of the state that al
 
 from __future__ import annotations
 
+import os
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -471,7 +472,7 @@ class Prompts:
         self,
         state: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         *,
-        recipe: str | RunRecipe | None = None,
+        recipe: str | os.PathLike[str] | RunRecipe | None = None,
     ) -> None:
         """Continue from a saved state, on any number of ranks. If it is refused, nothing changes.
 
