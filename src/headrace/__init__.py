@@ -52,11 +52,11 @@ if TYPE_CHECKING:
     )
     from headrace.errors import ConfigError, HeadraceError, InputError, StateError, StoreError, WorkerError
     from headrace.integrations.numpy import NumpyLoader
-    from headrace.loader import Loader, loader_for
+    from headrace.loader import Loader, Prompts, loader_for
     from headrace.plan import BatchSchedule, Order
     from headrace.plan.packing import Packing
     from headrace.preparing import prepare
-    from headrace.stores import open
+    from headrace.stores import open, to_datasets
 
 _ROOMS = (
     *("compat", "copying", "datasets", "encoders", "errors", "inspect", "kinds", "loader", "plan", "preparing"),
@@ -82,6 +82,7 @@ _HOMES = {
     "Packing": "headrace.plan.packing",
     "PreferenceDataset": "headrace.datasets",
     "PromptDataset": "headrace.datasets",
+    "Prompts": "headrace.loader",
     "Run": "headrace.datasets",
     "SFTDataset": "headrace.datasets",
     "ScheduledBlend": "headrace.datasets",
@@ -95,6 +96,7 @@ _HOMES = {
     "open": "headrace.stores",
     "prepare": "headrace.preparing",
     "split": "headrace.copying",
+    "to_datasets": "headrace.stores",
 }
 
 __all__ = [
@@ -116,6 +118,7 @@ __all__ = [
     "Packing",
     "PreferenceDataset",
     "PromptDataset",
+    "Prompts",
     "Run",
     "SFTDataset",
     "ScheduledBlend",
@@ -130,6 +133,7 @@ __all__ = [
     "open",
     "prepare",
     "split",
+    "to_datasets",
 ]
 
 if not TYPE_CHECKING:

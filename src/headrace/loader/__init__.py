@@ -4,6 +4,8 @@
                                                                           |
                                                      Loader.state_dict() after any of them
 
+`Prompts` dispatches the prompts of a run for reinforcement learning, and knows what became of each.
+
 For packed samples the room also makes what attention needs: masks, FlexAttention's block masks, varlen arguments, the
 parts of context-parallel ranks, and the padding-free layouts of Hugging Face. `collate_fn` makes the same batches for a
 torch ``DataLoader``.
@@ -38,14 +40,18 @@ if TYPE_CHECKING:
     from headrace.loader.faults import FeedLedger
     from headrace.loader.framed import merge_state_dicts
     from headrace.loader.loader import Loader, load_recipe
+    from headrace.loader.prompts import DispatchedPrompt, PromptAccount, Prompts
     from headrace.loader.ranks import Ranks
     from headrace.loader.reading import Reading
     from headrace.loader.shortcut import loader_for
 
 _HOMES = {
     "Balance": "headrace.loader.balancing",
+    "DispatchedPrompt": "headrace.loader.prompts",
     "FeedLedger": "headrace.loader.faults",
     "Loader": "headrace.loader.loader",
+    "PromptAccount": "headrace.loader.prompts",
+    "Prompts": "headrace.loader.prompts",
     "Ranks": "headrace.loader.ranks",
     "Reading": "headrace.loader.reading",
     "StepBalance": "headrace.loader.balancing",
@@ -65,8 +71,11 @@ _HOMES = {
 
 __all__ = [
     "Balance",
+    "DispatchedPrompt",
     "FeedLedger",
     "Loader",
+    "PromptAccount",
+    "Prompts",
     "Ranks",
     "Reading",
     "StepBalance",
