@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         WindowDataset,
     )
     from headrace.errors import ConfigError, HeadraceError, InputError, StateError, StoreError, WorkerError
-    from headrace.loader import Loader
+    from headrace.loader import Loader, Metrics
     from headrace.plan import BatchSchedule, Order
     from headrace.plan.packing import Packing
     from headrace.preparing import prepare
@@ -74,6 +74,7 @@ _HOMES = {
     "MapDataset": "headrace.datasets",
     "MeasuredDataset": "headrace.datasets",
     "MediaDataset": "headrace.datasets",
+    "Metrics": "headrace.loader",
     "Order": "headrace.plan",
     "PackedSequenceDataset": "headrace.datasets",
     "Packing": "headrace.plan.packing",
@@ -106,6 +107,7 @@ __all__ = [
     "MapDataset",
     "MeasuredDataset",
     "MediaDataset",
+    "Metrics",
     "Order",
     "PackedSequenceDataset",
     "Packing",

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from headrace.loader.faults import FeedLedger
     from headrace.loader.framed import merge_state_dicts
     from headrace.loader.loader import Loader, load_recipe
+    from headrace.loader.metrics import Metrics
     from headrace.loader.ranks import Ranks
     from headrace.loader.reading import Reading
 
@@ -45,6 +46,7 @@ _HOMES = {
     "Balance": "headrace.loader.balancing",
     "FeedLedger": "headrace.loader.faults",
     "Loader": "headrace.loader.loader",
+    "Metrics": "headrace.loader.metrics",
     "Ranks": "headrace.loader.ranks",
     "Reading": "headrace.loader.reading",
     "StepBalance": "headrace.loader.balancing",
@@ -65,6 +67,7 @@ __all__ = [
     "Balance",
     "FeedLedger",
     "Loader",
+    "Metrics",
     "Ranks",
     "Reading",
     "StepBalance",
