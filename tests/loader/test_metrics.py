@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import multiprocessing
 import socket
+import threading
 import time
 from collections import Counter
 from itertools import islice
@@ -27,6 +29,8 @@ from headrace.encoders import Cooker, ErrorPolicy, TaskEncoder, stateless
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.loader import Ranks, Reading
 from headrace.loader.metrics import RankWaits, verdict_of
+from headrace.loader.reading import METRICS_THREAD
+from headrace.loader.workers.processes import safe_start_method
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -184,6 +188,7 @@ def test_one_set_of_names(stores: list[Any], tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
+    before = safe_start_method()
     found: list[dict[str, float]] = []
     path = tmp_path / "metrics-{rank}.jsonl"
     metrics = Metrics(jsonl=path, prometheus=port, on_step=found.append, every_s=0)
@@ -201,6 +206,16 @@ def test_one_set_of_names(stores: list[Any], tmp_path: Path) -> None:
     assert 'headrace_samples_total{rank="1"} 80\n' in text
     with pytest.raises(OutputError, match="cannot serve"):
         Loader(mixed(stores), micro_batch_size=4, ranks=Ranks(1, 2), metrics=Metrics(prometheus=port))
+    assert safe_start_method() == before, "workers start as they would without metrics"
+    del loader
+    gc.collect()
+    for _ in range(1_000):
+        if not any(thread.name == METRICS_THREAD for thread in threading.enumerate()):
+            break
+        time.sleep(0.01)
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("", port))
 
 
 def test_reports_are_no_more_often_than_asked(stores: list[Any]) -> None:

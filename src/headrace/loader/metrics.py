@@ -17,9 +17,11 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from threading import Thread
+from socket import SHUT_RDWR
+from threading import Event, Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 from weakref import finalize
@@ -32,12 +34,15 @@ from headrace.datasets import Run
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.loader.faults import FaultCounter, Given, HandOver, report_path
 from headrace.loader.ranks import Ranks, all_gathered_texts, is_alone
+from headrace.loader.reading import METRICS_THREAD
 from headrace.loader.spans import Batch
 from headrace.plan import IntArray, Plan
 from headrace.plan.nodes import leaf_shares
 from headrace.plan.segments import IGNORED_LABEL
 
 if TYPE_CHECKING:
+    from http.server import HTTPServer
+
     from headrace.datasets import FramedRun
     from headrace.loader.feeds import Feed
 
@@ -465,33 +470,17 @@ class Page:
     """
 
     def __init__(self, port: int, rank: int) -> None:
-        # Loaded here, since few runs need it.
-        from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-        page = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-                self.send_header("Content-Length", str(len(page.text)))
-                self.end_headers()
-                self.wfile.write(page.text)
-
-            def log_message(self, *_: Any) -> None:
-                """Say nothing; the terminal belongs to the training."""
-
-        self.text = b""
         self._rank = rank
+        self._text = [b""]
         port += int(os.environ.get("LOCAL_RANK", "0"))
         try:
-            server = ThreadingHTTPServer(("", port), Handler)
+            server = _server(port, self._text)
         except OSError as error:
             raise OutputError(f"port {port} cannot serve metrics: {error}") from error
-        server.daemon_threads = True
-        Thread(target=server.serve_forever, name="headrace-metrics", daemon=True).start()
-        # The thread does not keep the loader alive; when that is gone, the port is free again.
-        finalize(self, server.server_close)
+        stopped = Event()
+        Thread(target=_serve, args=(server, stopped), name=METRICS_THREAD, daemon=True).start()
+        # The thread does not keep the page alive; when that is gone, the port is free again.
+        finalize(self, _stop, server, stopped)
 
     def show(self, names: Mapping[str, float], total: RankWaits) -> None:
         """Show a report. What adds up is a counter, summed since the loader was made."""
@@ -510,7 +499,40 @@ class Page:
             metric = f"headrace_{what}_total" if kind == "counter" else f"headrace_{what}"
             block = lines.setdefault(metric, [f"# TYPE {metric} {kind}"])
             block.append(f'{metric}{{rank="{self._rank}"{label}}} {sums.get(name, value)!r}')
-        self.text = "".join(f"{line}\n" for block in lines.values() for line in block).encode()
+        self._text[0] = "".join(f"{line}\n" for block in lines.values() for line in block).encode()
+
+
+def _server(port: int, text: Sequence[bytes]) -> HTTPServer:
+    # Loaded here, since few runs need it.
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 5
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(text[0])))
+            self.end_headers()
+            self.wfile.write(text[0])
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing; the terminal belongs to the training."""
+
+    return HTTPServer(("", port), Handler)
+
+
+def _serve(server: HTTPServer, stopped: Event) -> None:
+    # In place of `serve_forever`, which would wake up twice a second.
+    while not stopped.is_set():
+        server.handle_request()
+    server.server_close()
+
+
+def _stop(server: HTTPServer, stopped: Event) -> None:
+    stopped.set()
+    with suppress(OSError):
+        server.socket.shutdown(SHUT_RDWR)
 
 
 def _escaped(text: str) -> str:

@@ -30,6 +30,9 @@ L = TypeVar("L")
 T = TypeVar("T")
 M = TypeVar("M")
 
+METRICS_THREAD: Final = "headrace-metrics"
+"""The name of the thread that serves metrics. It holds no lock that matters in a fork."""
+
 _STOP_S: Final = 5.0
 DESCRIBE_S: Final = 5.0
 """How long the description of a sample may take, which may have to be read from a disk."""
