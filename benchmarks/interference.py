@@ -24,6 +24,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -251,6 +252,73 @@ def spdl(kind: str, folder: Path) -> Iterator[Any]:
     return taken()
 
 
+def token_slices(place: tuple[str, int, int]) -> Iterator[Any]:
+    """Tokens for litdata, which calls this in processes of its own."""
+    import torch
+
+    prefix, begin, end = place
+    yield torch.from_numpy(np.memmap(f"{prefix}.bin", dtype=np.uint16, mode="r")[begin:end].astype(np.int64))
+
+
+def write_litdata(folder: Path) -> None:
+    from litdata import TokensLoader, optimize
+
+    size = (folder / "tokens.bin").stat().st_size // 2
+    places = [(str(folder / "tokens"), begin, min(begin + 1_000_000, size)) for begin in range(0, size, 1_000_000)]
+    loader, output = TokensLoader(block_size=SEQ_LEN + 1), str(folder / "litdata")
+    optimize(token_slices, places, output, chunk_bytes="64MB", num_workers=1, item_loader=loader, verbose=False)
+
+
+def litdata(kind: str, folder: Path) -> Iterator[Any]:
+    """litdata reads in worker processes of torch's DataLoader."""
+    from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
+
+    if not (folder / "litdata").exists():
+        write_litdata(folder)
+    tokens = TokensLoader(block_size=SEQ_LEN + 1)
+    dataset = StreamingDataset(str(folder / "litdata"), item_loader=tokens, shuffle=True, drop_last=True)
+    return chain.from_iterable(repeat(StreamingDataLoader(dataset, batch_size=KINDS[kind].batch, num_workers=2)))
+
+
+def energon(kind: str, folder: Path) -> Iterator[Any]:
+    """Energon decodes in worker processes."""
+    import warnings
+
+    from headrace.preparing.energon import DatasetChoice, EnergonOptions, SplitChoice, prepare_energon
+
+    warnings.simplefilter("ignore")
+    from megatron.energon import (
+        DefaultTaskEncoder,
+        SampleDecoder,
+        WorkerConfig,
+        get_savable_loader,
+        get_train_dataset,
+    )
+
+    root = folder / "energon"
+    if not root.exists():
+        root.mkdir()
+        shutil.copy(folder / "images.tar", root / "images.tar")
+        fields = {"image": "jpg", "caption": "txt"}
+        choice = DatasetChoice(sample_type="CaptioningSample", field_map=fields)
+        prepare_energon(root, options=EnergonOptions(split=SplitChoice(parts=(("train", ".*"),)), dataset=choice))
+
+    class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
+        """Decodes to bytes, as the others."""
+
+        decoder = SampleDecoder(image_decode="torchrgb8")
+
+    dataset = get_train_dataset(
+        root,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=2),
+        batch_size=KINDS[kind].batch,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=100,
+        task_encoder=Encoder(),
+    )
+    return iter(get_savable_loader(dataset))
+
+
 def nothing(kind: str, folder: Path) -> Iterator[Any]:
     return repeat(None)
 
@@ -265,8 +333,13 @@ ENGINES: dict[str, tuple[Batches, str | None]] = {
     "torch, 2 workers": (torch_loader(2), None),
     "grain": (grain, "grain"),
     "spdl": (spdl, "spdl"),
+    "litdata, 2 workers": (litdata, "litdata"),
+    "energon, 2 workers": (energon, "megatron.energon"),
 }
 """Engine -> how it makes batches, and the package that it needs."""
+
+KINDS_OF = {"litdata, 2 workers": ["tokens"], "energon, 2 workers": ["images"]}
+"""The kinds of data of engines that do not have all."""
 
 
 def measure(engine: str, kind: str, folder: Path, pairs: int, seconds: float) -> dict[str, Any]:
@@ -317,6 +390,13 @@ def build(folder: Path) -> None:
         raise SystemExit(f"{command[0]} was not found, and this benchmark needs a C compiler: set CC") from None
 
 
+def is_there(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False
+
+
 def claim(row: dict[str, Any]) -> str:
     """The goal: not distinguishable from idle, or below 2 %."""
     word = "holds" if row["from_%"] <= 0 or row["lost_%"] < 2 else "FAILS"
@@ -345,7 +425,7 @@ def main() -> None:
     kinds = [kind.strip() for kind in options.only.split(";")]
     wanted = [engine.strip() for engine in options.engines.split(";")]
     packages = {ENGINES[engine][1] for engine in wanted} - {None}
-    missing = sorted(package for package in packages if package and importlib.util.find_spec(package) is None)
+    missing = sorted(package for package in packages if package and not is_there(package))
     engines = [engine for engine in wanted if ENGINES[engine][1] not in missing]
     rows = []
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
@@ -355,6 +435,8 @@ def main() -> None:
         sizes = ["--pairs", str(options.pairs), "--seconds", str(options.seconds)]
         for kind in kinds:
             for engine in engines:
+                if kind not in KINDS_OF.get(engine, kinds):
+                    continue
                 rows.append(common.run_apart(__file__, engine, kind, str(folder), *sizes))
                 print(common.table(rows[-1:]).splitlines()[-1], flush=True)
     print(common.table(rows))
