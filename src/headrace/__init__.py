@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     )
     from headrace.errors import ConfigError, HeadraceError, InputError, StateError, StoreError, WorkerError
     from headrace.integrations.numpy import NumpyLoader
-    from headrace.loader import Loader, Prompts, loader_for
+    from headrace.loader import Loader, Metrics, Prompts, loader_for
     from headrace.plan import BatchSchedule, Order
     from headrace.plan.packing import Packing
     from headrace.preparing import prepare
@@ -76,6 +76,7 @@ _HOMES = {
     "MapDataset": "headrace.datasets",
     "MeasuredDataset": "headrace.datasets",
     "MediaDataset": "headrace.datasets",
+    "Metrics": "headrace.loader",
     "NumpyLoader": "headrace.integrations.numpy",
     "Order": "headrace.plan",
     "PackedSequenceDataset": "headrace.datasets",
@@ -112,6 +113,7 @@ __all__ = [
     "MapDataset",
     "MeasuredDataset",
     "MediaDataset",
+    "Metrics",
     "NumpyLoader",
     "Order",
     "PackedSequenceDataset",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from headrace.loader.faults import FeedLedger
     from headrace.loader.framed import merge_state_dicts
     from headrace.loader.loader import Loader, load_recipe
+    from headrace.loader.metrics import Metrics
     from headrace.loader.prompts import DispatchedPrompt, PromptAccount, Prompts
     from headrace.loader.ranks import Ranks
     from headrace.loader.reading import Reading
@@ -50,6 +51,7 @@ _HOMES = {
     "DispatchedPrompt": "headrace.loader.prompts",
     "FeedLedger": "headrace.loader.faults",
     "Loader": "headrace.loader.loader",
+    "Metrics": "headrace.loader.metrics",
     "PromptAccount": "headrace.loader.prompts",
     "Prompts": "headrace.loader.prompts",
     "Ranks": "headrace.loader.ranks",
@@ -74,6 +76,7 @@ __all__ = [
     "DispatchedPrompt",
     "FeedLedger",
     "Loader",
+    "Metrics",
     "PromptAccount",
     "Prompts",
     "Ranks",

@@ -20,6 +20,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain, repeat
 from pkgutil import resolve_name
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
@@ -32,9 +33,9 @@ from headrace.datasets import Fields, Run, Sample
 from headrace.datasets.states import check_blocks, check_group_batches, identity, resumed_draw, verified
 from headrace.errors import ConfigError, StateError
 from headrace.loader import workers
-from headrace.loader.faults import Given, shared_out
+from headrace.loader.faults import Given, HandOver, shared_out
 from headrace.loader.ranks import Ranks, agree
-from headrace.loader.reading import Reading, in_threads, pinned, pins
+from headrace.loader.reading import Ahead, Queue, Reading, in_threads, pinned, pins
 from headrace.loader.spans import (
     UNTOLD,
     BatchSpan,
@@ -149,6 +150,9 @@ class Feed(Protocol):
     def describe(self) -> str:
         """Describe in one line how much each rank reads in a step."""
 
+    def queue(self) -> Queue:
+        """Return what is known of the spans or parts that wait to be received."""
+
     def close(self) -> None:
         """End worker processes. The next stream starts new ones."""
 
@@ -190,7 +194,8 @@ class SpanFeed:
             if counts is not None:
                 counts.add(batches, span)
             faults = shared_out(rows.faults, span)
-            for given in map(Given, batches, span.afters, span.sizes, faults):
+            handed = chain([HandOver(rows.times, len(batches), span.located.sources)], repeat(None))
+            for given in map(Given, batches, span.afters, span.sizes, faults, handed):
                 if counts is not None and self._debug:
                     counts.verify(given.batch)
                 yield given
@@ -249,6 +254,10 @@ class SpanFeed:
         """See `Feed.describe`."""
         return "every sample is read once, by the rank that takes it"
 
+    def queue(self) -> Queue:
+        """See `Feed.queue`."""
+        return self._reader.queue()
+
     def close(self) -> None:
         """See `Feed.close`."""
         self._reader.close()
@@ -273,6 +282,7 @@ class StreamReader:
         self._pin = pins(reading)
         self._read: ReadRows = resolve_name(READ_RAGGED) if run.traits.is_ragged else read_rows
         self._workers = self._make_workers() if reading.num_workers else None
+        self._ahead: Ahead[BatchSpan] = Ahead()
 
     def _make_workers(self) -> workers.WorkerPool[BatchSpan]:
         run, read = self._run, self._read
@@ -300,7 +310,12 @@ class StreamReader:
         if not self._reading.num_threads:
             return ((span, read(task)) for span, task in work)
         reads = [read] * self._reading.num_threads
-        return in_threads(reads, work, self._reading, partial(describe_span, self._run))
+        self._ahead = Ahead()
+        return in_threads(reads, work, self._reading, partial(describe_span, self._run), self._ahead)
+
+    def queue(self) -> Queue:
+        """Return how many spans wait, and how often workers were replaced."""
+        return self._ahead.queue if self._workers is None else self._workers.queue
 
     def close(self) -> None:
         """End worker processes. Threads end with their stream."""

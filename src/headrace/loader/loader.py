@@ -26,6 +26,7 @@ from headrace.plan.slots import num_micro_batches
 if TYPE_CHECKING:
     from headrace.datasets import FramedRun
     from headrace.loader.balancing import Balance, StepBalance
+    from headrace.loader.metrics import Meter, Metrics
 
 
 class Loader:
@@ -81,6 +82,7 @@ class Loader:
             yields the batch of that sample; see `read_fault_report`. ``{rank}`` in the name is replaced by the rank.
         journal: for a `FramedRun`, a file to which the loader appends each frame that this rank begins: 16 bytes, and
             what the frame carries on. ``headrace trace`` finds units with it. ``{rank}`` is replaced by the rank.
+        metrics: where to tell what is measured: waits, rates, fill, mix and epochs.
 
     Raises:
         ConfigError: an argument is not allowed, or does not suit the run.
@@ -119,6 +121,7 @@ class Loader:
         position: int = 0,
         fault_report: str | os.PathLike[str] | None = None,
         journal: str | os.PathLike[str] | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         micro_batch_size = index(micro_batch_size)
         if micro_batch_size < 1:
@@ -130,6 +133,11 @@ class Loader:
         self._feed = feed_of(run, FeedOptions(self.ranks, self._share, reading, balance, debug, journal))
         check_uneven(uneven, run.schedule, run.length, self._share)
         self._counting = FaultCounter(report_path(fault_report, rank, world_size))
+        self._meter: Meter | None = (
+            None
+            if metrics is None
+            else resolve_name("headrace.loader.metrics:Meter")(metrics, self.ranks, self._counting)
+        )
         self._restart = restart
         self._loaded = False
         self._ended = False
@@ -193,7 +201,12 @@ class Loader:
     def _batches(self, iteration: int) -> Iterator[Batch]:
         self._check_newest(iteration)
         begin = self._position
-        for given in original_errors(self._feed.batches(self._position), self._tell):
+        stream = self._feed.batches(begin)
+        if number := os.environ.get("HEADRACE_REPLAY"):
+            stream = resolve_name("headrace.loader.metrics:replayed")(stream, number)
+        if self._meter is not None:
+            stream = self._meter.watched(stream, self._feed, begin)
+        for given in original_errors(stream, self._tell):
             self._check_newest(iteration)
             self._counting.add(given.num_samples, given.faults, self.step if given.faults is not None else 0)
             self._position = given.after
@@ -327,6 +340,26 @@ class Loader:
         if self.run.num_steps is not None:
             last = min(last, self.run.num_steps)
         return [self._feed.assignment.figures(step) for step in range(self.step, last)]
+
+    def verdict(self) -> str:
+        """Say in words whether this rank waited for data so far, and for what. Needs ``metrics``."""
+        return self._metered().verdict()
+
+    def gather_verdict(self) -> str:
+        """Say in words whether any rank waited for data so far, for what, and which rank most.
+
+        Every process of the job has to call it; it takes two all-gathers of some hundred bytes.
+
+        Raises:
+            ConfigError: the loader has no ``metrics``.
+            StateError: there are several ranks and no process group.
+        """
+        return self._metered().gather_verdict()
+
+    def _metered(self) -> Meter:
+        if self._meter is None:
+            raise ConfigError("this loader measures nothing: pass it metrics=headrace.Metrics()")
+        return self._meter
 
     def restore_sample(self, key: Any) -> Any:
         """Make a sample again, bit for bit, from its ``__restore_key__``; from the list of keys of a batch, the batch.
