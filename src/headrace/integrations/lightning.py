@@ -62,13 +62,13 @@ class HeadraceDataModule(LightningDataModule):
 
     @property
     def ranks(self) -> Ranks:
-        """The data-parallel rank of this process, as the trainer has it."""
-        return Ranks(self.trainer.global_rank, self.trainer.world_size)
+        """The data-parallel rank of this process: the one for which the trainer would make a sampler."""
+        return ranks_of(self.trainer)
 
     @property
     def loss_scale(self) -> int:
         """What Lightning and DDP together divide the sum of a step's losses by."""
-        return int(self.trainer.accumulate_grad_batches * self.trainer.world_size)
+        return int(self.trainer.accumulate_grad_batches * self.ranks.world_size)
 
     def train_dataloader(self) -> StatefulLoader:
         """Return the loader of the run, the same one each time that a trainer asks."""
@@ -147,16 +147,22 @@ class _TrainedLoader(StatefulLoader):
             setattr(batches.current, name, getattr(batches.current, name) + shift)
 
 
+def ranks_of(trainer: Any) -> Ranks:
+    """Return the data-parallel rank of this process, which several share under a model-parallel strategy."""
+    found = trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
+    return Ranks(found["rank"], found["num_replicas"])
+
+
 def check_trainer(trainer: Any, run: Run, micro_batch_size: int) -> None:
     """Raise ConfigError if a step of the trainer is not a step of the run, or an epoch not all of its batches."""
-    world_size, accumulated = trainer.world_size, trainer.accumulate_grad_batches
+    world_size, accumulated = ranks_of(trainer).world_size, trainer.accumulate_grad_batches
     together = world_size * micro_batch_size
     for size in sorted({size for _, size in run.schedule.pieces}):
         wanted = -(-size // together)
         if wanted != accumulated:
             raise ConfigError(
                 f"a step of the run has {size:,} samples, and one of the trainer {accumulated * together:,}:"
-                f" {world_size} processes times micro-batches of {micro_batch_size} times"
+                f" {world_size} data-parallel ranks times micro-batches of {micro_batch_size} times"
                 f" accumulate_grad_batches={accumulated}."
                 f" Pass Trainer(accumulate_grad_batches={wanted}), or change the micro-batch size or the global batch"
             )
