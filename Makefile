@@ -45,6 +45,7 @@ bench: $(VENV)/bench  ## benchmarks beside the peers; writes docs/benchmarks.md 
 	$(BIN)/python benchmarks/balance.py
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/edits.py
+	$(BIN)/python benchmarks/interference.py
 	$(BIN)/python benchmarks/page.py
 
 clean:  ## remove what the targets made

@@ -29,6 +29,9 @@ PACKAGES = (
         "datatrove",
         "simplejpeg",
         "ray",
+        "grain",
+        "litdata",
+        "spdl",
     ),
 )
 """The packages whose versions a result records."""

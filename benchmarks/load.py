@@ -4,20 +4,25 @@
 
 Every engine reads the same Megatron .bin/.idx from the page cache in a separate process, and engines take turns.
 `limit` casts slices of the memory map into fresh [batch, window + 1] int64 arrays, which is the cost of a loop that
-does nothing else. `memmap` is a map-style Dataset over np.memmap in torch's DataLoader(num_workers=0), with one tensor
-a sample. `megatron` is megatron-core's GPTDataset in the same DataLoader. Headrace returns input_ids, labels and
-position_ids, each in its own memory, and the position of every sample.
+does nothing else. `measured` is a loader with `headrace.Metrics`, which appends a line a second. `memmap` is a
+map-style Dataset over np.memmap in torch's DataLoader(num_workers=0), with one tensor a sample. `megatron` is
+megatron-core's GPTDataset in the same DataLoader. Headrace returns input_ids, labels and position_ids, each in its own
+memory, and the position of every sample.
+
+The speed of two processes that do the same differs by some percent, from where their memory happens to lie. So what
+metrics cost is also measured alone, in microseconds a micro-batch: over batches that are already there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import chain, count, islice
+from itertools import chain, count, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +31,10 @@ import numpy as np
 import torch
 
 import headrace
+from headrace.loader.faults import FaultCounter
+from headrace.loader.feeds import FeedOptions, feed_of
+from headrace.loader.metrics import Meter
+from headrace.plan import Share
 from headrace.stores import IndexedWriter
 
 Batches = Callable[[Path, int, int], Iterator[Any]]
@@ -56,11 +65,13 @@ def limit(prefix: Path, window: int, batch: int) -> Iterator[Any]:
         yield out
 
 
-def ours(reading: headrace.loader.Reading) -> Batches:
+def ours(reading: headrace.loader.Reading, *, measured: bool = False) -> Batches:
     def batches(prefix: Path, window: int, batch: int) -> Iterator[Any]:
         dataset = headrace.WindowDataset(headrace.open(str(prefix)), seq_len=window)
         run = headrace.Run(dataset, global_batch_size=batch)
-        return iter(headrace.Loader(run, micro_batch_size=batch, ranks=headrace.loader.Ranks(), reading=reading))
+        metrics = headrace.Metrics(jsonl=prefix.with_suffix(".metrics.jsonl")) if measured else None
+        ranks = headrace.loader.Ranks()
+        return iter(headrace.Loader(run, micro_batch_size=batch, ranks=ranks, reading=reading, metrics=metrics))
 
     return batches
 
@@ -111,6 +122,7 @@ ENGINES: dict[str, Batches] = {
     "limit": limit,
     "headrace, when asked": ours(headrace.loader.Reading(num_threads=0)),
     "headrace, read ahead": ours(headrace.loader.Reading(num_threads=1)),
+    "headrace, read ahead, measured": ours(headrace.loader.Reading(num_threads=1), measured=True),
     "memmap": memmap,
     "megatron": megatron,
     "headrace, 2 workers": ours(headrace.loader.Reading(num_workers=2)),
@@ -133,6 +145,25 @@ def measure(engine: str, prefix: Path, window: int, batch: int, seconds: float) 
         "samples_per_s": num_samples / wall,
         "samples": num_samples,
     }
+
+
+def metrics_s(prefix: Path, window: int, batch: int) -> float:
+    """CPU seconds that metrics take a micro-batch, over batches that are there: the medians of interleaved rounds."""
+    dataset = headrace.WindowDataset(headrace.open(str(prefix)), seq_len=window)
+    run = headrace.Run(dataset, global_batch_size=batch)
+    ranks, reading = headrace.loader.Ranks(), headrace.loader.Reading(num_threads=0)
+    feed = feed_of(run, FeedOptions(ranks, Share(0, 1, batch), reading))
+    given = list(islice(feed.batches(0), 128))
+    metrics = headrace.Metrics(jsonl=prefix.with_suffix(".metrics.jsonl"))
+    meter = Meter(metrics, ranks, FaultCounter(None))
+    streams = (cycle(given), meter.watched(cycle(given), feed, 0))
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(50):
+        for stream, found in zip(streams, seconds, strict=True):
+            begin = time.process_time()
+            deque(islice(stream, 10_000), maxlen=0)
+            found.append((time.process_time() - begin) / 10_000)
+    return statistics.median(seconds[1]) - statistics.median(seconds[0])
 
 
 def main() -> None:
@@ -158,6 +189,7 @@ def main() -> None:
         for _ in range(options.rounds):
             for engine in engines:
                 rows[engine].append(common.run_apart(__file__, engine, str(prefix), *sizes))
+        cost_s = metrics_s(prefix, options.window, options.batch)
     result = [common.medians(rows[engine]) for engine in engines]
     rate = {row["engine"]: row["samples_per_cpu_s"] for row in result}
     for row in result:
@@ -174,6 +206,9 @@ def main() -> None:
         for what, mine, theirs, bar in claims
         if mine in rate and theirs in rate
     ]
+    if "headrace, read ahead" in rate:
+        share = cost_s / (options.batch / rate["headrace, read ahead"])
+        lines.append(common.verdict("metrics alone, share of the CPU time of read ahead", share, 0.01, at_most=True))
     print("\n".join(lines))
     common.save("load", {"options": vars(options), "rows": result, "claims": lines})
 

@@ -30,6 +30,7 @@ SCRIPTS = {
     "balance": "Balanced steps",
     "scale": "Preparation on many machines",
     "edits": "Runs that are edited",
+    "interference": "Launches lost beside a loader",
 }
 """The name and the heading of each result, in the order of the page."""
 FILES = {"megatron": "megatron_gpt"}

@@ -56,6 +56,10 @@ MAY_IMPORT = {
         "errors",
     },
     "kinds": {"inspect", "datasets", "preparing", "copying", "engine", "stores", "io", "errors"},
+    "integrations": {
+        *("compat", "engine", "inspect", "kinds", "loader", "tracing", "datasets", "encoders", "preparing", "copying"),
+        *("stores", "samples", "plan", "io", "config", "errors"),
+    },
     "cli": {
         "engine",
         "kinds",
@@ -63,7 +67,7 @@ MAY_IMPORT = {
         *("samples", "plan", "io", "config", "errors", "_version"),
     },
 }
-WITHOUT_TORCH = set(MAY_IMPORT) - {"loader"}
+WITHOUT_TORCH = set(MAY_IMPORT) - {"loader", "integrations"}
 HEAVY = ["torch", "pyarrow", "h5py", "tokenizers", "numba", "pytest", "hypothesis"]
 
 

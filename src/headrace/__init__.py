@@ -5,6 +5,7 @@
     headrace.WindowDataset, SFTDataset, ...    make samples from a store; more in headrace.datasets
     headrace.Blend, Order, Run                 mix sources, order their samples, and say which make step N
     headrace.Loader                            yields the batches of this rank as torch tensors, resumable
+    headrace.NumpyLoader                       yields them as NumPy arrays, without torch
     headrace.inspect                           describes, checks and shows what is on disk, as the commands do
     headrace.compat                            the names of Megatron, Energon, torchtune and AstrAI
 
@@ -50,11 +51,12 @@ if TYPE_CHECKING:
         WindowDataset,
     )
     from headrace.errors import ConfigError, HeadraceError, InputError, StateError, StoreError, WorkerError
-    from headrace.loader import Loader
+    from headrace.integrations.numpy import NumpyLoader
+    from headrace.loader import Loader, Metrics, Prompts, loader_for
     from headrace.plan import BatchSchedule, Order
     from headrace.plan.packing import Packing
     from headrace.preparing import prepare
-    from headrace.stores import open
+    from headrace.stores import open, to_datasets
 
 _ROOMS = (
     *("compat", "copying", "datasets", "encoders", "errors", "inspect", "kinds", "loader", "plan", "preparing"),
@@ -74,11 +76,14 @@ _HOMES = {
     "MapDataset": "headrace.datasets",
     "MeasuredDataset": "headrace.datasets",
     "MediaDataset": "headrace.datasets",
+    "Metrics": "headrace.loader",
+    "NumpyLoader": "headrace.integrations.numpy",
     "Order": "headrace.plan",
     "PackedSequenceDataset": "headrace.datasets",
     "Packing": "headrace.plan.packing",
     "PreferenceDataset": "headrace.datasets",
     "PromptDataset": "headrace.datasets",
+    "Prompts": "headrace.loader",
     "Run": "headrace.datasets",
     "SFTDataset": "headrace.datasets",
     "ScheduledBlend": "headrace.datasets",
@@ -87,10 +92,12 @@ _HOMES = {
     "WindowDataset": "headrace.datasets",
     "WorkerError": "headrace.errors",
     "convert": "headrace.copying",
+    "loader_for": "headrace.loader",
     "merge": "headrace.copying",
     "open": "headrace.stores",
     "prepare": "headrace.preparing",
     "split": "headrace.copying",
+    "to_datasets": "headrace.stores",
 }
 
 __all__ = [
@@ -106,11 +113,14 @@ __all__ = [
     "MapDataset",
     "MeasuredDataset",
     "MediaDataset",
+    "Metrics",
+    "NumpyLoader",
     "Order",
     "PackedSequenceDataset",
     "Packing",
     "PreferenceDataset",
     "PromptDataset",
+    "Prompts",
     "Run",
     "SFTDataset",
     "ScheduledBlend",
@@ -120,10 +130,12 @@ __all__ = [
     "WorkerError",
     "__version__",
     "convert",
+    "loader_for",
     "merge",
     "open",
     "prepare",
     "split",
+    "to_datasets",
 ]
 
 if not TYPE_CHECKING:

@@ -69,7 +69,7 @@ def test_an_endless_run_is_looked_at_as_far_as_is_said(tmp_path: Path, monkeypat
     check_supervised(run)
     with pytest.raises(ConfigError, match="step 30"):
         check_supervised(run, 25)
-    monkeypatch.setattr("headrace.loader.collating.COUNT_POSITIONS", 10)
+    monkeypatch.setattr("headrace.datasets.accounts.COUNT_POSITIONS", 10)
     steps = []
 
     def train() -> None:

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,9 +113,12 @@ def test_blocks_are_found_and_run() -> None:
     assert sum(block.code.count("\n# > ") for file in FILES for block in blocks(file)) > 20, "outputs are compared"
     assert kinds.count("sh") >= 3
     skipped = [
-        match[1] for file in FILES for match in FENCE.finditer((ROOT / file).read_text()) if "no-run" in match[1]
+        file for file in FILES for match in FENCE.finditer((ROOT / file).read_text()) if "no-run" in match[1]
     ]
-    assert len(skipped) <= 5, "most of what is shown must run"
+    # A page about a trainer shows what only that trainer runs; tests/interop does.
+    trainers = [file for file in skipped if "integrations" in str(file)]
+    assert len(skipped) - len(trainers) <= 5, "most of what is shown must run"
+    assert max(Counter(trainers).values()) <= 3
 
 
 def test_a_wrong_claim_is_noticed(

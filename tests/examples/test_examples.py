@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -37,29 +38,55 @@ SAYS = {
     "dpo.py": ["of the layout preference", "loss at first 0.693", "margin of the chosen answer at first 0.0"],
     "energon_encoder.py": ["of the last batch filled", "rank 1 of 2 continues with the packs [162, 163]"],
     "grpo_prompts.py": ["of the layout prompt", "'data_source': 'sums', 'ground_truth': '", "mean reward of the first"],
+    "jax_loop.py": ["on arrays (8, 64)", "rank 1 of 2 continues with [164, 165, 166, 167]"],
+    "lightning_trainer.py": ["the first fed 120 samples, the second went on at 120, to 319", "loss at first"],
     "prepare_corpus.py": [
         "'bad': 1, 'duplicate': 3, 'filter:functions only': ",
         "line 20: malformed JSON",
         "document 2 is line ",
     ],
+    "prompts.py": ["stopped with ", "filtered    ", "outstanding 0"],
     "ray_prepare.py": ["encode: ", "sort: ", "the bytes of a run on one host: True"],
     "sft_loop.py": ["of the layout messages", "ASCII string b.<|im_end|>'", "loss at first"],
     "sft_trainer.py": ["of the layout messages", "loss at first"],
+    "stateful_loader.py": [
+        "3 batches in each of 2 epochs",
+        "epoch 1: [12, 13, 14, 15]\n",
+        "epoch 1: [20, 21, 22, 23]\n",
+    ],
     "text_and_images.py": ["step 0: 2 pictures of 8, (8, 8, 34, 3)", "step 2: 2 pictures of 8"],
     "torch_dataset.py": ["windows of 64 tokens every 32", "batches"],
+    "torchtitan_config.py": ["rank 0 of 2: 16 batches of 2, 30 samples", "rank 1 of 2: 16 batches of 2, 30 samples"],
     "torchrun_ddp.py": ["rank 0 of 2: 30 micro-batches in 10 steps", "rank 1 of 2: 30 micro-batches in 10 steps"],
     "train_loop.py": ["before the stop: [", "loss at first"],
+    "transformers_trainer.py": ["30 steps, the last 10 after the stop", "loss at first", "loss of the other files"],
     "what_was_fed.py": ["step 340 is the positions 2720 to 2727", "epoch 0, sample"],
 }
 ELSEWHERE = {
-    **dict.fromkeys(["ray_prepare.py", "sft_trainer.py"], pytest.mark.interop),
+    **dict.fromkeys(
+        ["jax_loop.py", "lightning_trainer.py", "ray_prepare.py", "sft_trainer.py", "transformers_trainer.py"],
+        pytest.mark.interop,
+    ),
+    "torchtitan_config.py": [
+        pytest.mark.interop,
+        pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan: see docs/integrations/torchtitan.md"),
+    ],
     **dict.fromkeys(["blend.py", "pack.py", "torchrun_ddp.py", "what_was_fed.py"], pytest.mark.soak),
 }
-"""Examples with packages that only `make interop` has, and the longest ones."""
-LEARNS = {"dpo.py": 0.5, "sft_loop.py": 0.7, "sft_trainer.py": 0.8}
+"""Examples with packages that only `make interop` has, or that are installed by hand, and the longest ones."""
+LEARNS = {
+    "dpo.py": 0.5,
+    "jax_loop.py": 0.95,
+    "lightning_trainer.py": 0.98,
+    "sft_loop.py": 0.7,
+    "sft_trainer.py": 0.8,
+    "transformers_trainer.py": 0.8,
+}
 """What the last loss may be at most of the first."""
 OWN_PROCESS = {
+    "lightning_trainer.py": [],
     "ray_prepare.py": [],
+    "torchtitan_config.py": [],
     "torchrun_ddp.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
 }
 """How examples are started that start others of their own, which may warn."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import headrace.integrations.megatron
 from counts import cases
 from headrace.compat.megatron.blend import GPTBlend
 from headrace.compat.megatron.gpt import GPTDataset, GPTMasks
@@ -253,13 +253,11 @@ def test_blends(megatron: Any, tmp_path: Path, seed: int) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("seed", range(cases(5, 50)))
-def test_the_drop_in_provider(megatron: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """examples/megatron_provider.py gives the three datasets that Megatron's builder gives, and its loader batches."""
+def test_the_drop_in_provider(megatron: Any, tmp_path: Path, seed: int) -> None:
+    """The provider gives the three datasets that Megatron's builder gives, and its loader batches."""
     gpt, indexed, _ = megatron
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
-    megatron_provider = importlib.import_module("megatron_provider")
     rng = np.random.default_rng(seed)
     prefixes = [str(tmp_path / name) for name in "ab"]
     for prefix in prefixes:
@@ -286,7 +284,7 @@ def test_the_drop_in_provider(megatron: Any, tmp_path: Path, monkeypatch: pytest
     config.mid_level_dataset_surplus = 0.005
     theirs = BlendedMegatronDatasetBuilder(gpt.GPTDataset, [*wanted[:2], 1], lambda: True, config).build()
     args = Namespace(seq_length=6, seed=seed, create_attention_mask_in_dataloader=True, **flags, **own)
-    ours = megatron_provider.provider(args, kind())(wanted)
+    ours = headrace.integrations.megatron.datasets(args, kind(), wanted)
     assert ours[2] is None
     assert theirs[2] is None
     for mine, expected in zip(ours[:2], theirs[:2], strict=True):

@@ -48,10 +48,13 @@ def main(store: str, meeting: str, rank: str, world_size: str, case: str) -> Non
     if case == "world size":
         ranks = headrace.loader.Ranks(int(rank), 2 + int(rank))
     micro_batch_size = 2 + int(rank) if case == "micro-batch" else 2
-    loader = headrace.Loader(run, micro_batch_size=micro_batch_size, ranks=ranks)
+    metrics = headrace.Metrics() if case == "verdict" else None
+    loader = headrace.Loader(run, micro_batch_size=micro_batch_size, ranks=ranks, metrics=metrics)
     if case == "position" and rank == "1":
         loader.start_at(8)
     said["rows"] = [batch["input_ids"].tolist() for batch in itertools.islice(loader, 3)]
+    if case == "verdict":
+        said["verdict"] = loader.gather_verdict()
     print(json.dumps(said), flush=True)
     dist.barrier()
     dist.destroy_process_group()

@@ -85,7 +85,12 @@ def test_a_packed_batch_is_its_documents_flattened(lengths: list[list[int]]) -> 
             features.append({"input_ids": tokens})
             column += length
         batch["position_ids"][row, column:] = np.arange(size - column)
-    found = shown(flatten_packed({name: torch.from_numpy(values) for name, values in batch.items()}))
+    tensors = {name: torch.from_numpy(values) for name, values in batch.items()}
+    found = shown(flatten_packed(tensors))
+    # As packs with labels="same" have them.
+    is_label = (tensors["document_ids"] >= 0) & (tensors["position_ids"] > 0)
+    tensors["labels"] = torch.where(is_label, tensors["input_ids"], -100)
+    assert shown(flatten_packed(tensors, is_unshifted=True)) == found
     if features:
         assert found == shown(flatten(features, **ALL))
     else:

@@ -392,4 +392,6 @@ def test_a_reader_pickles_to_one_that_makes_the_same(run: FramedRun) -> None:
     again = pickle.loads(pickle.dumps(reader))
     some = parts(run.schedule, run.lanes, Share(0, 1, 2), (), position=0, end=None, num_readers=1)
     for part in islice(some, 6):
-        assert repr(reader(part._replace(states=None))) == repr(again(part._replace(states=None)))
+        one, other = (made(part._replace(states=None)) for made in (reader, again))
+        # Only how long it took may differ.
+        assert repr(one) == repr(other._replace(times=one.times))

@@ -21,7 +21,7 @@ from headrace import (
     WindowDataset,
 )
 from headrace.datasets import accounts, count_step
-from headrace.loader import Ranks, Reading, collating
+from headrace.loader import Ranks, Reading
 from headrace.plan.packed_check import check_step
 from headrace.tracing import ledgers
 
@@ -104,7 +104,7 @@ def test_many_short_steps_are_counted_together(run: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr(accounts, "count_samples", counting)
     assert len(list(Loader(run, micro_batch_size=10))) == run.num_steps
     assert calls == [75]
-    monkeypatch.setattr(collating, "COUNT_POSITIONS", 17)
+    monkeypatch.setattr(accounts, "COUNT_POSITIONS", 17)
     calls.clear()
     list(Loader(run, micro_batch_size=10))
     assert calls == [20, 17, 21, 17]

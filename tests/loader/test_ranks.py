@@ -65,6 +65,14 @@ def test_peers_of_a_data_parallel_rank_get_the_same_bytes(tmp_path: Path, warm_t
     assert "no dimension" in said[0]["unknown"]
 
 
+def test_all_ranks_say_the_same_of_what_they_waited(tmp_path: Path, warm_torch: warm.Warm) -> None:
+    ended = processes(warm_torch, tmp_path, 2, "verdict")
+    assert [code for code, _, _ in ended] == [0] * 2, ended
+    one, other = (json.loads(output)["verdict"] for _, output, _ in ended)
+    assert one == other
+    assert "and most by rank " in one
+
+
 @pytest.mark.parametrize(
     ("case", "message"),
     [

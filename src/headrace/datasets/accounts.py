@@ -23,6 +23,9 @@ CHECKED_MARKS = 1 << 24
 CHECKED_ROWS = 1 << 15
 """Most windows or packs that are checked."""
 
+COUNT_POSITIONS = 1024
+"""Samples that `StepTotals` counts at a time, rounded up to whole steps."""
+
 _AT_ONCE = 8192
 
 
@@ -99,6 +102,41 @@ def supervised_tokens(run: Run, first: int, end: int, at_once: int = _AT_ONCE) -
         bounds = np.cumsum([0, *map(len, positions)])
         sums = np.concatenate([[0], np.cumsum(found)])[bounds]
         yield from zip(steps, np.diff(sums).tolist(), strict=True)
+
+
+class StepTotals:
+    """The supervised tokens of whole global steps, over all ranks, from the plan and without communication.
+
+    Steps have to be asked for in order, since several are counted at a time. O(samples of the step) on every rank,
+    about 2 us a sample.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._totals: dict[int, int] = {}
+
+    def of(self, step: int) -> int:
+        """Return the number of supervised tokens of a step.
+
+        Raises:
+            ConfigError: a mask says which tokens are trained on, and this step, or one counted with it, has none.
+        """
+        if step not in self._totals:
+            self._totals = self._count(step)
+        return self._totals[step]
+
+    def _count(self, step: int) -> dict[int, int]:
+        run = self._run
+        totals: dict[int, int] = {}
+        num_samples = 0
+        last = step
+        while num_samples < COUNT_POSITIONS and (run.num_steps is None or last < run.num_steps):
+            num_samples += len(run.positions(last))
+            last += 1
+        for number, count in supervised_tokens(run, step, last, num_samples):
+            refuse_unsupervised(run, number, count)
+            totals[number] = count
+        return totals
 
 
 def _num_checked(run: Run) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,12 +25,28 @@ if TYPE_CHECKING:
     from headrace.encoders import Fault
     from headrace.samples.media.batch import BatchBlocks
 
+T = TypeVar("T")
+
 NO_SAMPLE: Final = -1
 """Stands in the place of an address when no sample is being made."""
 
 Tell = Callable[[int], None]
 """Called with the address of each sample before it is made, so that a sample that hangs or kills the process has a
 name, and with `NO_SAMPLE` when the last one is made."""
+
+
+class StageTimes(NamedTuple):
+    """The seconds that a reader spent in each stage on samples that were handed over together.
+
+    Read is what no other stage accounts for: looking up addresses, reading, and for tokens also widening and
+    packing, which are part of the same pass.
+    """
+
+    read: float = 0.0
+    decode: float = 0.0
+    encode: float = 0.0
+    pack: float = 0.0
+    collate: float = 0.0
 
 
 class SampleWatch:
@@ -53,6 +70,7 @@ class SampleWatch:
         self.row = 0
         self.faults: list[Fault] = []
         self.fatal: tuple[Fault, ...] = ()
+        self._making_s = self._encoding_s = self._packing_s = 0.0
         self._positions: IntArray | None = None
         self._tell = tell
         self._rows: list[int] = []
@@ -72,6 +90,7 @@ class SampleWatch:
         ``rows`` are those of the samples among all whose positions are known; None counts from 0.
         """
         samples = []
+        begin = perf_counter()
         numbers = range(len(addresses)) if rows is None else rows.tolist()
         for self.row, address, make in zip(numbers, addresses.tolist(), makers, strict=True):
             if self._tell is not None:
@@ -79,7 +98,45 @@ class SampleWatch:
             samples.append(make())
         if self._tell is not None:
             self._tell(NO_SAMPLE)
+        self._making_s += perf_counter() - begin
         return samples
+
+    def encoding(self, make: Callable[[], Any], encode: Callable[[Callable[[], Any]], T]) -> T:
+        """Return ``encode(make)``. Its time, without that of ``make``, counts as encoding."""
+        begin = perf_counter()
+
+        def timed() -> Any:
+            nonlocal begin
+            before = perf_counter()
+            try:
+                return make()
+            finally:
+                begin += perf_counter() - before
+
+        try:
+            return encode(timed)
+        finally:
+            self._encoding_s += perf_counter() - begin
+
+    def packed(self, pack: Callable[[], T]) -> T:
+        """Return ``pack()``, whose time counts as packing."""
+        begin = perf_counter()
+        try:
+            return pack()
+        finally:
+            self._packing_s += perf_counter() - begin
+
+    def take_times(self, reading_s: float, collating_s: float) -> StageTimes:
+        """Return the times of all stages since the last call, and begin anew.
+
+        Args:
+            reading_s: how long it took to get the samples, with all that was done to them.
+            collating_s: how long it took to make batches of them.
+        """
+        making_s, encoding_s, packing_s = self._making_s, self._encoding_s, self._packing_s
+        self._making_s = self._encoding_s = self._packing_s = 0.0
+        read_s = reading_s - making_s - packing_s
+        return StageTimes(read_s, making_s - encoding_s, encoding_s, packing_s, collating_s)
 
     def take(self) -> list[tuple[int, Fault]]:
         """Return the faults so far, each with the row of its sample, and forget them."""

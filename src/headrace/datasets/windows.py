@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 from operator import index
+from os import PathLike
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 import numpy as np
@@ -105,6 +107,15 @@ class WindowDataset(FixedDataset, CountedDataset):
         self._num_samples: int = max(0, room) // stride + 1
         self._num_phases = min(stride, slack - (self._num_samples - 1) * stride + 1)
         self._positions = np.arange(seq_len, dtype=np.int64)
+
+    @classmethod
+    def open(cls, path: str | PathLike[str], *, seq_len: int, **options: Any) -> WindowDataset:
+        """Open the store at a path, and cut it into windows; ``options`` are those of the class.
+
+        Raises:
+            StoreError: the store cannot be opened.
+        """
+        return cls(resolve_name("headrace.stores:open")(path), seq_len=seq_len, **options)
 
     def __len__(self) -> int:
         return self._num_samples

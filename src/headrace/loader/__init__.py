@@ -4,6 +4,8 @@
                                                                           |
                                                      Loader.state_dict() after any of them
 
+`Prompts` dispatches the prompts of a run for reinforcement learning, and knows what became of each.
+
 For packed samples the room also makes what attention needs: masks, FlexAttention's block masks, varlen arguments, the
 parts of context-parallel ranks, and the padding-free layouts of Hugging Face. `collate_fn` makes the same batches for a
 torch ``DataLoader``.
@@ -38,13 +40,20 @@ if TYPE_CHECKING:
     from headrace.loader.faults import FeedLedger
     from headrace.loader.framed import merge_state_dicts
     from headrace.loader.loader import Loader, load_recipe
+    from headrace.loader.metrics import Metrics
+    from headrace.loader.prompts import DispatchedPrompt, PromptAccount, Prompts
     from headrace.loader.ranks import Ranks
     from headrace.loader.reading import Reading
+    from headrace.loader.shortcut import loader_for
 
 _HOMES = {
     "Balance": "headrace.loader.balancing",
+    "DispatchedPrompt": "headrace.loader.prompts",
     "FeedLedger": "headrace.loader.faults",
     "Loader": "headrace.loader.loader",
+    "Metrics": "headrace.loader.metrics",
+    "PromptAccount": "headrace.loader.prompts",
+    "Prompts": "headrace.loader.prompts",
     "Ranks": "headrace.loader.ranks",
     "Reading": "headrace.loader.reading",
     "StepBalance": "headrace.loader.balancing",
@@ -55,6 +64,7 @@ _HOMES = {
     "flatten_packed": "headrace.loader.attention",
     "flex_block_mask": "headrace.loader.attention",
     "load_recipe": "headrace.loader.loader",
+    "loader_for": "headrace.loader.shortcut",
     "mask_mod": "headrace.loader.attention",
     "merge_state_dicts": "headrace.loader.framed",
     "read_fault_report": "headrace.encoders",
@@ -63,8 +73,12 @@ _HOMES = {
 
 __all__ = [
     "Balance",
+    "DispatchedPrompt",
     "FeedLedger",
     "Loader",
+    "Metrics",
+    "PromptAccount",
+    "Prompts",
     "Ranks",
     "Reading",
     "StepBalance",
@@ -75,6 +89,7 @@ __all__ = [
     "flatten_packed",
     "flex_block_mask",
     "load_recipe",
+    "loader_for",
     "mask_mod",
     "merge_state_dicts",
     "read_fault_report",

@@ -245,7 +245,7 @@ def flatten(
     return {"input_ids": tokens[None], "labels": row[None], **{name: layout[name] for name in wanted}}
 
 
-def flatten_packed(batch: Mapping[str, Any]) -> Flat:
+def flatten_packed(batch: Mapping[str, Any], *, is_unshifted: bool = False) -> Flat:
     """Return a packed micro-batch as one row without pads, as TRL 1.16's padding-free collator makes it.
 
     ``batch`` has ``input_ids``, ``labels``, ``position_ids`` and ``document_ids``, (B, S) int64 each, as the loader
@@ -255,25 +255,28 @@ def flatten_packed(batch: Mapping[str, Any]) -> Flat:
 
     If a document was cut, one of its labels has no place in this layout: the token after the end of the piece. The loss
     of a batch with cut documents is then over that many tokens fewer than its ``num_supervised_tokens``; divide by the
-    number of labels that are left.
+    number of labels that are left. Packs with ``labels="same"`` have their labels in these places already; for them
+    pass ``is_unshifted=True``.
 
     Raises:
-        InputError: a label is not the next token, as in packs with ``labels="same"``.
+        InputError: a label is not the next token, or with ``is_unshifted`` not the token itself.
     """
     document_ids = batch["document_ids"]
     is_token = document_ids >= 0
     input_ids = batch["input_ids"][is_token]
     position_ids = batch["position_ids"][is_token]
-    # The label of the token before, in the same row and segment, is this token.
-    shifted = torch.full_like(batch["labels"], IGNORED_LABEL)
-    shifted[:, 1:] = batch["labels"][:, :-1]
-    labels = shifted[is_token]
+    labels = batch["labels"][is_token]
+    if not is_unshifted:
+        # The label of the token before, in the same row and segment, is this token.
+        shifted = torch.full_like(batch["labels"], IGNORED_LABEL)
+        shifted[:, 1:] = batch["labels"][:, :-1]
+        labels = shifted[is_token]
     is_first = position_ids == 0
     labels[is_first] = IGNORED_LABEL
     if bool(((labels != input_ids) & (labels != IGNORED_LABEL)).any()):
         raise InputError(
             "the labels of this batch are not the next tokens of their segments; flatten_packed needs these, and shifts"
-            " them itself: make the packs without labels='same'"
+            " them itself: if the packs have labels='same', pass is_unshifted=True"
         )
     begins = torch.cat([is_first.nonzero().flatten(), torch.tensor([len(input_ids)], device=input_ids.device)])
     return {"input_ids": input_ids[None], "labels": labels[None], **_layout(begins.diff(), 0)}

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.datasets import Dataset, FixedDataset, RaggedDataset, Run
-from headrace.datasets.accounts import check_supervised, refuse_unsupervised, supervised_tokens
+from headrace.datasets.accounts import StepTotals, check_supervised
 from headrace.errors import ConfigError
 from headrace.loader.spans import Batch, BatchSpan
 from headrace.plan.packed_check import verify_packed
@@ -37,45 +37,6 @@ def _bounds(positions: memoryview) -> NDArray[np.int32]:
     return np.array(bounds[::-1], dtype=np.int32)
 
 
-COUNT_POSITIONS = 1024
-"""Samples counted at a time, rounded up to whole steps."""
-
-
-class _StepTotals:
-    """The supervised tokens of whole global steps, over all ranks, from the plan and without communication.
-
-    Steps have to be asked for in order, since several are counted at a time. O(samples of the step) on every rank,
-    about 2 us a sample.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._totals: dict[int, int] = {}
-
-    def of(self, step: int) -> int:
-        """Return the number of supervised tokens of a step.
-
-        Raises:
-            ConfigError: a mask says which tokens are trained on, and this step, or one counted with it, has none.
-        """
-        if step not in self._totals:
-            self._totals = self._count(step)
-        return self._totals[step]
-
-    def _count(self, step: int) -> dict[int, int]:
-        run = self._run
-        totals: dict[int, int] = {}
-        num_samples = 0
-        last = step
-        while num_samples < COUNT_POSITIONS and (run.num_steps is None or last < run.num_steps):
-            num_samples += len(run.positions(last))
-            last += 1
-        for number, count in supervised_tokens(run, step, last, num_samples):
-            refuse_unsupervised(run, number, count)
-            totals[number] = count
-        return totals
-
-
 class BatchCounts:
     """Adds to the micro-batches of counted samples what their loss and their attention need.
 
@@ -90,7 +51,7 @@ class BatchCounts:
     def __init__(self, run: Run, position: int) -> None:
         check_supervised(run, position)
         self._run = run
-        self._totals = _StepTotals(run)
+        self._totals = StepTotals(run)
 
     def add(self, batches: list[Batch], span: BatchSpan) -> None:
         """Add them to each micro-batch of a span."""

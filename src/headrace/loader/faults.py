@@ -17,11 +17,12 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from headrace.datasets.dataset import SampleWatch
+from headrace.datasets.dataset import SampleWatch, StageTimes
 from headrace.encoders import Fault, FaultLog, FaultReport
 from headrace.errors import ConfigError
 from headrace.io import check_local
 from headrace.loader.spans import Batch, BatchSpan
+from headrace.plan import IntArray
 
 T = TypeVar("T")
 
@@ -65,13 +66,31 @@ def original_errors(
         del error  # its traceback refers to this frame, and the cycle would keep worker processes alive
 
 
+class HandOver(NamedTuple):
+    """What is known of micro-batches that were read and handed over together; see `headrace.loader.metrics`.
+
+    Attributes:
+        times: how long the reader took.
+        num_batches: the number of micro-batches.
+        sources: (n,) int64: the source of each sample; None where it is not known.
+    """
+
+    times: StageTimes
+    num_batches: int = 1
+    sources: IntArray | None = None
+
+
 class Given(NamedTuple):
-    """A micro-batch, the position after it, the number of its samples or units, and their faults, None without any."""
+    """A micro-batch, the position after it, the number of its samples or units, and their faults, None without any.
+
+    The first one of those that were handed over together has the `HandOver`.
+    """
 
     batch: Batch
     after: int
     num_samples: int
     faults: FaultLog | None
+    handed: HandOver | None = None
 
 
 class FeedLedger(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,13 +121,13 @@ class FaultCounter:
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
         self.faults = FaultLog()
-        self._delivered = 0
+        self.num_delivered = 0
         self._substituted: Counter[str] = Counter()
         self._report = None if path is None else FaultReport(path)
 
     def add(self, num_samples: int, faults: FaultLog | None, step: int) -> None:
         """Count a micro-batch that is about to be yielded."""
-        self._delivered += num_samples
+        self.num_delivered += num_samples
         if faults is not None:
             self._count(faults.at_step(step))
             self._substituted.update(f"{one.kind} in {one.hook}" for one in faults.faults if one.attempt == 0)
@@ -127,7 +146,7 @@ class FaultCounter:
 
     def ledger(self) -> FeedLedger:
         """Return the counts so far."""
-        return FeedLedger(delivered=self._delivered, substituted=dict(sorted(self._substituted.items())))
+        return FeedLedger(delivered=self.num_delivered, substituted=dict(sorted(self._substituted.items())))
 
 
 def report_path(

@@ -20,6 +20,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain, repeat
 from pkgutil import resolve_name
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
@@ -29,12 +30,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.datasets import Fields, Run, Sample
-from headrace.datasets.mix import check_micro_batches
+from headrace.datasets.states import check_blocks, check_group_batches, identity, resumed_draw, verified
 from headrace.errors import ConfigError, StateError
 from headrace.loader import workers
-from headrace.loader.faults import Given, shared_out
+from headrace.loader.faults import Given, HandOver, shared_out
 from headrace.loader.ranks import Ranks, agree
-from headrace.loader.reading import Reading, in_threads, pinned, pins
+from headrace.loader.reading import Ahead, Queue, Reading, in_threads, pinned, pins
 from headrace.loader.spans import (
     UNTOLD,
     BatchSpan,
@@ -49,9 +50,6 @@ from headrace.loader.spans import (
     spans,
 )
 from headrace.plan import BatchSchedule, Cursor, RunRecipe, Share
-from headrace.plan.cursor import PAST_VERSION, PastError
-from headrace.plan.slots import AnyDraw
-from headrace.plan.tree import MAX_POSITIONS
 
 if TYPE_CHECKING:
     from headrace.datasets import FramedRun
@@ -92,15 +90,6 @@ def feed_of(run: Run | FramedRun, options: FeedOptions) -> Feed:
         raise ConfigError(f"run is {run!r:.80}; expected a Run or a FramedRun")
     feed: Feed = resolve_name(place)(run, options)
     return feed
-
-
-def check_group_batches(is_group_batches: bool, share: Share) -> None:
-    """Raise ConfigError if samples or units are whole batches, and a micro-batch has several."""
-    if is_group_batches and share.micro_batch_size != 1:
-        raise ConfigError(
-            f"a sample of this run is a whole batch of one group, and micro_batch_size is {share.micro_batch_size}:"
-            " pass micro_batch_size=1; the grouping decides how many samples a batch has"
-        )
 
 
 class Feed(Protocol):
@@ -161,6 +150,9 @@ class Feed(Protocol):
     def describe(self) -> str:
         """Describe in one line how much each rank reads in a step."""
 
+    def queue(self) -> Queue:
+        """Return what is known of the spans or parts that wait to be received."""
+
     def close(self) -> None:
         """End worker processes. The next stream starts new ones."""
 
@@ -202,14 +194,15 @@ class SpanFeed:
             if counts is not None:
                 counts.add(batches, span)
             faults = shared_out(rows.faults, span)
-            for given in map(Given, batches, span.afters, span.sizes, faults):
+            handed = chain([HandOver(rows.times, len(batches), span.located.sources)], repeat(None))
+            for given in map(Given, batches, span.afters, span.sizes, faults, handed):
                 if counts is not None and self._debug:
                     counts.verify(given.batch)
                 yield given
 
     def start_at(self, position: int) -> None:
         """See `Feed.start_at`; raises ConfigError within a step that is balanced or drawn."""
-        self._check_blocks(position)
+        check_blocks(self.run, self._share, position)
         if self.assignment is not None:
             self.assignment.start_at(position)
         elif self.run.draw is not None:
@@ -230,24 +223,11 @@ class SpanFeed:
 
     def identity(self, position: int) -> dict[str, Any]:
         """See `Feed.identity`: hashes of what was fed before the position."""
-        return {"version": PAST_VERSION, "recipe": self.run.past(position).hashes()}
+        return identity(self.run, position)
 
     def verified(self, cursor: Cursor, saved: RunRecipe | None) -> Cursor:
         """See `Feed.verified`."""
-        run = self.run
-        if cursor.version == PAST_VERSION:
-            try:
-                past = run.past(min(max(cursor.position, 0), MAX_POSITIONS))
-                return cursor.verified(run.recipe, run.schedule, run.length, saved=saved, past=past)
-            except PastError as error:
-                if (step := run.parted_at(cursor.recipe, cursor.position)) is None:
-                    raise
-                raise _parted(cursor.position, step, run) from error
-        first = run.rebuilt(()) if run.edits else run
-        found = cursor.verified(first.recipe, first.schedule, first.length, saved=saved)
-        if run.edits and cursor.position > run.schedule.begin(run.edits[0].at_step):
-            raise _parted(cursor.position, run.edits[0].at_step, run)
-        return found
+        return verified(self.run, cursor, saved)
 
     def state(self, position: int) -> dict[str, Any]:
         """See `Feed.state`."""
@@ -260,13 +240,7 @@ class SpanFeed:
 
     def load(self, cursor: Cursor) -> None:
         """See `Feed.load`."""
-        if cursor.lanes:
-            raise StateError(
-                "the saved state holds lanes, and no source of this run has any: it is the state of a FramedRun. Load "
-                "it into the run that it was saved from"
-            )
-        self._check_blocks(cursor.position, cursor.drawn_to)
-        draw = self._resumed_draw(cursor)
+        draw = resumed_draw(self.run, self._share, cursor)
         if self.assignment is not None:
             self.assignment.load(cursor, draw)
         elif cursor.balanced_step is not None:
@@ -280,25 +254,13 @@ class SpanFeed:
         """See `Feed.describe`."""
         return "every sample is read once, by the rank that takes it"
 
+    def queue(self) -> Queue:
+        """See `Feed.queue`."""
+        return self._reader.queue()
+
     def close(self) -> None:
         """See `Feed.close`."""
         self._reader.close()
-
-    def _resumed_draw(self, cursor: Cursor) -> AnyDraw | None:
-        """Return how the run continues its draw; raise StateError if the state does not allow it."""
-        draw = self.run.draw
-        if draw is not None:
-            balanced = (
-                0
-                if cursor.balanced_step is None
-                else sum(step_part.num_taken for step_part in cursor.balanced_step.taken)
-            )
-            return draw.resumed(cursor.position - balanced, cursor.drawn_to)
-        if cursor.drawn_to:
-            raise StateError(
-                f"the saved state is damaged: it holds drawn_to={list(cursor.drawn_to)}, and this run draws no slots"
-            )
-        return None
 
     def _digest(self, position: int) -> bytes:
         """Return 8 bytes that are the same on all ranks if these assign the rest of the step in the same way."""
@@ -306,25 +268,6 @@ class SpanFeed:
             return self.assignment.digest(position)
         ends = () if self._draw is None else self._draw.saved_ends(position)
         return xxhash.xxh3_64_digest(repr(ends).encode()) if ends else bytes(8)
-
-    def _check_blocks(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
-        """Raise ConfigError if ``block_samples`` is set and a micro-batch from here on would mix two sources."""
-        run = self.run
-        if run.block_samples is None:
-            return
-        # Blocks are drawn over the whole step, however much of it was given already.
-        places = () if run.draw is None else (run.schedule.locate(position)[1], *drawn_to)
-        check_micro_batches(run.block_samples, run.schedule, run.length, self._share, position, places)
-
-
-def _parted(position: int, step: int, run: Run) -> StateError:
-    edit = next(edit for edit in run.edits if edit.at_step == step)
-    reason = f" ({edit.reason})" if edit.reason else ""
-    return StateError(
-        f"the saved state, at position {position:,}, was fed by the run as it was before its edit at step {step:,}"
-        f"{reason}, and from that step on the two differ: load a state from before it, at most at position"
-        f" {run.schedule.begin(step):,}, or edit the run at a later step"
-    )
 
 
 Filled = Iterator[tuple[BatchSpan, SpanRows]]
@@ -339,6 +282,7 @@ class StreamReader:
         self._pin = pins(reading)
         self._read: ReadRows = resolve_name(READ_RAGGED) if run.traits.is_ragged else read_rows
         self._workers = self._make_workers() if reading.num_workers else None
+        self._ahead: Ahead[BatchSpan] = Ahead()
 
     def _make_workers(self) -> workers.WorkerPool[BatchSpan]:
         run, read = self._run, self._read
@@ -366,7 +310,12 @@ class StreamReader:
         if not self._reading.num_threads:
             return ((span, read(task)) for span, task in work)
         reads = [read] * self._reading.num_threads
-        return in_threads(reads, work, self._reading, partial(describe_span, self._run))
+        self._ahead = Ahead()
+        return in_threads(reads, work, self._reading, partial(describe_span, self._run), self._ahead)
+
+    def queue(self) -> Queue:
+        """Return how many spans wait, and how often workers were replaced."""
+        return self._ahead.queue if self._workers is None else self._workers.queue
 
     def close(self) -> None:
         """End worker processes. Threads end with their stream."""
@@ -397,21 +346,6 @@ def check_uneven(uneven: Literal["allow", "refuse"], schedule: BatchSchedule, le
             f"{share.micro_batch_size} = {together} do not divide: change one of them, drop a short last step with "
             "drop_last=True, or allow uneven micro-batches with uneven='allow'"
         )
-
-
-def num_micro_batches(schedule: BatchSchedule, length: int, share: Share) -> int:
-    """Return the number of micro-batches of one rank in a run of this length. O(pieces of the schedule)."""
-    together = share.world_size * share.micro_batch_size
-    position = count = 0
-    while position < length:
-        _, _, size, num_equal = schedule.locate(position)
-        whole = (length - position) // size
-        num_steps = min(whole, num_equal) if num_equal is not None else whole
-        if num_steps == 0:
-            return count + -(-(length - position) // together)
-        count += num_steps * -(-size // together)
-        position += num_steps * size
-    return count
 
 
 _SETS = 32

@@ -9,20 +9,24 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from headrace.datasets import Run
 from headrace.encoders import Fault, FaultLog
 from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write, check_local
 from headrace.loader.faults import FaultCounter, FeedLedger, original_errors, report_path
-from headrace.loader.feeds import FeedOptions, check_uneven, feed_of, num_micro_batches
+from headrace.loader.feeds import FeedOptions, check_uneven, feed_of
 from headrace.loader.ranks import Ranks
 from headrace.loader.reading import Reading
 from headrace.loader.spans import Batch
 from headrace.plan import Cursor, RunRecipe, Share
+from headrace.plan.slots import num_micro_batches
 
 if TYPE_CHECKING:
     from headrace.datasets import FramedRun
     from headrace.loader.balancing import Balance, StepBalance
+    from headrace.loader.metrics import Meter, Metrics
 
 
 class Loader:
@@ -78,6 +82,7 @@ class Loader:
             yields the batch of that sample; see `read_fault_report`. ``{rank}`` in the name is replaced by the rank.
         journal: for a `FramedRun`, a file to which the loader appends each frame that this rank begins: 16 bytes, and
             what the frame carries on. ``headrace trace`` finds units with it. ``{rank}`` is replaced by the rank.
+        metrics: where to tell what is measured: waits, rates, fill, mix and epochs.
 
     Raises:
         ConfigError: an argument is not allowed, or does not suit the run.
@@ -116,6 +121,7 @@ class Loader:
         position: int = 0,
         fault_report: str | os.PathLike[str] | None = None,
         journal: str | os.PathLike[str] | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         micro_batch_size = index(micro_batch_size)
         if micro_batch_size < 1:
@@ -127,6 +133,11 @@ class Loader:
         self._feed = feed_of(run, FeedOptions(self.ranks, self._share, reading, balance, debug, journal))
         check_uneven(uneven, run.schedule, run.length, self._share)
         self._counting = FaultCounter(report_path(fault_report, rank, world_size))
+        self._meter: Meter | None = (
+            None
+            if metrics is None
+            else resolve_name("headrace.loader.metrics:Meter")(metrics, self.ranks, self._counting)
+        )
         self._restart = restart
         self._loaded = False
         self._ended = False
@@ -140,6 +151,16 @@ class Loader:
     def run(self) -> Run | FramedRun:
         """The run."""
         return self._feed.run
+
+    @property
+    def batch_size(self) -> int:
+        """The number of samples of a micro-batch of this rank, as trainers call it."""
+        return self._share.micro_batch_size
+
+    @property
+    def dataset(self) -> RunSamples:
+        """The samples of the run by their positions. ``len(loader.dataset)`` is the number of samples it feeds."""
+        return RunSamples(self.run)
 
     @property
     def reading(self) -> Reading:
@@ -180,7 +201,12 @@ class Loader:
     def _batches(self, iteration: int) -> Iterator[Batch]:
         self._check_newest(iteration)
         begin = self._position
-        for given in original_errors(self._feed.batches(self._position), self._tell):
+        stream = self._feed.batches(begin)
+        if number := os.environ.get("HEADRACE_REPLAY"):
+            stream = resolve_name("headrace.loader.metrics:replayed")(stream, number)
+        if self._meter is not None:
+            stream = self._meter.watched(stream, self._feed, begin)
+        for given in original_errors(stream, self._tell):
             self._check_newest(iteration)
             self._counting.add(given.num_samples, given.faults, self.step if given.faults is not None else 0)
             self._position = given.after
@@ -315,6 +341,26 @@ class Loader:
             last = min(last, self.run.num_steps)
         return [self._feed.assignment.figures(step) for step in range(self.step, last)]
 
+    def verdict(self) -> str:
+        """Say in words whether this rank waited for data so far, and for what. Needs ``metrics``."""
+        return self._metered().verdict()
+
+    def gather_verdict(self) -> str:
+        """Say in words whether any rank waited for data so far, for what, and which rank most.
+
+        Every process of the job has to call it; it takes two all-gathers of some hundred bytes.
+
+        Raises:
+            ConfigError: the loader has no ``metrics``.
+            StateError: there are several ranks and no process group.
+        """
+        return self._metered().gather_verdict()
+
+    def _metered(self) -> Meter:
+        if self._meter is None:
+            raise ConfigError("this loader measures nothing: pass it metrics=headrace.Metrics()")
+        return self._meter
+
     def restore_sample(self, key: Any) -> Any:
         """Make a sample again, bit for bit, from its ``__restore_key__``; from the list of keys of a batch, the batch.
 
@@ -338,7 +384,7 @@ class Loader:
         atomic_write(Path(path), self.run.recipe.to_json())
 
     def __len__(self) -> int:
-        """Return the number of micro-batches of this rank in the whole run. O(pieces of the schedule).
+        """Return the number of micro-batches of this rank in the whole run, wherever it stands. O(pieces).
 
         Raises:
             TypeError: the run is endless, or the number of its units is not known before it has run.
@@ -349,6 +395,39 @@ class Loader:
 
     def __repr__(self) -> str:
         return f"<Loader: rank {self.ranks.rank} of {self.ranks.world_size}, step {self.step:,}, {self.run!r}>"
+
+
+class RunSamples:
+    """The samples of a run in the order in which they are fed: what trainers look for at ``loader.dataset``.
+
+    Item i is the sample at position i of the run: a dict of NumPy arrays, or what its dataset makes of a record.
+    Nothing is read before it is asked for.
+
+    Raises:
+        TypeError: ``len()`` of an endless run; or a unit of a `FramedRun`, which is only known when it is fed.
+    """
+
+    def __init__(self, run: Run | FramedRun) -> None:
+        self.run = run
+
+    def __len__(self) -> int:
+        if self.run.length is None:
+            raise TypeError("this run is endless, or the number of its units is only known at its end: it has no len()")
+        return self.run.length
+
+    def __getitem__(self, position: int) -> Any:
+        position = index(position)
+        if not isinstance(self.run, Run):
+            raise TypeError("the units of a framed run are only known when they are fed: they have no item access")
+        if position < 0 or (self.run.length is not None and position >= self.run.length):
+            raise IndexError(f"no position {position:,} in {self.run!r}")
+        located = self.run.locate(np.array([position], dtype=np.int64))
+        if self.run.traits.is_ragged:
+            return self.run.samples(located)[0]
+        return {name: values[0] for name, values in self.run.read(located).items()} | self.run.constants
+
+    def __repr__(self) -> str:
+        return f"<RunSamples: {self.run!r}>"
 
 
 def load_recipe(path: str | os.PathLike[str]) -> RunRecipe:

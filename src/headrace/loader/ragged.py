@@ -40,6 +40,7 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
     batches, first = [], 0
     with blaming(watch):
         samples = run.samples(span.located, watch)
+        made = perf_counter()
         for size in span.sizes:
             some = samples[first : first + size]
             batches.append(collated(some, blocks) if blocks and some else run.collate(some))
@@ -47,7 +48,9 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
     columns, ragged = _flattened(batches, blocks)
     num_bytes = sum(map(_num_bytes, columns.values()))
     num_bytes += sum(_num_bytes(value) for _, others in ragged for value in others.values())
-    return SpanRows(columns, ragged, Cost(perf_counter() - begin, num_bytes), watch.faults)
+    end = perf_counter()
+    times = watch.take_times(made - begin, end - made)
+    return SpanRows(columns, ragged, Cost(end - begin, num_bytes), watch.faults, times)
 
 
 def _is_plain(run: Run, span: BatchSpan) -> bool:

@@ -17,7 +17,7 @@ from multiprocessing import get_all_start_methods
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,6 +29,9 @@ from headrace.loader.spans import Batch
 L = TypeVar("L")
 T = TypeVar("T")
 M = TypeVar("M")
+
+METRICS_THREAD: Final = "headrace-metrics"
+"""The name of the thread that serves metrics. It holds no lock that matters in a fork."""
 
 _STOP_S: Final = 5.0
 DESCRIBE_S: Final = 5.0
@@ -49,21 +52,42 @@ def within(limit_s: float, function: Callable[[], Any]) -> Any:
     return found[0] if found else None
 
 
+class Queue(NamedTuple):
+    """What is known of a stream that is read ahead: the hand-overs that wait, and how often workers were replaced."""
+
+    num_ready: int = 0
+    num_replaced: int = 0
+
+
+class Ahead(Generic[L]):
+    """What threads were sent and did not hand over yet, in order."""
+
+    def __init__(self) -> None:
+        self.sent: deque[tuple[L, _Thread[Any, Any]]] = deque()
+
+    @property
+    def queue(self) -> Queue:
+        """How many results wait."""
+        return Queue(sum(thread.num_done for thread in {thread for _, thread in self.sent}))
+
+
 def in_threads(
     reads: Sequence[Callable[[T], M]],
     work: Iterator[tuple[L, T]],
     reading: Reading,
     describe: Callable[[L], str],
+    ahead: Ahead[L] | None = None,
 ) -> Iterator[tuple[L, M]]:
     """Yield the label and the result of each task, in order; task n is read by ``reads[n % len(reads)]`` in a thread.
 
     Tasks are not kept once they are read, so that memory which they bring can be reused when the result is gone.
+    ``ahead`` says meanwhile how many results wait.
 
     Raises:
         WorkerError: a task took longer than ``timeout_s``; the message names it, and the line that the thread is at.
     """
     threads = [_Thread(read) for read in reads]
-    ahead: deque[tuple[L, _Thread[T, M]]] = deque()
+    sent = Ahead[L]().sent if ahead is None else ahead.sent
     try:
         # Each thread answers in order, and the threads take turns, so all answers are in order. A task is sent before
         # the next answer is yielded, so that the threads read while the training loop uses that.
@@ -72,18 +96,20 @@ def in_threads(
             if later is None:
                 break
             thread.send(later[1])
-            ahead.append((later[0], thread))
+            sent.append((later[0], thread))
             del later
-            if len(ahead) > len(threads) * (reading.prefetch or 1):
-                label, first = ahead.popleft()
+            if len(sent) > len(threads) * (reading.prefetch or 1):
+                label, first = sent.popleft()
                 yield label, first.receive(label, reading, describe)
-        for label, first in ahead:
+        while sent:
+            label, first = sent.popleft()
             yield label, first.receive(label, reading, describe)
     finally:
         for thread in threads:
             thread.stop()
         for thread in threads:
             thread.join()
+        sent.clear()
 
 
 class _Thread(Generic[T, M]):
@@ -95,6 +121,11 @@ class _Thread(Generic[T, M]):
         self._is_lost = False
         self._thread = Thread(target=self._work, args=(read,), name="headrace-read", daemon=True)
         self._thread.start()
+
+    @property
+    def num_done(self) -> int:
+        """The number of results that wait."""
+        return self._done.qsize()
 
     def send(self, task: T) -> None:
         self._sent.put((task,))

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
 from math import prod
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.datasets import Dataset, Located, Run, Sample
-from headrace.datasets.dataset import Tell
+from headrace.datasets.dataset import StageTimes, Tell
 from headrace.datasets.origins import Origin
 from headrace.errors import ConfigError, HeadraceError
 from headrace.plan import IntArray, Share, micro_batches
@@ -120,12 +121,14 @@ class SpanRows(NamedTuple):
         ragged: one entry for each micro-batch of ragged samples; None for samples of one shape.
         cost: what it took to read ragged samples; None for samples of one shape, whose cost is known before.
         faults: the faults of the samples.
+        times: how long each stage took.
     """
 
     columns: Batch
     ragged: list[RaggedBatch] | None = None
     cost: Cost | None = None
     faults: Sequence[Fault] = ()
+    times: StageTimes = StageTimes()
 
 
 def pace_of(run: Run, share: Share, *, is_here: bool = True) -> Pace:
@@ -198,7 +201,9 @@ tells of each sample that user code makes, see `SampleWatch`."""
 
 def read_rows(run: Run, span: BatchSpan, out: Sample | None, tell: Tell | None = None) -> SpanRows:
     """Read the samples of a span, which have one shape."""
-    return SpanRows({name: torch.from_numpy(values) for name, values in run.read(span.located, out).items()})
+    begin = perf_counter()
+    columns = {name: torch.from_numpy(values) for name, values in run.read(span.located, out).items()}
+    return SpanRows(columns, times=StageTimes(read=perf_counter() - begin))
 
 
 def divide(rows: SpanRows, span: BatchSpan, constants: Sample) -> list[Batch]:

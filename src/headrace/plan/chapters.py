@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray, KeyArray, derive_array
-from headrace.plan.nodes import Inner, Leaf, Node, Schedule, leaf_counts, leaves
+from headrace.plan.nodes import Inner, Leaf, Node, Schedule, leaf_counts, leaf_shares, leaves
 from headrace.plan.order import Order
 from headrace.plan.sequence import EpochSeries, SourceSequence
 from headrace.plan.tree import MAX_POSITIONS, Lookup, Plan, SampleTimes
@@ -111,6 +112,11 @@ class PlanChapter:
         below = self._ascend(node.children[child], path, ranks)
         joined = node.join(child, np.maximum(below, 0)) - self.rank(node)
         return np.where((below < 0) | (joined < 0), -1, joined)
+
+    def shares(self, begin: int, end: int) -> dict[str, Fraction]:
+        """Return the planned part of each leaf between two positions, by path."""
+        zero = self.rank(self.root) - self.begin
+        return leaf_shares(self.root, zero + begin, zero + max(end, begin + 1))
 
     def reached(self, position: int) -> dict[int, int]:
         """Return how far each source of the tree has come before a position: its number -> its rank. O(sources)."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Final
 
@@ -392,6 +393,31 @@ def leaf_counts(node: Node, num_ranks: int) -> dict[str, int]:
     for child, count in parts:
         for path, number in leaf_counts(child, count).items():
             found[path] = found.get(path, 0) + number
+    return found
+
+
+def leaf_shares(node: Node, begin: int, end: int) -> dict[str, Fraction]:
+    """Return the planned part of each leaf in the ranks ``begin`` to ``end - 1`` of a node, by path."""
+    if isinstance(node, Leaf):
+        return {node.path: Fraction(1)}
+    if isinstance(node, LimitNode):
+        counts = leaf_counts(node.child, node.num_samples)
+        return {path: Fraction(count, node.num_samples) for path, count in counts.items()}
+    if isinstance(node, Schedule):
+        bounds = [*node.begins[1:].tolist(), max(end, int(node.begins[-1]) + 1)]
+        weights = [
+            max(min(end, high) - max(begin, low), 0) for low, high in zip(node.begins.tolist(), bounds, strict=True)
+        ]
+    elif isinstance(node, Branch):
+        weights = list(node.shares)
+    elif isinstance(node, ConcatNode):
+        weights = node.lengths.tolist()
+    else:
+        weights = [1]
+    found: dict[str, Fraction] = {}
+    for child, weight in zip(node.children, weights, strict=True):
+        for path, share in leaf_shares(child, begin, end).items():
+            found[path] = found.get(path, Fraction(0)) + share * Fraction(weight, sum(weights))
     return found
 
 

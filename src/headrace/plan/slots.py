@@ -114,6 +114,27 @@ def micro_batches(
     return MicroBatches(*(np.concatenate([empty, *(getattr(part, name) for part in parts)]) for name in columns))
 
 
+def num_micro_batches(schedule: BatchSchedule, end: int, share: Share, begin: int = 0) -> int:
+    """Return the number of micro-batches of one rank between two positions. O(pieces of the schedule).
+
+    ``begin`` may lie within a step, whose rest is then divided anew.
+    """
+    together = share.world_size * share.micro_batch_size
+    position, count = begin, 0
+    while position < end:
+        _, first, size, num_equal = schedule.locate(position)
+        whole = (end - first) // size
+        if position > first or not whole:
+            stop = min(first + size, end)
+            count += -(-(stop - position) // together)
+            position = stop
+            continue
+        num_steps = whole if num_equal is None else min(whole, num_equal)
+        count += num_steps * -(-size // together)
+        position += num_steps * size
+    return count
+
+
 def uneven_bounds(num_slots: int, world_size: int) -> IntArray:
     """Return (world_size + 1,) int64: where the part of each rank begins in the last micro-step of an uneven step."""
     return np.arange(world_size + 1, dtype=np.int64) * num_slots // world_size

@@ -54,7 +54,9 @@ if TYPE_CHECKING:
         save_manifest,
     )
     from headrace.stores.opening import open, open_keys, open_tokens
+    from headrace.stores.parquet import ParquetStore
     from headrace.stores.provenance import Provenance, ProvenanceState, ProvenanceWriter
+    from headrace.stores.saved_dataset import SavedDatasetStore, to_datasets
     from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore, Store
     from headrace.stores.tar.store import TarStore
     from headrace.stores.writer import Writer
@@ -91,12 +93,14 @@ _HOMES = {
     "Manifest": "headrace.stores.manifest",
     "OutputShard": "headrace.stores.written",
     "PROVENANCE_NAME": "headrace.stores.manifest",
+    "ParquetStore": "headrace.stores.parquet",
     "PartPlace": "headrace.stores.store",
     "Problem": "headrace.stores.store",
     "Provenance": "headrace.stores.provenance",
     "ProvenanceState": "headrace.stores.provenance",
     "ProvenanceWriter": "headrace.stores.provenance",
     "RawSample": "headrace.stores.store",
+    "SavedDatasetStore": "headrace.stores.saved_dataset",
     "SampleLedger": "headrace.stores.manifest",
     "SampleStore": "headrace.stores.store",
     "ShardedStore": "headrace.stores.combined",
@@ -121,6 +125,7 @@ _HOMES = {
     "open_tokens": "headrace.stores.opening",
     "optimal_dtype": "headrace.stores.indexed.layout",
     "save_manifest": "headrace.stores.manifest",
+    "to_datasets": "headrace.stores.saved_dataset",
     "write_hdf5": "headrace.stores.hdf5.store",
 }
 
@@ -155,6 +160,7 @@ __all__ = [
     "Ledger",
     "Manifest",
     "OutputShard",
+    "ParquetStore",
     "PartPlace",
     "Problem",
     "Provenance",
@@ -165,6 +171,7 @@ __all__ = [
     "RetryPolicy",
     "SampleLedger",
     "SampleStore",
+    "SavedDatasetStore",
     "ShardedStore",
     "ShuffledOrder",
     "Store",
@@ -188,6 +195,7 @@ __all__ = [
     "open_tokens",
     "optimal_dtype",
     "save_manifest",
+    "to_datasets",
     "write_hdf5",
 ]
 

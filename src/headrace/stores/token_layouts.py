@@ -6,6 +6,9 @@
     Hdf5        a .h5 or .hdf5                              all below
     Json        a .jsonl or .json                           those in the folder
 
+A folder that ``Dataset.save_to_disk`` of the library ``datasets`` wrote is a store as a whole, see `saved_dataset`. A
+.parquet is a store too, and so is a folder of them that holds no shards of these layouts.
+
 `token_store` opens what lies at a path: a shard, or a folder of shards.
 """
 
@@ -31,6 +34,8 @@ from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.json.store import JSON_SUFFIXES, open_json
 from headrace.stores.keyed.store import KeyedStore
 from headrace.stores.manifest import MANIFEST_NAME, Manifest, load_manifest
+from headrace.stores.parquet import PARQUET_SUFFIX, ParquetStore, parquet_files
+from headrace.stores.saved_dataset import SavedDatasetStore, is_saved_dataset
 from headrace.stores.segmented import SegmentedStore
 from headrace.stores.store import MAIN, Store
 from headrace.stores.written import META_NAME, Format, OutputShard
@@ -181,7 +186,11 @@ def token_store(name: str, how: Opening) -> Store:
         ConfigError: there is no such key, or an option is for pairs and there are none.
     """
     check_name(name)
-    store = _open_folder(name, how) if _is_folder(name) else _open_shard(name, how)
+    store: Store
+    if is_saved_dataset(name):
+        store = SavedDatasetStore(name, key=how.key, using=how.reader)
+    else:
+        store = _open_folder(name, how) if _is_folder(name) else _open_shard(name, how)
     if isinstance(store, SegmentedStore) and how.options != IndexedOptions():
         raise ConfigError(
             f"{name}: dialect and documents are for pairs of .bin and .idx; this is the {store.format} format"
@@ -208,6 +217,8 @@ def _open_shard(name: str, how: Opening) -> Store:
     for layout in LAYOUTS:
         if (place := layout.at(name)) is not None:
             return layout.open(place, how)
+    if name.endswith(PARQUET_SUFFIX) and Path(name).is_file():
+        return _open_parquet(Path(name), how)
     if Path(name).exists():
         raise StoreError(
             f"{name}: the format is unknown; expected a pair of .bin and .idx, a {META_NAME}, a .h5 or .jsonl, or a"
@@ -254,6 +265,8 @@ def _open_folder(name: str, how: Opening) -> Store:
     layout: TokenLayout = KEYED if keyed else HDF5 if hdf5 else JSON
     if places := keyed or hdf5 or JSON.find(folder):
         return _joined(_series([(str(place), partial(layout.open, place)) for place in places], how), name)
+    if files := _in_order(parquet_files(folder)):
+        return _joined(_series([(str(file), partial(_open_parquet, file)) for file in files], how), name)
     raise StoreError(
         f"{name}: a folder without shards; expected pairs of .bin and .idx, a {MANIFEST_NAME}, folders with a"
         f" {META_NAME}, or files .h5 or .jsonl"
@@ -290,6 +303,10 @@ def _open_keys(folder: Path, name: str, manifest: Manifest, how: Opening) -> Sto
         for key in keys
     }
     return stores[keys[0]] if len(keys) == 1 else CombinedStore(stores, name)
+
+
+def _open_parquet(file: Path, how: Opening) -> Store:
+    return ParquetStore(file, key=how.key, using=how.reader)
 
 
 def _joined(shards: Sequence[Store], name: str) -> Store:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from operator import index
 
 import msgspec
@@ -16,7 +15,7 @@ from headrace.datasets.dataset import CountedDataset, Dataset, FixedDataset
 from headrace.datasets.excluded import range_numbers, ranges_text
 from headrace.datasets.exclusions import Exclusion, How
 from headrace.errors import ConfigError, HeadraceError
-from headrace.plan import Branch, ConcatNode, IntArray, Leaf, LimitNode, Node, Schedule, leaf_counts
+from headrace.plan import IntArray, Leaf
 from headrace.plan.changes import PlanEditor
 from headrace.plan.chapters import ChapteredPlan, Length, PlanChapter
 from headrace.plan.sequence import EpochSeries, SeriesSection
@@ -436,7 +435,7 @@ class _Accounting:
 
     def _chapter(self, chapter: PlanChapter, end: int, ranks: dict[int, list[Interval]]) -> ChapterAccount:
         count = end - chapter.begin
-        planned = planned_shares(chapter, chapter.begin, end)
+        planned = chapter.shares(chapter.begin, end)
         fed = {source: sum(high - low for low, high in intervals) for source, intervals in ranks.items()}
         schedule = self.run.schedule
         reasons = {schedule.begin(edit.at_step): edit.reason for edit in self.run.edits}
@@ -468,36 +467,6 @@ def _spans(plan: ChapteredPlan, end: int) -> Iterator[tuple[PlanChapter, int]]:
     for chapter, beyond in zip(plan.chapters, [*plan.begins[1:].tolist(), end], strict=True):
         if chapter.begin <= end:
             yield chapter, min(beyond, end)
-
-
-def planned_shares(chapter: PlanChapter, begin: int, end: int) -> dict[str, Fraction]:
-    """Return the planned part of each leaf between two positions of a chapter, by path."""
-    zero = chapter.rank(chapter.root) - chapter.begin
-    return _shares(chapter.root, zero + begin, zero + max(end, begin + 1))
-
-
-def _shares(node: Node, begin: int, end: int) -> dict[str, Fraction]:
-    if isinstance(node, Leaf):
-        return {node.path: Fraction(1)}
-    if isinstance(node, LimitNode):
-        counts = leaf_counts(node.child, node.num_samples)
-        return {path: Fraction(count, node.num_samples) for path, count in counts.items()}
-    if isinstance(node, Schedule):
-        bounds = [*node.begins[1:].tolist(), max(end, int(node.begins[-1]) + 1)]
-        weights = [
-            max(min(end, high) - max(begin, low), 0) for low, high in zip(node.begins.tolist(), bounds, strict=True)
-        ]
-    elif isinstance(node, Branch):
-        weights = list(node.shares)
-    elif isinstance(node, ConcatNode):
-        weights = node.lengths.tolist()
-    else:
-        weights = [1]
-    found: dict[str, Fraction] = {}
-    for child, weight in zip(node.children, weights, strict=True):
-        for path, share in _shares(child, begin, end).items():
-            found[path] = found.get(path, Fraction(0)) + share * Fraction(weight, sum(weights))
-    return found
 
 
 def _present(columns: Sequence[EpochColumns]) -> EpochAccount | None:

@@ -14,7 +14,7 @@ from headrace.errors import ConfigError
 from headrace.plan.past import comparable
 from headrace.plan.sequence import SeriesSection
 from headrace.plan.tree import MAX_POSITIONS
-from headrace.tracing.accounting import chaptered, planned_shares
+from headrace.tracing.accounting import chaptered
 
 DifferentField = Literal[
     "length", "global_batch_size", "sources", "weights", "skip", "data", "exclude", "order", "mix", "bucketing"
@@ -95,7 +95,7 @@ class _Side:
         plan = chaptered(run)
         chapter = plan.chapter_at(begin)
         sources = {path or ".": source for path, source in sorted(chapter.sources.items())}
-        self.shares = {path or ".": share for path, share in planned_shares(chapter, begin, begin + 1).items()}
+        self.shares = {path or ".": share for path, share in chapter.shares(begin, begin + 1).items()}
         before, after = plan.reached(begin), chapter.reached(self.end)
         self.ranks = {name: before[source] for name, source in sources.items()}
         self.sections = {

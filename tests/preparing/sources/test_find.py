@@ -312,3 +312,18 @@ def test_standard_input_is_copied_in_bounded_memory(tmp_path: Path) -> None:
     stream = Counting(bytes(5 << 20))
     assert spool_stdin(stream, tmp_path / "stdin") == 5 << 20
     assert stream.largest == 1 << 20
+
+
+def test_of_a_saved_dataset_only_its_own_files_are_read(tree: Path) -> None:
+    for split in ("train", "test"):
+        make(tree, f"saved/{split}/part.jsonl", f"saved/{split}/cache-0.jsonl", f"saved/{split}/dataset_info.json")
+        (tree / "saved" / split / "state.json").write_text('{"_data_files": [{"filename": "part.jsonl"}]}')
+    assert names("saved/train") == ["saved/train/part.jsonl"]
+    assert names("saved") == ["saved/test/part.jsonl", "saved/train/part.jsonl"]
+    (tree / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(ConfigError, match="a DatasetDict with the splits test, train: name those to read"):
+        names("saved")
+    assert names("saved/test", "saved/train") == ["saved/test/part.jsonl", "saved/train/part.jsonl"]
+    (tree / "saved" / "test" / "state.json").write_text('{"_data_files": 1}')
+    with pytest.raises(InputError, match="does not name the data files"):
+        names("saved/test")

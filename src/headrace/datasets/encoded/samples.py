@@ -251,7 +251,7 @@ class SampleEncoder:
         delays: Iterator[float] | None = None
         while True:
             try:
-                return self.pipeline.encode(make, self.place(address), self.cook)
+                return watch.encoding(make, partial(self.pipeline.encode, place=self.place(address), cook=self.cook))
             except HookFailure as failure:
                 if self._may_skip and isinstance(failure.error, SkipSample):
                     return []

@@ -454,7 +454,7 @@ class UnitReader:
         items = self._items(pairs, keep=keep)
         keys = tuple(self.sources.keys(items))
         self.watch.begin(np.array([position for position, _ in pairs], dtype=np.int64))
-        packs = self.sources.packs(items, self.watch)
+        packs = self.watch.packed(lambda: self.sources.packs(items, self.watch))
         self._report(fault for _, fault in self.watch.take())
         return [
             keyed(pack.sample, RestoreKey("FramedPack", keys, number=number), self._kind)

@@ -24,15 +24,17 @@ import msgspec
 import numpy as np
 
 from headrace.datasets import FramedRun
+from headrace.datasets.dataset import StageTimes
 from headrace.datasets.encoded.framed_run import JournalFile, check_journal
+from headrace.datasets.states import check_group_batches
 from headrace.encoders import FaultLog
 from headrace.errors import ConfigError, StateError
 from headrace.loader import workers
-from headrace.loader.faults import Given, merged
-from headrace.loader.feeds import FeedOptions, check_group_batches
+from headrace.loader.faults import Given, HandOver, merged
+from headrace.loader.feeds import FeedOptions
 from headrace.loader.framed.parts import BatchPart, LaneReader, PartMessage, batch_of, coming_steps, lanes_of, parts
 from headrace.loader.ranks import agree, all_gathered_texts, is_alone, largest
-from headrace.loader.reading import Reading, in_threads, pinned, pins
+from headrace.loader.reading import Ahead, Queue, Reading, in_threads, pinned, pins
 from headrace.loader.spans import Batch, sample_words
 from headrace.plan import Cursor, RunRecipe
 from headrace.plan.framed import (
@@ -130,12 +132,13 @@ def describe_part_sample(run: FramedRun, part: BatchPart, address: int) -> str:
 
 
 class MadeBatch(NamedTuple):
-    """A micro-batch, the number of its units, its step, the position after it, and its faults, None without any."""
+    """A micro-batch, the number of its units, its step, the position after it, its times, and its faults if any."""
 
     batch: Batch
     num_units: int
     step: int
     after: int
+    times: StageTimes = StageTimes()
     faults: FaultLog | None = None
 
 
@@ -217,6 +220,7 @@ class FramedFeed:
         self._journal = options.journal
         self._file: JournalFile | None = None
         self._workers = self._make_workers() if self.reading.num_workers else None
+        self._ahead: Ahead[BatchPart] = Ahead()
         self._stream = _Stream(LaneHistory(self._lanes, beginning(self._lanes)), 0)
         if self._serving.times_encoded > 1:
             _log.warning("%s", self.describe())
@@ -258,7 +262,7 @@ class FramedFeed:
         for one in made:
             stream.position = one.after
             stream.history.forget(one.after)
-            yield Given(one.batch, one.after, one.num_units, one.faults)
+            yield Given(one.batch, one.after, one.num_units, one.faults, HandOver(one.times))
 
     def start_at(self, position: int) -> None:
         """See `Feed.start_at`. Only 0 and the current position are possible."""
@@ -325,6 +329,10 @@ class FramedFeed:
         """See `Feed.describe`; this describes the step that costs most."""
         return self._serving.describe()
 
+    def queue(self) -> Queue:
+        """See `Feed.queue`."""
+        return self._ahead.queue if self._workers is None else self._workers.queue
+
     def close(self) -> None:
         """See `Feed.close`."""
         if self._workers is not None:
@@ -385,7 +393,8 @@ class FramedFeed:
             if part.after is not None:
                 num_units = sum(message.num_units for _, message in found)
                 faults = merged(message.faults for _, message in found)
-                yield MadeBatch(self._whole(found, collator), num_units, part.step, part.after, faults)
+                times = StageTimes(*map(sum, zip(*(message.times for _, message in found), strict=True)))
+                yield MadeBatch(self._whole(found, collator), num_units, part.step, part.after, times, faults)
                 found = []
 
     def _filled(self, tasks: Iterator[BatchPart]) -> Iterator[tuple[BatchPart, PartMessage]]:
@@ -394,7 +403,8 @@ class FramedFeed:
             return self._workers.filled(tasks)
         if self.reading.num_threads:
             readers = [self._lane_reader() for _ in range(self.reading.num_threads)]
-            return in_threads(readers, ((part, part) for part in tasks), self.reading, describe_part)
+            self._ahead = Ahead()
+            return in_threads(readers, ((part, part) for part in tasks), self.reading, describe_part, self._ahead)
         reader = self._lane_reader()
         return ((part, reader(part)) for part in tasks)
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import gcd
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from headrace.datasets import FramedRun
-from headrace.datasets.dataset import Tell
+from headrace.datasets.dataset import StageTimes, Tell
 from headrace.encoders import FaultLog
 from headrace.loader.faults import blaming
 from headrace.loader.reading import as_tensors, pinned
@@ -151,12 +152,14 @@ class PartMessage(NamedTuple):
         num_units: the number of units that exist.
         marks: the states of lanes at the frames that were begun for this part.
         faults: the faults of the samples of these units; None if there are none.
+        times: how long each stage took.
     """
 
     content: list[Any] | Batch
     num_units: int
     marks: tuple[LaneState, ...]
     faults: FaultLog | None
+    times: StageTimes
 
 
 class LaneReader:
@@ -180,20 +183,23 @@ class LaneReader:
             self._reader = self._run.reader(self._states, tell)
         reader = self._reader
         reader.leave(part.leaves)
+        begin = perf_counter()
         content: list[Any] | Batch
         # Entered here, so that the global random generators are saved once for units and batch.
         with blaming(reader.watch), reader.sources.pipeline:
             content = samples = reader.samples(part.numbers)
+            made = perf_counter()
             if part.is_whole:
                 batch = batch_of(reader, samples, part.numbers)
                 content = pinned(batch) if self._pin else batch
+        times = reader.watch.take_times(made - begin, perf_counter() - made)
         num_units = len(samples) - sum(sample is None for sample in samples)
         marks = tuple(reader.marks())
         if marks:
             # A reader is never asked for earlier units again.
             reader.forget(int(part.numbers[0]))
         faults, reader.faults = reader.faults, FaultLog()
-        return PartMessage(content, num_units, marks, faults if faults.total else None)
+        return PartMessage(content, num_units, marks, faults if faults.total else None, times)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(LaneReader, pin=self._pin), (self._run, self._states)

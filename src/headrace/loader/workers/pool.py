@@ -33,7 +33,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from headrace.datasets.dataset import Tell
 from headrace.errors import ConfigError, StateError, WorkerError
-from headrace.loader.reading import DESCRIBE_S, Reading, within
+from headrace.loader.reading import DESCRIBE_S, Queue, Reading, within
 from headrace.loader.workers.processes import (
     WATCH_THREAD,
     TaskSampler,
@@ -300,6 +300,12 @@ class WorkerSet:
             raise Lost(self._who(worker))
         return message
 
+    def num_ready(self, sent: deque[Sent]) -> int:
+        """Return how many messages of these tasks are done."""
+        rows = [self._table.row(worker) for worker in range(self._num_workers)]
+        done = [row.task if row.state is State.WAITING else row.task - self._num_workers for row in rows]
+        return sum(one.number <= done[one.number % self._num_workers] for one in tuple(sent))
+
     def _examine(self, problem: str, worker: int, number: int, wait: Wait) -> None:
         """After a turn without a message: raise if a worker is lost, or return to wait for another turn."""
         dead = [at for at, process in enumerate(self.processes) if not is_alive(process)]
@@ -431,6 +437,8 @@ class WorkerPool(Generic[T]):
         self._unrestorable = unrestorable
         self._restarted = restarted
         self._worker_set: WorkerSet | None = None
+        self._sent: deque[Sent] = deque()
+        self._num_replaced = 0
         self._stream = 0
 
     def filled(self, tasks: Iterator[T]) -> Iterator[tuple[T, Any]]:
@@ -500,7 +508,8 @@ class WorkerPool(Generic[T]):
 
     def _assign(self, worker_set: WorkerSet, due: _Due[T]) -> deque[Sent]:
         try:
-            return worker_set.begin(iter(due))
+            self._sent = worker_set.begin(iter(due))
+            return self._sent
         except BaseException:
             self.close(kill=True)
             raise
@@ -527,8 +536,15 @@ class WorkerPool(Generic[T]):
                 "sample, or give workers more memory or time"
             )
         _log.warning("%s%s. New workers continue there (%d)", loss, at, losses)
+        self._num_replaced += 1
         if due.first and self._restarted is not None:
             self._restarted(due.first[0])
+
+    @property
+    def queue(self) -> Queue:
+        """How many messages of the newest stream wait, and how often workers were replaced."""
+        worker_set = self._worker_set
+        return Queue(0 if worker_set is None else worker_set.num_ready(self._sent), self._num_replaced)
 
     def close(self, *, kill: bool = False) -> None:
         """End the processes within seconds; the next stream starts new ones. ``kill`` interrupts current tasks."""

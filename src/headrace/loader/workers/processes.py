@@ -33,12 +33,13 @@ from torch.utils.data import DataLoader, Sampler
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from headrace.loader.reading import METRICS_THREAD
 from headrace.loader.workers.worker import Sent, Table, WorkerSetup
 
 WATCH_THREAD: Final = "headrace-watch"
 """The name of the threads that watch workers. They hold no lock that a process forked meanwhile would need."""
 
-_HARMLESS: Final = ("QueueFeederThread", WATCH_THREAD)
+_HARMLESS: Final = ("QueueFeederThread", WATCH_THREAD, METRICS_THREAD)
 """Threads that hold no lock which a forked process would need."""
 
 _FORKABLE_BACKENDS: Final = {"gloo", "fake"}
@@ -61,7 +62,7 @@ def safe_start_method() -> str:
 
     - CUDA, once initialised, cannot be used in a fork, and the threads of its driver are gone.
     - Another Python thread may hold a lock at that moment, which is never released in the fork. Threads that feed the
-      queues of other worker processes, or watch them, hold no lock that matters.
+      queues of other worker processes, watch them, or serve metrics hold no lock that matters.
     - Gloo communicates in threads of its own, below Python. They hold only locks of gloo, which a worker that does not
       communicate never takes. NCCL, MPI and UCC are different: they register memory with devices.
     """

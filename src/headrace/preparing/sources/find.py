@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from headrace.errors import ConfigError, InputError
+from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import AtomicFile, check_local, expand_braces, natural_key
 from headrace.preparing.sources.arrow import describe_arrow
 from headrace.preparing.sources.block import RecordSpec
@@ -28,6 +28,7 @@ from headrace.preparing.sources.source_file import (
     sniff,
 )
 from headrace.preparing.sources.streams import load_zstandard
+from headrace.stores.saved_dataset import STATE_NAME, data_files, is_saved_dataset, splits_of
 
 STDIN = "-"
 
@@ -45,7 +46,8 @@ def find_inputs(
 
     Folders are searched at any depth for files of all formats. Names that begin with a dot are ignored, and so are
     names that do not look like data. Data of a format that is not read is an error, and so are text files beside other
-    data, since they may be notes or part of the corpus. A file that the user names may also end in ``.json``, and is
+    data, since they may be notes or part of the corpus. Of a folder that ``Dataset.save_to_disk`` wrote, only the files
+    that its state names are read. A file that the user names may also end in ``.json``, and is
     then read as JSON Lines.
 
     Every file is opened, and if its format has a schema, the columns are checked.
@@ -125,10 +127,16 @@ def _take(name: str) -> list[str]:
 
 
 def _search(folder: str) -> list[str]:
+    if len(splits := splits_of(Path(folder))) > 1:
+        raise ConfigError(
+            f"input {folder!r} is a DatasetDict with the splits {', '.join(splits)}: name those to read, such as"
+            f" {os.path.join(folder, splits[0])!r}"  # noqa: PTH118 - keeps "./" as given
+        )
     texts: list[str] = []
     data: list[str] = []
     others: list[str] = []
-    for relative in sorted((name for name, entry in walk(folder) if _is_file(entry)), key=natural_key):
+    names = _without_caches(folder, [name for name, entry in walk(folder) if _is_file(entry)])
+    for relative in sorted(names, key=natural_key):
         kind = format_of(relative)
         if kind is not None:
             (texts if kind.startswith("txt") else data).append(relative)
@@ -146,6 +154,20 @@ def _search(folder: str) -> list[str]:
     if not found:
         raise ConfigError(f"input {folder!r}: this folder holds nothing to read: {FORMATS_IN_WORDS}")
     return [os.path.join(folder, relative) for relative in found]  # noqa: PTH118 - keeps "./" as given
+
+
+def _without_caches(folder: str, names: list[str]) -> list[str]:
+    """Leave out what ``datasets`` keeps beside a dataset that it saved: what a later ``map`` or ``filter`` made."""
+    found = names
+    for state in [Path(name) for name in names if Path(name).name == STATE_NAME]:
+        saved = Path(folder) / state.parent
+        if is_saved_dataset(str(saved)):
+            try:
+                listed = data_files(saved)
+            except StoreError as error:
+                raise InputError(str(error)) from error
+            found = [name for name in found if Path(name).parent != state.parent or Path(name).name in listed]
+    return found
 
 
 def _unread(folder: str, others: list[str], *, is_alone: bool) -> ConfigError:

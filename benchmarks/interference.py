@@ -1,0 +1,452 @@
+"""What a loader costs the loop that launches kernels: lost launches, late ones, and time lost a step. CPU only.
+
+    python benchmarks/interference.py [--quick] [--pairs 20] [--seconds 2] [--only "tokens;images"] [--engines "a;b"]
+
+A GPU waits when the training thread cannot launch its next kernel in time, so what counts is not how fast data come but
+how often Python holds the launching thread up. The main thread "launches" small kernels: a spin in C of 20 us with the
+interpreter lock held, as the Python and C++ of an eager op, and then a call that releases the lock, as the launch does.
+It takes a batch each step, at a fixed rate, beside each loader, in pairs that are interleaved with an idle loop which
+takes none. Every engine runs in a process of its own.
+
+``lost`` is the share of launches that the loop makes less beside the loader: the mean over all pairs, with the 95 %
+interval of Student's t; ``lost_ms_a_step`` the same in time. ``p99.9`` and ``max`` are times between two launches
+within a step, in microseconds, beside the loader and, ``idle``, without it. ``taking`` is the part of ``lost`` in which
+the loop waited for the batch itself.
+
+``idle, again`` is a loader that does nothing, so it shows the noise of the machine. Peers that are not installed are
+left out, and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import chain, pairwise, repeat
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any, NamedTuple
+
+import common
+import load
+import numpy as np
+
+import headrace
+from headrace.datasets.encoded import EncodedDataset
+from headrace.encoders import TaskEncoder, stateless
+from headrace.loader import Ranks, Reading, collate_fn
+from headrace.samples.media import CaptioningSample, SampleDecoder, TextSample
+from headrace.stores import KeyedWriter
+from headrace.stores.tar.writer import TarWriter
+
+SPIN_US = 20.0
+SEQ_LEN = 2_048
+SETTLE_S = 0.2
+T_975 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 19: 2.093}
+"""Quantiles of Student's t, by degrees of freedom; for others the normal one is near enough."""
+
+C = """
+#include <time.h>
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1e6 + t.tv_nsec / 1e3;
+}
+/* Spins with the lock held; returns when it began, in microseconds. */
+double spin(double us) { double begin = now(); while (now() - begin < us) {} return begin; }
+void launch(void) {}
+"""
+
+
+class Kind(NamedTuple):
+    """Samples a step, and steps a second: what a training step of this kind takes."""
+
+    batch: int
+    steps_per_s: float
+
+
+KINDS = {
+    "tokens": Kind(64, 20.0),
+    "packs": Kind(64, 20.0),
+    "chats": Kind(64, 20.0),
+    "images": Kind(64, 2.0),
+    "encoder": Kind(64, 4.0),
+}
+
+
+class Launcher:
+    """Launches, and notes when. ``spin`` is called with the interpreter lock held, ``launch`` without it."""
+
+    def __init__(self, library: str, most: int) -> None:
+        self._spin: Any = ctypes.PyDLL(library).spin
+        self._spin.argtypes, self._spin.restype = [ctypes.c_double], ctypes.c_double
+        self._launch: Any = ctypes.CDLL(library).launch
+        self._launch.argtypes, self._launch.restype = [], None
+        self._begins = np.zeros(most)
+
+    def run(self, batches: Iterator[Any], steps: int, step_s: float) -> tuple[int, float, np.ndarray[Any, Any]]:
+        """Run steps; returns the launches, the seconds of taking batches, and the times between launches."""
+        spin, launch, begins = self._spin, self._launch, self._begins
+        count, taking_s, firsts = 0, 0.0, [0]
+        due = perf_counter()
+        for _ in range(steps):
+            before = perf_counter()
+            next(batches)
+            taking_s += perf_counter() - before
+            # The step ends by the clock, whatever it lost: the data rate stays the same, and launches are missing.
+            due += step_s
+            while perf_counter() < due:
+                begins[count] = spin(SPIN_US)
+                launch()
+                count += 1
+            firsts.append(count)
+        gaps = [np.diff(begins[first:last]) for first, last in pairwise(firsts)]
+        return count, taking_s, np.concatenate(gaps)
+
+
+def write_images(path: Path, count: int) -> None:
+    import io
+
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    with TarWriter(path) as tar:
+        for number in range(count):
+            # Noise that was enlarged: about as many bytes a pixel as a photograph.
+            small = Image.fromarray(rng.integers(0, 255, (48, 48, 3), dtype=np.uint8))
+            stream = io.BytesIO()
+            small.resize((256, 256), Image.Resampling.BICUBIC).save(stream, "JPEG", quality=85)
+            tar.add(f"{number:05d}", {"jpg": stream.getvalue(), "txt": f"a picture, number {number}".encode()})
+
+
+def write_texts(path: Path, count: int) -> None:
+    with TarWriter(path) as tar:
+        for number in range(count):
+            tar.add(f"{number:05d}", {"txt": (f"word{number} and another " * 80).encode()})
+
+
+def write_chats(prefix: Path, count: int) -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(50, 1_000, count)
+    tokens = rng.integers(1, 50_000, int(lengths.sum()), dtype=np.uint16)
+    masks = (rng.random(len(tokens)) < 0.5).astype(np.uint8)
+    masks[np.cumsum(lengths) - 1] = 1
+    with KeyedWriter(prefix, dtypes={"tokens": "uint16", "loss_mask": "uint8"}) as writer:
+        writer.add_documents({"tokens": tokens, "loss_mask": masks}, {"tokens": lengths, "loss_mask": lengths})
+        writer.finish()
+
+
+def write(folder: Path, kinds: list[str], *, quick: bool) -> None:
+    few = 10 if quick else 1
+    if {"tokens", "packs"} & {*kinds}:
+        load.write_tokens(folder / "tokens", 64_000_000 // few)
+    if "chats" in kinds:
+        (folder / "chats").mkdir()
+        write_chats(folder / "chats" / "shard_0000", 20_000 // few)
+    if "images" in kinds:
+        write_images(folder / "images.tar", 4_000 // few)
+    if "encoder" in kinds:
+        write_texts(folder / "texts.tar", 4_000 // few)
+
+
+class Characters(TaskEncoder[Any, Any, Any, Any]):
+    """An encoder as users write them: a loop in Python, about a third of a millisecond a sample."""
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        """Make ids of the characters."""
+        ids, state = [], 0
+        for character in sample.text:
+            state = (state * 31 + ord(character)) % 50_000
+            ids.append(state)
+        return {"input_ids": np.array(ids, np.int64)}
+
+
+def dataset_of(kind: str, folder: Path) -> Any:
+    if kind == "tokens":
+        return headrace.WindowDataset(headrace.open(str(folder / "tokens")), seq_len=SEQ_LEN)
+    if kind == "packs":
+        packing = headrace.Packing(seq_len=SEQ_LEN, strategy="best_fit_split")
+        return headrace.PackedSequenceDataset(headrace.open(str(folder / "tokens")), packing)
+    if kind == "chats":
+        return headrace.SFTDataset(headrace.open(str(folder / "chats")))
+    if kind == "images":
+        fields = {"image": "jpg", "caption": "txt"}
+        decoder = SampleDecoder(image_decode="chwrgb8")
+        return headrace.MediaDataset.open(
+            folder / "images.tar", sample_type=CaptioningSample, field_map=fields, decoder=decoder
+        )
+    texts = headrace.MediaDataset.open(folder / "texts.tar", sample_type=TextSample, field_map={"text": "txt"})
+    return EncodedDataset(texts, Characters())
+
+
+Batches = Callable[[str, Path], Iterator[Any]]
+
+
+def ours(reading: Reading | None) -> Batches:
+    def batches(kind: str, folder: Path) -> Iterator[Any]:
+        batch = KINDS[kind].batch
+        run = headrace.Run(dataset_of(kind, folder), global_batch_size=batch, order=headrace.Order(seed=1))
+        return iter(headrace.Loader(run, micro_batch_size=batch, ranks=Ranks(), reading=reading))
+
+    return batches
+
+
+def torch_loader(num_workers: int) -> Batches:
+    def batches(kind: str, folder: Path) -> Iterator[Any]:
+        from torch.utils.data import DataLoader
+
+        dataset = dataset_of(kind, folder)
+        loader = DataLoader(
+            dataset,
+            batch_size=KINDS[kind].batch,
+            shuffle=True,
+            drop_last=True,
+            num_workers=num_workers,
+            collate_fn=collate_fn(dataset),
+            persistent_workers=num_workers > 0,
+        )
+        return chain.from_iterable(repeat(loader))
+
+    return batches
+
+
+def grain(kind: str, folder: Path) -> Iterator[Any]:
+    """Grain reads in 16 threads of this process by default."""
+    import grain.python as pygrain
+
+    dataset = dataset_of(kind, folder)
+    collate = collate_fn(dataset)
+    source = pygrain.MapDataset.source(dataset).seed(1).shuffle().repeat()
+    return iter(source.to_iter_dataset().batch(KINDS[kind].batch, drop_remainder=True, batch_fn=collate))
+
+
+def spdl(kind: str, folder: Path) -> Iterator[Any]:
+    """SPDL reads in threads of this process; two of them, as ours has workers."""
+    from spdl.pipeline import PipelineBuilder
+
+    dataset = dataset_of(kind, folder)
+    collate, batch = collate_fn(dataset), KINDS[kind].batch
+    rng = np.random.default_rng(1)
+    indices = chain.from_iterable(rng.permutation(len(dataset)).tolist() for _ in repeat(None))
+    pipeline = (
+        PipelineBuilder()
+        .add_source(indices)
+        .aggregate(batch)
+        .pipe(lambda some: collate([dataset[one] for one in some]), concurrency=2)
+        .add_sink(2)
+        .build(num_threads=2)
+    )
+
+    def taken() -> Iterator[Any]:
+        with pipeline.auto_stop():
+            yield from pipeline
+
+    return taken()
+
+
+def token_slices(place: tuple[str, int, int]) -> Iterator[Any]:
+    """Tokens for litdata, which calls this in processes of its own."""
+    import torch
+
+    prefix, begin, end = place
+    yield torch.from_numpy(np.memmap(f"{prefix}.bin", dtype=np.uint16, mode="r")[begin:end].astype(np.int64))
+
+
+def write_litdata(folder: Path) -> None:
+    from litdata import TokensLoader, optimize
+
+    size = (folder / "tokens.bin").stat().st_size // 2
+    places = [(str(folder / "tokens"), begin, min(begin + 1_000_000, size)) for begin in range(0, size, 1_000_000)]
+    loader, output = TokensLoader(block_size=SEQ_LEN + 1), str(folder / "litdata")
+    optimize(token_slices, places, output, chunk_bytes="64MB", num_workers=1, item_loader=loader, verbose=False)
+
+
+def litdata(kind: str, folder: Path) -> Iterator[Any]:
+    """litdata reads in worker processes of torch's DataLoader."""
+    from litdata import StreamingDataLoader, StreamingDataset, TokensLoader
+
+    if not (folder / "litdata").exists():
+        write_litdata(folder)
+    tokens = TokensLoader(block_size=SEQ_LEN + 1)
+    dataset = StreamingDataset(str(folder / "litdata"), item_loader=tokens, shuffle=True, drop_last=True)
+    return chain.from_iterable(repeat(StreamingDataLoader(dataset, batch_size=KINDS[kind].batch, num_workers=2)))
+
+
+def energon(kind: str, folder: Path) -> Iterator[Any]:
+    """Energon decodes in worker processes."""
+    import warnings
+
+    from headrace.preparing.energon import DatasetChoice, EnergonOptions, SplitChoice, prepare_energon
+
+    warnings.simplefilter("ignore")
+    from megatron.energon import (
+        DefaultTaskEncoder,
+        SampleDecoder,
+        WorkerConfig,
+        get_savable_loader,
+        get_train_dataset,
+    )
+
+    root = folder / "energon"
+    if not root.exists():
+        root.mkdir()
+        shutil.copy(folder / "images.tar", root / "images.tar")
+        fields = {"image": "jpg", "caption": "txt"}
+        choice = DatasetChoice(sample_type="CaptioningSample", field_map=fields)
+        prepare_energon(root, options=EnergonOptions(split=SplitChoice(parts=(("train", ".*"),)), dataset=choice))
+
+    class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
+        """Decodes to bytes, as the others."""
+
+        decoder = SampleDecoder(image_decode="torchrgb8")
+
+    dataset = get_train_dataset(
+        root,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=2),
+        batch_size=KINDS[kind].batch,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=100,
+        task_encoder=Encoder(),
+    )
+    return iter(get_savable_loader(dataset))
+
+
+def nothing(kind: str, folder: Path) -> Iterator[Any]:
+    return repeat(None)
+
+
+ENGINES: dict[str, tuple[Batches, str | None]] = {
+    "idle, again": (nothing, None),
+    "headrace": (ours(None), None),
+    "headrace, when asked": (ours(Reading(num_threads=0)), None),
+    "headrace, 2 threads": (ours(Reading(num_threads=2)), None),
+    "headrace, 2 workers": (ours(Reading(num_workers=2)), None),
+    "torch, here": (torch_loader(0), None),
+    "torch, 2 workers": (torch_loader(2), None),
+    "grain": (grain, "grain"),
+    "spdl": (spdl, "spdl"),
+    "litdata, 2 workers": (litdata, "litdata"),
+    "energon, 2 workers": (energon, "megatron.energon"),
+}
+"""Engine -> how it makes batches, and the package that it needs."""
+
+KINDS_OF = {"litdata, 2 workers": ["tokens"], "energon, 2 workers": ["images"]}
+"""The kinds of data of engines that do not have all."""
+
+
+def measure(engine: str, kind: str, folder: Path, pairs: int, seconds: float) -> dict[str, Any]:
+    step_s = 1 / KINDS[kind].steps_per_s
+    steps = max(2, round(seconds / step_s))
+    launcher = Launcher(str(folder / "launch.so"), int((steps + 1) * step_s * 1e6 / SPIN_US))
+    batches, idle = ENGINES[engine][0](kind, folder), repeat(None)
+    for _ in range(3):
+        next(batches)
+    lost, taking, with_it, without = [], [], [], []
+    for pair in range(pairs):
+        counts = {}
+        for who in ("idle", "busy") if pair % 2 else ("busy", "idle"):
+            # What is read ahead is read before the idle loop begins, and nothing is ready that a later step would need.
+            sleep(SETTLE_S)
+            count, taking_s, gaps = launcher.run(idle if who == "idle" else batches, steps, step_s)
+            counts[who] = count
+            (without if who == "idle" else with_it).append(gaps)
+            if who == "busy":
+                taking.append(taking_s / (steps * step_s))
+        lost.append(1 - counts["busy"] / counts["idle"])
+    busy, alone = np.concatenate(with_it), np.concatenate(without)
+    mean = statistics.mean(lost)
+    half = T_975.get(pairs - 1, 1.96) * statistics.stdev(lost) / pairs**0.5 if pairs > 1 else float("nan")
+    return {
+        "engine": engine,
+        "kind": kind,
+        "lost_%": 100 * mean,
+        "from_%": 100 * (mean - half),
+        "to_%": 100 * (mean + half),
+        "taking_%": 100 * statistics.mean(taking),
+        "lost_ms_a_step": 1e3 * mean * step_s,
+        "p99.9_us": float(np.quantile(busy, 0.999)),
+        "max_us": float(busy.max()),
+        "idle_p99.9_us": float(np.quantile(alone, 0.999)),
+        "idle_max_us": float(alone.max()),
+    }
+
+
+def build(folder: Path) -> None:
+    """Compile the launcher."""
+    source = folder / "launch.c"
+    source.write_text(C)
+    command = [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-o", str(folder / "launch.so"), str(source)]
+    try:
+        subprocess.run(command, check=True)
+    except FileNotFoundError:
+        raise SystemExit(f"{command[0]} was not found, and this benchmark needs a C compiler: set CC") from None
+
+
+def is_there(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False
+
+
+def claim(row: dict[str, Any]) -> str:
+    """The goal: not distinguishable from idle, or below 2 %."""
+    word = "holds" if row["from_%"] <= 0 or row["lost_%"] < 2 else "FAILS"
+    return (
+        f"{word}  {row['kind']}, launches lost at the default way of reading: {row['lost_%']:.2f} % (from "
+        f"{row['from_%']:.2f} % to {row['to_%']:.2f} %; below 2 %, or 0 within the interval)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few data, 3 pairs of half a second: for a look only")
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each half of a pair")
+    parser.add_argument("--only", default=";".join(KINDS))
+    parser.add_argument("--engines", default=";".join(ENGINES))
+    parser.add_argument("--one", nargs=3, metavar=("ENGINE", "KIND", "FOLDER"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.quick:
+        options.pairs, options.seconds = 3, 0.5
+    if options.one:
+        engine, kind, folder = options.one
+        print(json.dumps(measure(engine, kind, Path(folder), options.pairs, options.seconds)), flush=True)
+        # Peers' threads may be in a call that does not end.
+        os._exit(0)
+    kinds = [kind.strip() for kind in options.only.split(";")]
+    wanted = [engine.strip() for engine in options.engines.split(";")]
+    packages = {ENGINES[engine][1] for engine in wanted} - {None}
+    missing = sorted(package for package in packages if package and not is_there(package))
+    engines = [engine for engine in wanted if ENGINES[engine][1] not in missing]
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
+        folder = Path(name)
+        build(folder)
+        write(folder, kinds, quick=options.quick)
+        sizes = ["--pairs", str(options.pairs), "--seconds", str(options.seconds)]
+        for kind in kinds:
+            for engine in engines:
+                if kind not in KINDS_OF.get(engine, kinds):
+                    continue
+                rows.append(common.run_apart(__file__, engine, kind, str(folder), *sizes))
+                print(common.table(rows[-1:]).splitlines()[-1], flush=True)
+    print(common.table(rows))
+    lines = [claim(row) for row in rows if row["engine"] == "headrace"]
+    if missing:
+        lines.append(f"not installed, and left out: {', '.join(missing)}")
+    print("\n".join(lines))
+    if not options.quick:
+        common.save("interference", {"options": vars(options), "rows": rows, "claims": lines})
+
+
+if __name__ == "__main__":
+    main()

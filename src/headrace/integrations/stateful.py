@@ -1,0 +1,149 @@
+"""`StatefulLoader`: a loader with epochs, as trainers know it from torchdata's ``StatefulDataLoader``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from operator import index
+from typing import Any
+
+from headrace.datasets import Run
+from headrace.errors import ConfigError, StateError
+from headrace.loader import Loader, Ranks, Reading
+from headrace.plan.slots import num_micro_batches
+
+__all__ = ["StatefulLoader"]
+
+
+class StatefulLoader(Loader):
+    """A `Loader` for trainers that count epochs: each iteration is one epoch of ``len(loader)`` batches.
+
+    The run is divided into ``epochs`` parts of equally many steps. ``iter(loader)`` goes on at the position of the
+    loader, to the end of the epoch that this lies in. So the iteration after the last batch of an epoch is the next
+    epoch, and the one after a state was loaded is the rest of its epoch. No iteration is empty: after the last epoch,
+    another one is a StateError. An iteration that was left early goes on where it was left.
+
+    What a trainer calls an epoch need not be a pass through the data: a run over three passes can be one epoch, or ten.
+
+    Args:
+        run: the samples and their order; it has to have an end.
+        micro_batch_size: samples in a batch on this rank. A trainer with one controller, which hands out the batches
+            itself, wants the whole global batch.
+        epochs: the number of epochs that the trainer is told to make.
+        ranks: the data-parallel rank of this process; by default ``Ranks.detect()``.
+        reading: whether threads or worker processes read.
+        collate_fn: makes of each batch what the trainer takes. The batch is that of a `Loader`.
+
+    Attributes:
+        sampler: None. Trainers that look for a sampler to put another one in its place, or to set its epoch, find none.
+        epochs: the number of epochs.
+        epoch_steps: the number of steps of an epoch.
+
+    Raises:
+        ConfigError: the run is endless, or ``epochs`` does not divide its steps, or epochs differ in their batches.
+
+    Example:
+        >>> from headrace.integrations.stateful import StatefulLoader
+        >>> dataset = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> run = headrace.Run(dataset, global_batch_size=8, samples=48)
+        >>> loader = StatefulLoader(run, micro_batch_size=8, epochs=2)
+        >>> for epoch in range(2):
+        ...     print(epoch, len(loader), [batch["sample_positions"][0].item() for batch in loader])
+        0 3 [0, 8, 16]
+        1 3 [24, 32, 40]
+    """
+
+    sampler = None
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        micro_batch_size: int,
+        epochs: int = 1,
+        ranks: Ranks | None = None,
+        reading: Reading | None = None,
+        collate_fn: Callable[[dict[str, Any]], Any] | None = None,
+    ) -> None:
+        super().__init__(run, micro_batch_size=micro_batch_size, ranks=ranks, reading=reading)
+        self.epochs = index(epochs)
+        self._collate = collate_fn
+        self._bounds = epoch_bounds(run, self.epochs)
+        self.epoch_steps = (run.num_steps or 0) // self.epochs
+        lengths = [num_micro_batches(run.schedule, end, self._share, begin) for begin, end in pairwise(self._bounds)]
+        if len(set(lengths)) > 1:
+            raise ConfigError(
+                f"the {self.epochs} epochs have {', '.join(map(str, sorted(set(lengths))))} batches, and a trainer"
+                " expects equally many in each: leave the short last step out with drop_last=True, or divide a run"
+                " whose global batch grows into one epoch"
+            )
+        self._len = lengths[0]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next sample belongs to; ``epochs`` at the end."""
+        return self.epochs if self.position >= self._bounds[-1] else self.step // self.epoch_steps
+
+    def __len__(self) -> int:
+        """Return the number of micro-batches of this rank in an epoch, the same for every epoch. O(1)."""
+        return self._len
+
+    def num_left(self) -> int:
+        """Return the number of micro-batches of this rank that are left of the epoch. O(pieces of the schedule)."""
+        end = self._bounds[min(self.epoch + 1, self.epochs)]
+        return num_micro_batches(self.run.schedule, end, self._share, self.position)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches from the current position to the end of its epoch.
+
+        Raises:
+            StateError: all epochs are over; or, from an older iterator, a new one was used.
+        """
+        if self.epoch == self.epochs:
+            raise StateError(
+                f"all {self.epochs} epochs of this loader are over, at position {self.position:,}, and the trainer"
+                f" began another one. Tell it to stop after {self.epochs * self.epoch_steps:,} steps, or give a longer"
+                " run and more epochs; a longer run accepts this state"
+            )
+        end = self._bounds[self.epoch + 1]
+        for batch in super().__iter__():
+            is_last = self.position >= end
+            yield batch if self._collate is None else self._collate(batch)
+            if is_last:
+                return
+
+    def set_epoch(self, epoch: int) -> None:
+        """Check that the trainer begins the epoch that this loader is in. The order of an epoch is that of the run.
+
+        Raises:
+            StateError: it is another epoch, as when a trainer was resumed, and the state of its loader was not loaded.
+        """
+        if index(epoch) != self.epoch:
+            raise StateError(
+                f"the trainer begins epoch {epoch}, and this loader is at position {self.position:,}, in epoch"
+                f" {self.epoch} of {self.epochs} (from 0): load the state that was saved with the model, and let each"
+                " iteration run to the end of its epoch"
+            )
+
+
+def epoch_bounds(run: Run, epochs: int) -> list[int]:
+    """Return (epochs + 1) positions: where each epoch of a trainer begins, and the end of the run.
+
+    Raises:
+        ConfigError: the run is endless, or ``epochs`` does not divide its steps.
+    """
+    if epochs < 1:
+        raise ConfigError(f"epochs is at least 1, found {epochs}")
+    if run.length is None or run.num_steps is None:
+        raise ConfigError(
+            "a trainer that counts epochs needs a run that ends: pass the run samples= or epochs=. The length is not"
+            " part of a state, and can be made longer at any time"
+        )
+    steps, left = divmod(run.num_steps, epochs)
+    if left:
+        nearest = run.schedule.begin(steps * epochs) if steps else run.schedule.begin(epochs)
+        raise ConfigError(
+            f"the run has {run.num_steps:,} steps, which {epochs} epochs do not divide: pass the run"
+            f" samples={nearest}, which makes {max(steps, 1):,} steps in each epoch, or pass another number of epochs"
+        )
+    return [run.schedule.begin(epoch * steps) for epoch in range(epochs)] + [run.length]

@@ -1,0 +1,565 @@
+"""What a loader costs the training step, how full its batches are, and where the run stands: measured while it feeds.
+
+    reader     StageTimes   how long each stage took for the batches of one hand-over
+    feed       HandOver     the same, with the sources of the samples           (`headrace.loader.faults`)
+    Meter      waits        the time from asking for a batch to getting it, split in the stages of its reader
+      -> names   one dict of numbers, the same for JSON Lines, Prometheus and ``on_step``
+      -> verdict in words, for one rank or for all
+
+A wait is timed once a hand-over: the micro-batches after the first one are at hand. The stages of a reader that works
+ahead take longer than the wait; the wait is then split in proportion to them. What is left of it is the hand-over.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from socket import SHUT_RDWR
+from threading import Event, Thread
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+from weakref import finalize
+
+import msgspec
+import numpy as np
+import torch
+
+from headrace.datasets import Run
+from headrace.errors import ConfigError, OutputError, StateError
+from headrace.loader.faults import FaultCounter, Given, HandOver, report_path
+from headrace.loader.ranks import Ranks, all_gathered_texts, is_alone
+from headrace.loader.reading import METRICS_THREAD
+from headrace.loader.spans import Batch
+from headrace.plan import IntArray, Plan
+from headrace.plan.nodes import leaf_shares
+from headrace.plan.segments import IGNORED_LABEL
+
+if TYPE_CHECKING:
+    from http.server import HTTPServer
+
+    from headrace.datasets import FramedRun
+    from headrace.loader.feeds import Feed
+
+_log = logging.getLogger("headrace")
+
+BOUND: Final = 0.02
+"""The share of waiting from which a run is called data-bound."""
+
+_STAGES: Final = ("read", "decode", "encode", "pack", "collate", "hand_over")
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a loader tells what it measures; see docs/watching.md for the names.
+
+    A report is made at the end of a step, once ``every_s`` have gone by, and is about the time since the one before. At
+    the end of an iteration there is one for the rest, and the verdict is printed on stderr: by rank 0, and by each rank
+    that is data-bound.
+
+    Attributes:
+        jsonl: a file to which each report is appended, as a line. ``{rank}`` in the name is replaced by the rank.
+        prometheus: the port at which the newest report is served, on all interfaces and under any path, in the text
+            format of Prometheus. Each process adds its LOCAL_RANK to it.
+        on_step: called with each report, a dict of numbers.
+        every_s: the shortest time between two reports; 0 reports each step.
+
+    Raises:
+        ConfigError: a value is not allowed.
+
+    Example:
+        >>> dataset = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> run = headrace.Run(dataset, global_batch_size=8, samples=32)
+        >>> found = []
+        >>> metrics = headrace.Metrics(on_step=found.append, every_s=0)
+        >>> for batch in headrace.Loader(run, micro_batch_size=4, metrics=metrics):
+        ...     pass  # here your training step
+        >>> [(one["step"], one["samples"], one["tokens"]) for one in found]
+        [(0, 8, 1024), (1, 8, 1024), (2, 8, 1024), (3, 8, 1024)]
+    """
+
+    jsonl: str | os.PathLike[str] | None = None
+    prometheus: int | None = None
+    on_step: Callable[[dict[str, float]], Any] | None = None
+    every_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a port or a time that cannot be, and for a callable that is none."""
+        port: object = self.prometheus
+        if port is not None and not (isinstance(port, int) and 0 < port < 1 << 16):
+            raise ConfigError(f"prometheus is a port, 1 to 65,535, found {port!r}")
+        if self.on_step is not None and not callable(self.on_step):
+            raise ConfigError(f"on_step is a function that takes a dict, found {self.on_step!r:.80}")
+        if not 0 <= self.every_s < float("inf"):
+            raise ConfigError(f"every_s is a number of seconds, 0 for each step, found {self.every_s}")
+
+
+class RankWaits(msgspec.Struct, kw_only=True):
+    """Sums of one rank, since its loader was made or since the last report.
+
+    Attributes:
+        rank: the data-parallel rank.
+        seconds: the time that was watched: from the first batch of each iteration on.
+        start_s: the time to the first batch of each iteration, which is not part of ``seconds``.
+        samples: samples, or units, that were yielded.
+        stages: seconds of waiting, by stage.
+    """
+
+    rank: int
+    seconds: float = 0.0
+    start_s: float = 0.0
+    samples: int = 0
+    stages: dict[str, float] = msgspec.field(default_factory=lambda: dict.fromkeys(_STAGES, 0.0))
+
+    @property
+    def wait_s(self) -> float:
+        """The seconds of waiting."""
+        return sum(self.stages.values())
+
+    @property
+    def wait_share(self) -> float:
+        """The part of the time that was waited, 0 to 1."""
+        return self.wait_s / self.seconds if self.seconds else 0.0
+
+    def waited(self, wait_s: float, handed: HandOver | None) -> None:
+        """Add a wait, split in the stages of the reader that was waited for."""
+        times = () if handed is None else handed.times
+        spent = sum(times)
+        part = min(1.0, wait_s / spent) if spent else 0.0
+        for stage, seconds in zip(_STAGES, times, strict=False):
+            self.stages[stage] += part * seconds
+        self.stages["hand_over"] += wait_s - part * spent
+
+    def add(self, other: RankWaits) -> None:
+        """Add the sums of a report."""
+        self.seconds += other.seconds
+        self.start_s += other.start_s
+        self.samples += other.samples
+        for stage, seconds in other.stages.items():
+            self.stages[stage] += seconds
+
+
+def verdict_of(ranks: Sequence[RankWaits]) -> str:
+    """Say in one sentence whether training waited for data, for what, and on which rank."""
+    seconds = sum(one.seconds for one in ranks)
+    if not seconds:
+        return "nothing was watched yet"
+    share = sum(one.wait_s for one in ranks) / seconds
+    worst = max(ranks, key=lambda one: one.wait_share)
+    stages = {stage: sum(one.stages[stage] for one in ranks) for stage in _STAGES}
+    stage = max(_STAGES, key=lambda name: stages[name])
+    words = f"{_percent(share)} of the time was waited"
+    if share:
+        words += f", most of it for {stage.replace('_', ' ')}"
+    if len(ranks) > 1 and share:
+        words += f", and most by rank {worst.rank} ({_percent(worst.wait_share)} of its time)"
+    if worst.wait_share < BOUND:
+        return f"not data-bound: {words}"
+    return f"data-bound: {words}; a perfect loader would save up to {_percent(worst.wait_share)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+class _Contents:
+    """Counts what is in batches: bytes, places of tokens, tokens that are no pads, and those that are trained."""
+
+    def __init__(self) -> None:
+        self.samples = self.num_bytes = self.places = self.tokens = self.supervised = 0
+        self.has_labels = False
+
+    def add(self, batch: Batch, num_samples: int) -> None:
+        """Count a batch. Where it does not say which places are pads, all are tokens."""
+        self.samples += num_samples
+        tensors = [value for value in batch.values() if isinstance(value, torch.Tensor)]
+        # A row that is expanded has a stride of 0, and takes no memory.
+        self.num_bytes += sum(value.nbytes for value in tensors if 0 not in value.stride())
+        ids = batch.get("input_ids")
+        if not isinstance(ids, torch.Tensor):
+            return
+        self.places += ids.numel()
+        mask, documents, labels = (batch.get(name) for name in ("attention_mask", "document_ids", "labels"))
+        if isinstance(mask, torch.Tensor) and mask.shape == ids.shape:
+            self.tokens += int(np.count_nonzero(mask.numpy()))
+        elif isinstance(documents, torch.Tensor):
+            self.tokens += int(np.count_nonzero(documents.numpy() >= 0))
+        else:
+            self.tokens += ids.numel()
+        supervised = batch.get("num_supervised_tokens")
+        if supervised is None and isinstance(labels, torch.Tensor):
+            supervised = int(np.count_nonzero(labels.numpy() != IGNORED_LABEL))
+        self.has_labels |= supervised is not None
+        self.supervised += supervised or 0
+
+
+class Meter:
+    """Measures one loader.
+
+    Args:
+        metrics: where the reports go.
+        ranks: the rank.
+        counting: the faults of the loader.
+    """
+
+    def __init__(self, metrics: Metrics, ranks: Ranks, counting: FaultCounter) -> None:
+        self._metrics = metrics
+        self._ranks = ranks
+        self._counting = counting
+        path = report_path(metrics.jsonl, ranks.rank, ranks.world_size, what="metrics", instead="metrics-{rank}.jsonl")
+        self._file = None if path is None else Path(path)
+        self._page = None if metrics.prometheus is None else Page(metrics.prometheus, ranks.rank)
+        self._total = RankWaits(rank=ranks.rank)
+        self._new = RankWaits(rank=ranks.rank)
+        self._contents = _Contents()
+        self._mix = _Mix()
+        self._since: float | None = None
+        self._asked = -1
+
+    def watched(self, stream: Iterator[Given], feed: Feed, position: int) -> Iterator[Given]:
+        """Yield what a stream yields from a position on, and report after steps."""
+        # This is called for micro-batches of some microseconds, so it looks at little but the clock. Batches of one
+        # shape are counted from one of them a report; packs, which differ in their pads, from one a hand-over.
+        traits = feed.run.traits if isinstance(feed.run, Run) else None
+        counts_all = traits is None or traits.is_ragged
+        counts_first = counts_all or (traits is not None and traits.is_packed)
+        is_mixed = isinstance(feed.run, Run) and len(feed.run.datasets) > 1
+        clock, mix, every_s = perf_counter, self._mix, self._metrics.every_s
+        mix.begin_at(position, self._counting.num_delivered)
+        given, due = None, 0.0
+        begin = clock()
+        try:
+            for given in stream:
+                now = clock()
+                if self._since is None:
+                    self._new.start_s += now - begin
+                    self._since, due = now, now + every_s
+                else:
+                    self._new.waited(now - begin, given.handed)
+                if is_mixed:
+                    mix.hand_over(given.handed, self._counting.num_delivered)
+                if counts_first:
+                    self._contents.add(given.batch, given.num_samples)
+                rest = () if given.handed is None else islice(stream, given.handed.num_batches - 1)
+                yield given
+                if clock() >= due:
+                    due = self._report_after(given, feed)
+                for given in rest:
+                    if counts_all:
+                        self._contents.add(given.batch, given.num_samples)
+                    yield given
+                    if clock() >= due:
+                        due = self._report_after(given, feed)
+                begin = clock()
+        finally:
+            # While the interpreter ends, nothing can be relied on.
+            if given is not None and not sys.is_finalizing():
+                self._end(given, feed)
+
+    def verdict(self) -> str:
+        """Say whether this rank waited for data, see `verdict_of`."""
+        return verdict_of([self._sums()])
+
+    def gather_verdict(self) -> str:
+        """Say whether any rank waited for data; every process has to call it.
+
+        Raises:
+            StateError: there are several ranks and no process group.
+        """
+        if self._ranks.world_size > 1 and is_alone():
+            raise StateError(
+                f"there are {self._ranks.world_size} ranks and no process group over which to gather what they waited: "
+                "ask each rank for its own verdict()"
+            )
+        texts = all_gathered_texts(msgspec.json.encode(self._sums()))
+        # Processes of one model-parallel group have the same rank; they count once.
+        ranks = {one.rank: one for one in (msgspec.json.decode(text, type=RankWaits) for text in texts)}
+        return verdict_of([ranks[rank] for rank in sorted(ranks)])
+
+    def _sums(self) -> RankWaits:
+        found = RankWaits(rank=self._ranks.rank)
+        found.add(self._total)
+        found.add(self._new)
+        if self._since is not None:
+            found.seconds += perf_counter() - self._since
+        return found
+
+    def _report_after(self, given: Given, feed: Feed) -> float:
+        """Report if a step ends after a micro-batch. Returns when the next report is due."""
+        # Replayed batches do not go on, and may stand within a step.
+        after, self._asked, asked = given.after, given.after, self._asked
+        if after in (feed.run.length, asked) or feed.run.schedule.locate(after)[1] == after:
+            self._report(given, feed)
+            return perf_counter() + self._metrics.every_s
+        return 0.0
+
+    def _report(self, given: Given, feed: Feed) -> None:
+        now = perf_counter()
+        new = self._new
+        new.seconds += 0.0 if self._since is None else now - self._since
+        new.samples = self._mix.count(feed.run, given.after, self._counting.num_delivered)
+        if not self._contents.samples:
+            self._contents.add(given.batch, given.num_samples)
+        self._total.add(new)
+        names = self._names(given, feed)
+        self._new, self._contents = RankWaits(rank=self._ranks.rank), _Contents()
+        if self._file is not None:
+            _append(self._file, names)
+        if self._page is not None:
+            self._page.show(names, self._total)
+        if self._metrics.on_step is not None:
+            self._metrics.on_step(names)
+        # What the reports themselves take is not time of the training.
+        self._since = perf_counter()
+
+    def _end(self, given: Given, feed: Feed) -> None:
+        if self._counting.num_delivered > self._mix.reported:
+            self._report(given, feed)
+        self._since = None
+        said = self.verdict()
+        if self._file is not None:
+            _append(self._file, {"rank": self._ranks.rank, "verdict": said})
+        if self._ranks.rank == 0 or said.startswith("data-bound"):
+            print(f"headrace: rank {self._ranks.rank}: {said}", file=sys.stderr, flush=True)
+
+    def _names(self, given: Given, feed: Feed) -> dict[str, float]:
+        """Return the numbers of a report under their names, see docs/watching.md."""
+        new, contents, run, queue = self._new, self._contents, feed.run, feed.queue()
+        scale = new.samples / contents.samples if contents.samples else 0.0
+        num_bytes = round(scale * contents.num_bytes)
+        found: dict[str, float] = {
+            "step": run.schedule.step_of(max(given.after - 1, 0)),
+            "position": given.after,
+            "rank": self._ranks.rank,
+            "seconds": new.seconds,
+            "start_s": new.start_s,
+            "samples": new.samples,
+            "wait_s": new.wait_s,
+            **{f"wait_{stage}_s": seconds for stage, seconds in new.stages.items()},
+            "wait_share": new.wait_share,
+            "queue_depth": queue.num_ready,
+            "replaced_workers": queue.num_replaced,
+            "bytes": num_bytes,
+            "bytes_per_s": num_bytes / new.seconds if new.seconds else 0.0,
+        }
+        if contents.places:
+            tokens = round(scale * contents.tokens)
+            found["tokens"] = tokens
+            found["tokens_per_s"] = tokens / new.seconds if new.seconds else 0.0
+            found["fill"] = contents.tokens / contents.places
+            if contents.has_labels and contents.tokens:
+                found["supervised_share"] = contents.supervised / contents.tokens
+        found.update({f"faults/{reason}": count for reason, count in self._counting.ledger().substituted.items()})
+        if isinstance(run, Run):
+            found.update({f"epochs/{path}": epochs for path, epochs in _epochs(run, given.after).items()})
+            found.update(self._mix.names(run))
+        return found
+
+
+def _append(path: Path, line: Mapping[str, Any]) -> None:
+    try:
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+    except OSError as error:
+        raise OutputError(f"{path}: the metrics cannot be written: {error}") from error
+
+
+class _Mix:
+    """Counts the samples of each source that one rank yielded, beside what was planned for all ranks meanwhile.
+
+    Numbers of delivered samples are those since the loader was made.
+    """
+
+    def __init__(self) -> None:
+        self.reported = 0
+        self._sources: IntArray | None = None
+        self._first = 0
+        self._counted = 0
+        self._position = 0
+        self._num_positions = 0
+        self._came: Counter[int] = Counter()
+        self._planned: dict[str, float] = {}
+
+    def begin_at(self, position: int, num_delivered: int) -> None:
+        """Begin another iteration."""
+        self._position = position
+        self.hand_over(None, num_delivered)
+
+    def hand_over(self, handed: HandOver | None, num_delivered: int) -> None:
+        """Begin with the samples of another hand-over, none of which was delivered yet."""
+        self._count(num_delivered)
+        self._sources = None if handed is None else handed.sources
+        self._first = self._counted = num_delivered
+
+    def count(self, run: Run | FramedRun, position: int, num_delivered: int) -> int:
+        """Return how many samples came since the last call, and add what was planned up to a position."""
+        self._count(num_delivered)
+        found, self.reported = num_delivered - self.reported, num_delivered
+        if isinstance(run, Run) and len(run.datasets) > 1 and position > self._position:
+            for path, share in _planned(run, self._position, position):
+                self._planned[path] = self._planned.get(path, 0.0) + share
+            self._num_positions += position - self._position
+        self._position = position
+        return found
+
+    def names(self, run: Run) -> dict[str, float]:
+        """Return the shares of the sources as they came and as they were planned; none for a single source."""
+        came: Counter[str] = Counter()
+        for source, count in self._came.items():
+            came[run.paths[source]] += count
+        num_samples = came.total()
+        if not num_samples or not self._num_positions:
+            return {}
+        return {
+            **{f"mix/{path}": came[path] / num_samples for path in self._planned},
+            **{f"plan/{path}": samples / self._num_positions for path, samples in self._planned.items()},
+        }
+
+    def _count(self, num_delivered: int) -> None:
+        """Count the sources of what was delivered since the last call."""
+        if self._sources is not None:
+            counts = np.bincount(self._sources[self._counted - self._first : num_delivered - self._first])
+            self._came.update({source: count for source, count in enumerate(counts.tolist()) if count})
+        self._counted = num_delivered
+
+
+def _planned(run: Run, begin: int, end: int) -> Iterator[tuple[str, float]]:
+    """Yield how many samples of each source are planned between two positions, by path, chapter by chapter."""
+    if isinstance(run.plan, Plan):
+        parts = [(leaf_shares(run.plan.root, begin, end), end - begin)]
+    else:
+        parts = []
+        for chapter, beyond in run.plan.spans(begin, end):
+            first, last = max(begin, chapter.begin), min(beyond, end)
+            if first < last:
+                parts.append((chapter.shares(first, last), last - first))
+    for shares, count in parts:
+        for path, share in shares.items():
+            yield path, float(share) * count
+
+
+def _epochs(run: Run, position: int) -> dict[str, float]:
+    """Return how many epochs each source has come through before a position; not for sources without an end."""
+    plan = run.plan
+    endless = {path for path, one in zip(run.paths, run.datasets, strict=True) if one.traits.is_endless}
+    if isinstance(plan, Plan):
+        counts = zip(plan.leaves, plan.counts(position), strict=True)
+        found = {leaf.path: count / leaf.num_samples for leaf, count in counts}
+    else:
+        found = {}
+        ranks = plan.reached(position)
+        for number, path in plan.chapter_at(max(position - 1, 0)).paths.items():
+            sequence = plan.sequences[number]
+            at = max(int(np.searchsorted(sequence.firsts, ranks[number], side="right")) - 1, 0)
+            section = sequence.sections[at]
+            series = section.series
+            place = section.place(ranks[number] - int(sequence.firsts[at]))
+            found[path] = series.first_epoch + place / series.num_samples
+    return {path or "run": epochs for path, epochs in found.items() if path not in endless}
+
+
+class Page:
+    """Serves the newest report in the text format of Prometheus, from a thread that sleeps until it is asked.
+
+    Raises:
+        OutputError: the port cannot be used.
+    """
+
+    def __init__(self, port: int, rank: int) -> None:
+        self._rank = rank
+        self._text = [b""]
+        port += int(os.environ.get("LOCAL_RANK", "0"))
+        try:
+            server = _server(port, self._text)
+        except OSError as error:
+            raise OutputError(f"port {port} cannot serve metrics: {error}") from error
+        stopped = Event()
+        Thread(target=_serve, args=(server, stopped), name=METRICS_THREAD, daemon=True).start()
+        # The thread does not keep the page alive; when that is gone, the port is free again.
+        finalize(self, _stop, server, stopped)
+
+    def show(self, names: Mapping[str, float], total: RankWaits) -> None:
+        """Show a report. What adds up is a counter, summed since the loader was made."""
+        sums = {
+            "seconds": total.seconds,
+            "start_s": total.start_s,
+            "samples": total.samples,
+            "wait_s": total.wait_s,
+            **{f"wait_{stage}_s": seconds for stage, seconds in total.stages.items()},
+        }
+        lines: dict[str, list[str]] = {}
+        for name, value in names.items():
+            what, _, of = name.partition("/")
+            label = "" if not of else f',{"reason" if what == "faults" else "source"}="{_escaped(of)}"'
+            kind = "counter" if name in sums or what in ("faults", "replaced_workers") else "gauge"
+            metric = f"headrace_{what}_total" if kind == "counter" else f"headrace_{what}"
+            block = lines.setdefault(metric, [f"# TYPE {metric} {kind}"])
+            block.append(f'{metric}{{rank="{self._rank}"{label}}} {sums.get(name, value)!r}')
+        self._text[0] = "".join(f"{line}\n" for block in lines.values() for line in block).encode()
+
+
+def _server(port: int, text: Sequence[bytes]) -> HTTPServer:
+    # Loaded here, since few runs need it.
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 5
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(text[0])))
+            self.end_headers()
+            self.wfile.write(text[0])
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing; the terminal belongs to the training."""
+
+    return HTTPServer(("", port), Handler)
+
+
+def _serve(server: HTTPServer, stopped: Event) -> None:
+    # In place of `serve_forever`, which would wake up twice a second.
+    while not stopped.is_set():
+        server.handle_request()
+    server.server_close()
+
+
+def _stop(server: HTTPServer, stopped: Event) -> None:
+    stopped.set()
+    with suppress(OSError):
+        server.socket.shutdown(SHUT_RDWR)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def replayed(stream: Iterator[Given], number: str) -> Iterator[Given]:
+    """Yield the first micro-batches of a stream, and then the same ones again and again, as a perfect loader would.
+
+    The position stays that after the first round: nothing more is fed. Changes that the consumer made to the tensors
+    stay in them.
+
+    Raises:
+        ConfigError: ``number`` is not a number above 0.
+    """
+    if not number.isdecimal() or not int(number):
+        raise ConfigError(f"HEADRACE_REPLAY is {number!r}; expected how many batches to replay, such as 10")
+    _log.warning(
+        "HEADRACE_REPLAY=%s: this loader yields its first %s batches for ever, to show what a perfect loader would "
+        "gain. The step does not go on, and what is trained is worthless: unset it for a real run",
+        number,
+        number,
+    )
+    kept = []
+    for given in islice(stream, int(number)):
+        kept.append(given._replace(batch=dict(given.batch), faults=None, handed=None))
+        yield given
+    while kept:
+        for given in kept:
+            yield given._replace(batch=dict(given.batch), after=kept[-1].after)

@@ -1,0 +1,179 @@
+"""Trainers of Hugging Face over a run: killed, resumed on other ranks, and as if nothing had happened.
+
+A tiny model is trained through the trainer itself, in one process or in two of a gloo group. `hf_training` is what each
+of them runs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import hf_training
+import warm
+from counts import PATIENCE_S
+
+pytestmark = pytest.mark.interop
+
+PROGRAM = Path(hf_training.__file__)
+MICRO = 2
+MODULES = ["transformers.trainer", "transformers.models.llama.modeling_llama", "headrace.integrations.transformers"]
+MODULES += [f"trl.trainer.{name}_trainer" for name in ("sft", "dpo", "grpo")] + ["torch._dynamo"]
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[warm.Warm]:
+    """What has imported the trainers."""
+    pytest.importorskip("trl.trainer.sft_trainer")
+    started = warm.Warm(MODULES, ("-W", "ignore"))
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("stores")
+    hf_training.make_stores(made)
+    return made
+
+
+class Life(NamedTuple):
+    """What one life of a training did: step -> the rows of all ranks, and step -> loss."""
+
+    codes: list[int]
+    rows: dict[int, list[list[int]]]
+    losses: dict[int, float]
+    eval_losses: list[float]
+
+
+class Job(NamedTuple):
+    """A training in a folder."""
+
+    process: warm.Warm
+    name: str
+    kind: str
+    folder: Path
+    out: Path
+
+    def live(self, life: int, world_size: int, *, kill_at: int = -1, save_steps: int = 2) -> Life:
+        """Train from the last checkpoint on, or from the beginning in the first life."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        programs = []
+        for rank in range(world_size):
+            several = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1"}
+            several |= {"MASTER_PORT": port, "LOCAL_WORLD_SIZE": world_size}
+            asked = {
+                "environment": {"HF_HUB_OFFLINE": "1", "CI": "1"} | {k: str(v) for k, v in several.items()}
+                if world_size > 1
+                else {"HF_HUB_OFFLINE": "1", "CI": "1"},
+                "name": self.name,
+                "kind": self.kind,
+                "folder": str(self.folder),
+                "out": str(self.out),
+                "rank": rank,
+                "life": life,
+                "resume": life > 0,
+                "kill_at": kill_at if rank == world_size - 1 else -1,
+                "save_steps": save_steps,
+                "per_device_train_batch_size": MICRO,
+                "gradient_accumulation_steps": hf_training.STEP // (MICRO * world_size),
+            }
+            programs.append([str(PROGRAM), json.dumps(asked)])
+        ended = warm.together(self.process, programs, self.out, PATIENCE_S)
+        if kill_at < 0:
+            assert [one.code for one in ended] == [0] * world_size, ended
+        rows: dict[int, list[list[int]]] = defaultdict(list)
+        losses, eval_losses = {}, []
+        for path in self.out.glob(f"life-{life}-*.jsonl"):
+            for line in path.read_text().splitlines():
+                said = json.loads(line)
+                if "loss" in said:
+                    losses[said["step"] - 1] = float(said["loss"])
+                elif "eval_loss" in said:
+                    eval_losses.append(said["eval_loss"])
+                else:
+                    rows[said["step"]] += said["rows"]
+        every = {step: sorted(rows[step]) for step in sorted(rows)}
+        return Life([one.code for one in ended], every, losses, eval_losses)
+
+
+@cache
+def _uninterrupted(process: warm.Warm, name: str, kind: str, folder: Path) -> Life:
+    out = folder / f"whole-{name}-{kind}"
+    out.mkdir()
+    return Job(process, name, kind, folder, out).live(0, 1)
+
+
+CASES = [
+    ("Trainer", "windows", 1, 2),
+    ("Trainer", "blend", 2, 1),
+    ("Trainer", "packs", 2, 1),
+    ("SFTTrainer", "packs", 1, 2),
+    ("SFTTrainer", "records", 2, 1),
+    ("DPOTrainer", "pairs", 2, 1),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "before", "after"), CASES)
+def test_killed_and_resumed_on_another_world_size(
+    name: str, kind: str, before: int, after: int, process: warm.Warm, folder: Path, tmp_path: Path
+) -> None:
+    """Each step has the samples and the loss of a training without a kill, in one process."""
+    whole = _uninterrupted(process, name, kind, folder)
+    steps = list(range(hf_training.STEPS))
+    assert list(whole.rows) == list(whole.losses) == steps
+    run = hf_training.run_of(kind, folder)
+    if kind not in ("packs", "records", "pairs"):
+        for step in steps:
+            assert whole.rows[step] == sorted(run.step(step)["input_ids"].tolist())
+    micro_steps = hf_training.STEP // (MICRO * before)
+    # After the first checkpoint, which is that of step 2.
+    kill_at = random.SystemRandom().randrange(2 * micro_steps, hf_training.STEPS * micro_steps - micro_steps + 1)
+    job = Job(process, name, kind, folder, tmp_path)
+    killed = job.live(0, before, kill_at=kill_at)
+    assert -9 in killed.codes, (kill_at, killed.codes)
+    resumed = job.live(1, after)
+    last = steps[-1]
+    assert list(resumed.rows) == list(range(min(resumed.rows), last + 1))
+    assert min(resumed.rows) % 2 == 0, "checkpoints are those of every second step"
+    for step in range(min(resumed.rows)):
+        assert killed.rows[step] == whole.rows[step], (step, kill_at)
+    for step, rows in resumed.rows.items():
+        assert rows == whole.rows[step], (step, kill_at)
+    for step, loss in [*killed.losses.items(), *resumed.losses.items()]:
+        assert loss == pytest.approx(whole.losses[step], rel=1e-4), (step, kill_at)
+    assert resumed.eval_losses == pytest.approx(whole.eval_losses, rel=1e-4)
+    assert len(whole.eval_losses) == (kind != "pairs")
+    for folder_of_step in tmp_path.glob("checkpoint-*"):
+        run_of_checkpoint = json.loads((folder_of_step / "headrace_state.json").read_text())
+        assert run_of_checkpoint["state"]["position"] == min(
+            int(folder_of_step.name.split("-")[1]) * hf_training.STEP, run.length
+        )
+
+
+def test_prompts_survive_a_kill_in_the_middle_of_a_generation(process: warm.Warm, folder: Path, tmp_path: Path) -> None:
+    """A generation lasts for two steps; the second one after a resume has the prompts of the first again."""
+    run = hf_training.run_of("prompts", folder)
+    job = Job(process, "GRPOTrainer", "prompts", folder, tmp_path)
+    wanted = []
+    for generation in range(hf_training.GENERATIONS):
+        samples = run.samples(run.locate(run.positions(generation)))
+        rows = [[sample["columns"]["number"], *sample["input_ids"].tolist()] for sample in samples]
+        wanted.append(sorted(2 * rows))
+    # Two processes take three micro-steps a step. Checkpoints are those of steps 1, 2, 3, ...
+    kill_at = random.SystemRandom().randrange(9, 12)
+    killed = job.live(0, 2, kill_at=kill_at, save_steps=1)
+    assert -9 in killed.codes
+    assert [rows for _, rows in sorted(killed.rows.items())] == wanted[:2]
+    resumed = job.live(1, 1, save_steps=1)
+    assert resumed.rows == {3: wanted[1], 4: wanted[2], 6: wanted[3]}

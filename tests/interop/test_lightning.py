@@ -1,0 +1,127 @@
+"""A run through Lightning's Trainer: killed at random micro-steps, and resumed on other numbers of processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import corpora
+from counts import PATIENCE_S
+
+pytestmark = pytest.mark.interop
+lightning = pytest.importorskip("lightning", reason="needs the extra interop: pip install -e '.[interop]'")
+
+SCRIPT = Path(__file__).with_name("lightning_rank.py")
+KILLED = -signal.SIGKILL
+
+Said = dict[tuple[str, int, int], list[Any]]
+"""(what, epoch, step) -> the positions that it was fed, sorted, and the sum of its losses."""
+
+
+def port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def train(folder: Path, world_size: int, *, killed_at: int = 0, epochs: int, samples: int, store: Path) -> Said:
+    """Train with some processes, and return what they said."""
+    folder.mkdir(exist_ok=True)
+    before = set(folder.glob("said-*"))
+    environment = {**os.environ, "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port())}
+    environment |= {"TORCHELASTIC_RUN_ID": "headrace", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    arguments = [store, folder, samples, epochs, 4 // world_size, killed_at]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), *map(str, arguments)],
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    outputs = [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks]
+    wanted = {KILLED, 1} if killed_at else {0}
+    assert {rank.returncode for rank in ranks} <= wanted, outputs
+    assert not killed_at or KILLED in {rank.returncode for rank in ranks}
+    fed: dict[tuple[str, int, int], list[Any]] = defaultdict(lambda: [[], 0.0])
+    for file in sorted(set(folder.glob("said-*")) - before):
+        for line in file.read_text().splitlines():
+            what, epoch, step, positions, loss = json.loads(line)
+            fed[what, epoch, step][0] += positions
+            fed[what, epoch, step][1] += loss
+    return {key: [sorted(positions), pytest.approx(loss, rel=1e-5)] for key, (positions, loss) in fed.items()}
+
+
+@pytest.mark.parametrize(("epochs", "samples"), [(1, 70), (2, 80)], ids=["uneven-last-step", "two-epochs"])
+def test_killed_and_resumed_on_other_ranks(
+    epochs: int, samples: int, corpus: list[corpora.Corpus], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"epochs": epochs, "samples": samples, "store": Path(corpus[0].store.path)}
+    whole = train(tmp_path / "whole", 1, **options)
+    steps = [positions for (what, _, _), (positions, _) in sorted(whole.items()) if what == "train"]
+    assert steps == [list(range(begin, min(begin + 8, samples))) for begin in range(0, samples, 8)]
+    assert [positions for (what, _, _), (positions, _) in whole.items() if what == "validation"] == [
+        [*range(5)]
+    ] * epochs
+
+    draw = random.Random(f"{epochs} {samples}")
+    found: Said = {}
+    # 1 rank dies in step 3 to 5, 2 ranks two to three steps later, 1 rank goes on to the end.
+    for world_size, killed_at in ((1, draw.randint(4 * 2 + 1, 4 * 5)), (2, draw.randint(2 * 2 + 1, 2 * 4)), (1, 0)):
+        part = train(tmp_path / "killed", world_size, killed_at=killed_at, **options)
+        # What was trained after the last checkpoint comes again, and the step of the kill is not whole.
+        found |= part
+        assert killed_at == 0 or part.keys() < whole.keys()
+    assert found == whole
+
+
+@pytest.mark.filterwarnings("ignore:The `srun` command is available")
+def test_what_is_refused(corpus: list[corpora.Corpus]) -> None:
+    from lightning.pytorch import Trainer
+
+    from headrace import ConfigError, Run, WindowDataset
+    from headrace.integrations.lightning import HeadraceDataModule, check_trainer
+
+    run = Run(WindowDataset(corpus[0].store, seq_len=8), global_batch_size=8, samples=80)
+    options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "max_epochs": 1}
+    with pytest.raises(ConfigError, match=r"has 8 samples, and one of the trainer 4: 1 .* 2 times .*=2\. Pass .*=4\)"):
+        check_trainer(Trainer(accumulate_grad_batches=2, **options), run, 2)
+    with pytest.raises(ConfigError, match="give the run that many samples"):
+        check_trainer(Trainer(limit_train_batches=3, **options), run, 8)
+    with pytest.raises(ConfigError, match="give the run that many samples"):
+        check_trainer(Trainer(overfit_batches=3, **options), run, 8)
+    data = HeadraceDataModule(run, micro_batch_size=8)
+    data.trainer = Trainer(**{**options, "max_epochs": 3})
+    with pytest.raises(ConfigError, match="10 steps, which 3 epochs do not divide"):
+        data.train_dataloader()
+
+
+@pytest.mark.filterwarnings("ignore:The `srun` command is available")
+def test_fabric_saves_the_loader(corpus: list[corpora.Corpus], tmp_path: Path) -> None:
+    from lightning.fabric import Fabric
+
+    from headrace import Loader, Run, WindowDataset
+
+    run = Run(WindowDataset(corpus[0].store, seq_len=8), global_batch_size=8, samples=80)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric.launch()
+    loader = Loader(run, micro_batch_size=2)
+    for _, batch in zip(range(7), loader, strict=False):
+        assert fabric.to_device(batch)["input_ids"].shape == (2, 8)
+    fabric.save(tmp_path / "checkpoint.ckpt", {"loader": loader})
+    resumed = Loader(run, micro_batch_size=4)
+    fabric.load(tmp_path / "checkpoint.ckpt", {"loader": resumed})
+    assert resumed.position == 14
+    assert next(iter(resumed))["sample_positions"].tolist() == [14, 15]

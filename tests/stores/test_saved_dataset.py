@@ -1,0 +1,135 @@
+"""The store contract over folders of ``Dataset.save_to_disk``, and what only they have.
+
+The folders are written with pyarrow, in the layout that ``datasets`` has; tests/interop writes them with ``datasets``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import headrace
+from headrace.errors import ConfigError, StoreError
+from headrace.stores import SavedDatasetStore, Store, open_tokens
+from headrace.testing.stores import Documents, StoreContract
+
+
+def save(folder: Path, table: pa.Table, *, num_files: int = 1, batch_rows: int = 5) -> Path:
+    """Save a table as ``datasets`` does."""
+    folder.mkdir(parents=True)
+    names = [f"data-{number:05}-of-{num_files:05}.arrow" for number in range(num_files)]
+    bounds = np.linspace(0, len(table), num_files + 1).astype(int)
+    for number, name in enumerate(names):
+        part = table.slice(bounds[number], bounds[number + 1] - bounds[number])
+        with pa.ipc.new_stream(str(folder / name), table.schema) as writer:
+            writer.write_table(part, max_chunksize=batch_rows)
+    state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "0123", "_split": None}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+class TestOneFile(StoreContract):
+    dtype = "int32"
+    keys = ("input_ids",)
+
+    def write(self, folder: Path, documents: Documents) -> Path:
+        column = pa.array([one.tolist() for one in documents], pa.list_(pa.from_numpy_dtype(self.dtype)))
+        text = pa.array(["text"] * len(documents))
+        return save(folder / "one", pa.table({"text": text, "input_ids": column}))
+
+    def open(self, path: Path) -> Store:
+        return headrace.open(path)
+
+
+class TestTwoFiles(TestOneFile):
+    dtype = "int64"
+
+    def write(self, folder: Path, documents: Documents) -> Path:
+        column = pa.array([one.tolist() for one in documents], pa.large_list(pa.from_numpy_dtype(self.dtype)))
+        return save(folder / "one", pa.table({"input_ids": column}), num_files=2, batch_rows=3)
+
+
+def test_keys_and_kinds(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "labels": pa.array([[-100, 2], [3]], pa.list_(pa.int64())),
+            "tokens": pa.array([[1, 2], [3]], pa.list_(pa.uint16())),
+            "loss_mask": pa.array([[True, False], [True]], pa.list_(pa.bool_())),
+            "scores": pa.array([[0.5, 1.5], [2.5, 3.5]], pa.list_(pa.float32(), 2)),
+            "length": pa.array([2, 1]),
+        }
+    )
+    store = headrace.open(save(tmp_path / "x", table))
+    assert store.keys == ("tokens", "labels", "loss_mask", "scores")
+    assert {key: str(dtype) for key, dtype in store.dtypes.items()} == {
+        "tokens": "uint16",
+        "labels": "int64",
+        "loss_mask": "bool",
+        "scores": "float32",
+    }
+    found = store.fetch(1, 3, ["tokens", "labels", "loss_mask"])
+    assert {key: values.tolist() for key, values in found.items()} == {
+        "tokens": [2, 3],
+        "labels": [2, 3],
+        "loss_mask": [False, True],
+    }
+    assert store.document(1, "scores").tolist() == [2.5, 3.5]
+    assert open_tokens(tmp_path / "x", key="labels").fetch(0, 3).tolist() == [-100, 2, 3]
+    with pytest.raises(ConfigError, match="no key 'none'"):
+        open_tokens(tmp_path / "x", key="none")
+
+
+def test_a_run_over_it(tmp_path: Path) -> None:
+    column = pa.array([list(range(at, at + 7)) for at in range(0, 70, 7)], pa.list_(pa.int32()))
+    store = headrace.open(save(tmp_path / "x", pa.table({"input_ids": column})))
+    run = headrace.Run(headrace.WindowDataset(store, seq_len=4), global_batch_size=4, order=headrace.Order(kind="none"))
+    assert run.step(0)["input_ids"].ravel().tolist() == list(range(16))
+    assert store.document(3).base is not None
+
+
+def lists(*rows: Any) -> pa.Table:
+    return pa.table({"input_ids": pa.array(rows, pa.list_(pa.int32()))})
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="column 'input_ids' holds null"):
+        headrace.open(save(tmp_path / "null", lists([1], None)))
+    with pytest.raises(StoreError, match="column 'input_ids' holds null"):
+        headrace.open(save(tmp_path / "null in a list", lists([1, None])))
+    with pytest.raises(StoreError, match="no column has lists of numbers; the columns are text"):
+        headrace.open(save(tmp_path / "text", pa.table({"text": ["a"]})))
+    path = save(tmp_path / "good", lists([1]))
+    with pytest.raises(StoreError, match="only be mapped"):
+        headrace.open(path, reader="pread")
+    data = path / "data-00000-of-00001.arrow"
+    content = data.read_bytes()
+    data.write_bytes(content[: len(content) // 2])
+    with pytest.raises(StoreError, match="cannot be read as Arrow streams"):
+        headrace.open(path)
+    data.unlink()
+    with pytest.raises(StoreError, match="no file of this folder"):
+        headrace.open(path)
+    for state in ('{"_data_files": [{"filename": "../x"}]}', '{"_data_files": ', '{"_data_files": []}'):
+        (path / "state.json").write_text(state)
+        with pytest.raises(StoreError, match=r"state\.json"):
+            headrace.open(path)
+    (path / "state.json").write_text("{}")
+    with pytest.raises(StoreError, match="one JSON object"):
+        headrace.open(path)
+    save(tmp_path / "dict" / "train", lists([1]))
+    (tmp_path / "dict" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    with pytest.raises(StoreError, match="open one of its folders, train"):
+        headrace.open(tmp_path / "dict")
+
+
+def test_check_finds_files_that_changed(tmp_path: Path) -> None:
+    store = SavedDatasetStore(save(tmp_path / "x", lists([1], [2, 3])))
+    other = save(tmp_path / "y", lists([1, 2], [3]))
+    (other / "data-00000-of-00001.arrow").replace(tmp_path / "x" / "data-00000-of-00001.arrow")
+    assert ["changed since" in problem.message for problem in store.check()] == [True]
