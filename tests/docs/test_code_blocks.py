@@ -112,9 +112,7 @@ def test_blocks_are_found_and_run() -> None:
     assert kinds.count("python") > 20
     assert sum(block.code.count("\n# > ") for file in FILES for block in blocks(file)) > 20, "outputs are compared"
     assert kinds.count("sh") >= 3
-    skipped = [
-        file for file in FILES for match in FENCE.finditer((ROOT / file).read_text()) if "no-run" in match[1]
-    ]
+    skipped = [file for file in FILES for match in FENCE.finditer((ROOT / file).read_text()) if "no-run" in match[1]]
     # A page about a trainer shows what only that trainer runs; tests/interop does.
     trainers = [file for file in skipped if "integrations" in str(file)]
     assert len(skipped) - len(trainers) <= 5, "most of what is shown must run"
