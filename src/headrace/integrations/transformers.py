@@ -328,7 +328,7 @@ def _prepare_arguments(arguments: Any) -> None:
 
 
 def _stand_in() -> Any:
-    from datasets import Dataset  # type: ignore[import-untyped,unused-ignore]
+    from datasets import Dataset
 
     texts = {"prompt": [" "], "chosen": [" "], "rejected": [" "]}
     return Dataset.from_dict({"input_ids": [[0]], "labels": [[0]], **texts})
