@@ -1,6 +1,7 @@
 """Preparation on real clusters of Slurm and Ray, which run on this host: the bytes are those of a local run.
 
-``make interop`` runs each kind of death once or twice, ``make soak`` a hundred deaths on each cluster.
+``make interop`` runs each kind of death once or twice, ``make soak`` a hundred deaths on each cluster, and the time limit
+of a job, which Slurm counts in minutes.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def test_slurm_requeues_and_loses_nodes(
     assert content(output) == wanted(*FILTER)
 
 
-@pytest.mark.interop
+@pytest.mark.soak
 def test_slurm_ends_a_job_at_its_time_limit(
     slurm: slurm_cluster.Slurm, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
 ) -> None:
@@ -203,7 +204,8 @@ def test_slurm_ends_a_job_at_its_time_limit(
         # since jobs are told a minute ahead, the next one might not begin the task.
         wait_for(lambda: len(receipts(output)) == told["num_tasks"] - 1)
         slurm.run("scontrol", "update", f"JobId={array}", "TimeLimit=1")
-        wait_for(lambda: slurm.told(array, "JobState") not in ("PENDING", "RUNNING", "COMPLETING"))
+        # A busy host may answer so late that Slurm takes a node for lost, and begins the job again.
+        wait_for(lambda: slurm.told(array, "JobState") in ("TIMEOUT", "COMPLETED", "FAILED", "CANCELLED"))
         assert slurm.told(array, "JobState") == "TIMEOUT"
     slurm.wait_until_empty(PATIENCE_S)
     assert content(output) == wanted(*FILTER)
