@@ -1,7 +1,7 @@
 """Preparation on real clusters of Slurm and Ray, which run on this host: the bytes are those of a local run.
 
-``make interop`` runs each kind of death once or twice, ``make soak`` a hundred deaths on each cluster, and the time limit
-of a job, which Slurm counts in minutes.
+``make interop`` runs each kind of death once or twice. ``make soak`` has a hundred deaths on each cluster, and the time
+limit of a job, which Slurm counts in minutes.
 """
 
 from __future__ import annotations
