@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import xxhash
 
 from headrace.errors import StoreError
 from headrace.io import Reader, reader
@@ -30,7 +29,6 @@ from headrace.stores.store import Problem, TokenArray
 PARQUET_SUFFIX: Final = ".parquet"
 _VERSION: Final = 1
 _RECENT_GROUPS: Final = 8
-_ENDS_BYTES: Final = 4096
 
 
 class _Meta(msgspec.Struct, frozen=True):
@@ -79,15 +77,7 @@ class ParquetStore(SegmentedStore):
     @property
     def fingerprint(self) -> str:
         """xxh3_128 of the keys, their dtypes and lengths, and the first and last 4 KiB of each key. O(documents)."""
-        hasher = xxhash.xxh3_128(self.format.encode())
-        for key in self._keys:
-            hasher.update(repr((key, self._dtypes[key].str)).encode())
-            hasher.update(self._bounds[key].tobytes())
-            total = int(self._bounds[key][-1])
-            length = min(total, _ENDS_BYTES // self._dtypes[key].itemsize)
-            for begin in (0, total - length):
-                hasher.update(self._read(begin, begin + length, key).tobytes())
-        return hasher.hexdigest()
+        return self._ends_fingerprint()
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
         """Decode the file again, and compare the ids of the main key with the size of the vocabulary."""

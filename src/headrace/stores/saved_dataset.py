@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
-import xxhash
 
 from headrace.errors import ConfigError, MissingExtraError, StoreError
 from headrace.io import Reader
@@ -32,8 +31,6 @@ INFO_NAME: Final = "dataset_info.json"
 DICT_NAME: Final = "dataset_dict.json"
 MAIN_NAMES: Final = (MAIN, "input_ids", "sequence", "chosen", "prompts")
 """Names of the main key, as those that write such columns call ids."""
-
-_ENDS_BYTES: Final = 4096
 
 
 class _DataFile(msgspec.Struct):
@@ -111,15 +108,7 @@ class SavedDatasetStore(SegmentedStore):
     @property
     def fingerprint(self) -> str:
         """xxh3_128 of the keys, their dtypes and lengths, and the first and last 4 KiB of each key. O(documents)."""
-        hasher = xxhash.xxh3_128(self.format.encode())
-        for key in self._keys:
-            hasher.update(repr((key, self._dtypes[key].str)).encode())
-            hasher.update(self._bounds[key].tobytes())
-            total = int(self._bounds[key][-1])
-            length = min(total, _ENDS_BYTES // self._dtypes[key].itemsize)
-            for begin in (0, total - length):
-                hasher.update(self._read(begin, begin + length, key).tobytes())
-        return hasher.hexdigest()
+        return self._ends_fingerprint()
 
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
         """Open the files again, and compare the ids of the main key with the size of the vocabulary."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
@@ -25,6 +26,8 @@ from headrace.stores.arguments import (
 from headrace.stores.checking import check_values, vocab_of
 from headrace.stores.store import MAIN, Cuts, KeyList, Problem, Store, TokenArray, cut_at
 from headrace.stores.written import OutputShard
+
+_ENDS_BYTES: Final = 4096
 
 
 class SegmentedStore(Store):
@@ -156,6 +159,18 @@ class SegmentedStore(Store):
             lambda values: np.searchsorted(bounds, values, side="right") - 1,
             vocab_of(key, dtype, self._keys[0], vouched, vocab_size),
         )
+
+    def _ends_fingerprint(self) -> str:
+        """Return xxh3_128 of the keys, their dtypes and lengths, and the first and last `_ENDS_BYTES` of each key."""
+        hasher = xxhash.xxh3_128(self.format.encode())
+        for key in self._keys:
+            hasher.update(repr((key, self._dtypes[key].str)).encode())
+            hasher.update(self._bounds[key].tobytes())
+            total = int(self._bounds[key][-1])
+            length = min(total, _ENDS_BYTES // self._dtypes[key].itemsize)
+            for begin in (0, total - length):
+                hasher.update(self._read(begin, begin + length, key).tobytes())
+        return hasher.hexdigest()
 
     def _bounds_of(self, key: str) -> IntArray:
         """Return where the documents of a key begin, and where the last one ends, (documents + 1,) int64."""

@@ -166,7 +166,9 @@ def test_masks_by_a_plain_loop(drawn: tuple[Spanned, np.ndarray[Any, Any]], stra
 @pytest.mark.parametrize("kind", masks_made.KINDS)
 def test_trained_tokens_lie_in_the_answers(kind: str) -> None:
     """Ids and mask never misalign: of each trained token every byte is an assistant's, or of the end of its turn."""
-    options = MaskOptions(on_empty_turn="allow", on_no_supervised="allow", on_untrained_end="allow")
+    options = MaskOptions(
+        on_empty_turn="allow", on_no_supervised="allow", on_untrained_end="allow", empty_reasoning="train"
+    )
     masker = Masker(masks_made.template("chatml"), masks_made.tokenizer_json(kind), options=options)
 
     @settings(max_examples=cases(16, 2_000), deadline=None)

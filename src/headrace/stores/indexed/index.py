@@ -249,7 +249,7 @@ class Index:
         reader: reads the bytes.
         path: the ``.idx``, which is known to be at least ``arrays.end`` bytes long.
         arrays: the places of the arrays.
-        bin_bytes: size of the ``.bin``.
+        bin_bytes: size of the ``.bin`` in bytes; also an attribute.
 
     Attributes:
         arrays: the places of the arrays, and the dtype of the tokens.
@@ -268,7 +268,7 @@ class Index:
         self.path = path
         self.size = reader.size(path)
         self.arrays = arrays
-        self._bin_bytes = bin_bytes
+        self.bin_bytes = bin_bytes
         self.sizes = IntegerColumn(reader, path, arrays.sizes)
         self.pointers = IntegerColumn(reader, path, arrays.pointers)
         bounds, modes = arrays.bounds, arrays.modes
@@ -299,7 +299,7 @@ class Index:
 
     def for_pass(self) -> Index:
         """Return the same index for one pass over all entries, through `Reader.for_pass`."""
-        return Index(self._reader.for_pass(), self.path, self.arrays, self._bin_bytes)
+        return Index(self._reader.for_pass(), self.path, self.arrays, self.bin_bytes)
 
     def documents_of(self, sequences: IntArray) -> IntArray:
         """Return the document to which each sequence belongs, (n,) int64."""
@@ -388,7 +388,7 @@ class ScatteredStream(Stream):
     def __init__(self, index: Index) -> None:
         self._index = index
         self._itemsize = index.dtype.itemsize
-        count = len(index.sizes)
+        count, most = len(index.sizes), index.bin_bytes // self._itemsize
         self._ends = np.zeros(count + 1, np.int64)
         for begin in range(0, count, CHUNK):
             sizes = index.sizes.read(begin, min(begin + CHUNK, count))
@@ -396,6 +396,11 @@ class ScatteredStream(Stream):
                 at = int(np.argmin(sizes))
                 raise StoreError(
                     f"{index.path}: sequence {begin + at} has {sizes[at]} tokens; sizes may not be negative"
+                )
+            if sizes.max() > most:  # also before their sum is too large for int64
+                at = int(np.argmax(sizes))
+                raise StoreError(
+                    f"{index.path}: sequence {begin + at} has {sizes[at]} tokens; the .bin has room for at most {most}"
                 )
             self._ends[begin + 1 : begin + 1 + len(sizes)] = sizes
         np.cumsum(self._ends, out=self._ends)
