@@ -242,6 +242,16 @@ TWO = [user("Hi"), assistant("Yes"), user("So?"), assistant("No")]
 THOUGHTS = [user("Hi"), assistant("<think>1</think>Yes"), user("So?"), assistant("<think>2</think>No")]
 
 
+@pytest.mark.parametrize("is_before", [False, True])
+def test_a_thought_that_is_stripped_where_a_prompt_is_asked_for_and_none_is_written(is_before: bool) -> None:
+    """Two answers in a row: with a prompt asked for, the first is written without its thought, and nothing is added."""
+    made = Made(STYLES[0], next_header="never", strips="unless last", opens_thought=True, is_before=is_before)
+    twice = [user("Hi"), assistant("<think>hm</think>Hi"), assistant("<think>hm</think>Hi")]
+    batch = masked(made, twice, unstable="split", on_untrained_end="allow")
+    end = "" if is_before else "<|eot|>"
+    assert trained(made, twice, batch) == [{1: "<think>hm</think>Hi" + end}, {2: "<think>hm</think>Hi" + end}]
+
+
 @pytest.mark.parametrize("headers", STYLES[:4])
 @pytest.mark.parametrize("joint", ["", "\n"])
 @pytest.mark.parametrize("preamble", ["", "<|bos|>", "<|start|>system<|mid|>Be.<|eot|>"])

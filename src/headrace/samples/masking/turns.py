@@ -325,9 +325,18 @@ def _is_answer(renders: Renders, message: int) -> bool:
 
 
 def _adds_nothing(renders: Renders, prompt: str, message: int) -> bool:
-    """Return whether the template adds no generation prompt here; a usual one at the end needs no rendering."""
-    usual = renders.usual(None).prompt
-    return not (usual.strip() and prompt.endswith(usual)) and prompt == renders.text(message)
+    """Return whether the template adds no generation prompt here; a usual one at the end needs no rendering.
+
+    A template without a generation prompt may still write the message before it differently when one is asked for: what
+    it then adds is seen behind a stand-in for the content of that message.
+    """
+    usual, before = renders.usual(None).prompt, renders.text(message)
+    if usual.strip() and prompt.endswith(usual):
+        return False
+    if prompt == before or (usual.strip() and prompt.startswith(before)):
+        return prompt == before
+    plain, asked = renders.around(message, message - 1), renders.around(message, message - 1, prompt=True)
+    return plain is not None and asked is not None and plain[1] == asked[1]
 
 
 def _parting(renders: Renders, message: int, count: int, prompt: str) -> int | None:
