@@ -17,7 +17,7 @@ import corpora
 from counts import PATIENCE_S
 from headrace import Blend, ConfigError, Loader, Order, Run, StateError, WindowDataset
 from headrace.loader import Ranks, Reading
-from headrace.loader.feeds import Buffers
+from headrace.loader.memory import Buffers
 
 READINGS = [Reading(num_threads=0), Reading(num_threads=1), Reading(num_threads=3, prefetch=1), Reading(num_workers=2)]
 

@@ -19,11 +19,21 @@ from PIL import Image
 from counts import PATIENCE_S
 from headrace import Loader, MediaDataset, Order, Run
 from headrace.loader import Reading
-from headrace.loader.feeds import Blocks
+from headrace.loader.memory import SPARE, Blocks
 from headrace.loader.ragged import read_ragged
-from headrace.loader.spans import SPAN_BYTES, SPAN_ROWS, SPAN_ROWS_HERE, SPAN_SECONDS, BatchSpan, Cost, Pace, SpanRows
+from headrace.loader.spans import (
+    SPAN_BYTES_AWAY,
+    SPAN_ROWS,
+    SPAN_ROWS_HERE,
+    SPAN_SECONDS,
+    BatchSpan,
+    Cost,
+    Pace,
+    SpanRows,
+)
 from headrace.loader.workers import messages
-from headrace.loader.workers.messages import LARGE_BYTES, SpanMessage, dumped
+from headrace.loader.workers.blocks import LARGE_BYTES, BlockTable, MessageMemory, WorkerBlocks
+from headrace.loader.workers.messages import PlacedRows, SpanMessage, dumped
 from headrace.samples.media import CaptioningSample, SampleDecoder, SourceInfo
 from headrace.stores import open as open_store
 from headrace.stores.tar.writer import TarWriter
@@ -41,8 +51,8 @@ def _no_thread_is_left() -> Iterator[None]:
 
 
 def sent(batch: dict[str, Any]) -> dict[str, Any]:
-    found: SpanRows = pickle.loads(ForkingPickler.dumps(SpanMessage(SpanRows(batch))))
-    return found.columns
+    found: PlacedRows = pickle.loads(ForkingPickler.dumps(SpanMessage(SpanRows(batch))))
+    return found.placed(BlockTable(1), 0).columns
 
 
 @pytest.mark.parametrize(
@@ -226,12 +236,12 @@ def test_large_blocks_are_made_of_large_pages() -> None:
 
 
 def test_spans_of_tokens_double_up_to_their_bytes() -> None:
-    pace = Pace(4, SPAN_BYTES // 64)
+    pace = Pace(4, SPAN_BYTES_AWAY // 64)
     assert [pace.take() for _ in range(6)] == [1, 2, 4, 8, 16, 16]
     pace.learn(16, Cost(9.0, 1 << 40))  # of tokens that is no news
     assert pace.take() == 16
     assert [Pace(4, 1).take() for _ in range(2)] == [1, 1]
-    huge = Pace(4, SPAN_BYTES)
+    huge = Pace(4, SPAN_BYTES_AWAY)
     assert [huge.take() for _ in range(3)] == [1, 1, 1]
 
 
@@ -240,11 +250,11 @@ def test_spans_of_media_grow_as_they_turn_out_to_be_small() -> None:
     assert [pace.take() for _ in range(3)] == [1, 1, 1]
     for _ in range(12):
         taken = pace.take()
-        pace.learn(taken, Cost(taken * SPAN_SECONDS / 1000, taken * SPAN_BYTES // 1000))
+        pace.learn(taken, Cost(taken * SPAN_SECONDS / 1000, taken * SPAN_BYTES_AWAY // 1000))
     assert pace.take() == SPAN_ROWS // 16
     pace.learn(32, Cost(SPAN_SECONDS * 8, 0))  # slow ones: a quarter of a micro-batch would do
     assert pace.take() == 4
-    pace.learn(4, Cost(0.0, SPAN_BYTES * 40))
+    pace.learn(4, Cost(0.0, SPAN_BYTES_AWAY * 40))
     assert pace.take() == 1
     assert pace.take() == 1
     # What was costly is forgotten by halves: each was ten times too much, which is less than one after four.
@@ -266,10 +276,75 @@ def test_images_are_sent_in_the_memory_they_were_decoded_into(pictures: Path, mo
     monkeypatch.setattr(messages, "_settle", lambda: None)  # this process is no worker
     run = run_of(pictures, "rgb8")
     located = run.locate(np.arange(8, dtype=np.int64))
-    message = messages.read_message(read_ragged, run, BatchSpan(located, [4, 4], [0, 1], [4, 8]), lambda address: None)
-    image = message._rows.columns["image"]
-    assert message._shared.found(image).is_shared()
-    assert message._shared.found(image).data_ptr() == image.data_ptr()
-    assert not message._shared.found(torch.ones(3)).is_shared()
-    found = pickle.loads(ForkingPickler.dumps(message))
-    assert torch.equal(found.columns["image"], image)
+    span, memory = BatchSpan(located, [4, 4], [0, 1], [4, 8]), MessageMemory()
+    message = messages.read_message(read_ragged, run, span, lambda address: None, memory)
+    image = message.rows.columns["image"]
+    (block,) = memory.made.values()
+    assert block.is_shared()
+    assert memory.view(image).begin == image.data_ptr() - block.data_ptr() >= 0
+    found: PlacedRows = pickle.loads(ForkingPickler.dumps(message))
+    assert torch.equal(found.placed(BlockTable(1), 0).columns["image"], image)
+
+
+def test_a_block_is_used_by_one_message_at_a_time() -> None:
+    """The loader offers a block once no batch refers to it, the largest first, and keeps few that are not used."""
+    kept, table = WorkerBlocks(), BlockTable(1)
+    tasks = itertools.count()
+
+    def handed_over(*sizes: int) -> list[torch.Tensor]:
+        task = next(tasks)
+        memory = MessageMemory(kept, table.offer(task))
+        views = []
+        for size in sizes:
+            memory.allocate(size)[:] = task
+            views.append(memory.view(torch.full((size,), 100 + task, dtype=torch.uint8)))
+        table.received(task, memory.made, memory.dropped)
+        return [table.tensor(task, view) for view in views]
+
+    first, second = handed_over(LARGE_BYTES), handed_over(LARGE_BYTES)
+    assert first[0].data_ptr() != second[0].data_ptr()
+    place = second[0].data_ptr()
+    view = second[0][5:].view(-1, 1)
+    del second
+    assert handed_over(LARGE_BYTES)[0].data_ptr() not in (first[0].data_ptr(), place)
+    assert set(view.flatten().tolist()) == {101}
+    assert set(first[0].tolist()) == {100}
+    del view
+    gc.collect()
+    found = handed_over(2 * LARGE_BYTES, LARGE_BYTES)  # larger than all: one block for the first, and one for the other
+    assert [set(one.tolist()) for one in found] == [{103}, {103}]
+    del found
+    for _ in range(5):
+        handed_over(2 * LARGE_BYTES, LARGE_BYTES)
+    assert len(kept.blocks) <= 2 + SPARE  # the first batch, the one in use, and the spare ones
+    assert kept.blocks.keys() == table._blocks[0].keys()
+
+
+def test_workers_use_the_memory_of_batches_that_are_gone(pictures: Path) -> None:
+    """Batches that are held, or views of them, stay as they are while the memory of others is used again."""
+    fields, decoder = {"image": "jpg", "caption": "txt"}, SampleDecoder(image_decode="rgb8")
+    data = MediaDataset(open_store(pictures), CaptioningSample, fields, decoder=decoder)
+    run = Run(data, global_batch_size=4, order=Order(seed=1), epochs=9)
+    loader = Loader(run, micro_batch_size=4, reading=Reading(num_workers=2, start_method="fork"))
+    expected = {
+        int(position): batch["image"][row]
+        for batch in Loader(run, micro_batch_size=4, reading=Reading(num_threads=0))
+        if isinstance(batch["image"], torch.Tensor)
+        for row, position in enumerate(batch["sample_positions"])
+    }
+    held: list[tuple[int, torch.Tensor]] = []
+    places = set()
+    for number, batch in enumerate(loader):
+        images = batch["image"]
+        if not isinstance(images, torch.Tensor):
+            continue
+        places.add(images.untyped_storage().data_ptr())
+        for row, position in enumerate(batch["sample_positions"].tolist()):
+            assert torch.equal(images[row], expected[position])
+        if number % 11 == 0:
+            held.append((int(batch["sample_positions"][1]), images[1, 2:4]))
+        del batch, images
+    loader.close()
+    assert len(places) < 9 * COUNT // 4 // 2
+    for position, part in held:
+        assert torch.equal(part, expected[position][2:4])

@@ -211,7 +211,7 @@ def test_what_the_plan_raises_is_not_forgotten_when_workers_are_lost(texts: Path
 
     flag = tmp_path / "killed"
 
-    def read(task: int, tell: Any) -> int:
+    def read(task: int, tell: Any, memory: Any) -> int:
         if task == 1 and not flag.exists():
             flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)

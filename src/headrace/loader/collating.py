@@ -9,24 +9,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.datasets import Dataset, FixedDataset, RaggedDataset, Run
+from headrace.datasets import Dataset, FixedDataset, RaggedDataset, Run, Sample
 from headrace.datasets.accounts import StepTotals, check_supervised
+from headrace.datasets.dataset import Tell
 from headrace.errors import ConfigError
-from headrace.loader.spans import Batch, BatchSpan
+from headrace.loader.spans import Batch, BatchSpan, SpanRows, divide, read_rows
 from headrace.plan.packed_check import verify_packed
 from headrace.plan.segments import IGNORED_LABEL
 
 
-def add_segments(batches: list[Batch]) -> None:
-    """Add the segments of packs to each micro-batch.
+def _segments(batch: Batch) -> Batch:
+    """Return the segments of the packs of a micro-batch.
 
     - ``cu_seqlens``, (segments + 1,) int32: where each segment begins in the flattened micro-batch, and the end;
     - ``max_seqlen``, int: the number of tokens of the longest segment.
     """
-    for batch in batches:
-        bounds = _bounds(memoryview(batch["position_ids"].numpy().reshape(-1)))
-        batch["cu_seqlens"] = torch.from_numpy(bounds)
-        batch["max_seqlen"] = int(np.diff(bounds).max()) if len(bounds) > 1 else 0
+    bounds = _bounds(memoryview(batch["position_ids"].numpy().reshape(-1)))
+    longest = int(np.diff(bounds).max()) if len(bounds) > 1 else 0
+    return {"cu_seqlens": torch.from_numpy(bounds), "max_seqlen": longest}
 
 
 def _bounds(positions: memoryview) -> NDArray[np.int32]:
@@ -37,12 +37,29 @@ def _bounds(positions: memoryview) -> NDArray[np.int32]:
     return np.array(bounds[::-1], dtype=np.int32)
 
 
+def read_counted(run: Run, span: BatchSpan, out: Sample | None, tell: Tell | None = None) -> SpanRows:
+    """Read the samples of a span as `read_rows` does, and count there what the loss and the attention need."""
+    rows = read_rows(run, span, out, tell)
+    return rows._replace(counts=[_counts(batch, run) for batch in divide(rows, span, run.constants)])
+
+
+def _counts(batch: Batch, run: Run) -> Batch:
+    """Return the supervised tokens and the segments of a micro-batch."""
+    found: Batch = {}
+    if "num_supervised_tokens" not in batch:
+        found["num_supervised_tokens"] = _num_supervised(batch)
+    if run.traits.is_packed:
+        found.update(_segments(batch))
+    return found
+
+
 class BatchCounts:
     """Adds to the micro-batches of counted samples what their loss and their attention need.
 
     - ``num_supervised_tokens``, int: the labels of this micro-batch that are not -100;
     - ``step_supervised_tokens``, int: those of the whole global step, over all micro-batches and ranks;
-    - for packs the segments, see `add_segments`.
+    - for packs ``cu_seqlens``, (segments + 1,) int32, where each segment begins in the flattened micro-batch, and the
+      end; and ``max_seqlen``, int, the tokens of the longest segment.
 
     Raises:
         ConfigError: samples from ``position`` on have no supervised token, see `check_supervised`.
@@ -53,13 +70,15 @@ class BatchCounts:
         self._run = run
         self._totals = StepTotals(run)
 
-    def add(self, batches: list[Batch], span: BatchSpan) -> None:
-        """Add them to each micro-batch of a span."""
-        for batch, step in zip(batches, span.steps, strict=True):
-            add_supervised(batch)
+    def add(self, batches: list[Batch], span: BatchSpan, counts: Sequence[Batch]) -> None:
+        """Add them to each micro-batch of a span; ``counts`` are those found where it was read, if it was there."""
+        for batch, step, found in zip(
+            batches, span.steps, counts or [_counts(one, self._run) for one in batches], strict=True
+        ):
+            if "num_supervised_tokens" in found:
+                batch["num_supervised_tokens"] = found["num_supervised_tokens"]
             batch["step_supervised_tokens"] = self._totals.of(step)
-        if self._run.traits.is_packed:
-            add_segments(batches)
+            batch.update(found)
 
     def verify(self, batch: Batch) -> None:
         """Check every field of a packed micro-batch against every other one; raise HeadraceError if two contradict."""
@@ -70,12 +89,10 @@ class BatchCounts:
             verify_packed(arrays, is_unshifted=self._run.traits.is_unshifted)
 
 
-def add_supervised(batch: Batch) -> None:
-    """Add ``num_supervised_tokens`` to a micro-batch, unless its dataset has added it."""
-    if "num_supervised_tokens" not in batch:
-        # Windows have no mask of their own; their labels say it.
-        has_label = batch["loss_mask"] if "loss_mask" in batch else batch["labels"] != IGNORED_LABEL
-        batch["num_supervised_tokens"] = int(np.count_nonzero(has_label.numpy()))
+def _num_supervised(batch: Batch) -> int:
+    # Windows have no mask of their own; their labels say it.
+    has_label = batch["loss_mask"] if "loss_mask" in batch else batch["labels"] != IGNORED_LABEL
+    return int(np.count_nonzero(has_label.numpy()))
 
 
 Collate = Callable[[Sequence[Mapping[str, Any]]], Batch]
@@ -97,10 +114,10 @@ class _Collate:
             names = (*dataset.fields, *dataset.constants)
             batch = {name: np.stack([sample[name] for sample in samples]) for name in names}
         batch = {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in batch.items()}
-        if dataset.traits.is_counted and not dataset.traits.is_ragged:
-            add_supervised(batch)
+        if dataset.traits.is_counted and not dataset.traits.is_ragged and "num_supervised_tokens" not in batch:
+            batch["num_supervised_tokens"] = _num_supervised(batch)
         if dataset.traits.is_packed:
-            add_segments([batch])
+            batch.update(_segments(batch))
         return batch
 
 

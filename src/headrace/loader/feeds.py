@@ -5,35 +5,24 @@ FramedRun    FramedFeed     each lane has a state of its own, see `framed`
 
 Most runs feed tokens, and need neither of the parts for framed, ragged, counted and balanced data nor workers. So these
 parts are named here, and imported when such a run comes.
-
-The memory of batches and images is reused once nothing refers to it any more. The C library returns memory of some
-hundred KiB to the system whenever it is freed. The page faults of fresh memory then cost more than filling it with
-tokens, and for a micro-batch of images, of some MiB, as much as copying it. So arrays are handed out again once their
-last tensor, view and reference is gone. Where the system has large pages, decoding into them takes a tenth less time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import sys
-from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain, repeat
 from pkgutil import resolve_name
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
-from headrace.datasets import Fields, Run, Sample
+from headrace.datasets import Run
 from headrace.datasets.states import check_blocks, check_group_batches, identity, resumed_draw, verified
 from headrace.errors import ConfigError, StateError
 from headrace.loader import workers
 from headrace.loader.faults import Given, HandOver, shared_out
+from headrace.loader.memory import Blocks, Buffers
 from headrace.loader.ranks import Ranks, agree
 from headrace.loader.reading import Ahead, Queue, Reading, in_threads, pinned, pins
 from headrace.loader.spans import (
@@ -63,6 +52,7 @@ FEEDS: Final = {
 """The feed of each class of runs."""
 
 READ_RAGGED: Final = "headrace.loader.ragged:read_ragged"
+READ_COUNTED: Final = "headrace.loader.collating:read_counted"
 ASSIGNMENT: Final = "headrace.loader.balancing:BalancedAssignment"
 COUNTS: Final = "headrace.loader.collating:BatchCounts"
 
@@ -192,7 +182,7 @@ class SpanFeed:
             pace.learn(len(span.sizes), rows.cost)
             batches = divide(rows, span, run.constants)
             if counts is not None:
-                counts.add(batches, span)
+                counts.add(batches, span, rows.counts)
             faults = shared_out(rows.faults, span)
             handed = chain([HandOver(rows.times, len(batches), span.located.sources)], repeat(None))
             for given in map(Given, batches, span.afters, span.sizes, faults, handed):
@@ -280,7 +270,9 @@ class StreamReader:
         self._run = run
         self._reading = reading
         self._pin = pins(reading)
-        self._read: ReadRows = resolve_name(READ_RAGGED) if run.traits.is_ragged else read_rows
+        self._read: ReadRows = read_rows
+        if run.traits.is_ragged or run.traits.is_counted:
+            self._read = resolve_name(READ_RAGGED if run.traits.is_ragged else READ_COUNTED)
         self._workers = self._make_workers() if reading.num_workers else None
         self._ahead: Ahead[BatchSpan] = Ahead()
 
@@ -289,7 +281,8 @@ class StreamReader:
         return workers.WorkerPool(
             lambda: partial(workers.read_message, read, run),
             self._reading,
-            pin=self._pin,
+            # Spans are views of memory that is used again, so they are copied to pinned memory here.
+            pin=False,
             describe=partial(describe_span, run),
             describe_sample=partial(describe_sample, run),
             unrestorable=run.traits.unrestorable,
@@ -298,7 +291,8 @@ class StreamReader:
     def filled(self, spans: Iterator[BatchSpan]) -> Filled:
         """Yield every span with its samples, in order."""
         if self._workers is not None:
-            return self._workers.filled(spans)
+            made = self._workers.filled(spans)
+            return ((span, _pinned(rows)) for span, rows in made) if self._pin else made
         # Records and images are decoded into blocks, since their shapes are not known before.
         buffers = Blocks() if self._run.traits.is_ragged else Buffers(self._run.fields)
         # What each task brings is not kept, so that its memory is reused.
@@ -326,7 +320,11 @@ class StreamReader:
 def _read(read: ReadRows, run: Run, pin: bool, task: tuple[BatchSpan, Any]) -> SpanRows:
     span, memory = task
     rows = read(run, span, memory, None)
-    return rows._replace(columns=pinned(rows.columns)) if pin else rows
+    return _pinned(rows) if pin else rows
+
+
+def _pinned(rows: SpanRows) -> SpanRows:
+    return rows._replace(columns=pinned(rows.columns))
 
 
 def check_uneven(uneven: Literal["allow", "refuse"], schedule: BatchSchedule, length: int | None, share: Share) -> None:
@@ -346,92 +344,3 @@ def check_uneven(uneven: Literal["allow", "refuse"], schedule: BatchSchedule, le
             f"{share.micro_batch_size} = {together} do not divide: change one of them, drop a short last step with "
             "drop_last=True, or allow uneven micro-batches with uneven='allow'"
         )
-
-
-_SETS = 32
-"""Sets of arrays kept; a consumer that keeps more batches alive than these gets fresh memory for the rest."""
-
-Arrays = tuple[NDArray[Any], ...]
-
-
-def _references(arrays: Arrays) -> int:
-    """Return the number of references to the most referenced of these arrays, including those of this call."""
-    return max(map(sys.getrefcount, arrays))
-
-
-_NOBODY = _references((np.empty(1),))
-
-
-class Buffers:
-    """Sets of batch arrays, one (rows, ...) array for each field. Not safe for use in several threads."""
-
-    def __init__(self, fields: Fields) -> None:
-        self._fields = fields
-        self._sets: deque[tuple[int, Arrays]] = deque(maxlen=_SETS)
-
-    def take(self, num_rows: int) -> Sample:
-        """Return uninitialised arrays that nothing else refers to: used ones of this size if there are any."""
-        for rows, arrays in self._sets:
-            if rows == num_rows and _references(arrays) == _NOBODY:
-                return dict(zip(self._fields, arrays, strict=True))
-        arrays = tuple(np.empty((num_rows, *shape), dtype=dtype) for shape, dtype in self._fields.values())
-        # At the front, so that the memory used last, which is still in the cache, is found first.
-        self._sets.appendleft((num_rows, arrays))
-        return dict(zip(self._fields, arrays, strict=True))
-
-
-_SPARE = 2
-"""Unused blocks that are kept: as many as a consumer drops between two reads."""
-
-_LARGE_PAGE = 2 << 20
-
-Block = NDArray[np.uint8]
-
-
-def fresh(num_bytes: int) -> Block:
-    """Return (num_bytes,) uint8, uninitialised; in large pages if it spans several and the system has them."""
-    if num_bytes < 2 * _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return np.empty(num_bytes, np.uint8)
-    whole = -(-num_bytes // _LARGE_PAGE) * _LARGE_PAGE
-    mapped = mmap.mmap(-1, whole + _LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # the kernel has no large pages
-        mapped.madvise(mmap.MADV_HUGEPAGE)
-    block: Block = np.frombuffer(mapped, np.uint8)
-    begin = -block.ctypes.data % _LARGE_PAGE
-    # Made from the map, not as a view of ``block``: references to the returned array itself are counted later.
-    return np.frombuffer(mapped, np.uint8, num_bytes, begin)
-
-
-def _block_references(blocks: list[Block]) -> list[int]:
-    """Return the number of references to each block, including that of the list and those of this call."""
-    return [sys.getrefcount(block) for block in blocks]
-
-
-_BLOCK_OF_NOBODY = _block_references([np.empty(1, np.uint8)])[0]
-
-
-class Blocks:
-    """Blocks of bytes, each for one user at a time. Safe for use in several threads."""
-
-    def __init__(self) -> None:
-        self._blocks: list[Block] = []
-        self._lock = Lock()
-
-    def take(self, num_bytes: int) -> Block:
-        """Return an uninitialised uint8 block of at least ``num_bytes`` that no array or tensor uses."""
-        with self._lock:
-            found, spare = -1, 0
-            for at, references in reversed(list(enumerate(_block_references(self._blocks)))):
-                if references != _BLOCK_OF_NOBODY:
-                    continue
-                # From the back, so that the block used last, which is still in the cache, is found first.
-                if found < 0 and num_bytes <= len(self._blocks[at]) <= 2 * num_bytes:
-                    found = at
-                elif spare < _SPARE:
-                    spare += 1
-                else:
-                    del self._blocks[at]
-                    found -= found > at
-            block = fresh(num_bytes) if found < 0 else self._blocks.pop(found)
-            self._blocks.append(block)
-            return block

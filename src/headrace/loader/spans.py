@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 SPAN_BYTES = 4 << 20
 """The most bytes of a span: enough to spread the cost of a hand-over, few enough to stay in the cache."""
 
+SPAN_BYTES_AWAY = 16 << 20
+"""The most bytes of a span that another process reads. Its hand-over is dearer, and takes time of the training loop."""
+
 SPAN_ROWS = 512
 """The most samples of a span, since each is a read."""
 
@@ -61,10 +64,11 @@ class Pace:
 
     def __init__(self, micro_batch_size: int, row_bytes: int | None, *, is_here: bool = False) -> None:
         rows = SPAN_ROWS_HERE if is_here and row_bytes is None else SPAN_ROWS
+        self._most_bytes = SPAN_BYTES if is_here else SPAN_BYTES_AWAY
         self._most = rows // micro_batch_size
         self._is_known = row_bytes is not None
         if row_bytes is not None:
-            self._most = min(self._most, SPAN_BYTES // max(1, row_bytes * micro_batch_size))
+            self._most = min(self._most, self._most_bytes // max(1, row_bytes * micro_batch_size))
         self._next = 1
         self._share = 0.0
 
@@ -79,7 +83,7 @@ class Pace:
         """Learn from the cost of a span. A cheap span counts only half against those before, since samples differ."""
         if self._is_known or cost is None or not num_micro_batches:
             return
-        share = max(cost.seconds / SPAN_SECONDS, cost.num_bytes / SPAN_BYTES) / num_micro_batches
+        share = max(cost.seconds / SPAN_SECONDS, cost.num_bytes / self._most_bytes) / num_micro_batches
         self._share = max(share, (share + self._share) / 2)
         fits = self._most if self._share * self._most <= 1 else int(1 / self._share)
         self._next = max(1, min(2 * num_micro_batches, fits, self._most))
@@ -122,6 +126,7 @@ class SpanRows(NamedTuple):
         cost: what it took to read ragged samples; None for samples of one shape, whose cost is known before.
         faults: the faults of the samples.
         times: how long each stage took.
+        counts: what each micro-batch has besides, counted where it was read; empty if the loader still has to count.
     """
 
     columns: Batch
@@ -129,6 +134,7 @@ class SpanRows(NamedTuple):
     cost: Cost | None = None
     faults: Sequence[Fault] = ()
     times: StageTimes = StageTimes()
+    counts: Sequence[Batch] = ()
 
 
 def pace_of(run: Run, share: Share, *, is_here: bool = True) -> Pace:

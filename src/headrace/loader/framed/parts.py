@@ -32,6 +32,7 @@ from headrace.plan.framed import Lanes, LaneState
 
 if TYPE_CHECKING:
     from headrace.datasets.encoded import UnitReader
+    from headrace.loader.workers.blocks import MessageMemory
 
 _PLAN_UNITS = 1024
 """Units that are planned at a time, for each rank."""
@@ -171,8 +172,8 @@ class LaneReader:
         self._pin = pin
         self._reader: UnitReader | None = None
 
-    def __call__(self, part: BatchPart, tell: Tell | None = None) -> PartMessage:
-        """Return the units of a part, or the batch if the part is all of it.
+    def __call__(self, part: BatchPart, tell: Tell | None = None, memory: MessageMemory | None = None) -> PartMessage:
+        """Return the units of a part, or the batch if the part is all of it. They do not lie in ``memory``.
 
         Raises:
             SampleFailure: samples could not be made.

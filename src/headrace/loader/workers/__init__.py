@@ -5,6 +5,7 @@
       -> processes     how torch's ``DataLoader`` starts worker processes, and how they end
     worker         the code that runs in a worker
       -> messages      what it returns
+      -> blocks        the shared memory that large tensors of a message lie in
       -> user_globals  the globals that must be the same there as in the program
 
 May import: datasets, encoders, plan.

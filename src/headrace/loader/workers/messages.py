@@ -1,42 +1,49 @@
 """Messages of worker processes: a span that was read, pickled for the process that waits for it.
 
-Handing over a tensor in shared memory takes about 100 us, whatever its size, so only large tensors go that way. The
-rest is one pickle, which goes through the pipe, or through shared memory if it is large. Images are decoded into shared
-memory directly. A message unpickles to what was read, with the same types.
+Handing over a tensor in shared memory of its own takes about 100 us, and for large ones far longer, so large tensors
+lie in blocks that are used again (`headrace.loader.workers.blocks`). Tokens and images are read into them directly;
+other tensors are copied there by the worker. The rest is one pickle, which goes through the pipe, or through shared
+memory if it is large. The samples arrive as they were read, with the same types.
 """
 
 from __future__ import annotations
 
 import copyreg
-import ctypes
 import gc
 import io
 import pickle
-import sys
 from functools import cache
+from itertools import accumulate
+from math import prod
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.multiprocessing.reductions import reduce_tensor
 
-from headrace.datasets import Run
+from headrace.datasets import Fields, Run, Sample
 from headrace.datasets.dataset import Tell
-from headrace.loader.spans import Batch, BatchSpan, ReadRows, SpanRows
-
-LARGE_BYTES: Final = 64 << 10
-"""Tensors of at least this size go through shared memory; smaller ones are copied faster through the pipe."""
-
-_MADV_POPULATE_WRITE: Final = 23
+from headrace.loader.spans import BatchSpan, ReadRows, SpanRows
+from headrace.loader.workers.blocks import LARGE_BYTES, BlockTable, BlockView, MessageMemory
 
 
-def read_message(read: ReadRows, run: Run, span: BatchSpan, tell: Tell) -> SpanMessage:
-    """Read the samples of a span, ready to be pickled for another process. Runs in a worker."""
+def read_message(read: ReadRows, run: Run, span: BatchSpan, tell: Tell, memory: MessageMemory) -> SpanMessage:
+    """Read the samples of a span into the memory of a message. Runs in a worker."""
     _settle()
-    shared = _Shared()
-    return SpanMessage(read(run, span, shared.allocate if run.traits.is_ragged else None, tell), shared)
+    out = memory.allocate if run.traits.is_ragged else _arrays(run.fields, len(span.located.positions), memory)
+    return SpanMessage(read(run, span, out, tell), memory)
+
+
+def _arrays(fields: Fields, num_rows: int, memory: MessageMemory) -> Sample:
+    """Return uninitialised (num_rows, ...) arrays of the fields, next to each other."""
+    sizes = [-(-num_rows * prod(shape) * dtype.itemsize // 64) * 64 for shape, dtype in fields.values()]
+    whole = memory.allocate(sum(sizes))
+    arrays = {}
+    for (name, (shape, dtype)), size, begin in zip(fields.items(), sizes, accumulate(sizes, initial=0), strict=False):
+        used = num_rows * prod(shape) * dtype.itemsize
+        arrays[name] = whole[begin : begin + size][:used].view(dtype).reshape(num_rows, *shape)
+    return arrays
 
 
 @cache
@@ -45,72 +52,58 @@ def _settle() -> None:
     gc.freeze()
 
 
-class _Shared:
-    """Shared memory of one message."""
+class PlacedRows(NamedTuple):
+    """The samples of a span as they come through the pipe.
 
-    def __init__(self) -> None:
-        self._tensors: list[torch.Tensor] = []
+    ``rows`` has a `BlockView` in place of each large tensor. ``made`` are blocks that the loader does not have yet, and
+    ``dropped`` the one that was too small.
+    """
 
-    def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Return (num_bytes,) uint8: shared memory, or private memory for few bytes, which are copied anyway."""
-        if num_bytes < LARGE_BYTES:
-            return np.empty(num_bytes, np.uint8)
-        storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
-        tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
-        self._tensors.append(tensor)
-        _populate(tensor)
-        memory: NDArray[np.uint8] = tensor.numpy()
-        return memory
+    rows: SpanRows
+    made: dict[int, torch.Tensor]
+    dropped: tuple[int, ...]
 
-    def copy(self, data: bytes) -> torch.Tensor:
-        """Copy bytes into shared memory; returns (bytes,) uint8."""
-        self.allocate(len(data))[:] = np.frombuffer(data, np.uint8)
-        return self._tensors[-1]
-
-    def found(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the same tensor as a view of the shared memory that it lies in; itself if it lies in none."""
-        for memory in self._tensors:
-            begin = tensor.data_ptr() - memory.data_ptr()
-            if begin >= 0 and begin + tensor.nbytes <= memory.nbytes and tensor.is_contiguous():
-                return memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        return tensor
-
-
-def _populate(memory: torch.Tensor) -> None:
-    """Let the system make all pages at once, in half the time that it takes page by page at the first write."""
-    if sys.platform == "linux":
-        # An older kernel returns an error, which is ignored: pages are then made at the first write.
-        _c().madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes), _MADV_POPULATE_WRITE)
-
-
-@cache
-def _c() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
-class _Large(NamedTuple):
-    """The number of a tensor that does not go through the pipe, in its place."""
-
-    number: int
+    def placed(self, table: BlockTable, task: int) -> SpanRows:
+        """Return the samples of a task, with tensors that are views of blocks."""
+        table.received(task, self.made, self.dropped)
+        columns = {
+            name: table.tensor(task, value) if type(value) is BlockView else value
+            for name, value in self.rows.columns.items()
+        }
+        return self.rows._replace(columns=columns)
 
 
 class SpanMessage:
-    """The samples of a span on their way to another process. It unpickles to the `SpanRows` themselves."""
+    """The samples of a span on their way to another process. It unpickles to `PlacedRows`."""
 
-    def __init__(self, rows: SpanRows, shared: _Shared | None = None) -> None:
-        self._rows = rows
-        self._shared = shared or _Shared()
+    def __init__(self, rows: SpanRows, memory: MessageMemory | None = None) -> None:
+        self.rows = rows
+        self.memory = memory or MessageMemory()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        large: list[torch.Tensor] = []
-        small: Batch = {}
-        for name, value in self._rows.columns.items():
-            small[name] = value
-            if type(value) is torch.Tensor and value.nbytes >= LARGE_BYTES:
-                small[name] = _Large(len(large))
-                large.append(self._shared.found(value))
-        pickled = dumped(self._rows._replace(columns=small))
-        return _rows, (pickled if len(pickled) < LARGE_BYTES else self._shared.copy(pickled), large)
+        columns = {
+            name: self.memory.view(value) if _is_large(value) else value for name, value in self.rows.columns.items()
+        }
+        pickled = dumped(self.rows._replace(columns=columns))
+        if len(pickled) >= LARGE_BYTES:
+            shared = torch.empty(len(pickled), dtype=torch.uint8).share_memory_()
+            shared.numpy()[:] = np.frombuffer(pickled, np.uint8)
+            return _placed, (shared, self.memory.made, self.memory.dropped)
+        return _placed, (pickled, self.memory.made, self.memory.dropped)
+
+
+def _is_large(value: Any) -> bool:
+    return (
+        type(value) is torch.Tensor
+        and value.nbytes >= LARGE_BYTES
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and not value.requires_grad
+    )
+
+
+def _placed(pickled: bytes | torch.Tensor, made: dict[int, torch.Tensor], dropped: tuple[int, ...]) -> PlacedRows:
+    return PlacedRows(pickle.loads(pickled if isinstance(pickled, bytes) else pickled.numpy().data), made, dropped)
 
 
 def dumped(message: Any) -> bytes:
@@ -135,11 +128,3 @@ def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
             pass
     found: tuple[Any, ...] = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
     return found
-
-
-def _rows(pickled: bytes | torch.Tensor, large: list[torch.Tensor]) -> SpanRows:
-    rows: SpanRows = pickle.loads(pickled if isinstance(pickled, bytes) else pickled.numpy().data)
-    for name, value in rows.columns.items():
-        if type(value) is _Large:
-            rows.columns[name] = large[value.number]
-    return rows

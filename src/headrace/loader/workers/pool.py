@@ -31,9 +31,10 @@ from multiprocessing.process import BaseProcess
 from time import monotonic, sleep
 from typing import Any, Final, Generic, TypeVar
 
-from headrace.datasets.dataset import Tell
 from headrace.errors import ConfigError, StateError, WorkerError
 from headrace.loader.reading import DESCRIBE_S, Queue, Reading, within
+from headrace.loader.workers.blocks import BlockTable
+from headrace.loader.workers.messages import PlacedRows
 from headrace.loader.workers.processes import (
     WATCH_THREAD,
     TaskSampler,
@@ -54,6 +55,7 @@ from headrace.loader.workers.watch import Wait, Watch
 from headrace.loader.workers.worker import (
     LostMessage,
     RaisedError,
+    ReadTask,
     Sent,
     State,
     Table,
@@ -157,7 +159,7 @@ class WorkerSet:
 
     def __init__(
         self,
-        read: Callable[[Any, Tell], Any],
+        read: ReadTask[Any],
         reading: Reading,
         *,
         pin: bool,
@@ -171,7 +173,8 @@ class WorkerSet:
         self._reading = reading
         self._table = Table(context, reading.num_workers)
         self._trace = TraceFile()
-        self._order = order = TaskSampler(self._table)
+        self._blocks = BlockTable(reading.num_workers)
+        self._order = order = TaskSampler(self._table, self._blocks)
         self.processes: list[BaseProcess] = []
         self._report = Reporter(self._table, self.processes, lambda: order.sent, describe, describe_sample)
         # The kernel sends its signal when the thread that started a process ends; only the main one surely stays.
@@ -298,6 +301,9 @@ class WorkerSet:
         by, count, message = got
         if (by, count) != (worker, number) or isinstance(message, LostMessage):
             raise Lost(self._who(worker))
+        if isinstance(message, PlacedRows):
+            return message.placed(self._blocks, number)
+        self._blocks.received(number, {}, ())
         return message
 
     def num_ready(self, sent: deque[Sent]) -> int:
@@ -409,7 +415,7 @@ class WorkerPool(Generic[T]):
     Args:
         reader_now: called at each start of workers. It returns the function that makes the message of a task, and tells
             the address of each sample before it makes it; each worker gets its own copy, forked or pickled at that
-            moment.
+            moment. Large arrays of the message may lie in the memory that the function is given.
         reading: the number of workers, how they start, and what happens when they are lost.
         pin: whether messages are pinned.
         describe: describes a task in words, for errors and reports.
@@ -420,7 +426,7 @@ class WorkerPool(Generic[T]):
 
     def __init__(
         self,
-        reader_now: Callable[[], Callable[[T, Tell], Any]],
+        reader_now: Callable[[], ReadTask[T]],
         reading: Reading,
         *,
         pin: bool,

@@ -4,6 +4,7 @@ This uses private names of torch, as of 2.13. If a version has other names, what
 
 _remove_worker_pids      a dead worker is replaced; otherwise torch raises in a training step, and a warning says so
 _MultiProcessingDataLoaderIter, _get_iterator, _reset    the same for a worker that dies before all have a task
+_next_data, _sampler_iter    a message is received without a note for torch's profiler
 _workers                 workers are told apart from those of a loader that starts at the same time
 _worker_result_queue     a message of which a dead worker has written only a part is not waited for
 _index_queues, _workers_done_event, _worker_result_queue    a killed run leaves no names of semaphores behind
@@ -34,6 +35,7 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from headrace.loader.reading import METRICS_THREAD
+from headrace.loader.workers.blocks import BlockTable, Offer
 from headrace.loader.workers.worker import Sent, Table, WorkerSetup
 
 WATCH_THREAD: Final = "headrace-watch"
@@ -141,11 +143,12 @@ _log = logging.getLogger("headrace")
 _starts: Final = count()
 
 
-class TaskSampler(Sampler[tuple[int, int, Any]]):
+class TaskSampler(Sampler[tuple[int, int, Any, Offer]]):
     """Hands the tasks of the newest stream to the DataLoader, which returns their messages in the same order."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, blocks: BlockTable) -> None:
         self._table = table
+        self._blocks = blocks
         self._tasks: Iterator[Any] = iter(())
         self._failed: BaseException | None = None
         self.sent: deque[Sent] = deque()
@@ -153,6 +156,7 @@ class TaskSampler(Sampler[tuple[int, int, Any]]):
     def begin(self, tasks: Iterator[Any]) -> deque[Sent]:
         """Begin another stream, and return the queue of its tasks that were sent; the reader of messages empties it."""
         self._table.stream += 1
+        self._blocks.clear()
         self._tasks = tasks
         self._failed = None
         self.sent = deque()
@@ -163,13 +167,13 @@ class TaskSampler(Sampler[tuple[int, int, Any]]):
         if self._failed is not None:
             raise self._failed
 
-    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield stream, number and task, as a plain tuple, which pickles faster."""
+    def __iter__(self) -> Iterator[tuple[int, int, Any, Offer]]:
+        """Yield stream, number, task and offer, as a plain tuple, which pickles faster."""
         mine, stream = self.sent, self._table.stream
         try:
             for number, task in enumerate(self._tasks):
                 mine.append(Sent(stream, number, task))
-                yield stream, number, task
+                yield stream, number, task, self._blocks.offer(number)
         except Exception as error:
             self._failed = error
 
@@ -218,6 +222,12 @@ class _Batches(_MultiProcessingDataLoaderIter):
         if first_iter:
             no_alarm(self)
         super()._reset(loader, first_iter)
+
+    def __next__(self) -> Any:
+        """Return the next message. Torch would also note it for its profiler, which takes longer than all the rest."""
+        if self._sampler_iter is None:
+            self._reset()  # type: ignore[call-arg]
+        return self._next_data()
 
 
 def _as_is(batch: Any) -> Any:

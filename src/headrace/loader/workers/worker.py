@@ -26,7 +26,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.reduction import DupFd
 from pkgutil import resolve_name
 from time import monotonic_ns, sleep
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import Dataset
@@ -35,8 +35,11 @@ from headrace.datasets.dataset import NO_SAMPLE, Tell
 from headrace.encoders import Fault
 from headrace.errors import ConfigError, WorkerError
 from headrace.loader.faults import SampleFailure
+from headrace.loader.workers.blocks import MessageMemory, Offer, WorkerBlocks
 from headrace.loader.workers.messages import dumped
 from headrace.loader.workers.user_globals import Globals
+
+T = TypeVar("T")
 
 _WIDTH: Final = 4
 _STATE, _SINCE, _TASK, _SAMPLE = range(_WIDTH)
@@ -138,6 +141,10 @@ _PR_SET_PDEATHSIG: Final = 1
 _LOOK_S: Final = 1.0
 
 
+ReadTask = Callable[[T, Tell, MessageMemory], Any]
+"""Makes the message of a task."""
+
+
 class Sent(NamedTuple):
     """A task that was sent to a worker, with its stream and its number in the stream."""
 
@@ -197,7 +204,8 @@ class WorkerSetup(Dataset[Any]):
     """The object that is sent to each worker at its start. For torch it is a dataset, whose items are messages.
 
     Args:
-        read: makes the message of a task; it also gets the function that it must tell of each sample.
+        read: makes the message of a task; it also gets the function that it must tell of each sample, and memory that
+            large arrays of the message may lie in.
         table: where the worker writes what it is doing.
         trace: where it writes, on SIGUSR1, the line that it is at.
         named: the globals that ``read`` names, with their values in the program.
@@ -209,7 +217,7 @@ class WorkerSetup(Dataset[Any]):
 
     def __init__(
         self,
-        read: Callable[[Any, Tell], Any],
+        read: ReadTask[Any],
         table: Table,
         trace: TraceFile,
         *,
@@ -226,6 +234,7 @@ class WorkerSetup(Dataset[Any]):
         self._parent = parent
         self._ends_with = ends_with
         self._worker = 0
+        self._blocks: tuple[int, WorkerBlocks] = (-1, WorkerBlocks())
         self._failed: RaisedError | None = None
 
     def start(self, worker: int) -> None:
@@ -271,16 +280,19 @@ class WorkerSetup(Dataset[Any]):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         threading.Thread(target=_end_with, args=(parent,), name="headrace-parent", daemon=True).start()
 
-    def __getitem__(self, sent: tuple[int, int, Any]) -> tuple[int, int, Any]:
-        stream, number, task = sent
+    def __getitem__(self, sent: tuple[int, int, Any, Offer]) -> tuple[int, int, Any]:
+        stream, number, task, offer = sent
         worker, table = self._worker, self._table
         if table.stream != stream:
             return worker, number, None
+        if self._blocks[0] != stream:
+            self._blocks = stream, WorkerBlocks()
+        memory = MessageMemory(self._blocks[1], offer)
         table.write(worker, State.READING, number)
         message: Any
         try:
             message = (
-                _Pickled(dumped(self._read(task, partial(table.mark, worker))))
+                _Pickled(dumped(self._read(task, partial(table.mark, worker), memory)))
                 if self._failed is None
                 else self._failed
             )

@@ -1,0 +1,195 @@
+"""Blocks: shared memory that workers read into, that batches are views of, and that is used again.
+
+Making shared memory for each message and mapping it here costs the training loop several ms for some MiB, far more than
+the message itself. So worker and loader both keep the blocks that a worker has made. With each task the loader offers
+one that nothing here refers to any more:
+
+    task 0    nothing to offer       the worker makes block 0 and reads into it; block 0 comes with the message
+    task 2    0 is still in use      the worker makes block 1
+    task 4    0 is offered           the worker reads into it; the message only says where in block 0 the tensors lie
+
+A block is used by one message at a time. `MessageMemory` is the side of the worker, `BlockTable` that of the loader.
+Both begin anew with each stream of tasks, since the messages of a stream that was left may never be received.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from math import prod
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.loader.memory import BLOCK_OF_NOBODY, SPARE, Block, block_references
+
+LARGE_BYTES: Final = 64 << 10
+"""Arrays of at least this size lie in blocks; smaller ones are copied faster through the pipe."""
+
+_ALIGNED: Final = 64
+_MADV_POPULATE_WRITE: Final = 23
+
+
+class Offer(NamedTuple):
+    """What the loader says with a task: the number of a block that is free, and those that it has dropped."""
+
+    block: int | None = None
+    dropped: tuple[int, ...] = ()
+
+
+class BlockView(NamedTuple):
+    """Where a tensor lies: it begins at byte ``begin`` of a block, and is contiguous."""
+
+    block: int
+    begin: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class WorkerBlocks:
+    """The blocks that a worker has made for a stream of tasks."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, torch.Tensor] = {}
+        self.usual_bytes = 0
+        """The most bytes that a message had so far."""
+        self._next = 0
+
+    def make(self, num_bytes: int) -> int:
+        """Make a block of at least ``num_bytes``, and of as many as the largest message had; returns its number."""
+        number, self._next = self._next, self._next + 1
+        storage = torch.UntypedStorage._new_shared(max(num_bytes, self.usual_bytes))  # type: ignore[no-untyped-call]
+        self.blocks[number] = torch.empty(0, dtype=torch.uint8).set_(storage)
+        _populate(self.blocks[number])
+        return number
+
+
+class MessageMemory:
+    """Memory of one message, in the block that was offered, and in new ones where that is too small."""
+
+    def __init__(self, kept: WorkerBlocks | None = None, offer: Offer | None = None) -> None:
+        self._kept = WorkerBlocks() if kept is None else kept
+        offer = offer or Offer()
+        for number in offer.dropped:
+            del self._kept.blocks[number]
+        self._open = offer.block
+        self._end = 0
+        self._num_bytes = 0
+        self._used: list[int] = []
+        self.made: dict[int, torch.Tensor] = {}
+        """The blocks that were made for this message."""
+        self.dropped: tuple[int, ...] = ()
+        """The block that was offered, if it was too small."""
+
+    def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Return (num_bytes,) uint8: shared memory, or private memory for few bytes, which are copied anyway."""
+        if num_bytes < LARGE_BYTES:
+            return np.empty(num_bytes, np.uint8)
+        number, begin = self._room(num_bytes)
+        memory: NDArray[np.uint8] = self._kept.blocks[number].numpy()[begin : begin + num_bytes]
+        return memory
+
+    def view(self, tensor: torch.Tensor) -> BlockView:
+        """Return where a tensor lies in the blocks of this message; one that lies elsewhere is copied into them."""
+        for number in self._used:
+            block = self._kept.blocks[number]
+            begin = tensor.data_ptr() - block.data_ptr()
+            if begin >= 0 and begin + tensor.nbytes <= block.nbytes and tensor.is_contiguous():
+                return BlockView(number, begin, tensor.dtype, tuple(tensor.shape))
+        number, begin = self._room(tensor.nbytes)
+        found = BlockView(number, begin, tensor.dtype, tuple(tensor.shape))
+        _viewed(self._kept.blocks[number], found).copy_(tensor)
+        return found
+
+    def _room(self, num_bytes: int) -> tuple[int, int]:
+        """Return a block and where in it there is room for so many bytes."""
+        self._num_bytes += -(-num_bytes // _ALIGNED) * _ALIGNED
+        self._kept.usual_bytes = max(self._kept.usual_bytes, self._num_bytes)
+        number, begin = self._open, self._end
+        if number is None or begin + num_bytes > self._kept.blocks[number].nbytes:
+            if number is not None and not self._used:
+                del self._kept.blocks[number]
+                self.dropped = (number,)
+            number, begin = self._kept.make(num_bytes), 0
+            self.made[number] = self._kept.blocks[number]
+        if number not in self._used:
+            self._used.append(number)
+        self._open, self._end = number, -(-(begin + num_bytes) // _ALIGNED) * _ALIGNED
+        return number, begin
+
+
+def _viewed(block: torch.Tensor, view: BlockView) -> torch.Tensor:
+    num_bytes = view.dtype.itemsize * prod(view.shape)
+    return block[view.begin : view.begin + num_bytes].view(view.dtype).view(view.shape)
+
+
+def _populate(memory: torch.Tensor) -> None:
+    """Let the system make all pages at once, in half the time that it takes page by page at the first write."""
+    if sys.platform == "linux":
+        # An older kernel returns an error, which is ignored: pages are then made at the first write.
+        _c().madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes), _MADV_POPULATE_WRITE)
+
+
+@cache
+def _c() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+class BlockTable:
+    """The blocks of all workers, as the loader knows them, and which of them are in use."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._blocks: list[dict[int, Block]] = [{} for _ in range(num_workers)]
+        self._offered: dict[int, int] = {}
+
+    def offer(self, task: int) -> Offer:
+        """Return which block the message of a task may use: one that is with no other task and in no batch.
+
+        Task n goes to worker ``n % num_workers``. Of the other free blocks, a few are kept.
+        """
+        blocks = self._blocks[task % len(self._blocks)]
+        free = self._free(task)
+        # The largest first, and of equal ones the block used last, which is still in the cache.
+        free.sort(key=lambda number: len(blocks[number]), reverse=True)
+        dropped = tuple(free[1 + SPARE :])
+        for number in dropped:
+            del blocks[number]
+        if not free:
+            return Offer()
+        self._offered[task] = free[0]
+        return Offer(free[0], dropped)
+
+    def _free(self, task: int) -> list[int]:
+        blocks = self._blocks[task % len(self._blocks)]
+        taken = {number for other, number in self._offered.items() if (other - task) % len(self._blocks) == 0}
+        numbers = [number for number in blocks if number not in taken]
+        references = block_references([blocks[number] for number in numbers])
+        # Each has one more reference here than in a list alone: that of the table.
+        free = [number for number, count in zip(numbers, references, strict=True) if count == BLOCK_OF_NOBODY + 1]
+        return free[::-1]
+
+    def received(self, task: int, made: dict[int, torch.Tensor], dropped: tuple[int, ...]) -> None:
+        """Note that the message of a task has come, with the blocks that were made for it."""
+        blocks = self._blocks[task % len(self._blocks)]
+        number = self._offered.pop(task, None)
+        if number is not None and number not in dropped:
+            # At the end, as the block used last.
+            blocks[number] = blocks.pop(number)
+        for number in dropped:
+            del blocks[number]
+        blocks.update((number, memory.numpy()) for number, memory in made.items())
+
+    def tensor(self, task: int, view: BlockView) -> torch.Tensor:
+        """Return the tensor at a place in a block of the worker that has read a task. The block is in use meanwhile."""
+        block = self._blocks[task % len(self._blocks)][view.block]
+        # The tensor refers to the array itself, which is how `offer` knows that the block is in use.
+        return torch.frombuffer(block, dtype=view.dtype, count=prod(view.shape), offset=view.begin).view(view.shape)
+
+    def clear(self) -> None:
+        """Forget all blocks, as a new stream begins. Batches keep those that they are in."""
+        for blocks in self._blocks:
+            blocks.clear()
+        self._offered.clear()
