@@ -193,15 +193,15 @@ def _say(waited_s: float, describe: Callable[[Any], str], label: Any) -> None:
 class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where samples are read, in threads or in worker processes, and how far ahead. None of it changes a sample.
 
-    Token data is best read in threads of this process: passing tensors between processes costs many times the reading.
-    Media, whose decoding holds the interpreter, are best read in worker processes. With
+    A thread is enough for token data, which cost least there. Media, whose decoding holds the interpreter, are best
+    read in worker processes, which read into shared memory that is used again. With
     ``num_threads=0, num_workers=0`` the loader reads a batch when it is asked for.
 
     Attributes:
         num_threads: the number of threads that read, if there are no workers.
         num_workers: the number of worker processes, of torch's ``DataLoader``.
-        prefetch: the number of spans that each thread or worker keeps ready. A span is about 4 MiB, and for media no
-            more than is read in 20 ms. None means 1 for threads and 2 for workers.
+        prefetch: the number of spans that each thread or worker keeps ready. A span is about 4 MiB, 16 MiB for workers,
+            and for media no more than is read in 20 ms. None means 1 for threads and 2 for workers.
         pin_memory: whether batches are pinned. None pins if CUDA is available; True is an error of the loader if torch
             cannot pin.
         start_method: how workers start. None forks where that is safe, which it is not with CUDA, NCCL or other

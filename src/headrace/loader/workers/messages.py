@@ -86,7 +86,7 @@ class SpanMessage:
         }
         pickled = dumped(self.rows._replace(columns=columns))
         if len(pickled) >= LARGE_BYTES:
-            shared = torch.empty(len(pickled), dtype=torch.uint8).share_memory_()
+            shared = torch.empty(len(pickled), dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
             shared.numpy()[:] = np.frombuffer(pickled, np.uint8)
             return _placed, (shared, self.memory.made, self.memory.dropped)
         return _placed, (pickled, self.memory.made, self.memory.dropped)

@@ -227,7 +227,7 @@ class _Batches(_MultiProcessingDataLoaderIter):
         """Return the next message. Torch would also note it for its profiler, which takes longer than all the rest."""
         if self._sampler_iter is None:
             self._reset()  # type: ignore[call-arg]
-        return self._next_data()
+        return self._next_data()  # type: ignore[no-untyped-call]
 
 
 def _as_is(batch: Any) -> Any:
