@@ -14,17 +14,31 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 import corpora
 import framed_made
 import media_texts
 import option_encoder
-from headrace import Blend, Loader, MapDataset, MediaDataset, Order, Run, WindowDataset, WorkerError
+import records_made
+from headrace import (
+    Blend,
+    Loader,
+    MapDataset,
+    MediaDataset,
+    Order,
+    PackedSequenceDataset,
+    Packing,
+    Run,
+    SFTDataset,
+    WindowDataset,
+    WorkerError,
+)
 from headrace.datasets import Dataset
 from headrace.datasets.dataset import Traits
 from headrace.datasets.encoded import EncodedDataset
 from headrace.encoders import DefaultTaskEncoder, TextSample, stateless
-from headrace.loader import Reading
+from headrace.loader import Reading, choosing
 from headrace.loader.choosing import LEAST_SHARED_BYTES, Surroundings, chosen, num_cores, unguarded
 from headrace.loader.workers.pool import WorkerSet
 from headrace.loader.workers.worker import WorkerSetup
@@ -41,7 +55,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def cores_of_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the machine of the tests has."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
 
@@ -146,6 +160,35 @@ def test_datasets_say_whether_they_take_python(texts: Path, corpus: list[corpora
         "rank 0 of 1, micro-batches of 2\nreading: ahead in 1 thread of this process, since these samples take little"
         " Python to make"
     )
+
+
+@pytest.mark.parametrize("kind", ["packs", "chats"])
+def test_packs_and_records_from_workers_are_the_same(kind: str, corpus: list[corpora.Corpus], tmp_path: Path) -> None:
+    data: Dataset
+    if kind == "packs":
+        data = PackedSequenceDataset(corpus[0].store, Packing(seq_len=64, strategy="best_fit_split"))
+    else:
+        data = SFTDataset(records_made.store(tmp_path / "chats", records_made.sft(0, 60)))
+    run = Run(data, global_batch_size=4, order=Order(seed=1), samples=24)
+    loader = Loader(run, micro_batch_size=2)
+    assert loader.reading == TWO
+    told = Loader(run, micro_batch_size=2, reading=Reading(num_threads=0))
+    for batch, other in zip(loader, told, strict=True):
+        assert list(batch) == list(other)
+        assert all(alike(value, other[name]) for name, value in batch.items())
+    loader.close()
+
+
+def alike(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
+
+
+def test_large_plans_are_not_sent(
+    texts: Path, another_thread: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(choosing, "MOST_SENT_BYTES", 100)
+    assert read(mapped(texts, by_process)) == (EXPECTED, {os.getpid()})
+    assert "would have to be sent to each" in warned(caplog)
 
 
 def test_media_are_read_by_workers(texts: Path, caplog: pytest.LogCaptureFixture) -> None:

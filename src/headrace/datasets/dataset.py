@@ -173,8 +173,9 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
         is_group_batches: a sample is a whole batch of things that belong together; a micro-batch holds one sample.
         is_plain: no code of the user sees a sample before its batch.
         has_tokens: samples are made of tokens, so that their mean number is known before they are read.
-        holds_interpreter: making a sample takes time in Python: media are decoded, or code of the user runs. In a
-            thread that would hold up a training loop, so that worker processes are the default.
+        holds_interpreter: making samples takes time in Python: media are decoded, code of the user runs, or records and
+            documents are put together. In a thread that would hold up a training loop, so that worker processes are
+            the default.
         may_draw: hooks may draw from the global random generators, and so cannot run in threads.
         unrestorable: name of the user's code that may let a sample depend on what was read before. Only if it is None
             can samples that another process has read be read again with the same bytes.

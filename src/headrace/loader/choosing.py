@@ -1,9 +1,10 @@
 """How samples are read if nothing is said: in worker processes where that helps and can do no harm, else here.
 
-Reading tokens is a copy, for which a thread hardly needs the interpreter. Decoding media and running the user's code
-need it all the time, and a thread that holds it keeps the main thread from launching kernels. So such samples are made
-in other processes. `chosen` decides, from what is known of the samples and of this process, and is a pure function;
-`obstacle_to` looks at what would go to the workers. `ReadingChoice` holds what was decided, and what became of it.
+Reading windows of tokens is a copy, for which a thread hardly needs the interpreter. Putting packs and records together
+needs it, and decoding media and running the user's code need it all the time. A thread that holds it keeps the main
+thread from launching kernels. So such samples are made in other processes. `chosen` decides, from what is known of the
+samples and of this process, and is a pure function; `obstacle_to` looks at what would go to the workers.
+`ReadingChoice` holds what was decided, and what became of it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ NUM_WORKERS: Final = 2
 """The number of workers; a process of two cores has one."""
 LEAST_SHARED_BYTES: Final = 512 << 20
 """Least free shared memory for workers. Containers often have 64 MiB, and a worker that finds it full is killed."""
+
+MOST_SENT_BYTES: Final = 64 << 20
+"""Most bytes of datasets that are pickled for each worker that starts anew. The plan of many packs may have more."""
 
 START_METHOD: Final = "headrace.loader.workers.processes:safe_start_method"
 OBJECTS: Final = "headrace.loader.workers.user_globals:objects_in"
@@ -166,6 +170,11 @@ def obstacle_to(read: Any, start_method: str) -> Obstacle | None:
         pickled = pickle.dumps(read)
     except Exception as error:
         return Obstacle(f"{_ANEW}, and {_line(error)}", "replace lambdas and inner functions by functions of a module")
+    if len(pickled) > MOST_SENT_BYTES:
+        return Obstacle(
+            f"{_ANEW}, and {len(pickled) >> 20:,} MiB would have to be sent to each",
+            "pass reading=Reading(num_workers=2)",
+        )
     if not hasattr(sys.modules["__main__"], "__file__") and b"__main__" in pickled:
         return Obstacle(f"{_ANEW}, and do not find the code of a notebook", "move it to a module, and import it")
     return None

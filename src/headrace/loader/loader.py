@@ -69,9 +69,9 @@ class Loader:
         micro_batch_size: samples in a batch on this rank.
         ranks: the data-parallel rank of this process; by default ``Ranks.detect()``, which reads the variables of
             ``torchrun``.
-        reading: whether threads or worker processes read, and how far ahead. By default a thread reads tokens. Two
-            worker processes make samples that take Python, which are media and all that runs your functions or hooks,
-            unless workers cannot be used; a warning says so then. ``describe()`` says what was chosen.
+        reading: whether threads or worker processes read, and how far ahead. By default a thread reads windows. Two
+            worker processes make samples that take Python, which are packs, records, media and all that runs your
+            functions or hooks, unless workers cannot be used. ``describe()`` says what was chosen, and why.
         uneven: whether steps that ranks and micro-batches do not divide are allowed.
         restart: whether each iteration begins at position 0.
         balance: assigns the samples of each step to ranks and micro-batches so that these cost about the same. A step
