@@ -559,7 +559,9 @@ class SFTDataset(RecordDataset, CountedDataset):
         shift = int(self.labels == "next")
         np.copyto(labels[: len(labels) - shift], ids[shift:], where=wanted[shift:])
         np.not_equal(labels, IGNORED_LABEL, out=mask)
-        shapes = [dict.fromkeys(columns, shape) for shape in zip(sizes, widths, strict=True)]
+        shapes: list[dict[str, tuple[int, ...]]] = [
+            dict.fromkeys(columns, (size, width)) for size, width in zip(sizes, widths, strict=True)
+        ]
         counts = [int(np.count_nonzero(mask[first:last])) for first, last in pairwise(cuts)]
         return FlatBatches(columns, shapes, [{"num_supervised_tokens": count} for count in counts])
 
