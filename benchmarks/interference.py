@@ -15,6 +15,11 @@ the loop waited for the batch itself.
 
 ``idle, again`` is a loader that does nothing, so it shows the noise of the machine. Peers that are not installed are
 left out, and named.
+
+The claim is about what a loader loses more than ``idle, again`` of the same kind: the difference of the two means, with
+the interval that their two intervals add up to (the root of the sum of squares). It holds if the difference is below
+2 %, or not distinguishable from 0. If the interval reaches further than 2 % to either side, the machine was too busy to
+tell, and the claim is ``open``.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import argparse
 import ctypes
 import importlib.util
 import json
+import math
 import os
 import shutil
 import statistics
@@ -49,6 +55,7 @@ from headrace.stores.tar.writer import TarWriter
 SPIN_US = 20.0
 SEQ_LEN = 2_048
 SETTLE_S = 0.2
+GOAL = 2.0
 T_975 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 19: 2.093}
 """Quantiles of Student's t, by degrees of freedom; for others the normal one is near enough."""
 
@@ -326,6 +333,7 @@ def nothing(kind: str, folder: Path) -> Iterator[Any]:
 ENGINES: dict[str, tuple[Batches, str | None]] = {
     "idle, again": (nothing, None),
     "headrace": (ours(None), None),
+    "headrace, 1 thread": (ours(Reading(num_threads=1)), None),
     "headrace, when asked": (ours(Reading(num_threads=0)), None),
     "headrace, 2 threads": (ours(Reading(num_threads=2)), None),
     "headrace, 2 workers": (ours(Reading(num_workers=2)), None),
@@ -340,6 +348,12 @@ ENGINES: dict[str, tuple[Batches, str | None]] = {
 
 KINDS_OF = {"litdata, 2 workers": ["tokens"], "energon, 2 workers": ["images"]}
 """The kinds of data of engines that do not have all."""
+
+
+def late(gaps: np.ndarray[Any, Any]) -> dict[str, float]:
+    """How late launches are, in microseconds; there are none beside a loader that takes all of the time."""
+    found = gaps if len(gaps) else np.array([float("nan")])
+    return {"p99.9_us": float(np.quantile(found, 0.999)), "max_us": float(found.max())}
 
 
 def measure(engine: str, kind: str, folder: Path, pairs: int, seconds: float) -> dict[str, Any]:
@@ -372,10 +386,7 @@ def measure(engine: str, kind: str, folder: Path, pairs: int, seconds: float) ->
         "to_%": 100 * (mean + half),
         "taking_%": 100 * statistics.mean(taking),
         "lost_ms_a_step": 1e3 * mean * step_s,
-        "p99.9_us": float(np.quantile(busy, 0.999)),
-        "max_us": float(busy.max()),
-        "idle_p99.9_us": float(np.quantile(alone, 0.999)),
-        "idle_max_us": float(alone.max()),
+        **{f"{who}{name}": value for who, gaps in (("", busy), ("idle_", alone)) for name, value in late(gaps).items()},
     }
 
 
@@ -397,12 +408,19 @@ def is_there(package: str) -> bool:
         return False
 
 
-def claim(row: dict[str, Any]) -> str:
-    """The goal: not distinguishable from idle, or below 2 %."""
-    word = "holds" if row["from_%"] <= 0 or row["lost_%"] < 2 else "FAILS"
+def claims(rows: list[dict[str, Any]]) -> list[str]:
+    """The goal for each kind at the default way of reading: not distinguishable from idle, or below 2 %."""
+    found = {(row["engine"], row["kind"]): row for row in rows}
+    return [claim(row, found["idle, again", kind]) for (engine, kind), row in found.items() if engine == "headrace"]
+
+
+def claim(row: dict[str, Any], idle: dict[str, Any]) -> str:
+    more = row["lost_%"] - idle["lost_%"]
+    half = math.hypot(*((one["to_%"] - one["from_%"]) / 2 for one in (row, idle)))
+    word = "open" if not half <= GOAL else "holds" if more < GOAL or more <= half else "FAILS"
     return (
-        f"{word}  {row['kind']}, launches lost at the default way of reading: {row['lost_%']:.2f} % (from "
-        f"{row['from_%']:.2f} % to {row['to_%']:.2f} %; below 2 %, or 0 within the interval)"
+        f"{word}  {row['kind']}, launches lost at the default way of reading, more than idle: {more:.2f} % (from "
+        f"{more - half:.2f} % to {more + half:.2f} %; below {GOAL:g} %, or not distinguishable from 0)"
     )
 
 
@@ -423,7 +441,7 @@ def main() -> None:
         # Peers' threads may be in a call that does not end.
         os._exit(0)
     kinds = [kind.strip() for kind in options.only.split(";")]
-    wanted = [engine.strip() for engine in options.engines.split(";")]
+    wanted = list(dict.fromkeys(["idle, again", *(engine.strip() for engine in options.engines.split(";"))]))
     packages = {ENGINES[engine][1] for engine in wanted} - {None}
     missing = sorted(package for package in packages if package and not is_there(package))
     engines = [engine for engine in wanted if ENGINES[engine][1] not in missing]
@@ -440,7 +458,7 @@ def main() -> None:
                 rows.append(common.run_apart(__file__, engine, kind, str(folder), *sizes))
                 print(common.table(rows[-1:]).splitlines()[-1], flush=True)
     print(common.table(rows))
-    lines = [claim(row) for row in rows if row["engine"] == "headrace"]
+    lines = claims(rows)
     if missing:
         lines.append(f"not installed, and left out: {', '.join(missing)}")
     print("\n".join(lines))

@@ -75,6 +75,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def cores_of_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders that are not told how to read have one core, and so no workers, which take a tenth of a second to start.
+
+    A module of tests that is about the choice has a fixture of this name.
+    """
+    if "headrace.loader.choosing" in sys.modules:
+        monkeypatch.setattr(sys.modules["headrace.loader.choosing"], "num_cores", lambda _: 1)
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[corpora.Corpus]:
     """Four small corpora: one shard, many tiny shards, very short documents, and one that is not mapped."""

@@ -78,6 +78,55 @@ def test_batches_are_the_records_padded(
     assert dataset.sample_lengths(np.array(chosen, dtype=np.int64)).tolist() == [len(ids) for ids, _ in rows]
 
 
+@settings(max_examples=cases(24, 600), deadline=None)
+@given(
+    st.sampled_from(["combined", "keyed"]),
+    st.sampled_from(["next", "same"]),
+    st.sampled_from(["loss_mask", None]),
+    st.builds(
+        Collation,
+        padding_side=st.sampled_from(["right", "left", None]),
+        multiple_of=st.sampled_from([1, 4]),
+        padding_idx=st.sampled_from([0, 7, 60_000]),
+        max_length=st.just(400),
+        pad_to=st.sampled_from(["longest", "max_length"]),
+    ),
+    st.lists(st.lists(st.integers(0, len(RECORDS) - 1), max_size=5), min_size=1, max_size=4),
+)
+def test_batches_made_in_one_pass_are_the_same(
+    stores: dict[str, Any], layout: str, labels: Any, mask: str | None, collation: Collation, chosen: list[list[int]]
+) -> None:
+    dataset = SFTDataset(stores[layout], collation, labels=labels, loss_mask_key=mask)
+    addresses = np.array([one for some in chosen for one in some], dtype=np.int64)
+    flat = dataset.flat_batches(addresses, list(map(len, chosen)), lambda size: np.full(size, 255, np.uint8))
+    assert flat is not None
+    begins = dict.fromkeys(flat.columns, 0)
+    for some, shapes, others in zip(chosen, flat.shapes, flat.others, strict=True):
+        wanted = dataset.collate(dataset.samples(np.array(some, dtype=np.int64)))
+        for name, shape in shapes.items():
+            begin, begins[name] = begins[name], begins[name] + shape[0] * shape[1]
+            found = flat.columns[name][begin : begins[name]].reshape(shape)
+            assert found.dtype == wanted[name].dtype
+            assert found.tolist() == wanted[name].tolist(), name
+        assert [*shapes, *others] == list(wanted)
+        assert others == {"num_supervised_tokens": wanted["num_supervised_tokens"]}
+    assert begins == {name: len(values) for name, values in flat.columns.items()}
+
+
+def test_what_needs_a_look_at_each_record_is_not_made_in_one_pass(stores: dict[str, Any]) -> None:
+    class Own(SFTDataset):
+        def collate(self, samples: Any) -> Any:
+            return {"count": len(samples)}
+
+    for dataset in (
+        SFTDataset(stores["keyed"], Collation(max_length=3, over_long="truncate_left")),
+        SFTDataset(stores["keyed"], Collation(padding_idx=70_000)),
+        SFTDataset(stores["keyed"], Collation(padding_idx=-1)),
+        Own(stores["keyed"]),
+    ):
+        assert dataset.flat_batches(np.arange(20), [20], lambda size: np.empty(size, np.uint8)) is None
+
+
 def test_items_are_unpadded_and_of_their_own_memory(stores: dict[str, Any]) -> None:
     dataset = SFTDataset(stores["combined"])
     first, second, third = dataset[3], dataset.__getitems__([3])[0], dataset[-57]

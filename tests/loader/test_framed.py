@@ -28,6 +28,7 @@ from headrace.plan import Share
 from headrace.plan.framed import beginning, states_from_dict
 
 FORK = {"start_method": "fork", "pin_memory": False}
+HERE = Reading(num_threads=0)
 SCRIPT = Path(__file__).parent / "framed_ranks.py"
 
 
@@ -47,7 +48,7 @@ def taken(loader: Loader, count: int | None = None) -> list[str]:
 
 
 def test_batches_are_those_of_the_run(run: FramedRun) -> None:
-    loader = Loader(run, micro_batch_size=2)
+    loader = Loader(run, micro_batch_size=2, reading=HERE)
     for step in range(3):
         units = run.units(step)
         halves = list(islice(loader, 2))
@@ -63,7 +64,7 @@ def test_batches_are_those_of_the_run(run: FramedRun) -> None:
 def test_a_rank_saves_its_own_lanes_in_some_dozens_of_bytes_each(place: Path) -> None:
     for kind in framed_made.KINDS:
         run = framed_made.framed_run(kind, [place], global_batch_size=32)
-        loaders = [Loader(run, micro_batch_size=1, ranks=Ranks(rank, 4)) for rank in range(4)]
+        loaders = [Loader(run, micro_batch_size=1, ranks=Ranks(rank, 4), reading=HERE) for rank in range(4)]
         for loader in loaders:
             list(islice(loader, 8 * 2 + 3))
         states = [loader.state_dict() for loader in loaders]
@@ -78,7 +79,7 @@ def test_a_rank_saves_its_own_lanes_in_some_dozens_of_bytes_each(place: Path) ->
 
 
 def test_states_of_other_ranks_and_runs_are_refused(run: FramedRun, place: Path) -> None:
-    loaders = [Loader(run, micro_batch_size=1, ranks=Ranks(rank, 2)) for rank in range(2)]
+    loaders = [Loader(run, micro_batch_size=1, ranks=Ranks(rank, 2), reading=HERE) for rank in range(2)]
     for loader in loaders:
         list(islice(loader, 3))
     states = [loader.state_dict() for loader in loaders]
@@ -142,7 +143,7 @@ def test_what_a_framed_run_cannot_do(run: FramedRun, place: Path) -> None:
 
 
 def test_beginning_anew_and_where_it_stands(run: FramedRun) -> None:
-    loader = Loader(run, micro_batch_size=2)
+    loader = Loader(run, micro_batch_size=2, reading=HERE)
     first = taken(loader, 5)
     loader.start_at(10)
     more = taken(loader, 2)
@@ -211,14 +212,14 @@ def test_lanes_that_end_leave_units_out(place: Path) -> None:
 def test_a_state_of_any_moment_ends_where_the_run_does(place: Path) -> None:
     """In the midst of the last steps, too, where what is left of a step may be nothing."""
     run = framed_made.framed_run("singles", [place], samples=37)
-    loader = Loader(run, micro_batch_size=1)
+    loader = Loader(run, micro_batch_size=1, reading=HERE)
     whole, states = [], [loader.state_dict()]
     for batch in loader:
         whole.append(batch["unit_numbers"].tolist())
         states.append(loader.state_dict())
     assert [] in whole
     for number, state in list(enumerate(states))[-16:]:
-        resumed = Loader(run, micro_batch_size=1)
+        resumed = Loader(run, micro_batch_size=1, reading=HERE)
         resumed.load_state_dict(state)
         assert [batch["unit_numbers"].tolist() for batch in resumed] == whole[number:]
 
@@ -232,11 +233,11 @@ class Plain(DefaultTaskEncoder[Any, Any, Any, Any]):
 def test_threads_change_no_byte(place: Path) -> None:
     data = Framed(MediaDataset.open(place, **media_texts.TEXT), Plain(), frame_positions=5)
     run = FramedRun(data, global_batch_size=8, order=Order(seed=4))
-    wanted = taken(Loader(run, micro_batch_size=4), 9)
+    wanted = taken(Loader(run, micro_batch_size=4, reading=HERE), 9)
     for num_threads in (1, 2, 3):
         loader = Loader(run, micro_batch_size=4, reading=Reading(num_threads=num_threads, pin_memory=False))
         assert taken(loader, 3) == wanted[:3]
-        resumed = Loader(run, micro_batch_size=4)
+        resumed = Loader(run, micro_batch_size=4, reading=HERE)
         resumed.load_state_dict(loader.state_dict())
         assert taken(resumed, 3) == wanted[3:6]
         assert taken(loader, 6) == wanted[3:]
@@ -259,7 +260,7 @@ def test_a_resume_encodes_one_frame_of_each_lane_again(place: Path, num_workers:
     reading = Reading(num_threads=0, num_workers=num_workers, **FORK)
     loader = Loader(run, micro_batch_size=4, reading=reading)
     taken(loader, 13)
-    resumed = Loader(run, micro_batch_size=4)
+    resumed = Loader(run, micro_batch_size=4, reading=HERE)
     resumed.load_state_dict(loader.state_dict())
     loader.close()
     CALLS.clear()

@@ -173,6 +173,10 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
         is_group_batches: a sample is a whole batch of things that belong together; a micro-batch holds one sample.
         is_plain: no code of the user sees a sample before its batch.
         has_tokens: samples are made of tokens, so that their mean number is known before they are read.
+        holds_interpreter: making samples takes time in Python: media are decoded, code of the user runs, or records and
+            documents are put together. In a thread that would hold up a training loop, so that worker processes are
+            the default.
+        may_draw: hooks may draw from the global random generators, and so cannot run in threads.
         unrestorable: name of the user's code that may let a sample depend on what was read before. Only if it is None
             can samples that another process has read be read again with the same bytes.
     """
@@ -186,6 +190,8 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     is_group_batches: bool = False
     is_plain: bool = False
     has_tokens: bool = True
+    holds_interpreter: bool = False
+    may_draw: bool = False
     unrestorable: str | None = None
 
     @classmethod
@@ -201,6 +207,8 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
             is_group_batches=any(one.is_group_batches for one in traits),
             is_plain=all(one.is_plain for one in traits),
             has_tokens=all(one.has_tokens for one in traits),
+            holds_interpreter=any(one.holds_interpreter for one in traits),
+            may_draw=any(one.may_draw for one in traits),
             unrestorable=next((one.unrestorable for one in traits if one.unrestorable), None),
         )
 
@@ -362,6 +370,20 @@ class FixedDataset(Dataset):
         return [{name: values[i].copy() for name, values in batch.items()} for i in range(len(indices))]
 
 
+class FlatBatches(NamedTuple):
+    """Micro-batches that were made together.
+
+    Attributes:
+        columns: name -> flat array: the micro-batches one after another.
+        shapes: for each micro-batch, name -> the shape of its part.
+        others: for each micro-batch, name -> its values that are no arrays.
+    """
+
+    columns: Sample
+    shapes: list[dict[str, tuple[int, ...]]]
+    others: list[dict[str, Any]]
+
+
 class RaggedDataset(Dataset):
     """Samples with shapes of their own, which are made one by one and collated for each micro-batch."""
 
@@ -380,6 +402,16 @@ class RaggedDataset(Dataset):
     @abstractmethod
     def collate(self, samples: Sequence[Any]) -> Sample:
         """Return samples as one batch, as wide as the longest: arrays, and values such as counts."""
+
+    def flat_batches(
+        self, addresses: IntArray, sizes: Sequence[int], allocate: Callable[[int], NDArray[np.uint8]]
+    ) -> FlatBatches | None:
+        """Return the batches that ``collate`` makes of the next ``sizes[i]`` samples each, made in one pass.
+
+        ``allocate`` returns the memory for them, at least as many bytes as asked for. None is for samples that have to
+        be made one by one.
+        """
+        return None
 
     @abstractmethod
     def sample_lengths(self, addresses: IntArray) -> IntArray:

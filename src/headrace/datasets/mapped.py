@@ -110,7 +110,7 @@ class MapDataset(CountedDataset):
     @property
     def traits(self) -> Traits:
         """Those of the dataset, except that the function sees its samples; counts are those of its own samples."""
-        return msgspec.structs.replace(self.dataset.traits, is_plain=False)
+        return msgspec.structs.replace(self.dataset.traits, is_plain=False, holds_interpreter=True)
 
     @property
     def shard_bounds(self) -> IntArray | None:

@@ -258,6 +258,7 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
             is_counted=True,
             is_masked=self.loss_mask_key is not None,
             is_unshifted=self.labels == "same",
+            holds_interpreter=True,
         )
 
     @property

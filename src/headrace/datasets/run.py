@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
 from functools import cached_property
@@ -18,11 +18,13 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.datasets.dataset import (
     Dataset,
     Fields,
     FixedDataset,
+    FlatBatches,
     RaggedDataset,
     Sample,
     SampleWatch,
@@ -557,6 +559,15 @@ class Run:
             for row, sample in zip(np.arange(len(samples))[rows].tolist(), found, strict=True):
                 samples[row] = sample
         return samples
+
+    def flat_batches(
+        self, located: Located, sizes: Sequence[int], allocate: Callable[[int], NDArray[np.uint8]]
+    ) -> FlatBatches | None:
+        """Return micro-batches of planned records in one pass, see `RaggedDataset.flat_batches`; None if none can be.
+
+        A run of several sources makes samples one by one.
+        """
+        return self._ragged[0].flat_batches(located.addresses, sizes, allocate) if len(self._ragged) == 1 else None
 
     def collate(self, samples: Sequence[Any]) -> Sample:
         """Return records or media samples as one batch; the first source makes the batches of all."""

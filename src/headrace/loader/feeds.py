@@ -14,6 +14,7 @@ from functools import partial
 from itertools import chain, repeat
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from weakref import proxy
 
 import xxhash
 
@@ -21,6 +22,7 @@ from headrace.datasets import Run
 from headrace.datasets.states import check_blocks, check_group_batches, identity, resumed_draw, verified
 from headrace.errors import ConfigError, StateError
 from headrace.loader import workers
+from headrace.loader.choosing import ReadingChoice
 from headrace.loader.faults import Given, HandOver, shared_out
 from headrace.loader.memory import Blocks, Buffers
 from headrace.loader.ranks import Ranks, agree
@@ -140,6 +142,9 @@ class Feed(Protocol):
     def describe(self) -> str:
         """Describe in one line how much each rank reads in a step."""
 
+    def describe_reading(self) -> str:
+        """Describe in one line where samples are read, and why there."""
+
     def queue(self) -> Queue:
         """Return what is known of the spans or parts that wait to be received."""
 
@@ -158,10 +163,11 @@ class SpanFeed:
             )
         check_group_batches(run.traits.is_group_batches, options.share)
         self.run = run
-        self.reading = options.reading or Reading()
+        here = Reading(num_threads=0) if run.traits.may_draw else Reading()
+        self._choice = ReadingChoice(options.reading, here, run.traits)
         self._agrees = options.ranks.agree
         self._share = options.share
-        self._reader = StreamReader(run, self.reading)
+        self._reader = StreamReader(run, self._choice)
         self._debug = options.debug
         self.assignment: BalancedAssignment | None = None
         if options.balance is not None:
@@ -169,12 +175,17 @@ class SpanFeed:
         # Balance assigns the slots itself. The draw then only says which samples a step gave before it was balanced.
         self._draw = run.draw
 
+    @property
+    def reading(self) -> Reading:
+        """See `Feed.reading`."""
+        return self._choice.reading
+
     def batches(self, position: int) -> Iterator[Given]:
         """See `Feed.batches`."""
         if self._agrees:
             agree(self.run, position, self._share, self._digest)
         run, assignment = self.run, self.assignment
-        pace = pace_of(run, self._share, is_here=not self.reading.num_workers)
+        pace = pace_of(run, self._share, is_here=not self._choice.begin().num_workers)
         at_a_time = None if assignment is None else assignment.planned_positions
         work = spans(run, self._share, position, assignment or self._draw, pace, at_a_time)
         counts = resolve_name(COUNTS)(run, position) if run.traits.is_counted else None
@@ -244,6 +255,10 @@ class SpanFeed:
         """See `Feed.describe`."""
         return "every sample is read once, by the rank that takes it"
 
+    def describe_reading(self) -> str:
+        """See `Feed.describe_reading`."""
+        return self._choice.describe()
+
     def queue(self) -> Queue:
         """See `Feed.queue`."""
         return self._reader.queue()
@@ -266,33 +281,42 @@ Filled = Iterator[tuple[BatchSpan, SpanRows]]
 class StreamReader:
     """Reads the spans of one run, one stream at a time; a new stream ends the one before."""
 
-    def __init__(self, run: Run, reading: Reading) -> None:
+    def __init__(self, run: Run, choice: ReadingChoice) -> None:
         self._run = run
-        self._reading = reading
-        self._pin = pins(reading)
+        self._choice = choice
+        self._pin = pins(choice.asked or Reading())
         self._read: ReadRows = read_rows
         if run.traits.is_ragged or run.traits.is_counted:
             self._read = resolve_name(READ_RAGGED if run.traits.is_ragged else READ_COUNTED)
-        self._workers = self._make_workers() if reading.num_workers else None
+        self._workers: workers.WorkerPool[BatchSpan] | None = None
         self._ahead: Ahead[BatchSpan] = Ahead()
 
-    def _make_workers(self) -> workers.WorkerPool[BatchSpan]:
+    def _make_workers(self, reading: Reading) -> workers.WorkerPool[BatchSpan]:
         run, read = self._run, self._read
+        # A weak reference: a cycle would keep the processes alive until the garbage collector runs.
+        me: StreamReader = proxy(self)
         return workers.WorkerPool(
             lambda: partial(workers.read_message, read, run),
-            self._reading,
+            reading,
             # Spans are views of memory that is used again, so they are copied to pinned memory here.
             pin=False,
             describe=partial(describe_span, run),
             describe_sample=partial(describe_sample, run),
             unrestorable=run.traits.unrestorable,
+            instead=self._choice.instead(lambda spans, here: me._filled_here(spans, here)),
         )
 
     def filled(self, spans: Iterator[BatchSpan]) -> Filled:
         """Yield every span with its samples, in order."""
-        if self._workers is not None:
-            made = self._workers.filled(spans)
-            return ((span, _pinned(rows)) for span, rows in made) if self._pin else made
+        reading = self._choice.begin()
+        if not reading.num_workers:
+            return self._filled_here(spans, reading)
+        if self._workers is None:
+            self._workers = self._make_workers(reading)
+        made = self._workers.filled(spans)
+        return ((span, _pinned(rows)) for span, rows in made) if self._pin else made
+
+    def _filled_here(self, spans: Iterator[BatchSpan], reading: Reading) -> Filled:
         # Records and images are decoded into blocks, since their shapes are not known before.
         buffers = Blocks() if self._run.traits.is_ragged else Buffers(self._run.fields)
         # What each task brings is not kept, so that its memory is reused.
@@ -301,15 +325,18 @@ class StreamReader:
             for span in spans
         )
         read = partial(_read, self._read, self._run, self._pin)
-        if not self._reading.num_threads:
+        if not reading.num_threads:
             return ((span, read(task)) for span, task in work)
-        reads = [read] * self._reading.num_threads
         self._ahead = Ahead()
-        return in_threads(reads, work, self._reading, partial(describe_span, self._run), self._ahead)
+        describe = partial(describe_span, self._run)
+        return in_threads([read] * reading.num_threads, work, reading, describe, self._ahead)
 
     def queue(self) -> Queue:
         """Return how many spans wait, and how often workers were replaced."""
-        return self._ahead.queue if self._workers is None else self._workers.queue
+        found = self._ahead.queue
+        if self._workers is None:
+            return found
+        return self._workers.queue._replace(num_ready=self._workers.queue.num_ready + found.num_ready)
 
     def close(self) -> None:
         """End worker processes. Threads end with their stream."""

@@ -69,8 +69,9 @@ class Loader:
         micro_batch_size: samples in a batch on this rank.
         ranks: the data-parallel rank of this process; by default ``Ranks.detect()``, which reads the variables of
             ``torchrun``.
-        reading: whether threads or worker processes read, and how far ahead; by default one thread, or none for a
-            `FramedRun`.
+        reading: whether threads or worker processes read, and how far ahead. By default a thread reads windows. Two
+            worker processes make samples that take Python, which are packs, records, media and all that runs your
+            functions or hooks, unless workers cannot be used. ``describe()`` says what was chosen, and why.
         uneven: whether steps that ranks and micro-batches do not divide are allowed.
         restart: whether each iteration begins at position 0.
         balance: assigns the samples of each step to ranks and micro-batches so that these cost about the same. A step
@@ -164,7 +165,7 @@ class Loader:
 
     @property
     def reading(self) -> Reading:
-        """How samples are read."""
+        """How samples are read: as the loader was told, or as it decides when it is first iterated; see `describe`."""
         return self._feed.reading
 
     @property
@@ -263,6 +264,11 @@ class Loader:
                 ranks are not all after the same micro-step.
         """
         return self._feed.gathered(self.state_dict())
+
+    def describe(self) -> str:
+        """Describe the run, which rank this is, and where its samples are read and why, in a few lines."""
+        ranks = f"rank {self.ranks.rank} of {self.ranks.world_size}, micro-batches of {self.batch_size}"
+        return "\n".join([self.run.describe(), ranks, f"reading: {self._feed.describe_reading()}"])
 
     def serving(self) -> str:
         """Describe in one line which share of the data each rank reads, and whether any is read more than once."""

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from headrace.datasets import Run
-from headrace.datasets.dataset import SampleWatch, Tell
+from headrace.datasets.dataset import SampleWatch, StageTimes, Tell
 from headrace.datasets.media.face import BatchBlocks, collated
 from headrace.loader.faults import blaming
 from headrace.loader.spans import Allocate, Batch, BatchSpan, Cost, RaggedBatch, SpanRows
@@ -35,6 +36,13 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
         SampleFailure: samples could not be made.
     """
     begin = perf_counter()
+    flat = run.flat_batches(span.located, span.sizes, allocate or fresh)
+    if flat is not None:
+        columns = {name: torch.from_numpy(values) for name, values in flat.columns.items()}
+        seconds = perf_counter() - begin
+        cost = Cost(seconds, sum(map(_num_bytes, columns.values())))
+        parts = list(map(RaggedBatch, flat.shapes, flat.others))
+        return SpanRows(columns, parts, cost, times=StageTimes(read=seconds))
     blocks = None if allocate is None or not _is_plain(run, span) else BatchBlocks(allocate, sum(span.sizes))
     watch = SampleWatch(tell=tell, blocks=blocks)
     batches, first = [], 0
@@ -51,6 +59,11 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
     end = perf_counter()
     times = watch.take_times(made - begin, end - made)
     return SpanRows(columns, ragged, Cost(end - begin, num_bytes), watch.faults, times)
+
+
+def fresh(num_bytes: int) -> NDArray[np.uint8]:
+    """Return (num_bytes,) uint8 of new memory."""
+    return np.empty(num_bytes, np.uint8)
 
 
 def _is_plain(run: Run, span: BatchSpan) -> bool:

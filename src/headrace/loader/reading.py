@@ -193,6 +193,9 @@ def _say(waited_s: float, describe: Callable[[Any], str], label: Any) -> None:
 class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where samples are read, in threads or in worker processes, and how far ahead. None of it changes a sample.
 
+    A `Loader` that gets no `Reading` chooses by its samples, and reads in this process where no worker can be used.
+    One that gets a `Reading` does what that says, or raises an error.
+
     A thread is enough for token data, which cost least there. Media, whose decoding holds the interpreter, are best
     read in worker processes, which read into shared memory that is used again. With
     ``num_threads=0, num_workers=0`` the loader reads a batch when it is asked for.

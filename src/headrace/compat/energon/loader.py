@@ -21,6 +21,7 @@ from headrace.datasets import Framed, FramedRun
 from headrace.datasets.mix import Mix, length_of
 from headrace.encoders import FaultLog
 from headrace.errors import ConfigError, StateError
+from headrace.loader.choosing import ReadingChoice
 from headrace.loader.faults import FaultCounter, original_errors, report_path, shared_out
 from headrace.loader.feeds import StreamReader
 from headrace.loader.loader import Loader
@@ -308,7 +309,7 @@ class OwnOrderLoader(EnergonLoader):
     def __init__(self, dataset: EnergonDataset, own: OwnOrder, reading: Reading, fault_report: str | None) -> None:
         super().__init__(dataset)
         self._own = own
-        self._reader = StreamReader(own.run, reading)
+        self._reader = StreamReader(own.run, ReadingChoice(reading, reading, own.run.traits))
         self._given = 0
         self._through = False
         self._inner: Iterator[tuple[Batch, FaultLog | None]] | None = None

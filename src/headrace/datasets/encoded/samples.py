@@ -211,6 +211,11 @@ class SampleEncoder:
         """Return what the random numbers of a sample depend on."""
         return CallKey(self.key, address)
 
+    @property
+    def may_draw(self) -> bool:
+        """Whether a hook or cooker may draw from the global generators; `check_thread` then refuses threads."""
+        return any(hook.may_draw for hook in (*self.pipeline.used, *([] if self.cook is None else [self.cook])))
+
     def check_thread(self) -> None:
         """Check the thread; see `EncoderPipeline.check_thread`."""
         self.pipeline.check_thread(*([] if self.cook is None else [self.cook]))
@@ -510,7 +515,8 @@ class EncoderDataset(SampleDataset):
     @property
     def traits(self) -> Traits:
         """What has to be known about the samples. They are unrestorable if a hook is not marked ``@stateless``."""
-        return Traits(is_ragged=True, has_tokens=False, unrestorable=self.outputs.unrestorable)
+        outputs = self.outputs
+        return msgspec.structs.replace(super().traits, unrestorable=outputs.unrestorable, may_draw=outputs.may_draw)
 
     def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Any]:
         """Return samples; see `SampleDataset.samples`. Errors of a hook get a note that names hook and sample."""

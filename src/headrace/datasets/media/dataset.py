@@ -337,6 +337,7 @@ class MediaDataset(SampleDataset):
         return Traits(
             is_ragged=True,
             has_tokens=False,
+            holds_interpreter=True,
             is_plain=self.cooker is None and self._functions["sample_loader"] is None,
         )
 

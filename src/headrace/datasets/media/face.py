@@ -122,7 +122,7 @@ class SampleDataset(RaggedDataset):
     @property
     def traits(self) -> Traits:
         """What has to be known about the samples before one is read."""
-        return Traits(is_ragged=True, has_tokens=False)
+        return Traits(is_ragged=True, has_tokens=False, holds_interpreter=True)
 
     @property
     def num_tokens_per_sample(self) -> float:

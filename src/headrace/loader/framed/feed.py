@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import proxy
 
@@ -24,12 +25,13 @@ import msgspec
 import numpy as np
 
 from headrace.datasets import FramedRun
-from headrace.datasets.dataset import StageTimes
+from headrace.datasets.dataset import StageTimes, Traits
 from headrace.datasets.encoded.framed_run import JournalFile, check_journal
 from headrace.datasets.states import check_group_batches
 from headrace.encoders import FaultLog
 from headrace.errors import ConfigError, StateError
 from headrace.loader import workers
+from headrace.loader.choosing import ReadingChoice
 from headrace.loader.faults import Given, HandOver, merged
 from headrace.loader.feeds import FeedOptions
 from headrace.loader.framed.parts import BatchPart, LaneReader, PartMessage, batch_of, coming_steps, lanes_of, parts
@@ -206,42 +208,51 @@ class FramedFeed:
             )
         check_group_batches(run.is_group_batches, options.share)
         self.run = run
-        # Hooks that draw random numbers cannot run in threads, so there are none by default.
-        self.reading = options.reading or Reading(num_threads=0)
+        # Hooks that draw random numbers cannot run in threads. A single worker makes whole batches, as this process
+        # would, with `batch` and `encode_batch`; several may each make parts of them.
+        traits = Traits(holds_interpreter=True, unrestorable=run.unrestorable)
+        self._choice = ReadingChoice(
+            options.reading, Reading(num_threads=0), traits, in_order="one process makes whole batches of frames"
+        )
         self._options = options
         self._original = original or run
         self._lanes = run.framing.lanes
         self._agrees = options.ranks.agree
         self._share = options.share
-        self._pin = pins(self.reading)
+        self._pin = pins(options.reading or Reading())
         self._end = None if run.num_steps is None else run.schedule.begin(run.num_steps)
         if options.journal is not None:
             check_journal(options.journal, run.journal_hashes)
         self._journal = options.journal
         self._file: JournalFile | None = None
-        self._workers = self._make_workers() if self.reading.num_workers else None
+        self._workers: workers.WorkerPool[BatchPart] | None = None
         self._ahead: Ahead[BatchPart] = Ahead()
         self._stream = _Stream(LaneHistory(self._lanes, beginning(self._lanes)), 0)
         if self._serving.times_encoded > 1:
             _log.warning("%s", self.describe())
 
-    def _make_workers(self) -> workers.WorkerPool[BatchPart]:
+    @property
+    def reading(self) -> Reading:
+        """See `Feed.reading`."""
+        return self._choice.reading
+
+    def _make_workers(self, reading: Reading) -> workers.WorkerPool[BatchPart]:
         # A weak reference: a cycle would keep the processes alive until the garbage collector runs.
         me: FramedFeed = proxy(self)
         return workers.WorkerPool(
-            lambda: me._lane_reader(),
-            self.reading,
+            # Messages of workers are pinned when they are received.
+            lambda: me._lane_reader(pin=False),
+            reading,
             pin=self._pin,
             describe=describe_part,
             describe_sample=partial(describe_part_sample, self.run),
             unrestorable=self.run.unrestorable,
+            instead=self._choice.instead(lambda parts, here: me._filled_instead(parts, reading.num_workers)),
         )
 
-    def _lane_reader(self) -> LaneReader:
+    def _lane_reader(self, *, pin: bool) -> LaneReader:
         """Return a reader that begins at the first micro-batch that was not delivered."""
         now = self._stream
-        # Messages of workers are pinned when they are received.
-        pin = self._pin and self._workers is None
         return LaneReader(self.run, now.history.states(now.position, now.history.lanes), pin=pin)
 
     def batches(self, position: int) -> Iterator[Given]:
@@ -329,6 +340,10 @@ class FramedFeed:
         """See `Feed.describe`; this describes the step that costs most."""
         return self._serving.describe()
 
+    def describe_reading(self) -> str:
+        """See `Feed.describe_reading`."""
+        return self._choice.describe()
+
     def queue(self) -> Queue:
         """See `Feed.queue`."""
         return self._ahead.queue if self._workers is None else self._workers.queue
@@ -373,7 +388,8 @@ class FramedFeed:
 
     def _made(self, stream: _Stream, states: Sequence[LaneState]) -> Iterator[MadeBatch]:
         """Yield every micro-batch, put together from its parts. Its marks enter the history before it is yielded."""
-        num_readers = self.reading.num_workers or self.reading.num_threads or 1
+        reading = self._choice.begin()
+        num_readers = reading.num_workers or reading.num_threads or 1
         tasks = parts(
             self.run.schedule,
             self._lanes,
@@ -385,7 +401,7 @@ class FramedFeed:
         )
         collator = self.run.reader(())
         found: list[tuple[BatchPart, PartMessage]] = []
-        for part, message in self._filled(tasks):
+        for part, message in self._filled(tasks, reading):
             stream.history.add(message.marks)
             if self._file is not None:
                 self._file.add(message.marks)
@@ -397,16 +413,22 @@ class FramedFeed:
                 yield MadeBatch(self._whole(found, collator), num_units, part.step, part.after, times, faults)
                 found = []
 
-    def _filled(self, tasks: Iterator[BatchPart]) -> Iterator[tuple[BatchPart, PartMessage]]:
+    def _filled(self, tasks: Iterator[BatchPart], reading: Reading) -> Iterator[tuple[BatchPart, PartMessage]]:
         """Yield each part with its message, in order."""
-        if self._workers is not None:
+        if reading.num_workers:
+            if self._workers is None:
+                self._workers = self._make_workers(reading)
             return self._workers.filled(tasks)
-        if self.reading.num_threads:
-            readers = [self._lane_reader() for _ in range(self.reading.num_threads)]
+        if reading.num_threads:
+            readers = [self._lane_reader(pin=self._pin) for _ in range(reading.num_threads)]
             self._ahead = Ahead()
-            return in_threads(readers, ((part, part) for part in tasks), self.reading, describe_part, self._ahead)
-        reader = self._lane_reader()
-        return ((part, reader(part)) for part in tasks)
+            return in_threads(readers, ((part, part) for part in tasks), reading, describe_part, self._ahead)
+        return self._filled_instead(tasks, 1)
+
+    def _filled_instead(self, tasks: Iterator[BatchPart], num_readers: int) -> Iterator[tuple[BatchPart, PartMessage]]:
+        """Make parts when they are asked for; each reader makes those that a worker of its number would have made."""
+        readers = [self._lane_reader(pin=self._pin) for _ in range(num_readers)]
+        return ((part, reader(part)) for part, reader in zip(tasks, cycle(readers), strict=False))
 
     def _whole(self, found: Sequence[tuple[BatchPart, PartMessage]], collator: UnitReader) -> Batch:
         """Return the batch of a micro-batch: as a reader made it, or put together from the samples of several."""

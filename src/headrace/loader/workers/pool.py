@@ -32,6 +32,7 @@ from time import monotonic, sleep
 from typing import Any, Final, Generic, TypeVar
 
 from headrace.errors import ConfigError, StateError, WorkerError
+from headrace.loader.choosing import Instead, Obstacle
 from headrace.loader.reading import DESCRIBE_S, Queue, Reading, within
 from headrace.loader.workers.blocks import BlockTable
 from headrace.loader.workers.messages import PlacedRows
@@ -140,6 +141,14 @@ class Lost(Exception):  # noqa: N818 -- never seen by users
     """Workers have ended or hang; the message says which, and what they were doing."""
 
 
+class Unusable(Exception):  # noqa: N818 -- never seen by users
+    """Workers cannot be used, although nobody asked for them; the tasks are read in another way."""
+
+    def __init__(self, obstacle: Obstacle) -> None:
+        super().__init__(obstacle.why)
+        self.obstacle = obstacle
+
+
 class Stale(Exception):  # noqa: N818 -- never seen by users
     """The workers are not ready for another stream, and new ones have to be started."""
 
@@ -149,7 +158,8 @@ class WorkerSet:
 
     Args:
         read: makes the message of a task; it is sent to the workers.
-        reading: the number of workers, and how they start.
+        reading: the number of workers.
+        method: how they start.
         pin: whether messages are pinned.
         careful: give a worker each task only after the message of the one before was received, so that a task which
             ends or blocks the worker does not take other tasks with it.
@@ -161,13 +171,13 @@ class WorkerSet:
         self,
         read: ReadTask[Any],
         reading: Reading,
+        method: str,
         *,
         pin: bool,
         careful: bool = False,
         describe: Callable[[Any], str],
         describe_sample: DescribeSample | None,
     ) -> None:
-        method = reading.start_method or safe_start_method()
         context = context_of(method)
         self._num_workers = reading.num_workers
         self._reading = reading
@@ -306,6 +316,12 @@ class WorkerSet:
         self._blocks.received(number, {}, ())
         return message
 
+    @property
+    def ended_in_start(self) -> bool:
+        """Whether a worker has ended before it came to its first task."""
+        ended = [at for at, process in enumerate(self.processes) if not is_alive(process)]
+        return any(self._table.row(worker).state is State.STARTING for worker in ended)
+
     def num_ready(self, sent: deque[Sent]) -> int:
         """Return how many messages of these tasks are done."""
         rows = [self._table.row(worker) for worker in range(self._num_workers)]
@@ -402,6 +418,10 @@ def _unname(names: list[Callable[[], Any]], table: Table, num_workers: int) -> b
     return True
 
 
+def _not_started(why: str) -> Obstacle:
+    return Obstacle(f"worker processes could not start: {why}", "look at the error of reading=Reading(num_workers=2)")
+
+
 _log = logging.getLogger("headrace")
 
 T = TypeVar("T")
@@ -422,6 +442,7 @@ class WorkerPool(Generic[T]):
         describe_sample: describes one sample of a task, by the address that the reader told.
         unrestorable: the name of a hook whose results depend on what ran before, so that nothing can be read again.
         restarted: called with the first task that new workers begin with, before ``reader_now``.
+        instead: what to do if workers cannot be used; None is an error.
     """
 
     def __init__(
@@ -434,6 +455,7 @@ class WorkerPool(Generic[T]):
         describe_sample: DescribeSample | None = None,
         unrestorable: str | None = None,
         restarted: Callable[[T], None] | None = None,
+        instead: Instead | None = None,
     ) -> None:
         self._reader_now = reader_now
         self._reading = reading
@@ -442,6 +464,7 @@ class WorkerPool(Generic[T]):
         self._describe_sample = describe_sample
         self._unrestorable = unrestorable
         self._restarted = restarted
+        self._instead = instead
         self._worker_set: WorkerSet | None = None
         self._sent: deque[Sent] = deque()
         self._num_replaced = 0
@@ -458,6 +481,16 @@ class WorkerPool(Generic[T]):
         self._stream += 1
         mine = self._stream
         due = _Due(tasks)
+        try:
+            yield from self._from_workers(due, mine)
+            return
+        except Unusable as unusable:
+            self.close(kill=True)
+            instead, obstacle = self._instead, unusable.obstacle
+        if instead is not None:
+            yield from instead.filled(due.left(), instead.choice.give_up(obstacle))
+
+    def _from_workers(self, due: _Due[T], mine: int) -> Iterator[tuple[T, Any]]:
         sent = self._begin(due)
         losses = 0
         try:
@@ -467,11 +500,15 @@ class WorkerPool(Generic[T]):
                 message, loss = self._next(sent)
                 if loss:
                     losses += 1
+                    if self._instead is not None and self._worker_set is not None and self._worker_set.ended_in_start:
+                        raise Unusable(_not_started(loss))
                     self._give_up(due, loss, losses)
                     sent = self._begin(due, careful=losses > 1)
                     continue
                 if message is END:
                     break
+                if isinstance(message, RaisedError) and message.in_setup and self._instead is not None:
+                    raise Unusable(_not_started(message.text))
                 sent.popleft()
                 task = due.handed_over()
                 losses = 0
@@ -501,16 +538,26 @@ class WorkerPool(Generic[T]):
                 return self._assign(self._worker_set, due)
         # The workers are not persistent, or one has died, or is still busy with an outdated task.
         self.close(kill=self._worker_set is not None)
+        read = self._reader_now()
+        method = self._reading.start_method or safe_start_method()
+        if self._instead is not None and (obstacle := self._instead.choice.obstacle(read, method)):
+            raise Unusable(obstacle)
         worker_set = self._worker_set = WorkerSet(
-            self._reader_now(),
+            read,
             self._reading,
+            method,
             pin=self._pin,
             careful=careful,
             describe=self._describe,
             describe_sample=self._describe_sample,
         )
         _living.add(self)
-        return self._assign(worker_set, due)
+        try:
+            return self._assign(worker_set, due)
+        except (ConfigError, WorkerError) as error:
+            if self._instead is None:
+                raise
+            raise Unusable(_not_started(str(error))) from error
 
     def _assign(self, worker_set: WorkerSet, due: _Due[T]) -> deque[Sent]:
         try:
@@ -583,6 +630,14 @@ class _Due(Generic[T]):
             self._failed = error
         if self._failed is not None:
             raise self._failed
+
+    def left(self) -> Iterator[T]:
+        """Yield all tasks whose messages were not yielded, and keep none of them."""
+        while self.first:
+            yield self.first.popleft()
+        if self._failed is not None:
+            raise self._failed
+        yield from self._tasks
 
     def handed_over(self) -> T:
         """Remove the first task, whose message is about to be yielded, and return it."""

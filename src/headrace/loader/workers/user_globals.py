@@ -251,6 +251,8 @@ class _Walk:
         self._functions: dict[types.CodeType, types.FunctionType] = {}
         self._classes: dict[type, bool] = {}
         self._queue: deque[tuple[Any, int]] = deque()
+        self.held: list[Any] = []
+        """What functions hold in closures and defaults."""
         self.attributes: set[str] = set()
         self.own: set[tuple[str, str]] = set()
         self.variables: set[str] = set()
@@ -264,6 +266,10 @@ class _Walk:
             for place, value in self._globals.items()
             if place not in self._written and not isinstance(value, types.ModuleType)
         ]
+
+    def named(self) -> list[Any]:
+        """Return the values of the globals and attributes that the code names."""
+        return list(self._globals.values())
 
     def follow(self, root: Any) -> None:
         """Visit all functions within an object, and what they name."""
@@ -303,9 +309,11 @@ class _Walk:
         self._functions[function.__code__] = function
         for cell in function.__closure__ or ():
             try:
-                self._queue.append((cell.cell_contents, calls))
+                self.held.append(cell.cell_contents)
             except ValueError:  # it is empty
                 continue
+            self._queue.append((self.held[-1], calls))
+        self.held += function.__defaults__ or ()
         if (wrapped := getattr(function, "__wrapped__", None)) is not None:
             self._queue.append((wrapped, calls))
         for code in _codes(function.__code__):
@@ -427,8 +435,26 @@ def _attribute_of(owner: type | types.ModuleType, name: str) -> GlobalName:
     return GlobalName(owner.__module__, (*owner.__qualname__.split("."), name))
 
 
+def objects_in(code: Any) -> Iterator[Any]:
+    """Yield the objects that an object, and its functions, hold at any depth; and the globals that these name."""
+    walk = _Walk()
+    walk.follow(code)
+    yield from _objects_in([code, *walk.held])
+    yield from walk.named()
+
+
 def _functions_in(root: Any) -> Iterator[Any]:
     """Yield the functions, and the classes of objects, that an object holds at any depth, nearest first."""
+    for one in _objects_in(root):
+        if isinstance(one, (types.FunctionType, type)):
+            yield one
+        elif isinstance(one, types.MethodType):
+            yield one.__func__
+        elif _is_followed(type(one).__module__):
+            yield type(one)
+
+
+def _objects_in(root: Any) -> Iterator[Any]:
     queue: deque[Any] = deque([root])
     seen: set[int] = set()
     kept = []
@@ -438,13 +464,9 @@ def _functions_in(root: Any) -> Iterator[Any]:
             continue
         seen.add(id(one))
         kept.append(one)  # while it is alive, no other object can have its id
+        yield one
         if isinstance(one, (types.FunctionType, type)):
-            yield one
             continue
-        if isinstance(one, types.MethodType):
-            yield one.__func__
-        elif _is_followed(type(one).__module__):
-            yield type(one)
         if isinstance(one, (dict, list, tuple, set)):
             queue.extend(islice(one.values() if isinstance(one, dict) else one, _MAX_ENTRIES))
         else:

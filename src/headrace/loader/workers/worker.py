@@ -156,13 +156,15 @@ class Sent(NamedTuple):
 class RaisedError(NamedTuple):
     """An error that a worker raised: pickled, None if it does not pickle; as text; and its traceback as text.
 
-    ``faults`` are the samples that are to blame.
+    ``faults`` are the samples that are to blame. ``in_setup`` is whether the worker has raised it before its first
+    sample, and so will for each of its tasks.
     """
 
     pickled: bytes | None
     text: str
     way: str
     faults: Sequence[Fault] = ()
+    in_setup: bool = False
 
     def again(self) -> Exception:
         """Return the same error, with the worker's traceback as a note; a `SampleFailure` if samples are to blame."""
@@ -254,7 +256,7 @@ class WorkerSetup(Dataset[Any]):
             self._set_up()
         except Exception as error:
             # Torch would lose the type of the error, so it is returned as the message of each task.
-            self._failed = _failed(error, worker)
+            self._failed = _failed(error, worker)._replace(in_setup=True)
         self._table.write(worker, State.WAITING, -1)
 
     def _set_up(self) -> None:

@@ -1,0 +1,300 @@
+"""How samples are read if nothing is said: in worker processes where that helps and can do no harm, else here.
+
+Reading windows of tokens is a copy, for which a thread hardly needs the interpreter. Putting packs and records together
+needs it, and decoding media and running the user's code need it all the time. A thread that holds it keeps the main
+thread from launching kernels. So such samples are made in other processes. `chosen` decides, from what is known of the
+samples and of this process, and is a pure function; `obstacle_to` looks at what would go to the workers.
+`ReadingChoice` holds what was decided, and what became of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import logging
+import multiprocessing
+import os
+import pickle
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from pkgutil import resolve_name
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+from headrace.datasets.dataset import Traits
+from headrace.loader.reading import Reading
+
+NUM_WORKERS: Final = 2
+"""The number of workers; a process of two cores has one."""
+LEAST_SHARED_BYTES: Final = 512 << 20
+"""Least free shared memory for workers. Containers often have 64 MiB, and a worker that finds it full is killed."""
+
+MOST_SENT_BYTES: Final = 64 << 20
+"""Most bytes of datasets that are pickled for each worker that starts anew. The plan of many packs may have more."""
+
+START_METHOD: Final = "headrace.loader.workers.processes:safe_start_method"
+OBJECTS: Final = "headrace.loader.workers.user_globals:objects_in"
+"""Named here, since most runs feed tokens and need no workers."""
+
+_SHARED: Final = Path("/dev/shm")
+_log = logging.getLogger("headrace")
+
+
+class Surroundings(NamedTuple):
+    """What of this process matters to workers.
+
+    Attributes:
+        num_cores: the cores of this process; those of a machine are shared by its ranks.
+        is_daemon: whether the process may start no others, as a worker of another pool.
+        shared_bytes: how much shared memory is free; None if it is not known.
+        start_method: how workers would start.
+        unguarded: the file of the program that workers which start anew would run again; None if there is none.
+    """
+
+    num_cores: int
+    is_daemon: bool
+    shared_bytes: int | None
+    start_method: str
+    unguarded: str | None
+
+    @classmethod
+    def of_this_process(cls) -> Surroundings:
+        """Return those of this process, as they are now."""
+        return cls(
+            num_cores=num_cores(os.environ),
+            is_daemon=multiprocessing.current_process().daemon,
+            shared_bytes=shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else None,
+            start_method=resolve_name(START_METHOD)(),
+            unguarded=unguarded(sys.modules["__main__"]),
+        )
+
+
+class ChosenReading(NamedTuple):
+    """How samples are read, and why, as words that follow "since". ``advice`` says how to read in workers instead."""
+
+    reading: Reading
+    why: str
+    advice: str = ""
+
+
+class Obstacle(NamedTuple):
+    """Why workers cannot be used, as words that follow "since", and what to do about it."""
+
+    why: str
+    advice: str
+
+
+def chosen(traits: Traits, here: Reading, around: Surroundings | None, *, in_order: str | None = None) -> ChosenReading:
+    """Return how samples of these traits are read in these surroundings if nothing is said.
+
+    Args:
+        traits: what is known of the samples.
+        here: how this process itself reads them.
+        around: the surroundings; None only for samples that take little Python, for which they do not matter.
+        in_order: why one worker has to make all samples, if that is so.
+    """
+    if not traits.holds_interpreter or around is None:
+        return ChosenReading(here, "these samples take little Python to make")
+    if around.num_cores < 2:
+        return ChosenReading(here, "this process has one core, which workers would only share")
+    if around.is_daemon:
+        return ChosenReading(here, "this process is a daemon of multiprocessing, which may start no others")
+    if around.shared_bytes is not None and around.shared_bytes < LEAST_SHARED_BYTES:
+        return ChosenReading(
+            here,
+            f"only {around.shared_bytes >> 20:,} MiB of shared memory are free in {_SHARED}",
+            f"give it {LEAST_SHARED_BYTES >> 20} MiB or more (docker run --shm-size=8g)",
+        )
+    if around.start_method != "fork" and around.unguarded is not None:
+        return ChosenReading(
+            here,
+            f"{_ANEW}, and would run {around.unguarded} again",
+            'put what starts the program under if __name__ == "__main__"',
+        )
+    if traits.unrestorable is not None:
+        in_order = f"{traits.unrestorable} is not marked @stateless"
+    if in_order is not None:
+        return ChosenReading(Reading(num_workers=1), f"making these samples takes Python, and {in_order}")
+    # One core is left to the training loop: beside busy workers on all of them it would have to wait its turn.
+    num_workers = min(NUM_WORKERS, around.num_cores - 1)
+    return ChosenReading(Reading(num_workers=num_workers), "making these samples takes Python")
+
+
+def num_cores(environ: Mapping[str, str]) -> int:
+    """Return the number of cores of this process, or its share of them if ``torchrun`` started several of its kind."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = environ.get("LOCAL_WORLD_SIZE", "1")
+    return found // max(1, int(ranks) if ranks.isdecimal() else 1)
+
+
+def unguarded(main: ModuleType) -> str | None:
+    """Return the file of a main module that would run the program again when it is imported; None if it would not.
+
+    A new process of multiprocessing imports the main module, except that of a package. A module without a file, as in a
+    notebook, cannot be imported.
+    """
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if path is None or (spec is not None and spec.name.rpartition(".")[2] == "__main__"):
+        return None
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return str(path)
+    return None if any(map(_is_guard, tree.body)) else str(path)
+
+
+def _is_guard(statement: ast.stmt) -> bool:
+    if not isinstance(statement, ast.If):
+        return False
+    test = statement.test
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq):
+        return False
+    sides = (test.left, test.comparators[0])
+    has_name = any(isinstance(one, ast.Name) and one.id == "__name__" for one in sides)
+    return has_name and any(isinstance(one, ast.Constant) and one.value == "__main__" for one in sides)
+
+
+def obstacle_to(read: Any, start_method: str) -> Obstacle | None:
+    """Return why workers that start in this way cannot have ``read``, which makes the messages; None if they can."""
+    if start_method == "fork":
+        for one in resolve_name(OBJECTS)(read):
+            if words := _tied_to_process(one):
+                return Obstacle(
+                    f"the datasets, or the code of their samples, hold {words}, which processes cannot share",
+                    "open it where a sample is made",
+                )
+        return None
+    try:
+        pickled = pickle.dumps(read)
+    except Exception as error:
+        return Obstacle(f"{_ANEW}, and {_line(error)}", "replace lambdas and inner functions by functions of a module")
+    if len(pickled) > MOST_SENT_BYTES:
+        return Obstacle(
+            f"{_ANEW}, and {len(pickled) >> 20:,} MiB would have to be sent to each",
+            "pass reading=Reading(num_workers=2)",
+        )
+    if not hasattr(sys.modules["__main__"], "__file__") and b"__main__" in pickled:
+        return Obstacle(f"{_ANEW}, and do not find the code of a notebook", "move it to a module, and import it")
+    return None
+
+
+_ANEW: Final = "workers have to start anew beside CUDA or threads"
+_TIED: Final = {"sqlite3", "h5py", "lmdb", "socket", "ssl"}
+"""Modules of objects that a process must not take over from another one."""
+
+
+def _tied_to_process(one: Any) -> str | None:
+    """Return in words what an object is that a fork would share with this process; None for most objects."""
+    module = type(one).__module__.partition(".")[0]
+    if module in _TIED and not isinstance(one, type):
+        return f"a {module}.{type(one).__name__}"
+    if not isinstance(one, io.IOBase) or one.closed:
+        return None
+    try:
+        # What is only written to, as a log, may come from several processes.
+        return f"the open file {getattr(one, 'name', one)!r}" if one.fileno() > 2 and one.readable() else None
+    except (OSError, ValueError):  # it is in memory
+        return None
+
+
+def _line(error: Any) -> str:
+    """Return the text of an error in one line, without the full stop."""
+    return " ".join(str(error).split()).rstrip(".")
+
+
+FilledHere = Callable[[Iterator[Any], Reading], Iterator[tuple[Any, Any]]]
+"""Reads tasks in this process; yields each with its message."""
+
+
+class Instead(NamedTuple):
+    """What is done if workers that nobody asked for cannot be used: ``filled`` reads the tasks that are left."""
+
+    choice: ReadingChoice
+    filled: FilledHere
+
+
+class ReadingChoice:
+    """How a loader reads: as it was told, or as is decided when it begins its first stream.
+
+    Until then ``reading`` and ``why`` are what would be decided now.
+
+    Args:
+        asked: what the loader was told; None decides.
+        here: how this process itself reads.
+        traits: what is known of the samples.
+        in_order: why one worker has to make all samples, if that is so.
+    """
+
+    def __init__(self, asked: Reading | None, here: Reading, traits: Traits, *, in_order: str | None = None) -> None:
+        self.asked = asked
+        self._here = here
+        self._traits = traits
+        self._in_order = in_order
+        self._found = None if asked is None else ChosenReading(asked, "the loader was told so")
+
+    @property
+    def reading(self) -> Reading:
+        """How samples are read."""
+        return self._now().reading
+
+    @property
+    def why(self) -> str:
+        """The reason, as words that follow "since"."""
+        return self._now().why
+
+    def begin(self) -> Reading:
+        """Decide for good. If samples are made here although other processes should, and could, a warning says why."""
+        if self._found is None:
+            self._found = self._now()
+            if self._found.advice:
+                self._warn(self._found.why, self._found.advice)
+        return self._found.reading
+
+    def instead(self, filled: FilledHere) -> Instead | None:
+        """Return what to do if workers that nobody asked for cannot be used; None if they were asked for."""
+        return Instead(self, filled) if self.asked is None else None
+
+    def obstacle(self, read: Any, start_method: str) -> Obstacle | None:
+        """Return why workers cannot start now with ``read``, which makes the messages; None if they can."""
+        now = self._choose()
+        return obstacle_to(read, start_method) if now.reading.num_workers else Obstacle(now.why, now.advice)
+
+    def give_up(self, obstacle: Obstacle) -> Reading:
+        """Note that workers cannot be used after all, warn, and return how this process reads instead."""
+        self._found = ChosenReading(self._here, _line(obstacle.why))
+        self._warn(self._found.why, obstacle.advice)
+        return self._here
+
+    def describe(self) -> str:
+        """Return where samples are read, and why, in one line."""
+        reading, why, _ = self._now()
+        return f"{_words(reading)}, since {why}"
+
+    def _now(self) -> ChosenReading:
+        return self._choose() if self._found is None else self._found
+
+    def _choose(self) -> ChosenReading:
+        # Samples of tokens do not ask about the process.
+        around = Surroundings.of_this_process() if self._traits.holds_interpreter else None
+        return chosen(self._traits, self._here, around, in_order=self._in_order)
+
+    def _warn(self, why: str, advice: str) -> None:
+        _log.warning(
+            "samples are read %s, since %s. Making them takes Python, which holds up the training loop, by a tenth of"
+            " its launches in our measurements. To read in worker processes, %s; if this is meant, pass"
+            " reading=Reading(num_threads=%d)",
+            _words(self._here),
+            why,
+            advice,
+            self._here.num_threads,
+        )
+
+
+def _words(reading: Reading) -> str:
+    if reading.num_workers:
+        return f"ahead in {reading.num_workers} worker process{'es' if reading.num_workers > 1 else ''}"
+    if reading.num_threads:
+        return f"ahead in {reading.num_threads} thread{'s' if reading.num_threads > 1 else ''} of this process"
+    return "by the training loop itself, when a batch is asked for"

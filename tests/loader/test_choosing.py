@@ -1,0 +1,356 @@
+"""How a loader reads that was not told how: what is chosen, and that nobody who said nothing gets an error for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import corpora
+import framed_made
+import media_texts
+import option_encoder
+import records_made
+from headrace import (
+    Blend,
+    Loader,
+    MapDataset,
+    MediaDataset,
+    Order,
+    PackedSequenceDataset,
+    Packing,
+    Run,
+    SFTDataset,
+    WindowDataset,
+    WorkerError,
+)
+from headrace.datasets import Dataset
+from headrace.datasets.dataset import Traits
+from headrace.datasets.encoded import EncodedDataset
+from headrace.encoders import DefaultTaskEncoder, TextSample, stateless
+from headrace.loader import Reading, choosing
+from headrace.loader.choosing import LEAST_SHARED_BYTES, Surroundings, chosen, num_cores, unguarded
+from headrace.loader.workers.pool import WorkerSet
+from headrace.loader.workers.worker import WorkerSetup
+
+THREAD, TWO = Reading(), Reading(num_workers=2)
+PYTHON = Traits(is_ragged=True, holds_interpreter=True)
+FREE = Surroundings(num_cores=8, is_daemon=False, shared_bytes=8 << 30, start_method="fork", unguarded=None)
+EXPECTED = [str(number) for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return media_texts.shards(tmp_path_factory.mktemp("texts") / "t", (7, 5))
+
+
+@pytest.fixture(autouse=True)
+def cores_of_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the machine of the tests has."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
+
+
+@pytest.fixture
+def another_thread() -> Iterator[None]:
+    """Beside it no process can be forked safely."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+
+
+def by_process(sample: Any) -> Any:
+    sample.text = f"{sample.text} {os.getpid()}"
+    return sample
+
+
+def mapped(texts: Path, function: Callable[[Any], Any]) -> Loader:
+    return loader_of(MapDataset(MediaDataset.open(texts, **media_texts.TEXT), function))
+
+
+def loader_of(data: Dataset) -> Loader:
+    return Loader(Run(data, global_batch_size=2, order=Order(kind="none"), epochs=1), micro_batch_size=2, restart=True)
+
+
+def read(loader: Loader) -> tuple[list[str], set[int]]:
+    """The texts of a run through `by_process`, and the processes that made them."""
+    found = [text.split() for batch in loader for text in batch["text"]]
+    return [text for text, _ in found], {int(process) for _, process in found}
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> str:
+    [record] = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert "\n" not in record.getMessage()
+    return record.getMessage()
+
+
+def test_what_is_chosen() -> None:
+    assert chosen(Traits(), THREAD, None).reading == THREAD
+    assert chosen(PYTHON, THREAD, FREE).reading == TWO
+    assert chosen(PYTHON, THREAD, FREE._replace(num_cores=2)).reading == Reading(num_workers=1), "one core is left"
+    spawning = FREE._replace(start_method="forkserver")
+    assert chosen(PYTHON, THREAD, spawning).reading == TWO
+    for around, why, advice in [
+        (FREE._replace(num_cores=1), "one core", ""),
+        (FREE._replace(is_daemon=True), "daemon", ""),
+        (FREE._replace(shared_bytes=LEAST_SHARED_BYTES - 1), "only 511 MiB of shared memory", "512 MiB or more"),
+        (spawning._replace(unguarded="train.py"), "would run train.py again", 'if __name__ == "__main__"'),
+    ]:
+        found = chosen(PYTHON, THREAD, around)
+        assert found.reading == THREAD
+        assert why in found.why
+        assert advice in found.advice
+        assert bool(advice) == bool(found.advice)
+    # A fork does not run the program again.
+    assert chosen(PYTHON, THREAD, FREE._replace(unguarded="train.py")).reading == TWO
+    alone = chosen(msgspec.structs.replace(PYTHON, unrestorable="Mine.encode_sample"), THREAD, FREE)
+    assert (alone.reading, "Mine.encode_sample is not marked" in alone.why) == (Reading(num_workers=1), True)
+    assert chosen(PYTHON, THREAD, FREE, in_order="of frames").reading == Reading(num_workers=1)
+
+
+def test_cores_are_shared_by_the_ranks_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert [num_cores({}), num_cores({"LOCAL_WORLD_SIZE": "4"}), num_cores({"LOCAL_WORLD_SIZE": "x"})] == [8, 2, 8]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_safe"),
+    [
+        ("import sys\nif __name__ == '__main__':\n    sys.exit(main())\n", True),
+        ("if '__main__' == __name__:\n    main()\nelse:\n    pass\n", True),
+        ("train()\n", False),
+        ("def main():\n    if __name__ == '__main__':\n        train()\nmain()\n", False),
+        ("if __name__ != '__main__':\n    main()\n", False),
+        ("if name == '__main__':\n    main()\n", False),
+        ("if __name__ == '__main__'\n", False),
+    ],
+)
+def test_a_program_is_not_run_again(tmp_path: Path, text: str, is_safe: bool) -> None:
+    main, path = ModuleType("__main__"), tmp_path / "train.py"
+    path.write_text(text)
+    assert unguarded(main) is None, "no file"
+    main.__file__ = str(path)
+    assert unguarded(main) == (None if is_safe else str(path))
+    path.unlink()
+    assert unguarded(main) == str(path)
+
+
+def test_datasets_say_whether_they_take_python(texts: Path, corpus: list[corpora.Corpus]) -> None:
+    windows = WindowDataset(corpus[0].store, seq_len=8)
+    media = MediaDataset.open(texts, **media_texts.TEXT)
+    assert not windows.traits.holds_interpreter
+    both = {"a": windows, "b": MapDataset(windows, dict)}
+    for data in (media, EncodedDataset(media, Counting()), both["b"], Blend(both, weights={"a": 1, "b": 1})):
+        assert Run(data, global_batch_size=2).traits.holds_interpreter
+    plain = Loader(Run(windows, global_batch_size=2), micro_batch_size=2)
+    assert plain.reading == THREAD
+    assert plain.describe().endswith(
+        "rank 0 of 1, micro-batches of 2\nreading: ahead in 1 thread of this process, since these samples take little"
+        " Python to make"
+    )
+
+
+@pytest.mark.parametrize("kind", ["packs", "chats"])
+def test_packs_and_records_from_workers_are_the_same(kind: str, corpus: list[corpora.Corpus], tmp_path: Path) -> None:
+    data: Dataset
+    if kind == "packs":
+        data = PackedSequenceDataset(corpus[0].store, Packing(seq_len=64, strategy="best_fit_split"))
+    else:
+        data = SFTDataset(records_made.store(tmp_path / "chats", records_made.sft(0, 60)))
+    run = Run(data, global_batch_size=4, order=Order(seed=1), samples=24)
+    loader = Loader(run, micro_batch_size=2)
+    assert loader.reading == TWO
+    told = Loader(run, micro_batch_size=2, reading=Reading(num_threads=0))
+    for batch, other in zip(loader, told, strict=True):
+        assert list(batch) == list(other)
+        assert all(alike(value, other[name]) for name, value in batch.items())
+    loader.close()
+
+
+def alike(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
+
+
+def test_large_plans_are_not_sent(
+    texts: Path, another_thread: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(choosing, "MOST_SENT_BYTES", 100)
+    assert read(mapped(texts, by_process)) == (EXPECTED, {os.getpid()})
+    assert "would have to be sent to each" in warned(caplog)
+
+
+def test_media_are_read_by_workers(texts: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loader = mapped(texts, by_process)
+    assert loader.reading == TWO
+    found, processes = read(loader)
+    assert found == EXPECTED
+    assert len(processes) == 2
+    assert os.getpid() not in processes
+    assert read(loader)[1] == processes, "they stay"
+    assert loader.describe().endswith("reading: ahead in 2 worker processes, since making these samples takes Python")
+    loader.close()
+    assert not caplog.records
+
+
+def test_a_file_that_is_open_is_not_shared(texts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "words").write_text("a\n")
+    with (tmp_path / "words").open() as words, (tmp_path / "log").open("w") as log:
+
+        def reads(sample: Any) -> Any:
+            words.seek(0)
+            return by_process(sample) if words.read() else None
+
+        def writes(sample: Any) -> Any:
+            log.write("made\n")
+            return by_process(sample)
+
+        assert read(mapped(texts, reads)) == (EXPECTED, {os.getpid()})
+        said = warned(caplog)
+        assert "words', which processes cannot share" in said
+        assert "reading=Reading(num_threads=1)" in said
+        caplog.clear()
+        loader = mapped(texts, writes)
+        assert os.getpid() not in read(loader)[1]
+        loader.close()
+        assert not caplog.records
+
+
+def test_what_cannot_be_sent_is_read_here(texts: Path, another_thread: None, caplog: pytest.LogCaptureFixture) -> None:
+    loader = mapped(texts, lambda sample: by_process(sample))
+    assert read(loader) == (EXPECTED, {os.getpid()})
+    assert "replace lambdas and inner functions" in warned(caplog)
+    assert loader.reading == THREAD
+    assert "this process, since workers have to start anew" in loader.describe()
+    # Said once.
+    assert read(loader) == (EXPECTED, {os.getpid()})
+    assert len(caplog.records) == 1
+
+
+def test_a_global_that_differs_is_no_error(texts: Path, another_thread: None, caplog: pytest.LogCaptureFixture) -> None:
+    option_encoder.set_args(Namespace(context_parallel_size=2, iteration=5))
+    try:
+        data = EncodedDataset(MediaDataset.open(texts, **media_texts.TEXT), option_encoder.PadEncoder())
+        loader = loader_of(data)
+        assert [text for batch in loader for text in batch["text"]] == [text.ljust(4, ".") for text in EXPECTED]
+    finally:
+        option_encoder.set_args(None)
+    assert "option_encoder._ARGS" in warned(caplog)
+
+
+@pytest.mark.parametrize("fault", ["no memory", "dies"])
+def test_workers_that_cannot_start(
+    texts: Path, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none(*_: Any) -> None:
+        raise WorkerError("worker processes cannot be started: no memory")
+
+    def dies(*_: Any) -> None:
+        os._exit(3)
+
+    if fault == "dies":
+        monkeypatch.setattr(WorkerSetup, "start", dies)
+    else:
+        monkeypatch.setattr(WorkerSet, "_start", none)
+    assert read(mapped(texts, by_process)) == (EXPECTED, {os.getpid()})
+    assert ("exit code 3" if fault == "dies" else "no memory") in warned(caplog)
+    run = framed_made.framed_run("singles", [texts])
+    framed = [repr(batch) for _, batch in zip(range(9), Loader(run, micro_batch_size=2), strict=False)]
+    told = Loader(run, micro_batch_size=2, reading=Reading(num_threads=0))
+    assert framed == [repr(batch) for _, batch in zip(range(9), told, strict=False)]
+
+
+def test_workers_are_not_replaced_where_new_ones_cannot_be_used(
+    texts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flag, done = tmp_path / "killed", threading.Event()
+
+    def once(sample: Any) -> Any:
+        if sample.text == "7" and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return by_process(sample)
+
+    loader = mapped(texts, once)
+    found: list[str] = []
+    # From here on a fork is not safe, and a closure cannot be sent.
+    thread = threading.Thread(target=done.wait)
+    for batch in loader:
+        found += batch["text"]
+        if thread.ident is None:
+            thread.start()
+    done.set()
+    thread.join()
+    assert [text.split()[0] for text in found] == EXPECTED
+    assert int(found[0].split()[1]) != os.getpid()
+    assert int(found[-1].split()[1]) == os.getpid()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert "New workers continue there" in caplog.records[0].getMessage()
+    assert "replace lambdas" in caplog.records[1].getMessage()
+
+
+class Counting(DefaultTaskEncoder[Any, Any, Any, Any]):
+    """It has a state, which it does not own up to."""
+
+    count = 0
+
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        sample.text = f"{self.count} {os.getpid()}"
+        self.count += 1
+        return sample
+
+
+class Drawing(DefaultTaskEncoder[Any, Any, Any, Any]):
+    @stateless(restore_seeds=True)
+    def encode_sample(self, sample: TextSample) -> TextSample:
+        return sample
+
+
+def test_one_worker_makes_all_samples_of_a_hook_with_a_state(texts: Path) -> None:
+    loader = loader_of(EncodedDataset(MediaDataset.open(texts, **media_texts.TEXT), Counting()))
+    found, processes = read(loader)
+    assert found == EXPECTED
+    assert len(processes) == 1
+    assert os.getpid() not in processes
+    assert "Counting.encode_sample is not marked @stateless" in loader.describe()
+    loader.close()
+
+
+def test_hooks_that_draw_are_not_read_by_a_thread(
+    texts: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    loader = loader_of(EncodedDataset(MediaDataset.open(texts, **media_texts.TEXT), Drawing()))
+    assert loader.reading == Reading(num_threads=0)
+    assert [text for batch in loader for text in batch["text"]] == EXPECTED
+    assert "reading: by the training loop itself" in loader.describe()
+    assert not caplog.records
+
+
+def test_a_framed_run_is_read_ahead_by_one_worker(texts: Path) -> None:
+    run = framed_made.framed_run("singles", [texts])
+    loader = Loader(run, micro_batch_size=2)
+    assert loader.reading == Reading(num_workers=1)
+    found = [repr(batch) for _, batch in zip(range(9), loader, strict=False)]
+    loader.close()
+    told = Loader(run, micro_batch_size=2, reading=Reading(num_threads=0))
+    assert found == [repr(batch) for _, batch in zip(range(9), told, strict=False)]
+
+
+def test_what_the_user_says_stays_as_it_is(texts: Path) -> None:
+    data = MapDataset(MediaDataset.open(texts, **media_texts.TEXT), by_process)
+    run = Run(data, global_batch_size=2, order=Order(kind="none"), epochs=1)
+    loader = Loader(run, micro_batch_size=2, reading=Reading())
+    assert read(loader) == (EXPECTED, {os.getpid()})
+    assert loader.describe().endswith("reading: ahead in 1 thread of this process, since the loader was told so")
