@@ -135,6 +135,27 @@ def test_chains_of_lives_equal_the_uninterrupted_run(sources: dict[str, MediaDat
         assert position not in seen or rows(batch) == [(position, *seen[position])]
 
 
+def test_ranks_that_do_not_divide_what_came_before(sources: dict[str, MediaDataset]) -> None:
+    """One rank took one sample; two ranks go on, whose micro-batches are of one source each."""
+    mix = mixes(sources)["blocks"]
+    whole = [rows(batch)[0] for batch, _ in zip(made(mix, 1)[0], range(5), strict=False)]
+    (alone_,) = made(mix, 1)
+    next(iter(alone_))
+    ranks = made(mix, 2)
+    for loader in ranks:
+        loader.restore_state_rank(alone_.save_state_rank())
+    iterators = [iter(loader) for loader in ranks]
+    found = [rows(next(iterator))[0] for _ in range(2) for iterator in iterators]
+    assert sorted(found) == whole[1:]
+
+
+def made(mix: Any, world_size: int) -> list[Any]:
+    def dataset(config: Any) -> Any:
+        return get_train_dataset(mix, worker_config=config, batch_size=1, **SLICES, order="shards")
+
+    return loaders(world_size, 0, dataset)
+
+
 def test_an_epoch_has_every_sample_once(root: Path) -> None:
     for order in ("shards", "full"):
         data = get_train_dataset(

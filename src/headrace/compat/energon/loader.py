@@ -198,6 +198,8 @@ class StreamLoader(EnergonLoader):
             ranks=self.dataset.worker_config.ranks,
             reading=self._reading,
             fault_report=self._fault_report,
+            # Without a global batch of the user, what came before is one step, which these ranks need not divide.
+            position=position if self.dataset.global_batch_size is None else 0,
         )
         return _gone_on(loader, position, drawn_to)
 
