@@ -37,7 +37,7 @@ SAYS = {
     "corpus.py": ["headrace-example-"],
     "dpo.py": ["of the layout preference", "loss at first 0.693", "margin of the chosen answer at first 0.0"],
     "energon_encoder.py": ["of the last batch filled", "rank 1 of 2 continues with the packs [162, 163]"],
-    "grpo_prompts.py": ["of the layout prompt", "'data_source': 'sums', 'ground_truth': '", "mean reward of the first"],
+    "grpo_prompts.py": ["of the layout prompt", "'data_source': 'sums', 'ground_truth': '", "mean reward of the first", "outstanding 0"],
     "jax_loop.py": ["on arrays (8, 64)", "rank 1 of 2 continues with [164, 165, 166, 167]"],
     "lightning_trainer.py": ["the first fed 120 samples, the second went on at 120, to 319", "loss at first"],
     "prepare_corpus.py": [
