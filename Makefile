@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # torchtitan asks for an older `datasets` than the rest: it has a folder of its own, without what it asks for, and is on
-# the path of its own tests only. TensorBoard and triton, which it imports, would change what other trainers do.
+# the path of its own tests only, and of TensorBoard's. Where TensorBoard or triton is there, other trainers use them.
 TITAN := torchtitan torch_checkpointing spmd_types tyro docstring_parser tensorboard absl-py triton==3.9.0
 WITH_TITAN = PYTHONPATH=$(abspath $(VENV)/torchtitan)$(PYTHONPATH:%=:%) $(BIN)/python -m pytest -n 2 -m interop \
-    tests/interop/test_torchtitan.py tests/examples -k torchtitan
+    tests/interop/test_torchtitan.py tests/interop/test_watching.py tests/examples -k 'torchtitan or tensorboard'
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint soak interop interop-full bench clean
@@ -30,7 +30,7 @@ lint: $(VENV)/dev  ## formatting, lint and types
 	$(BIN)/mypy
 
 interop: $(VENV)/interop $(VENV)/torchtitan  ## comparisons with the peers' own packages, and clusters of Slurm and Ray, reduced counts
-	$(BIN)/python -m pytest -n 2 tests/preparing/test_machines.py tests/examples tests/interop -m interop -k 'not torchtitan'
+	$(BIN)/python -m pytest -n 2 tests/preparing/test_machines.py tests/examples tests/interop -m interop -k 'not torchtitan and not tensorboard'
 	$(WITH_TITAN)
 
 soak: $(VENV)/interop  ## large runs that are killed or measured, every variant of the costly tests
