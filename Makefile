@@ -4,6 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# torchtitan asks for an older `datasets` than the rest: it has a folder of its own, without what it asks for, and is on
+# the path of its own tests only, and of TensorBoard's. Where TensorBoard or triton is there, other trainers use them.
+TITAN := torchtitan torch_checkpointing spmd_types tyro docstring_parser tensorboard absl-py triton==3.9.0
+WITH_TITAN = PYTHONPATH=$(abspath $(VENV)/torchtitan)$(PYTHONPATH:%=:%) $(BIN)/python -m pytest -n 2 -m interop \
+    tests/interop/test_torchtitan.py tests/interop/test_watching.py tests/examples -k 'torchtitan or tensorboard'
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint soak interop interop-full bench clean
 
@@ -23,14 +29,16 @@ lint: $(VENV)/dev  ## formatting, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-interop: $(VENV)/interop  ## comparisons with the peers' own packages, and clusters of Slurm and Ray, reduced counts
-	$(BIN)/python -m pytest -n 2 tests/preparing/test_machines.py tests/examples tests/interop -m interop
+interop: $(VENV)/interop $(VENV)/torchtitan  ## comparisons with the peers' own packages, and clusters of Slurm and Ray, reduced counts
+	$(BIN)/python -m pytest -n 2 tests/preparing/test_machines.py tests/examples tests/interop -m interop -k 'not torchtitan and not tensorboard'
+	$(WITH_TITAN)
 
 soak: $(VENV)/interop  ## large runs that are killed or measured, every variant of the costly tests
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "(soak or sampled) and not interop"
 
-interop-full: $(VENV)/interop  ## everything with the full counts of cases
+interop-full: $(VENV)/interop $(VENV)/torchtitan  ## everything with the full counts of cases
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "interop or not interop"
+	HEADRACE_FULL=1 $(WITH_TITAN)
 
 bench: $(VENV)/bench  ## benchmarks beside the peers; writes docs/benchmarks.md and benchmarks/results
 	$(BIN)/python benchmarks/load.py
@@ -62,6 +70,11 @@ $(VENV)/dev: $(VENV)/base pyproject.toml constraints.txt
 $(VENV)/interop: $(VENV)/dev
 	$(PIP) -e '.[all,dev,interop]'
 	touch $@
+
+$(VENV)/torchtitan: $(VENV)/base constraints.txt
+	rm -rf $@ $@.part
+	@if $(PIP) --no-deps --target $@.part $(TITAN); then touch $@.part && mv $@.part $@; else \
+	    echo "torchtitan's packages ($(TITAN)) cannot be had here: its tests are skipped"; rm -rf $@.part; fi
 
 $(VENV)/bench: $(VENV)/interop
 	$(PIP) -e '.[all,dev,interop,bench]'

@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 import headrace
@@ -179,6 +180,8 @@ def main() -> None:
     resume, paths = asked.pop("resume"), {name: Path(asked.pop(name)) for name in ("folder", "out")}
     trainer = trainer_of(**paths, **asked)
     trainer.train(resume_from_checkpoint=resume)
+    if asked["name"] == "GRPOTrainer":
+        trainer.say(account=msgspec.to_builtins(trainer.prompts.account()))
     if trainer.eval_dataset:
         trainer.evaluate()
     os._exit(0)  # torch's threads have been seen to abort a rank while the interpreter shuts down

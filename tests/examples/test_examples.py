@@ -37,9 +37,15 @@ SAYS = {
     "corpus.py": ["headrace-example-"],
     "dpo.py": ["of the layout preference", "loss at first 0.693", "margin of the chosen answer at first 0.0"],
     "energon_encoder.py": ["of the last batch filled", "rank 1 of 2 continues with the packs [162, 163]"],
-    "grpo_prompts.py": ["of the layout prompt", "'data_source': 'sums', 'ground_truth': '", "mean reward of the first"],
+    "grpo_prompts.py": [
+        "of the layout prompt",
+        "'data_source': 'sums', 'ground_truth': '",
+        "mean reward of the first",
+        "outstanding 0",
+    ],
     "jax_loop.py": ["on arrays (8, 64)", "rank 1 of 2 continues with [164, 165, 166, 167]"],
     "lightning_trainer.py": ["the first fed 120 samples, the second went on at 120, to 319", "loss at first"],
+    "megatron_external.py": ["step 6, loss", "step 12, loss", ", position 96"],
     "prepare_corpus.py": [
         "'bad': 1, 'duplicate': 3, 'filter:functions only': ",
         "line 20: malformed JSON",
@@ -64,12 +70,15 @@ SAYS = {
 }
 ELSEWHERE = {
     **dict.fromkeys(
-        ["jax_loop.py", "lightning_trainer.py", "ray_prepare.py", "sft_trainer.py", "transformers_trainer.py"],
+        [
+            *("jax_loop.py", "lightning_trainer.py", "megatron_external.py", "ray_prepare.py", "sft_trainer.py"),
+            "transformers_trainer.py",
+        ],
         pytest.mark.interop,
     ),
     "torchtitan_config.py": [
         pytest.mark.interop,
-        pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan: see docs/integrations/torchtitan.md"),
+        pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan is not installed: see `make interop`"),
     ],
     **dict.fromkeys(["blend.py", "pack.py", "torchrun_ddp.py", "what_was_fed.py"], pytest.mark.soak),
 }
@@ -85,6 +94,7 @@ LEARNS = {
 """What the last loss may be at most of the first."""
 OWN_PROCESS = {
     "lightning_trainer.py": [],
+    "megatron_external.py": [],
     "ray_prepare.py": [],
     "torchtitan_config.py": [],
     "torchrun_ddp.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
@@ -145,6 +155,9 @@ def test_example(name: str, tmp_path: Path, interpreter: warm.Warm) -> None:
     if name == "train_loop.py":
         before, after = (line.partition(": ")[2].strip() for line in output.splitlines()[:2])
         assert before == after, "a resumed run repeats the losses of the steps after its checkpoint"
+    if name == "megatron_external.py":
+        repeated = [line for line in output.splitlines() if line.startswith(("step 5,", "step 6,"))]
+        assert repeated[:2] == repeated[2:], "a resumed run repeats the steps after its checkpoint"
     if name in LEARNS:
         first, last = (float(found) for found in re.findall(r"at (?:first|last) ([\d.]+)", output)[:2])
         assert last < first * LEARNS[name], output

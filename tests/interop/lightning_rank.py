@@ -1,4 +1,8 @@
-"""One process of test_lightning: trains a tiny model with Lightning's Trainer, and says what each step was fed."""
+"""One process of test_lightning: trains a tiny model with Lightning's Trainer, and says what each step was fed.
+
+With TENSOR_PARALLEL, its `ModelParallelStrategy` makes groups of so many tensor-parallel peers, and of these the
+data-parallel ranks.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,10 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 
 import headrace
@@ -29,6 +37,18 @@ class Model(LightningModule):
         torch.manual_seed(0)
         self.layers = torch.nn.Sequential(torch.nn.Embedding(2**16, 4), torch.nn.Linear(4, 2**16))
         self.data, self.said, self.left = data, said, killed_at
+
+    def configure_model(self) -> None:
+        mesh = getattr(self, "device_mesh", None)
+        if mesh is None:
+            return
+        if mesh["tensor_parallel"].size() > 1:
+            plan = {"0": RowwiseParallel(input_layouts=Replicate()), "1": ColwiseParallel(output_layouts=Replicate())}
+            parallelize_module(self.layers, mesh["tensor_parallel"], plan)
+        if mesh["data_parallel"].size() > 1:
+            fully_shard(self.layers, mesh=mesh["data_parallel"])
+            # All that gloo can do is to add.
+            self.layers.set_force_sum_reduction_for_comms(True)
 
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         logits = self.layers(batch["input_ids"])
@@ -50,7 +70,9 @@ class Model(LightningModule):
         self.say("validation", self.current_epoch, 0, batch["sample_positions"].tolist(), self.loss(batch).item())
 
     def say(self, *values: Any) -> None:
-        print(json.dumps(values), file=self.said, flush=True)
+        mesh = getattr(self, "device_mesh", None)
+        if mesh is None or mesh["tensor_parallel"].get_local_rank() == 0:
+            print(json.dumps(values), file=self.said, flush=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=5.0)
@@ -64,12 +86,15 @@ def main(store: str, folder: str, samples: str, epochs: str, accumulate: str, ki
     run = headrace.Run(dataset, global_batch_size=8, order=headrace.Order(seed=1), samples=int(samples))
     held_out = headrace.Run(dataset, global_batch_size=4, order=headrace.Order(kind="none"), samples=5)
     data = HeadraceDataModule(run, micro_batch_size=2, validation=held_out)
+    strategy: Any = "ddp" if world_size > 1 else "auto"
+    if peers := int(os.environ.get("TENSOR_PARALLEL", "0")):
+        strategy = ModelParallelStrategy(data_parallel_size=world_size // peers, tensor_parallel_size=peers)
     saved = sorted(place.glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
     with (place / f"said-{os.environ['RANK']}.{len(list(place.glob('said-*')))}").open("w") as said:
         trainer = Trainer(
             accelerator="cpu",
             devices=world_size,
-            strategy="ddp" if world_size > 1 else "auto",
+            strategy=strategy,
             max_epochs=int(epochs),
             accumulate_grad_batches=int(accumulate),
             callbacks=[ModelCheckpoint(place, every_n_train_steps=2, save_top_k=-1)],

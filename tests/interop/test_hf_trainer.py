@@ -13,10 +13,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
+import headrace
 import hf_training
 import warm
 from counts import PATIENCE_S
@@ -52,6 +54,8 @@ class Life(NamedTuple):
     rows: dict[int, list[list[int]]]
     losses: dict[int, float]
     eval_losses: list[float]
+    accounts: list[dict[str, Any]]
+    """Of the prompts, as each rank has them at the end."""
 
 
 class Job(NamedTuple):
@@ -93,7 +97,8 @@ class Job(NamedTuple):
         if kill_at < 0:
             assert [one.code for one in ended] == [0] * world_size, ended
         rows: dict[int, list[list[int]]] = defaultdict(list)
-        losses, eval_losses = {}, []
+        losses: dict[int, float] = {}
+        eval_losses, accounts = [], []
         for path in self.out.glob(f"life-{life}-*.jsonl"):
             for line in path.read_text().splitlines():
                 said = json.loads(line)
@@ -101,10 +106,12 @@ class Job(NamedTuple):
                     losses[said["step"] - 1] = float(said["loss"])
                 elif "eval_loss" in said:
                     eval_losses.append(said["eval_loss"])
+                elif "account" in said:
+                    accounts.append(said["account"])
                 else:
                     rows[said["step"]] += said["rows"]
         every = {step: sorted(rows[step]) for step in sorted(rows)}
-        return Life([one.code for one in ended], every, losses, eval_losses)
+        return Life([one.code for one in ended], every, losses, eval_losses, accounts)
 
 
 @cache
@@ -161,8 +168,14 @@ def test_killed_and_resumed_on_another_world_size(
         )
 
 
-def test_prompts_survive_a_kill_in_the_middle_of_a_generation(process: warm.Warm, folder: Path, tmp_path: Path) -> None:
-    """A generation lasts for two steps; the second one after a resume has the prompts of the first again."""
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_prompts_survive_a_kill_in_the_middle_of_a_generation(
+    before: int, after: int, process: warm.Warm, folder: Path, tmp_path: Path
+) -> None:
+    """A generation lasts for two steps; the second one after a resume has the prompts of the first again.
+
+    Each prompt has one fate, and the account balances in every checkpoint and at the end.
+    """
     run = hf_training.run_of("prompts", folder)
     job = Job(process, "GRPOTrainer", "prompts", folder, tmp_path)
     wanted = []
@@ -170,10 +183,21 @@ def test_prompts_survive_a_kill_in_the_middle_of_a_generation(process: warm.Warm
         samples = run.samples(run.locate(run.positions(generation)))
         rows = [[sample["columns"]["number"], *sample["input_ids"].tolist()] for sample in samples]
         wanted.append(sorted(2 * rows))
-    # Two processes take three micro-steps a step. Checkpoints are those of steps 1, 2, 3, ...
-    kill_at = random.SystemRandom().randrange(9, 12)
-    killed = job.live(0, 2, kill_at=kill_at, save_steps=1)
+    # Two processes take three micro-steps a step, one takes six. Checkpoints are those of steps 1, 2, 3, ...
+    micro_steps = hf_training.STEP // (MICRO * before)
+    kill_at = random.SystemRandom().randrange(3 * micro_steps, 4 * micro_steps)
+    killed = job.live(0, before, kill_at=kill_at, save_steps=1)
     assert -9 in killed.codes
     assert [rows for _, rows in sorted(killed.rows.items())] == wanted[:2]
-    resumed = job.live(1, 1, save_steps=1)
+    every = {"num_dispatched": 0, "num_again": 0, "num_finished": 0, "num_responses": 0, "filtered": {}, "failed": {}}
+    for step in (1, 2, 3):
+        prompts = headrace.Prompts(run, group_size=2, ranks=headrace.loader.Ranks())
+        saved = json.loads((tmp_path / f"checkpoint-{step}/headrace_state.json").read_text())
+        prompts.load_state_dict(saved["state"])
+        begun, done = (step + 1) // 2 * hf_training.PROMPTS, step // 2 * hf_training.PROMPTS
+        found = {"num_dispatched": begun, "num_finished": done, "num_responses": 2 * done}
+        assert msgspec.to_builtins(prompts.account()) == {**every, **found, "num_outstanding": begun - done}
+    resumed = job.live(1, after, save_steps=1)
     assert resumed.rows == {3: wanted[1], 4: wanted[2], 6: wanted[3]}
+    found = {"num_dispatched": 48, "num_again": 12, "num_finished": 48, "num_responses": 96, "num_outstanding": 0}
+    assert resumed.accounts == [{**every, **found}] * after

@@ -1,4 +1,4 @@
-"""A run through Lightning's Trainer: killed at random micro-steps, and resumed on other numbers of processes."""
+"""A run through Lightning's Trainer, and in a loop of Fabric: killed at random micro-steps, and resumed elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from counts import PATIENCE_S
 pytestmark = pytest.mark.interop
 lightning = pytest.importorskip("lightning", reason="needs the extra interop: pip install -e '.[interop]'")
 
-SCRIPT = Path(__file__).with_name("lightning_rank.py")
+HERE = Path(__file__).parent
 KILLED = -signal.SIGKILL
 
 Said = dict[tuple[str, int, int], list[Any]]
@@ -34,16 +34,27 @@ def port() -> int:
         return int(found.getsockname()[1])
 
 
-def train(folder: Path, world_size: int, *, killed_at: int = 0, epochs: int, samples: int, store: Path) -> Said:
-    """Train with some processes, and return what they said."""
+def train(
+    folder: Path,
+    world_size: int,
+    *,
+    killed_at: int = 0,
+    epochs: int,
+    samples: int,
+    store: Path,
+    script: str = "lightning_rank.py",
+    peers: int = 0,
+) -> Said:
+    """Train with some processes, of which so many are tensor-parallel peers, and return what they said."""
     folder.mkdir(exist_ok=True)
     before = set(folder.glob("said-*"))
     environment = {**os.environ, "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port())}
     environment |= {"TORCHELASTIC_RUN_ID": "headrace", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    arguments = [store, folder, samples, epochs, 4 // world_size, killed_at]
+    environment["TENSOR_PARALLEL"] = str(peers)
+    arguments = [store, folder, samples, epochs, 4 * max(1, peers) // world_size, killed_at]
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), *map(str, arguments)],
+            [sys.executable, str(HERE / script), *map(str, arguments)],
             env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -87,6 +98,17 @@ def test_killed_and_resumed_on_other_ranks(
     assert found == whole
 
 
+def test_model_parallel_strategy(corpus: list[corpora.Corpus], tmp_path: Path) -> None:
+    """Two tensor-parallel peers, both killed; then two data-parallel ranks, which read the sharded checkpoint."""
+    options: dict[str, Any] = {"epochs": 1, "samples": 40, "store": Path(corpus[0].store.path)}
+    whole = train(tmp_path / "whole", 1, **options)
+    killed_at = random.SystemRandom().randint(4 * 2 + 1, 4 * 5)
+    found = train(tmp_path / "killed", 2, killed_at=killed_at, peers=2, **options)
+    later = train(tmp_path / "killed", 2, peers=1, **options)
+    assert min(later)[2] in (2, 4), "checkpoints are those of every second step"
+    assert found | later == whole
+
+
 @pytest.mark.filterwarnings("ignore:The `srun` command is available")
 def test_what_is_refused(corpus: list[corpora.Corpus]) -> None:
     from lightning.pytorch import Trainer
@@ -106,6 +128,22 @@ def test_what_is_refused(corpus: list[corpora.Corpus]) -> None:
     data.trainer = Trainer(**{**options, "max_epochs": 3})
     with pytest.raises(ConfigError, match="10 steps, which 3 epochs do not divide"):
         data.train_dataloader()
+
+
+def test_fabric_killed_and_resumed_on_other_ranks(corpus: list[corpora.Corpus], tmp_path: Path) -> None:
+    """From 1 rank to 2 and back to 1, each time after a SIGKILL; the last step is uneven. Each step is a checkpoint."""
+    options: dict[str, Any] = {"epochs": 1, "samples": 70, "store": Path(corpus[0].store.path)}
+    options["script"] = "fabric_rank.py"
+    whole = train(tmp_path / "whole", 1, **options)
+    steps = [positions for _, (positions, _) in sorted(whole.items())]
+    assert steps == [list(range(begin, min(begin + 8, 70))) for begin in range(0, 70, 8)]
+    draw = random.Random(4)
+    found: Said = {}
+    for world_size, killed_at in ((1, draw.randint(4 * 2 + 1, 4 * 5)), (2, draw.randint(2 * 2 + 1, 2 * 4)), (1, 0)):
+        part = train(tmp_path / "killed", world_size, killed_at=killed_at, **options)
+        assert not found or min(part) <= max(found)
+        found |= part
+    assert found == whole
 
 
 @pytest.mark.filterwarnings("ignore:The `srun` command is available")

@@ -191,6 +191,24 @@ def test_a_saved_state_of_another_run_is_refused(store: str, tmp_path: Path) -> 
     args.consumed_train_samples = 12
     with pytest.raises(headrace.StateError, match="are of different trainings"):
         face.dataloaders(args, train=make_run(store))
+    # A later checkpoint whose state is lost: the one before it still says which run it was.
+    args.iteration = 3
+    says = (
+        r"no state of the loader for iteration 3, iter_0000003/.*at the 12 consumed.* state of iteration 2, .*dprank000"
+    )
+    with pytest.warns(UserWarning, match=says):
+        train, _, _ = face.dataloaders(args, train=make_run(store))
+    assert next(train)["tokens"].tolist() == make_run(store).step(3)["input_ids"][:2].tolist()
+    with pytest.raises(headrace.StateError, match="dataset, blend differ"):
+        face.dataloaders(args, train=make_run(store, stride=8))
+    args.consumed_train_samples = 4
+    with pytest.raises(headrace.StateError, match="are of different trainings"):
+        face.dataloaders(args, train=make_run(store))
+    # None at all, but for one of an iteration that this checkpoint has not reached.
+    args.iteration = 1
+    with pytest.warns(UserWarning, match=r"at the 4 consumed samples.*nothing says that this is the run"):
+        train, _, _ = face.dataloaders(args, train=make_run(store))
+    assert torch.equal(next(train)["tokens"], batches[2])
 
 
 def test_data_from_files(store: str, tmp_path: Path) -> None:

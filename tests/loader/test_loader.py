@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gc
 import itertools
+import random
+import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -77,6 +81,53 @@ def test_memory_is_used_again() -> None:
     assert address in taken
     assert len(set(taken)) == 4
     assert buffers.take(2)["x"].shape == (2, 4)
+
+
+def test_memory_in_the_hands_of_threads_is_not_lent_again() -> None:
+    """They pass tensors and views of it on to each other; who has it last does not matter, nor who looks meanwhile."""
+    buffers, hands = Buffers({"x": ((16,), np.dtype(np.int64)), "y": ((), np.dtype(np.uint8))}), SimpleQueue[Any]()
+    wrong: list[int] = []
+
+    def hold(seed: int) -> None:
+        draw = random.Random(seed)
+        kept: deque[tuple[int, Any]] = deque()
+        while (found := hands.get()) is not None:
+            number, held = found
+            held = [held, held[1:], held[-1:], torch.as_tensor(held)[:], np.asarray(held)][draw.randrange(5)]
+            kept.append((number, held))
+            del found, held
+            if len(kept) > draw.randrange(6):
+                number, held = kept.popleft()
+                if not (torch.as_tensor(held) == number).all():
+                    wrong.append(number)
+                if draw.random() < 0.3:
+                    hands.put((number, held))
+                del held
+
+    threads = [threading.Thread(target=hold, args=(seed,)) for seed in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        addresses = set()
+        for number in range(2_000):
+            taken = buffers.take(3)
+            addresses.add(taken["x"].ctypes.data)
+            for array in taken.values():
+                array[:] = number % 200
+            hands.put((number % 200, torch.from_numpy(taken["x"]) if number % 2 else taken["x"]))
+            hands.put((number % 200, taken["y"]))
+            del taken, array
+    finally:
+        for _ in threads:
+            hands.put(None)
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    assert not wrong
+    assert len(addresses) < 2_000, "memory is used again"
+    assert buffers.take(0)["x"].shape == (0, 16)
 
 
 def test_goes_on_where_it_was(run: Run) -> None:

@@ -10,6 +10,7 @@ context-parallel group: Megatron itself sends a batch to the former, the loader 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -139,7 +140,8 @@ def dataloaders(
     tensor-parallel rank 0. Among them, each context-parallel group reads once.
 
     Training goes on at ``args.consumed_train_samples``, at any data-parallel size. With ``--dataloader-save``, the
-    state beside the checkpoint must fit the run. Validation begins again at its first sample after its last one: with
+    state beside the checkpoint must fit the run. If there is none, the newest one before it must, and you are warned.
+    Validation begins again at its first sample after its last one: with
     ``samples=args.eval_iters * args.eval_global_batch_size`` each evaluation has the same samples.
 
     Args:
@@ -222,20 +224,43 @@ def _check_batches(name: str, run: Run, schedule: BatchSchedule, args: Any) -> N
 
 
 def _restore(loader: Loader, args: Any) -> None:
-    """Go on where the checkpoint was saved, and check the state beside it if there is one."""
+    """Go on where the checkpoint was saved, and compare the run with the newest state in ``--dataloader-save``."""
     consumed, folder = int(args.consumed_train_samples), getattr(args, "dataloader_save", None)
+    loader.start_at(consumed)
     if folder and consumed:
-        # A state is the same on every rank, so that of rank 0 does for any number of ranks.
-        names = f"iter_{args.iteration:07d}/mp_rank_00*/train_dataloader_dprank000.pt"
-        for path in sorted(Path(folder).glob(names))[:1]:
+        wanted = int(args.iteration)
+        found, path = _newest_state(Path(folder), wanted)
+        if path is not None:
             loader.load_state_dict(torch.load(path, weights_only=True)["dataloader_state_dict"])
-            if loader.position != consumed:
+            if loader.position > consumed or (found == wanted and loader.position != consumed):
                 raise StateError(
                     f"{path} was saved at position {loader.position:,}, the checkpoint at {consumed:,} consumed"
                     " samples: the two are of different trainings"
                 )
-            return
-    loader.start_at(consumed)
+        if found != wanted:
+            compared = "nothing says that this is the run that was trained on"
+            if path is not None:
+                compared = f"the run was compared with the state of iteration {found:,}, {path}"
+                loader.start_at(consumed, allow_repeats=True)
+            warnings.warn(
+                f"{folder} has no state of the loader for iteration {wanted:,}, {_STATE.format(wanted)}: training goes"
+                f" on at the {consumed:,} consumed samples of the checkpoint, and {compared}",
+                stacklevel=3,
+            )
+
+
+_STATE: Final = "iter_{:07d}/mp_rank_00*/train_dataloader_dprank000.pt"
+"""Where Megatron saves the state of a loader. It is the same on every rank, so that of rank 0 does for any number."""
+
+
+def _newest_state(folder: Path, last: int) -> tuple[int, Path | None]:
+    """Return the newest state that was saved up to an iteration, and its iteration; (0, None) if there is none."""
+    found = {}
+    for path in sorted(folder.glob("iter_*/mp_rank_00*/train_dataloader_dprank000.pt"), reverse=True):
+        name = path.parents[1].name.removeprefix("iter_")
+        if name.isdecimal() and int(name) <= last:
+            found[int(name)] = path
+    return max(found.items(), default=(0, None))
 
 
 class ExternalLoader:

@@ -1,18 +1,30 @@
-"""`StatefulLoader`: a loader with epochs, as trainers know it from torchdata's ``StatefulDataLoader``."""
+"""Loaders with epochs, as trainers know them from torchdata's ``StatefulDataLoader``.
+
+Run --> StatefulLoader             --> batches; the state is that of the last one that was handed out
+Run --> Prompts --> PromptLoader   --> prompts; the state holds those that have no fate yet
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 from operator import index
 from typing import Any
 
 from headrace.datasets import Run
 from headrace.errors import ConfigError, StateError
-from headrace.loader import Loader, Ranks, Reading
+from headrace.loader import DispatchedPrompt, Loader, Prompts, Ranks, Reading
+from headrace.loader.loader import RunSamples
+from headrace.loader.prompts import collate_prompts
 from headrace.plan.slots import num_micro_batches
 
-__all__ = ["StatefulLoader"]
+__all__ = ["PromptLoader", "StatefulLoader"]
+
+_NO_END = (
+    "a trainer that counts epochs needs a run that ends: pass the run samples= or epochs=. The length is not part of a"
+    " state, and can be made longer at any time"
+)
 
 
 class StatefulLoader(Loader):
@@ -126,6 +138,131 @@ class StatefulLoader(Loader):
             )
 
 
+class PromptLoader:
+    """The prompts of a `Prompts`, for trainers with one controller that count epochs: verl, NeMo-RL, OpenRLHF.
+
+    A batch dispatches ``batch_size`` prompts. The trainer, or a few lines of glue in it, gives each of them its fate by
+    ``loader.prompts``: ``finish`` after the update, ``filter`` or ``fail``. The state is that of the `Prompts`, so that
+    what is in hand when it is saved is dispatched again first.
+
+    The run is divided into ``epochs`` parts of equally many prompts, and an iteration goes on until all prompts of a
+    part were dispatched. Batches are full but for the last one of the run: after a restart with prompts in hand, which
+    are dispatched again, the last batch of an epoch may begin the next one.
+
+    Args:
+        prompts: of a run that has an end, with ``ranks=Ranks()``, since one controller dispatches all of them.
+        batch_size: prompts in a batch. The trainer repeats each of them for its responses.
+        epochs: the number of epochs that the trainer is told to make.
+        collate_fn: makes of the prompts of a batch what the trainer takes; by default the tensors of
+            `Prompts.collate`, with each prompt once. What it makes has to carry the positions, for the fates.
+
+    Attributes:
+        sampler: None. Trainers that look for a sampler to put another one in its place, or to set its epoch, find none.
+
+    Raises:
+        ConfigError: the run is endless, or ``epochs`` times ``batch_size`` does not divide its samples; or the prompts
+            are those of one rank of several.
+
+    Example:
+        >>> from headrace.integrations.stateful import PromptLoader
+        >>> dataset = headrace.PromptDataset(headrace.open("stores/prompts"))
+        >>> run = headrace.Run(dataset, global_batch_size=8, samples=48)
+        >>> prompts = headrace.Prompts(run, group_size=4, ranks=headrace.loader.Ranks())
+        >>> loader = PromptLoader(prompts, batch_size=8, epochs=2)
+        >>> for epoch in range(2):
+        ...     for batch in loader:
+        ...         loader.prompts.finish(batch["sample_positions"])
+        >>> len(loader), loader.epoch, prompts.account().num_finished
+        (3, 2, 48)
+    """
+
+    sampler = None
+
+    def __init__(
+        self,
+        prompts: Prompts,
+        *,
+        batch_size: int,
+        epochs: int = 1,
+        collate_fn: Callable[[list[DispatchedPrompt]], Any] | None = None,
+    ) -> None:
+        length = prompts.run.length
+        if prompts.ranks.world_size > 1:
+            raise ConfigError(
+                f"these are the prompts of rank {prompts.ranks.rank} of {prompts.ranks.world_size}, and one controller"
+                " hands out all of them: pass ranks=headrace.loader.Ranks() to Prompts"
+            )
+        if index(epochs) < 1 or index(batch_size) < 1:
+            raise ConfigError(f"epochs and batch_size are at least 1, found {epochs} and {batch_size}")
+        if length is None:
+            raise ConfigError(_NO_END)
+        if left := length % (epochs * batch_size):
+            raise ConfigError(
+                f"the run has {length:,} prompts, which {epochs} epochs of batches of {batch_size} do not divide: pass"
+                f" the run samples={max(length - left, epochs * batch_size)}, or other epochs or another batch_size"
+            )
+        self.prompts = prompts
+        self.batch_size = index(batch_size)
+        self.epochs = index(epochs)
+        self._collate = collate_fn or partial(collate_prompts, prompts.run)
+        self._epoch_prompts = length // self.epochs
+
+    @property
+    def dataset(self) -> RunSamples:
+        """The samples of the run by their positions."""
+        return RunSamples(self.prompts.run)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next prompt belongs to; ``epochs`` at the end."""
+        return self._num_started() // self._epoch_prompts
+
+    def _num_started(self) -> int:
+        """The number of prompts that are settled or were dispatched in this life."""
+        account = self.prompts.account()
+        return account.num_settled + len(self.prompts.outstanding)
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch. O(1)."""
+        return self._epoch_prompts // self.batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield batches until all prompts of the epoch were dispatched.
+
+        Raises:
+            StateError: all epochs are over.
+        """
+        epoch = self.epoch
+        if epoch == self.epochs:
+            raise StateError(
+                f"all {self.epochs} epochs of these prompts are over, and the trainer began another one. Tell it to"
+                f" stop after {self.epochs * len(self):,} batches, or give a longer run and more epochs; a longer run"
+                " accepts this state"
+            )
+        while self._num_started() < (epoch + 1) * self._epoch_prompts:
+            yield self._collate(self.prompts.take(self.batch_size))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Check that a trainer that goes on has loaded its state. The order of an epoch is that of the run.
+
+        Raises:
+            StateError: a later epoch begins, and no prompt was ever dispatched.
+        """
+        if index(epoch) > 0 and not self.prompts.account().num_dispatched:
+            raise StateError(
+                f"the trainer begins epoch {epoch}, and no prompt was dispatched yet: load the state that was saved"
+                " with the model"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the prompts, to save with the model; see `headrace.Prompts.state_dict`."""
+        return self.prompts.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state: prompts that had no fate come first; see `headrace.Prompts.load_state_dict`."""
+        self.prompts.load_state_dict(state)
+
+
 def epoch_bounds(run: Run, epochs: int) -> list[int]:
     """Return (epochs + 1) positions: where each epoch of a trainer begins, and the end of the run.
 
@@ -135,10 +272,7 @@ def epoch_bounds(run: Run, epochs: int) -> list[int]:
     if epochs < 1:
         raise ConfigError(f"epochs is at least 1, found {epochs}")
     if run.length is None or run.num_steps is None:
-        raise ConfigError(
-            "a trainer that counts epochs needs a run that ends: pass the run samples= or epochs=. The length is not"
-            " part of a state, and can be made longer at any time"
-        )
+        raise ConfigError(_NO_END)
     steps, left = divmod(run.num_steps, epochs)
     if left:
         nearest = run.schedule.begin(steps * epochs) if steps else run.schedule.begin(epochs)

@@ -3,6 +3,7 @@
     Run --> Loader --> _Batches, in the model's names --> Trainer.train --> checkpoint-N/headrace_state.json, run.json
                                                                |
     eval_runs --> Loader, one each ----------------------------+
+    Run of prompts --> Prompts --> _PromptBatches, for GRPO ---+
 
 The names that begin with ``_`` and are overridden here are those that TRL's trainers override or call, too. They were
 read in transformers 5.23, accelerate 1.15 and TRL 1.16.
@@ -13,12 +14,14 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
@@ -28,10 +31,10 @@ from headrace.datasets.accounts import count_step, supervised_tokens
 from headrace.datasets.dataset import CountedDataset
 from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write
-from headrace.loader import Loader, Ranks, Reading
+from headrace.loader import Loader, Prompts, Ranks, Reading
 from headrace.loader.attention import flatten_packed
 from headrace.loader.spans import Batch
-from headrace.plan import RunRecipe
+from headrace.plan import IntArray, RunRecipe
 from headrace.plan.segments import IGNORED_LABEL
 from headrace.tracing import save_run
 
@@ -87,6 +90,7 @@ class FromHeadrace(_Trainer):
       ``run.json``. ``train(resume_from_checkpoint=...)`` goes on from them without reading anything twice, on any
       number of processes. ``True`` takes the newest folder that is complete.
     - **The loss** of a step is divided by the labels of the whole global batch, which the run knows.
+    - **Prompts**, in ``GRPOTrainer``, have exactly one fate each: see ``prompts``.
     - **Steps**: ``max_steps`` is the length of the run, unless the arguments give less. One epoch of the trainer is the
       whole run.
 
@@ -113,7 +117,7 @@ class FromHeadrace(_Trainer):
         for name, one in runs:
             _check_run(name, one)
         self._run = run
-        self._train_batches: _TrainBatches | None = None
+        self._train_batches: _TrainBatches | _PromptBatches | None = None
         self._eval_loaders: dict[str, _RunLoader] = {}
         self._eval_labels: float | None = None
         self._resumed_from: Path | None = None
@@ -137,8 +141,8 @@ class FromHeadrace(_Trainer):
 
     def _set_max_steps(self) -> None:
         num_steps = self._run.num_steps
-        if num_steps is not None and (prompts := self._prompts()) is not None:
-            num_steps = num_steps * prompts.micro_steps // self.args.gradient_accumulation_steps
+        if num_steps is not None and (layout := self._generation_layout()) is not None:
+            num_steps = num_steps * layout.micro_steps // self.args.gradient_accumulation_steps
         wanted = self.args.max_steps
         if num_steps is None and wanted <= 0:
             raise ConfigError("the run is endless: pass max_steps in the arguments, or samples= or epochs= to the run")
@@ -161,34 +165,50 @@ class FromHeadrace(_Trainer):
             resume_from_checkpoint = str(resume_from_checkpoint)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
-    def _prompts(self) -> _Prompts | None:
+    @property
+    def prompts(self) -> Prompts:
+        """What became of the prompts of a training with `GRPOTrainer` so far; ``prompts.account()`` counts them.
+
+        A prompt is finished after the last step that trains on its generation.
+
+        Raises:
+            ConfigError: the run is not of prompts, or the training has not begun.
+        """
+        if not isinstance(self._train_batches, _PromptBatches):
+            raise ConfigError(
+                "there are no prompts here: this trainer has them from the beginning of train() on, if its run is of a"
+                " PromptDataset"
+            )
+        return self._train_batches.settled()
+
+    def _generation_layout(self) -> _GenerationLayout | None:
         """Return how prompts are given to TRL's GRPOTrainer, if the run is of prompts."""
         if not all(isinstance(dataset, PromptDataset) for dataset in self._run.datasets):
             return None
-        return _Prompts(
+        return _GenerationLayout(
             num_generations=self.args.num_generations,
             rows=self._train_batch_size * self.args.steps_per_generation,
             micro_steps=self.args.steps_per_generation * self.args.num_iterations,
             rank=self.args.process_index,
+            world_size=self.args.world_size,
             decode=self.processing_class.decode,
         )
 
-    def _get_prompt_loader(self, prompts: _Prompts) -> DataLoader[Any]:
-        prompts.check(self._run, self.args.world_size)
-        size = self._run.schedule.pieces[0][1]
-        # Each process reads all prompts of a generation, which are few, and takes its rows.
-        loader = self._loader(self._run, size, Ranks(agree=False))
+    def _get_prompt_loader(self, layout: _GenerationLayout) -> DataLoader[Any]:
+        layout.check(self._run)
+        # Every process dispatches all prompts of a generation, and takes its rows: so they keep the same account.
+        prompts = Prompts(self._run, group_size=layout.num_generations, ranks=Ranks())
         accumulation = self.args.gradient_accumulation_steps
         steps = 0
         if self._resumed_from is not None:
-            steps = _load(loader, self._resumed_from, lambda done: done * accumulation // prompts.micro_steps)
+            steps = _load_prompts(prompts, self._resumed_from, layout, accumulation)
         # The trainer counts micro-steps from 0 in each life, and with them takes its part of a generation.
         self._step = steps * accumulation
         self._buffered_inputs = None
-        done = partial(_generations, self, prompts.micro_steps)
-        self._train_batches = _PromptBatches(loader, self._run, prompts, self._step, done)
+        trained = partial(_micro_steps, self)
+        self._train_batches = _PromptBatches(prompts, layout, self._step, trained)
         num_steps = self._run.num_steps
-        return _RunLoader(self._train_batches, None if num_steps is None else num_steps * prompts.micro_steps)
+        return _RunLoader(self._train_batches, None if num_steps is None else num_steps * layout.micro_steps)
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         if all(isinstance(prompt, PromptText) for prompt in prompts):
@@ -197,12 +217,12 @@ class FromHeadrace(_Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the batches of this process, from the checkpoint on that is resumed."""
-        if (prompts := self._prompts()) is not None:
-            return self._get_prompt_loader(prompts)
+        if (layout := self._generation_layout()) is not None:
+            return self._get_prompt_loader(layout)
         ranks = self._ranks()
         loader = self._loader(self._run, self._train_batch_size, ranks)
         if self._resumed_from is not None:
-            _load(loader, self._resumed_from, lambda done: done)
+            _load(loader, self._resumed_from)
         accumulation = self.args.gradient_accumulation_steps
         first = _steps_of(loader)
         together = self._train_batch_size * ranks.world_size
@@ -253,7 +273,7 @@ class FromHeadrace(_Trainer):
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
         """Return the micro-batches of a step, and the labels of the whole global batch, without communication."""
-        if self._train_batches is None or not _is_counted(self._run):
+        if not isinstance(self._train_batches, _TrainBatches) or not _is_counted(self._run):
             return super().get_batch_samples(epoch_iterator, num_batches, device)
         batches = list(islice(epoch_iterator, num_batches))
         if not batches:
@@ -392,35 +412,70 @@ def _check_sizes(run: Run, steps: range, micro_batch_size: int, accumulation: in
     )
 
 
-def _load(loader: Loader, folder: Path, run_steps: Callable[[int], int]) -> int:
-    """Continue from a checkpoint, and return the steps that the trainer has done.
+class _Checkpoint(NamedTuple):
+    """What a checkpoint folder says: the state of the data, the recipe of their run, the steps that were trained."""
 
-    ``run_steps`` makes of these the steps of the run.
-    """
-    try:
-        saved = json.loads((folder / STATE_FILE).read_bytes())
-        trainer = json.loads((folder / TRAINER_FILE).read_bytes())
-    except FileNotFoundError as error:
-        raise StateError(
-            f"{folder} has no {Path(error.filename).name}: it was saved by a trainer without FromHeadrace, or is not"
-            " complete. Resume another checkpoint"
-        ) from error
-    except ValueError as error:
-        raise StateError(f"{folder} is damaged: {error}") from error
-    loader.load_state_dict(saved["state"], recipe=RunRecipe.from_json(json.dumps(saved["recipe"])))
-    steps, trained = _steps_of(loader), int(trainer["global_step"])
+    state: dict[str, Any]
+    recipe: RunRecipe
+    steps: int
+
+    @classmethod
+    def read(cls, folder: Path) -> _Checkpoint:
+        try:
+            saved = json.loads((folder / STATE_FILE).read_bytes())
+            trainer = json.loads((folder / TRAINER_FILE).read_bytes())
+        except FileNotFoundError as error:
+            raise StateError(
+                f"{folder} has no {Path(error.filename).name}: it was saved by a trainer without FromHeadrace, or is"
+                " not complete. Resume another checkpoint"
+            ) from error
+        except ValueError as error:
+            raise StateError(f"{folder} is damaged: {error}") from error
+        recipe = RunRecipe.from_json(json.dumps(saved["recipe"]))
+        return cls(saved["state"], recipe, int(trainer["global_step"]))
+
+
+def _load(loader: Loader, folder: Path) -> None:
+    """Continue from a checkpoint."""
+    checkpoint = _Checkpoint.read(folder)
+    loader.load_state_dict(checkpoint.state, recipe=checkpoint.recipe)
+    steps = _steps_of(loader)
     if loader.position != loader.run.length and loader.position != loader.run.schedule.begin(steps):
         raise StateError(
             f"{folder}: the run ended within step {steps:,} when this was saved, and is longer now: the rest of that"
             " step would be a step of its own to the trainer. Resume an earlier checkpoint, or pass drop_last=True to"
             " runs that are made longer"
         )
-    if steps != run_steps(trained):
+    if steps != checkpoint.steps:
         raise StateError(
-            f"{folder}: the trainer has done {trained:,} steps, and the data are after {steps:,}: these are the files"
-            " of two checkpoints, or the arguments that divide steps have changed"
+            f"{folder}: the trainer has done {checkpoint.steps:,} steps, and the data are after {steps:,}: these are"
+            " the files of two checkpoints"
         )
-    return trained
+
+
+def _load_prompts(prompts: Prompts, folder: Path, layout: _GenerationLayout, accumulation: int) -> int:
+    """Continue from a checkpoint, and return the steps that the trainer has done."""
+    checkpoint = _Checkpoint.read(folder)
+    prompts.load_state_dict(checkpoint.state, recipe=checkpoint.recipe)
+    generations = checkpoint.steps * accumulation // layout.micro_steps
+    settled = prompts.account().num_settled
+    if settled != generations * layout.num_prompts:
+        raise StateError(
+            f"{folder}: the trainer has done {checkpoint.steps:,} steps, which use up {generations:,} generations of"
+            f" {layout.num_prompts:,} prompts, and {settled:,} prompts are finished: these are the files of two"
+            " checkpoints, or the arguments that divide steps into generations have changed"
+        )
+    return checkpoint.steps
+
+
+def _save(folder: Path, run: Run, state: Mapping[str, Any], position: int) -> None:
+    """Write the state of the data after the steps that the trainer has completed, and the run."""
+    for name in (TRAINER_FILE, RUN_FILE):
+        # Those of an earlier life that got as far. Without the first, the folder is not complete.
+        (folder / name).unlink(missing_ok=True)
+    content = {"state": state, "recipe": json.loads(run.recipe.to_json())}
+    atomic_write(folder / STATE_FILE, json.dumps(content, indent=2).encode() + b"\n")
+    save_run(run, folder / RUN_FILE, position=position)
 
 
 def _steps_of(loader: Loader) -> int:
@@ -478,12 +533,10 @@ def _without_labels(batch: Batch) -> Batch:
 
 
 class _Batches(IterableDataset[Any]):
-    """Micro-batches of a loader. Its ``len`` is the number of samples of the run, which the trainer reports."""
+    """Micro-batches of a run. Its ``len`` is the number of samples of the run, which the trainer reports."""
 
-    def __init__(self, loader: Loader, run: Run, shape: Callable[[Batch], Batch]) -> None:
-        self._loader = loader
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._shape = shape
 
     def __len__(self) -> int:
         if self._run.length is None:
@@ -505,7 +558,9 @@ class _TrainBatches(_Batches):
     def __init__(
         self, loader: Loader, run: Run, shape: Callable[[Batch], Batch], skipped: int, trained: Callable[[], int]
     ) -> None:
-        super().__init__(loader, run, shape)
+        super().__init__(run)
+        self._loader = loader
+        self._shape = shape
         self._skipped = skipped
         self._trained = trained
         self._states = {_steps_of(loader): loader.state_dict()}
@@ -544,13 +599,8 @@ class _TrainBatches(_Batches):
                 f"the trainer saves step {step:,}, and the steps of the run that it has had are {sorted(self._states)}:"
                 " was global_step changed, or another loader used?"
             )
-        for name in (TRAINER_FILE, RUN_FILE):
-            # Those of an earlier life that got as far. Without the first, the folder is not complete.
-            (folder / name).unlink(missing_ok=True)
         state = self._states[step]
-        content = {"state": state, "recipe": json.loads(self._run.recipe.to_json())}
-        atomic_write(folder / STATE_FILE, json.dumps(content, indent=2).encode() + b"\n")
-        save_run(self._run, folder / RUN_FILE, position=state["position"])
+        _save(folder, self._run, state, state["position"])
 
 
 class PromptText(str):
@@ -567,7 +617,7 @@ class PromptText(str):
         return str(self), self.ids
 
 
-class _Prompts(NamedTuple):
+class _GenerationLayout(NamedTuple):
     """How TRL's GRPOTrainer takes the prompts of a generation: each ``num_generations`` times, as rows for all ranks.
 
     With ``num_generations=2``, three rows a rank and the prompts a, b, c:   rank 0: a a b   rank 1: b c c
@@ -579,11 +629,17 @@ class _Prompts(NamedTuple):
     rows: int
     micro_steps: int
     rank: int
+    world_size: int
     decode: Callable[[list[int]], str]
 
-    def check(self, run: Run, world_size: int) -> None:
+    @property
+    def num_prompts(self) -> int:
+        """Prompts of a generation."""
+        return self.rows * self.world_size // self.num_generations
+
+    def check(self, run: Run) -> None:
         """Raise ConfigError unless each step of the run is a generation."""
-        all_rows = self.rows * world_size
+        all_rows = self.rows * self.world_size
         sizes = {size for _, size in run.schedule.pieces}
         if {size * self.num_generations for size in sizes} != {all_rows}:
             raise ConfigError(
@@ -591,10 +647,10 @@ class _Prompts(NamedTuple):
                 f" (per_device_train_batch_size x steps_per_generation x processes) of {self.num_generations}"
                 f" completions for each prompt: it takes {all_rows / self.num_generations:g} prompts"
             )
-        if run.length is not None and run.length % (all_rows // self.num_generations):
+        if run.length is not None and run.length % self.num_prompts:
             raise ConfigError("the last generation would have too few prompts: pass drop_last=True to the run")
 
-    def rows_of(self, batch: Batch) -> list[dict[str, Any]]:
+    def rows_of(self, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the rows of this rank."""
         rows = []
         for row in range(self.rank * self.rows, (self.rank + 1) * self.rows):
@@ -604,30 +660,63 @@ class _Prompts(NamedTuple):
         return rows
 
 
-def _generations(trainer: Any, micro_steps: int) -> int:
-    """Return the number of generations that a trainer has used up."""
-    done: int = trainer.state.global_step * trainer.args.gradient_accumulation_steps // micro_steps
+def _micro_steps(trainer: Any) -> int:
+    """Return the micro-steps of the steps that a trainer has completed."""
+    done: int = trainer.state.global_step * trainer.args.gradient_accumulation_steps
     return done
 
 
-class _PromptBatches(_TrainBatches):
-    """Rows of prompts, one list for each micro-step. A state is saved before a generation that is not used up."""
+class _InHand(NamedTuple):
+    """The prompts of a generation that is not used up, and the micro-step that is the last one to use it, plus 1."""
 
-    def __init__(self, loader: Loader, run: Run, prompts: _Prompts, skipped: int, trained: Callable[[], int]) -> None:
-        super().__init__(loader, run, lambda batch: batch, skipped, trained)
+    positions: IntArray
+    used_up: int
+
+
+class _PromptBatches(_Batches):
+    """Rows of prompts, one list for each micro-step; and each prompt's fate.
+
+    Args:
+        prompts: dispatches them, from where training begins or goes on.
+        layout: how they are given to the trainer.
+        skipped: micro-steps before that, which the trainer skips by iterating over them. The generation that the last
+            of them began is dispatched again, and used for the rest of its micro-steps.
+        trained: returns the micro-steps whose optimiser steps the trainer has completed.
+    """
+
+    def __init__(self, prompts: Prompts, layout: _GenerationLayout, skipped: int, trained: Callable[[], int]) -> None:
+        super().__init__(prompts.run)
         self._prompts = prompts
+        self._layout = layout
+        self._skipped = skipped
+        self._trained = trained
+        self._in_hand: deque[_InHand] = deque()
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self._skipped):
             yield None
-        left = self._prompts.micro_steps - self._skipped % self._prompts.micro_steps
-        step = _steps_of(self._loader)
-        for batch in self._loader:
-            step = self._noted(step)
-            rows = self._prompts.rows_of(batch)
-            for _ in range(left):
+        layout = self._layout
+        begin = self._skipped - self._skipped % layout.micro_steps
+        first = self._skipped
+        while taken := self._prompts.take(layout.num_prompts):
+            begin += layout.micro_steps
+            self._in_hand.append(_InHand(np.array([one.position for one in taken], dtype=np.int64), begin))
+            rows = layout.rows_of(self._run.collate([prompt.sample for prompt in taken]))
+            for _ in range(first, begin):
                 yield rows
-            left = self._prompts.micro_steps
+            first = begin
+
+    def settled(self) -> Prompts:
+        """Finish the prompts of the generations that are used up, and return the account of all."""
+        trained = self._trained()
+        while self._in_hand and self._in_hand[0].used_up <= trained:
+            self._prompts.finish(self._in_hand.popleft().positions)
+        return self._prompts
+
+    def save(self, folder: Path) -> None:
+        """Write the state after the steps that the trainer has completed: what is in hand is dispatched again."""
+        state = self.settled().state_dict()
+        _save(folder, self._run, state, state["run"]["position"])
 
 
 class _EvalBatches(_Batches):
@@ -640,7 +729,9 @@ class _EvalBatches(_Batches):
     def __init__(
         self, loader: Loader, run: Run, shape: Callable[[Batch], Batch], tell: Callable[[float | None], None]
     ) -> None:
-        super().__init__(loader, run, shape)
+        super().__init__(run)
+        self._loader = loader
+        self._shape = shape
         self._tell = tell
         self._mean: float | None = None
         if _is_counted(run) and run.num_steps is not None:

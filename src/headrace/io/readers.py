@@ -7,7 +7,6 @@ again after an error that may pass, such as a time-out, a lost connection or a f
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import logging
@@ -16,7 +15,6 @@ import os
 import sys
 import weakref
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from time import sleep
@@ -32,9 +30,10 @@ from headrace.errors import ConfigError, StoreError
 class FilePool:
     """Keeps at most ``max_open`` files open. A dropped file closes when its last user (a read, a view) is done.
 
-    The pool has no lock: each step is one operation on the OrderedDict, which is atomic. So a fork in the middle of
-    another thread's call leaves nothing locked in the child, and a finaliser may enter the pool again. If two threads
-    miss the same file, both open it, and one of the two is dropped.
+    The pool has no lock: each step is one operation on a dict, whose newest entry is the most recently used one. So a
+    fork in the middle of another thread's call leaves nothing locked in the child, and a finaliser may enter the pool
+    again. If two threads miss the same file, both open it, and one of the two is dropped. (An OrderedDict would need
+    the interpreter lock, up to Python 3.13.)
 
     Args:
         max_open: the largest number of open files; it may be changed at any time.
@@ -47,7 +46,7 @@ class FilePool:
 
     def __init__(self, max_open: int) -> None:
         self.max_open = max_open
-        self._files: OrderedDict[Hashable, Any] = OrderedDict()
+        self._files: dict[Hashable, Any] = {}
 
     def __len__(self) -> int:
         return len(self._files)
@@ -55,22 +54,22 @@ class FilePool:
     def get(self, key: Hashable) -> Any:
         """Return the open file of this key and mark it as the most recently used; None if there is none."""
         file = self._files.get(key)
-        if file is not None:
-            # Every read comes through here, and `suppress` would cost as much as all the rest.
-            try:  # noqa: SIM105
-                self._files.move_to_end(key)
-            except KeyError:  # another thread has dropped it meanwhile; our reference keeps it open
-                pass
+        if file is not None and 2 * len(self._files) > self.max_open:
+            # While nothing will be dropped soon, the order does not matter. A thread that misses the file between these
+            # two operations opens it again.
+            self._files.pop(key, None)
+            self._files[key] = file
         return file
 
     def make_room(self) -> None:
         """Drop the least recently used files until one more may be opened."""
-        with contextlib.suppress(KeyError):
-            while len(self._files) >= self.max_open:
-                self._files.popitem(last=False)
+        keys = list(self._files)
+        for key in keys[: max(0, len(keys) - self.max_open + 1)]:
+            self._files.pop(key, None)
 
     def put(self, key: Hashable, file: Any) -> None:
         """Add an open file under this key, as the most recently used one."""
+        self._files.pop(key, None)
         self._files[key] = file
 
     def drop(self, key: Hashable) -> None:
@@ -147,7 +146,6 @@ T = TypeVar("T")
 MAX_KEPT: Final = 64
 """The most derived objects that are kept with one open file; then all of them are dropped, to be made again."""
 
-_NUMBERS = itertools.count()
 _log = logging.getLogger("headrace")
 
 
@@ -206,9 +204,10 @@ class Reader(ABC):
         self.retries = RetryPolicy() if retries is None else retries
         self.num_retries = 0
         self._waits = itertools.count(1)
-        self._number = next(_NUMBERS)
+        # Stands for this reader in the keys of the pool.
+        self._mark = object()
         self._seen: dict[str, tuple[int, int]] = {}
-        weakref.finalize(self, _let_go, pool, self._number, self._seen).atexit = False
+        weakref.finalize(self, _let_go, pool, self._mark, self._seen).atexit = False
 
     def size(self, path: str) -> int:
         """Return the size of the file in bytes.
@@ -307,11 +306,11 @@ class Reader(ABC):
 
     def release(self, path: str) -> None:
         """Drop one file from the pool, after a pass that touched all of it. A later read opens it again."""
-        self._pool.drop((self._number, path))
+        self._pool.drop((self._mark, path))
 
     def close(self) -> None:
         """Drop this reader's files from the pool. Views stay valid, and a later read opens a file again."""
-        _let_go(self._pool, self._number, self._seen)
+        _let_go(self._pool, self._mark, self._seen)
 
     def __reduce__(self) -> tuple[Any, ...]:
         is_usual = self.retries == RetryPolicy()
@@ -321,7 +320,7 @@ class Reader(ABC):
         return f"<{self.name} reader>"
 
     def _open(self, path: str) -> OpenFile:
-        key = (self._number, path)
+        key = (self._mark, path)
         file: OpenFile | None = self._pool.get(key)
         if file is not None:
             return file
@@ -507,7 +506,7 @@ def _words(error: Exception, retries: RetryPolicy) -> str:
     return f"{getattr(error, 'strerror', None) or error}{tried}"
 
 
-def _let_go(pool: FilePool, number: int, seen: dict[str, tuple[int, int]]) -> None:
+def _let_go(pool: FilePool, mark: object, seen: dict[str, tuple[int, int]]) -> None:
     for path in list(seen):
-        pool.drop((number, path))
+        pool.drop((mark, path))
     seen.clear()

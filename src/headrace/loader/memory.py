@@ -2,18 +2,21 @@
 
 The C library returns memory of some hundred KiB to the system whenever it is freed. The page faults of fresh memory
 then cost more than filling it with tokens, and for a micro-batch of images, of some MiB, as much as copying it. So
-arrays are handed out again once their last tensor, view and reference is gone. Where the system has large pages,
-decoding into them takes a tenth less time.
+memory is lent to one array at a time, and again once that array is gone, with its last tensor, view and reference. A
+weak reference says so, in any thread and without the interpreter lock. Where the system has large pages, decoding into
+them takes a tenth less time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import mmap
-import sys
 from collections import deque
+from collections.abc import Callable
+from math import prod
 from threading import Lock
-from typing import Any
+from typing import Any, Final
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +26,42 @@ from headrace.datasets import Fields, Sample
 _SETS = 32
 """Sets of arrays kept; a consumer that keeps more batches alive than these gets fresh memory for the rest."""
 
-Arrays = tuple[NDArray[Any], ...]
+Block = NDArray[np.uint8]
+_BYTE: Final = np.dtype(np.uint8)
 
 
-def _references(arrays: Arrays) -> int:
-    """Return the number of references to the most referenced of these arrays, including those of this call."""
-    return max(map(sys.getrefcount, arrays))
+class _Allocated(np.ndarray[Any, Any]):
+    """Memory of its own type: an array over it is the base of all views of that array.
+
+    NumPy makes the owner of the memory the base of a view of a view, but does not look beyond a base of another type.
+    """
 
 
-_NOBODY = _references((np.empty(1),))
+def nobody() -> None:
+    """Stand for a reference to an array that is gone."""
+
+
+class _Memory:
+    """Memory that is lent to one array at a time. The array holds it, and each view or tensor holds the array.
+
+    Attributes:
+        num_bytes: its size.
+        lent_to: returns the array that has it; None if that is gone, with all of its views and tensors.
+    """
+
+    __slots__ = ("_begin", "_owner", "lent_to", "num_bytes")
+
+    def __init__(self, owner: _Allocated | mmap.mmap, num_bytes: int, begin: int = 0) -> None:
+        self._owner = owner
+        self._begin = begin
+        self.num_bytes = num_bytes
+        self.lent_to: Callable[[], NDArray[Any] | None] = nobody
+
+    def lend(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an uninitialised array over this memory, which nobody may have."""
+        array: NDArray[Any] = np.ndarray(shape, dtype, self._owner, self._begin)
+        self.lent_to = ref(array)
+        return array
 
 
 class Buffers:
@@ -39,17 +69,24 @@ class Buffers:
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
-        self._sets: deque[tuple[int, Arrays]] = deque(maxlen=_SETS)
+        self._sets: deque[tuple[int, list[tuple[str, _Memory, tuple[int, ...], np.dtype[Any]]]]] = deque(maxlen=_SETS)
 
     def take(self, num_rows: int) -> Sample:
-        """Return uninitialised arrays that nothing else refers to: used ones of this size if there are any."""
-        for rows, arrays in self._sets:
-            if rows == num_rows and _references(arrays) == _NOBODY:
-                return dict(zip(self._fields, arrays, strict=True))
-        arrays = tuple(np.empty((num_rows, *shape), dtype=dtype) for shape, dtype in self._fields.values())
+        """Return uninitialised arrays that nothing else refers to: over used memory of this size if there is any."""
+        for rows, columns in self._sets:
+            if rows == num_rows:
+                for _, memory, _, _ in columns:
+                    if memory.lent_to() is not None:
+                        break
+                else:
+                    return {name: memory.lend(shape, dtype) for name, memory, shape, dtype in columns}
+        columns = []
+        for name, (shape, dtype) in self._fields.items():
+            size = num_rows * prod(shape) * dtype.itemsize
+            columns.append((name, _Memory(_Allocated(size, _BYTE), size), (num_rows, *shape), dtype))
         # At the front, so that the memory used last, which is still in the cache, is found first.
-        self._sets.appendleft((num_rows, arrays))
-        return dict(zip(self._fields, arrays, strict=True))
+        self._sets.appendleft((num_rows, columns))
+        return {name: memory.lend(shape, dtype) for name, memory, shape, dtype in columns}
 
 
 SPARE = 2
@@ -57,54 +94,40 @@ SPARE = 2
 
 _LARGE_PAGE = 2 << 20
 
-Block = NDArray[np.uint8]
 
-
-def fresh(num_bytes: int) -> Block:
-    """Return (num_bytes,) uint8, uninitialised; in large pages if it spans several and the system has them."""
+def _fresh(num_bytes: int) -> _Memory:
+    """Return uninitialised memory; in large pages if it spans several and the system has them."""
     if num_bytes < 2 * _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return np.empty(num_bytes, np.uint8)
+        return _Memory(_Allocated(num_bytes, _BYTE), num_bytes)
     whole = -(-num_bytes // _LARGE_PAGE) * _LARGE_PAGE
     mapped = mmap.mmap(-1, whole + _LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # the kernel has no large pages
         mapped.madvise(mmap.MADV_HUGEPAGE)
-    block: Block = np.frombuffer(mapped, np.uint8)
-    begin = -block.ctypes.data % _LARGE_PAGE
-    # Made from the map, not as a view of ``block``: references to the returned array itself are counted later.
-    return np.frombuffer(mapped, np.uint8, num_bytes, begin)
-
-
-def block_references(blocks: list[Block]) -> list[int]:
-    """Return the number of references to each block, including that of the list and those of this call."""
-    return [sys.getrefcount(block) for block in blocks]
-
-
-BLOCK_OF_NOBODY = block_references([np.empty(1, np.uint8)])[0]
-"""The references to a block that only the list given to `block_references` refers to."""
+    return _Memory(mapped, num_bytes, -np.frombuffer(mapped, np.uint8).ctypes.data % _LARGE_PAGE)
 
 
 class Blocks:
     """Blocks of bytes, each for one user at a time. Safe for use in several threads."""
 
     def __init__(self) -> None:
-        self._blocks: list[Block] = []
+        self._blocks: list[_Memory] = []
         self._lock = Lock()
 
     def take(self, num_bytes: int) -> Block:
         """Return an uninitialised uint8 block of at least ``num_bytes`` that no array or tensor uses."""
         with self._lock:
             found, spare = -1, 0
-            for at, references in reversed(list(enumerate(block_references(self._blocks)))):
-                if references != BLOCK_OF_NOBODY:
+            for at in reversed(range(len(self._blocks))):
+                if self._blocks[at].lent_to() is not None:
                     continue
                 # From the back, so that the block used last, which is still in the cache, is found first.
-                if found < 0 and num_bytes <= len(self._blocks[at]) <= 2 * num_bytes:
+                if found < 0 and num_bytes <= self._blocks[at].num_bytes <= 2 * num_bytes:
                     found = at
                 elif spare < SPARE:
                     spare += 1
                 else:
                     del self._blocks[at]
                     found -= found > at
-            block = fresh(num_bytes) if found < 0 else self._blocks.pop(found)
-            self._blocks.append(block)
-            return block
+            memory = _fresh(num_bytes) if found < 0 else self._blocks.pop(found)
+            self._blocks.append(memory)
+            return memory.lend((memory.num_bytes,), _BYTE)

@@ -334,10 +334,7 @@ class Prompts:
 
         ``sample_positions`` is (prompts times group_size,) int64.
         """
-        repeated = [prompt for prompt in prompts for _ in range(self.group_size)]
-        batch = as_tensors(self.run.collate([prompt.sample for prompt in repeated]))
-        positions = np.array([prompt.position for prompt in repeated], dtype=np.int64)
-        return {**batch, **as_tensors({"sample_positions": positions})}
+        return collate_prompts(self.run, [prompt for prompt in prompts for _ in range(self.group_size)])
 
     def finish(self, position: Positions, *, num_responses: int | None = None) -> None:
         """Say that the model was updated with the group of a prompt, or with those of several.
@@ -557,6 +554,13 @@ class Prompts:
                 f"<Prompts: rank {self.ranks.rank} of {self.ranks.world_size}, {self._num_dispatched:,} dispatched,"
                 f" {len(self._outstanding):,} outstanding, {self.run!r}>"
             )
+
+
+def collate_prompts(run: Run, prompts: Sequence[DispatchedPrompt]) -> Batch:
+    """Return prompts as one batch of tensors, as the `Loader` does, with their ``sample_positions``, (n,) int64."""
+    batch = as_tensors(run.collate([prompt.sample for prompt in prompts]))
+    positions = np.array([prompt.position for prompt in prompts], dtype=np.int64)
+    return {**batch, **as_tensors({"sample_positions": positions})}
 
 
 def _as_runs(numbers: Sequence[int], moduli: Iterable[int]) -> tuple[tuple[int, int, int], ...]:

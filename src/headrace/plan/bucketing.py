@@ -13,7 +13,6 @@ key, so that the order is a pure function of the position, for any number of ran
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from operator import index
 from typing import Any
@@ -104,7 +103,7 @@ class BucketedOrder:
         self._seed = seed
         self._key = source_key(seed, "", "bucketing")
         self._lengths = lengths
-        self._windows: OrderedDict[int, tuple[int, IntArray]] = OrderedDict()
+        self._windows: dict[int, tuple[int, IntArray]] = {}
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -132,9 +131,16 @@ class BucketedOrder:
 
     def _window(self, window: int) -> tuple[int, IntArray]:
         """Return the first position of a window, and for each place in it the sample that comes there."""
-        if window in self._windows:
-            self._windows.move_to_end(window)
-            return self._windows[window]
+        found = self._windows.pop(window, None)
+        if found is None:
+            found = self._made(window)
+        # The newest entry is the one used last. Threads that miss the same window both make it.
+        self._windows[window] = found
+        for oldest in list(self._windows)[:-_KEPT_WINDOWS]:
+            self._windows.pop(oldest, None)
+        return found
+
+    def _made(self, window: int) -> tuple[int, IntArray]:
         steps = range(window * self._bucketing.window_steps, (window + 1) * self._bucketing.window_steps + 1)
         bounds = [self._schedule.begin(step) for step in steps]
         if self._length is not None:
@@ -142,7 +148,4 @@ class BucketedOrder:
         sizes = [size for size in np.diff(bounds).tolist() if size]
         lengths = self._lengths(np.arange(bounds[0], bounds[-1], dtype=np.int64))
         places = bucketed(lengths, self._bucketing.group_sizes(sizes), derive(self._key, window))
-        self._windows[window] = bounds[0], places
-        while len(self._windows) > _KEPT_WINDOWS:
-            self._windows.popitem(last=False)
-        return self._windows[window]
+        return bounds[0], places

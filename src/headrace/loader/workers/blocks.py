@@ -16,15 +16,17 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from functools import cache
 from math import prod
 from typing import Final, NamedTuple
+from weakref import ref
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.loader.memory import BLOCK_OF_NOBODY, SPARE, Block, block_references
+from headrace.loader.memory import SPARE, Block, nobody
 
 LARGE_BYTES: Final = 64 << 10
 """Arrays of at least this size lie in blocks; smaller ones are copied faster through the pipe."""
@@ -138,11 +140,37 @@ def _c() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
+class _KnownBlock:
+    """A block as the loader knows it.
+
+    Attributes:
+        lent_to: returns the array that the tensors of one message refer to; None if all of these are gone.
+    """
+
+    __slots__ = ("_memory", "lent_to")
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory = memory
+        self.lent_to: Callable[[], Block | None] = nobody
+
+    @property
+    def num_bytes(self) -> int:
+        return self._memory.nbytes
+
+    def lent(self) -> Block:
+        """Return the array for the tensors of a message, which is the first to have this block, or has it already."""
+        array = self.lent_to()
+        if array is None:
+            array = self._memory.numpy()
+            self.lent_to = ref(array)
+        return array
+
+
 class BlockTable:
     """The blocks of all workers, as the loader knows them, and which of them are in use."""
 
     def __init__(self, num_workers: int) -> None:
-        self._blocks: list[dict[int, Block]] = [{} for _ in range(num_workers)]
+        self._blocks: list[dict[int, _KnownBlock]] = [{} for _ in range(num_workers)]
         self._offered: dict[int, int] = {}
 
     def offer(self, task: int) -> Offer:
@@ -153,7 +181,7 @@ class BlockTable:
         blocks = self._blocks[task % len(self._blocks)]
         free = self._free(task)
         # The largest first, and of equal ones the block used last, which is still in the cache.
-        free.sort(key=lambda number: len(blocks[number]), reverse=True)
+        free.sort(key=lambda number: blocks[number].num_bytes, reverse=True)
         dropped = tuple(free[1 + SPARE :])
         for number in dropped:
             del blocks[number]
@@ -165,10 +193,7 @@ class BlockTable:
     def _free(self, task: int) -> list[int]:
         blocks = self._blocks[task % len(self._blocks)]
         taken = {number for other, number in self._offered.items() if (other - task) % len(self._blocks) == 0}
-        numbers = [number for number in blocks if number not in taken]
-        references = block_references([blocks[number] for number in numbers])
-        # Each has one more reference here than in a list alone: that of the table.
-        free = [number for number, count in zip(numbers, references, strict=True) if count == BLOCK_OF_NOBODY + 1]
+        free = [number for number, block in blocks.items() if number not in taken and block.lent_to() is None]
         return free[::-1]
 
     def received(self, task: int, made: dict[int, torch.Tensor], dropped: tuple[int, ...]) -> None:
@@ -180,13 +205,15 @@ class BlockTable:
             blocks[number] = blocks.pop(number)
         for number in dropped:
             del blocks[number]
-        blocks.update((number, memory.numpy()) for number, memory in made.items())
+        blocks.update((number, _KnownBlock(memory)) for number, memory in made.items())
 
     def tensor(self, task: int, view: BlockView) -> torch.Tensor:
         """Return the tensor at a place in a block of the worker that has read a task. The block is in use meanwhile."""
         block = self._blocks[task % len(self._blocks)][view.block]
         # The tensor refers to the array itself, which is how `offer` knows that the block is in use.
-        return torch.frombuffer(block, dtype=view.dtype, count=prod(view.shape), offset=view.begin).view(view.shape)
+        return torch.frombuffer(block.lent(), dtype=view.dtype, count=prod(view.shape), offset=view.begin).view(
+            view.shape
+        )
 
     def clear(self) -> None:
         """Forget all blocks, as a new stream begins. Batches keep those that they are in."""
