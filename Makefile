@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint soak interop interop-full bench clean
+.PHONY: help demo test lint soak interop interop-full suites bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,6 +31,9 @@ soak: $(VENV)/interop  ## large runs that are killed or measured, every variant 
 
 interop-full: $(VENV)/interop  ## everything with the full counts of cases
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "interop or not interop"
+
+suites: $(VENV)/interop  ## the peers' own tests, of the checkouts in the folder HEADRACE_SUITES
+	$(BIN)/python tests/interop/suites/run.py
 
 bench: $(VENV)/bench  ## benchmarks beside the peers; writes docs/benchmarks.md and benchmarks/results
 	$(BIN)/python benchmarks/load.py
