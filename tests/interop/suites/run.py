@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from suites.suite import REPORT, VARIANT, Suite, passing_file
 
-SUITES = ("energon",)
+SUITES = ("energon", "megatron", "astrai", "astrai_seed", "torchtune", "trl")
 """The modules of this package that hold a `SUITE`."""
 
 

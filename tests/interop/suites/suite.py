@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
 import json
 import os
 import signal
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -40,6 +43,28 @@ class Suite(NamedTuple):
     left_out: Mapping[str, str] = MappingProxyType({})
     variants: tuple[str, ...] = ("names", "documented")
     options: tuple[str, ...] = ()
+
+
+class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes empty modules in place of packages that a peer imports and that its tests of data do not use."""
+
+    def __init__(self, *packages: str) -> None:
+        self._packages = packages
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """Find any module of these packages."""
+        if name.split(".")[0] not in self._packages:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """Make a module that has every name."""
+        module = MagicMock(name=spec.name)
+        module.__path__, module.__spec__, module.__version__ = [], spec, "0.0"
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing."""
 
 
 def variant() -> str:
