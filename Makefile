@@ -32,7 +32,7 @@ soak: $(VENV)/interop  ## large runs that are killed or measured, every variant 
 interop-full: $(VENV)/interop  ## everything with the full counts of cases
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "interop or not interop"
 
-suites: $(VENV)/interop  ## the peers' own tests, of the checkouts in the folder HEADRACE_SUITES
+suites: $(VENV)/suites  ## the peers' own tests, of the checkouts in the folder HEADRACE_SUITES
 	$(BIN)/python tests/interop/suites/run.py
 
 bench: $(VENV)/bench  ## benchmarks beside the peers; writes docs/benchmarks.md and benchmarks/results
@@ -64,6 +64,10 @@ $(VENV)/dev: $(VENV)/base pyproject.toml constraints.txt
 
 $(VENV)/interop: $(VENV)/dev
 	$(PIP) -e '.[all,dev,interop]'
+	touch $@
+
+$(VENV)/suites: $(VENV)/interop
+	$(PIP) -e '.[all,dev,interop,suites]'
 	touch $@
 
 $(VENV)/bench: $(VENV)/interop

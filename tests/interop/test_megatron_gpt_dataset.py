@@ -303,7 +303,7 @@ def test_the_drop_in_provider(megatron: Any, tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize("seed", range(cases(3, 30)))
 def test_several_validation_sets(megatron: Any, tmp_path: Path, seed: int, full: bool) -> None:
-    """``--multiple-validation-sets``: a dataset for each prefix, as docs/megatron.md makes them; full or by a number."""
+    """``--multiple-validation-sets``: a dataset for each prefix, as in docs/megatron.md; full or by a number."""
     gpt, indexed, _ = megatron
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 

@@ -450,7 +450,7 @@ def _fields(described: _Input) -> tuple[tuple[Section, ...], dict[str, Source]]:
     if not sources and not sections:
         raise ConfigError(
             "input has neither sections nor sources: add one that names the fields to read, such as"
-            ' {"sections": [{"field": "text", "action": "train"}]} (docs/migrate/astrai.md has one for each training type)'
+            ' {"sections": [{"field": "text", "action": "train"}]}; docs/migrate/astrai.md has one for each type'
         )
     return sections, sources
 
