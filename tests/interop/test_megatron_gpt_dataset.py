@@ -281,8 +281,9 @@ def test_the_drop_in_provider(megatron: Any, tmp_path: Path, seed: int) -> None:
         create_attention_mask=True,
         **flags,
     )
-    config.mid_level_dataset_surplus = 0.005
+    config.mid_level_dataset_surplus = [0.005, 0.3][seed % 2]
     theirs = BlendedMegatronDatasetBuilder(gpt.GPTDataset, [*wanted[:2], 1], lambda: True, config).build()
+    own |= {"mid_level_dataset_surplus": 0.3} if seed % 2 else {}
     args = Namespace(seq_length=6, seed=seed, create_attention_mask_in_dataloader=True, **flags, **own)
     ours = headrace.integrations.megatron.datasets(args, kind(), wanted)
     assert ours[2] is None

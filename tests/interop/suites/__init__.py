@@ -10,5 +10,5 @@ in place of the peer. Nothing of a peer is kept here except the identifiers of t
     energon.py ...  one suite each
 
 A suite has variants. ``itself`` is the peer without any shim, ``names`` maps names and does nothing else, and
-``documented`` also makes the changes that the pages in docs/migrate describe.
+``documented`` also makes the changes that the pages in docs/migrate describe. A suite may have others, see its module.
 """

@@ -187,8 +187,13 @@ class TensorStream:
     def __init__(self, key: str, rows: Sequence[Any]) -> None:
         self.key = key
         self.is_nested = bool(rows) and isinstance(rows[0], list)
-        self._rows = [[part.numpy() for part in row] if isinstance(row, list) else row.numpy() for row in rows]
-        self._whole = None if self.is_nested else np.concatenate([*self._rows, *([] if rows else [np.empty(0)])])
+        self._whole: NDArray[Any] | None = None
+        self._rows: list[Any]
+        if self.is_nested:
+            self._rows = [[part.numpy() for part in row] for row in rows]
+        else:
+            self._whole = np.concatenate([row.numpy() for row in rows]) if rows else np.empty(0)
+            self._rows = np.split(self._whole, np.cumsum([len(row) for row in rows])[:-1]) if rows else []
 
     @property
     def num_documents(self) -> int:
@@ -382,7 +387,8 @@ class Store:
             if key not in self._streams:
                 raise KeyError(f"{key}; the keys are {', '.join(self._streams)}")
         if isinstance(keys, str):
-            return _copied(read(self._streams[keys]))
+            tensor: Tensor = _copied(read(self._streams[keys]))
+            return tensor
         return {key: _copied(read(self._streams[key])) for key in keys}
 
 

@@ -234,7 +234,8 @@ class SequenceFiles:
         """Return what was added, read back from the temporary files in O(sequences)."""
 
         def read(file: AtomicFile, dtype: str) -> list[int]:
-            return np.frombuffer(b"".join(file.pieces(_PIECE_BYTES)), dtype).tolist()
+            numbers: list[int] = np.frombuffer(b"".join(file.pieces(_PIECE_BYTES)), dtype).tolist()
+            return numbers
 
         lengths = [length for lengths in self._tokens.chunks() for length in lengths.tolist()]
         return WrittenArrays(lengths, read(self._bounds, "<i8"), read(self._modes, "i1"))
