@@ -27,6 +27,7 @@ from headrace.compat.astrai import (
     TokenizeTransform,
     dpo_collate_fn,
     grpo_collate_fn,
+    transform,
 )
 
 TURNS = [{"field": "messages", "action": "$role", "template": True}]
@@ -212,12 +213,16 @@ def test_pairs_are_tokenised_when_they_are_read(tmp_path: Path, model: Path) -> 
     assert len(short[0]["chosen"]) == 20 < len(dataset[0]["chosen"])
 
 
-def test_what_is_left_out_is_said(tmp_path: Path, model: Path) -> None:
+def test_what_is_left_out_is_said(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """AstrAI leaves faulty lines and records out with a line in its log, or without one."""
     records = [*TALKS, {"messages": []}]
     with pytest.warns(UserWarning, match="1 of 3 records are left out: empty 1"):
         made = TokenizeTransform(CHAT, model).apply(records)
     assert len(made["sequence"]) == 2
+    monkeypatch.setattr(transform, "_AT_ONCE", 1)
+    with pytest.warns(UserWarning, match="1 of 3 records are left out"):
+        alone = TokenizeTransform(CHAT, model).apply([records[2], *TALKS])
+    assert [one.tolist() for one in alone["sequence"]] == [one.tolist() for one in made["sequence"]]
     with pytest.raises(InputError, match="1 of 1 records are left out"):
         TokenizeTransform(CHAT, model).apply(records[2:])
     with pytest.raises(InputError, match="record 1: "):

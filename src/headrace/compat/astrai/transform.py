@@ -164,18 +164,23 @@ def _maker(recipe: Recipe, tokenizer: str | os.PathLike[str] | None) -> SampleMa
 def _rows(maker: SampleMaker, made: MadeDocuments) -> dict[str, list[Any]]:
     """The arrays of each key by document; a list of arrays where the key holds a list of sequences."""
     rows: dict[str, list[Any]] = {}
-    for key, (values, lengths) in made.arrays.items():
-        rows[key] = np.split(values, np.cumsum(lengths)[:-1])
+    for name, (values, lengths) in made.arrays.items():
+        rows[name] = _cut(values, lengths)
     names = {key.name: key.stored for key in maker.keys}
     for key in maker.keys:
         of_list = names.get(lengths_key(key.parallel_to or key.name))
-        if key.kind in ("ids", "mask") and of_list in rows:
+        if key.kind in ("ids", "mask") and of_list is not None:
             pairs = zip(rows[key.stored], rows[of_list], strict=True)
-            rows[key.stored] = [np.split(row, np.cumsum(lengths)[:-1]) for row, lengths in pairs]
+            rows[key.stored] = [_cut(row, lengths) for row, lengths in pairs]
     for key in maker.keys:
         if key.kind == "lengths":
             del rows[key.stored]
     return rows
+
+
+def _cut(values: NDArray[Any], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
+    """The parts of these lengths; none if there are no lengths."""
+    return np.split(values, np.cumsum(lengths)[:-1])[: len(lengths)]
 
 
 def _count_on(positions: list[NDArray[Any]]) -> None:
