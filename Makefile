@@ -11,7 +11,7 @@ WITH_TITAN = PYTHONPATH=$(abspath $(VENV)/torchtitan)$(PYTHONPATH:%=:%) $(BIN)/p
     tests/interop/test_torchtitan.py tests/interop/test_watching.py tests/examples -k 'torchtitan or tensorboard'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint soak interop interop-full bench clean
+.PHONY: help demo test lint soak interop interop-full suites bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,6 +39,9 @@ soak: $(VENV)/interop  ## large runs that are killed or measured, every variant 
 interop-full: $(VENV)/interop $(VENV)/torchtitan  ## everything with the full counts of cases
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "interop or not interop"
 	HEADRACE_FULL=1 $(WITH_TITAN)
+
+suites: $(VENV)/suites  ## the peers' own tests, of the checkouts in the folder HEADRACE_SUITES
+	$(BIN)/python tests/interop/suites/run.py
 
 bench: $(VENV)/bench  ## benchmarks beside the peers; writes docs/benchmarks.md and benchmarks/results
 	$(BIN)/python benchmarks/load.py
@@ -75,6 +78,10 @@ $(VENV)/torchtitan: $(VENV)/base constraints.txt
 	rm -rf $@ $@.part
 	@if $(PIP) --no-deps --target $@.part $(TITAN); then touch $@.part && mv $@.part $@; else \
 	    echo "torchtitan's packages ($(TITAN)) cannot be had here: its tests are skipped"; rm -rf $@.part; fi
+
+$(VENV)/suites: $(VENV)/interop
+	$(PIP) -e '.[all,dev,interop,suites]'
+	touch $@
 
 $(VENV)/bench: $(VENV)/interop
 	$(PIP) -e '.[all,dev,interop,bench]'

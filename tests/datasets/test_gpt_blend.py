@@ -70,6 +70,41 @@ def test_data_paths_as_megatron_writes_them(folder: Path) -> None:
     assert len(GPTBlend.of(f"{folder}/a {folder}/b", num_samples=9999, build=remember)) == 19 + 11
 
 
+def test_the_surplus_is_that_of_the_option(folder: Path) -> None:
+    """``--mid-level-dataset-surplus`` decides what the datasets are built for, and not the length of the blend."""
+    wanted: list[int | None] = []
+
+    def remember(prefix: str, num_samples: int | None) -> GPTDataset:
+        wanted.append(num_samples)
+        return build(folder, Path(prefix).name, num_samples)
+
+    for surplus, most in ((0, [75, 25]), (0.01, [76, 26]), (0.2, [90, 30])):
+        wanted.clear()
+        path = f"0.75 {folder}/a 0.25 {folder}/b"
+        assert len(GPTBlend.of(path, num_samples=100, build=remember, surplus=surplus)) == 100
+        assert wanted == most
+
+
+def test_no_samples_are_an_empty_dataset(folder: Path) -> None:
+    """As ``--eval-iters 0`` asks for; a part that is too small for one sample does not matter then."""
+    parts = {"split": "98,1,1", "split_part": "valid"}
+    small = GPTDataset(folder / "a", sequence_length=5, num_samples=0, **parts)  # type: ignore[arg-type]
+    assert (len(small), small.order.num_epochs, list(small.fields)) == (0, 1, ["tokens", "labels", "loss_mask"])
+    assert len(build(folder, "a", 0)) == len(build(folder, "a"))
+
+    def valid(prefix: str, num_samples: int | None) -> GPTDataset:
+        return build(folder, Path(prefix).name, num_samples, **parts)
+
+    for path in (f"0.7 {folder}/a 0.3 {folder}/b", f"1 {folder}/a"):
+        blend = GPTBlend.of(path, num_samples=0, build=valid)
+        assert len(blend) == 0
+        assert blend.fingerprint
+        assert "Megatron" in blend.describe()
+    assert len(GPTBlend([build(folder, name) for name in "ab"], weights=[1, 1], size=0)) == 0
+    with pytest.raises(ConfigError, match="not enough for a sample"):
+        valid(str(folder / "a"), None)
+
+
 def test_a_single_prefix_with_a_weight(folder: Path) -> None:
     """Of the list of one part it is the dataset itself, of ``--data-path`` a blend; see tests/interop."""
     wanted: list[int | None] = []
@@ -110,8 +145,8 @@ def test_what_a_blend_refuses(folder: Path) -> None:
         GPTBlend(parts, weights=[1, 1])
     with pytest.raises(ConfigError, match="2 datasets and 1 weights"):
         GPTBlend(parts, weights=[1], size=4)
-    with pytest.raises(ConfigError, match="size is at least 1"):
-        GPTBlend(parts, weights=[1, 1], size=0)
+    with pytest.raises(ConfigError, match=r"surplus is -0\.1 and size is 9; both must be at least 0"):
+        GPTBlend.of(f"1 {folder}/a 1 {folder}/b", num_samples=9, build=lambda prefix, _: parts[0], surplus=-0.1)
     other = build(folder, "c", masks=GPTMasks(create_attention_mask=True))
     with pytest.raises(ConfigError, match="attention_mask"):
         GPTBlend([parts[0], other])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import sys
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -317,3 +319,20 @@ def test_progress_on_a_terminal_only(
     said = capsys.readouterr().err
     assert ("packing: lengths of 4 of 5 samples" in said) == is_terminal
     assert said.endswith("\r\x1b[K") == is_terminal
+
+
+class Theirs:
+    """The class that torchtune's ``ConcatDataset`` asks for."""
+
+
+def test_torchtunes_concatenation_takes_it_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ConcatDataset`` decides by ``isinstance`` whether datasets are packed; torchtune itself is in tests/interop."""
+    packed = PackedDataset(samples([3, 2, 4]), max_seq_len=5)
+    assert not isinstance(packed, Theirs)
+    monkeypatch.setitem(sys.modules, "torchtune.datasets._concat", SimpleNamespace(PackedDataset=Theirs))
+    assert isinstance(packed, Theirs)
+    assert isinstance(packed, PackedDataset)
+    assert isinstance(packed, Sequence)
+    for again in (pickle.loads(pickle.dumps(packed)), copy.copy(packed), copy.deepcopy(packed)):
+        assert type(again) is PackedDataset
+        assert [item["tokens"].tolist() for item in again] == [item["tokens"].tolist() for item in packed]

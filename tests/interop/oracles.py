@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import sys
 import warnings
 from types import ModuleType
@@ -20,6 +21,8 @@ class Torchtune(NamedTuple):
     PackedDataset: Any
     padded_collate_packed: Any
     create_block_causal_mask: Any
+    concat: Any
+    """The module of ``ConcatDataset``."""
 
 
 def torchtune() -> Torchtune:
@@ -45,11 +48,14 @@ def torchtune() -> Torchtune:
             packed = importlib.import_module("torchtune.datasets._packed")
             collate = importlib.import_module("torchtune.data._collate")
             attention = importlib.import_module("torchtune.modules.attention_utils")
+            sys.modules["torchtune"].utils = sys.modules["torchtune.utils"]  # type: ignore[attr-defined]
+            sys.modules["torchtune.utils"].get_logger = logging.getLogger  # type: ignore[attr-defined]
+            concat = importlib.import_module("torchtune.datasets._concat")
     finally:
         for name in [name for name in sys.modules if _is_torchtune(name)]:
             del sys.modules[name]
         sys.modules.update(before)
-    return Torchtune(packed.PackedDataset, collate.padded_collate_packed, attention.create_block_causal_mask)
+    return Torchtune(packed.PackedDataset, collate.padded_collate_packed, attention.create_block_causal_mask, concat)
 
 
 def torchtune_packed_dataset() -> Any:

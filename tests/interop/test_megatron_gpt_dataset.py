@@ -281,8 +281,9 @@ def test_the_drop_in_provider(megatron: Any, tmp_path: Path, seed: int) -> None:
         create_attention_mask=True,
         **flags,
     )
-    config.mid_level_dataset_surplus = 0.005
+    config.mid_level_dataset_surplus = [0.005, 0.3][seed % 2]
     theirs = BlendedMegatronDatasetBuilder(gpt.GPTDataset, [*wanted[:2], 1], lambda: True, config).build()
+    own |= {"mid_level_dataset_surplus": 0.3} if seed % 2 else {}
     args = Namespace(seq_length=6, seed=seed, create_attention_mask_in_dataloader=True, **flags, **own)
     ours = headrace.integrations.megatron.datasets(args, kind(), wanted)
     assert ours[2] is None
@@ -296,6 +297,97 @@ def test_the_drop_in_provider(megatron: Any, tmp_path: Path, seed: int) -> None:
                 one.masks_and_position_ids_are_cached = False
             for name, value in expected[i].items():
                 assert torch.equal(batch[name][i], torch.as_tensor(value)), name
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("seed", range(cases(3, 30)))
+def test_several_validation_sets(megatron: Any, tmp_path: Path, seed: int, full: bool) -> None:
+    """``--multiple-validation-sets``: a dataset for each prefix, as in docs/megatron.md; full or by a number."""
+    gpt, indexed, _ = megatron
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+
+    rng = np.random.default_rng(seed)
+    prefixes = [str(tmp_path / name) for name in "abc"]
+    for prefix in prefixes:
+        write(indexed, Path(prefix), rng, least=20)
+    wanted = None if full else int(rng.integers(1, 80))
+    config = gpt.GPTDatasetConfig(
+        random_seed=seed,
+        sequence_length=6,
+        blend_per_split=[None, (prefixes, None), None],
+        split=None,
+        multiple_validation_sets=True,
+        full_validation=full,
+        drop_last_partial_validation_sequence=not full,
+        path_to_cache=str(tmp_path / "cache"),
+        tokenizer=NoPad(),
+        create_attention_mask=False,
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+    )
+    config.mid_level_dataset_surplus = 0.005
+    try:
+        theirs = BlendedMegatronDatasetBuilder(gpt.GPTDataset, [None, wanted, None], lambda: True, config).build()[1]
+    except AssertionError:
+        return  # it cannot end in an empty sequence
+    for prefix, expected in zip(prefixes, theirs, strict=True):
+        ours = GPTDataset(
+            prefix,
+            sequence_length=6,
+            num_samples=wanted,
+            seed=seed,
+            split="0,1,0",
+            split_part="valid",
+            drop_last_partial_validation_sequence=not full,
+        )
+        assert len(ours) == len(expected)
+        for i in range(len(ours)):
+            expected.masks_and_position_ids_are_cached = False
+            for name, value in expected[i].items():
+                assert torch.equal(torch.from_numpy(ours[i][name]), value), name
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("surplus", [0, 0.01, 0.3])
+def test_the_surplus_and_parts_of_no_samples(megatron: Any, tmp_path: Path, surplus: float) -> None:
+    """``--mid-level-dataset-surplus``, and ``--split 98,1,1 --eval-iters 0``, which asks for no validation samples."""
+    gpt, indexed, _ = megatron
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+
+    prefixes = [str(tmp_path / name) for name in "ab"]
+    for prefix in prefixes:
+        write(indexed, Path(prefix), np.random.default_rng(5), least=36)
+    config = gpt.GPTDatasetConfig(
+        random_seed=3,
+        sequence_length=4,
+        blend=(prefixes, [0.6, 0.4]),
+        split="98,1,1",
+        path_to_cache=str(tmp_path / "cache"),
+        tokenizer=NoPad(),
+        create_attention_mask=False,
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+    )
+    config.mid_level_dataset_surplus = surplus
+    theirs = BlendedMegatronDatasetBuilder(gpt.GPTDataset, [200, 0, 0], lambda: True, config).build()
+    words = ["0.6", prefixes[0], "0.4", prefixes[1]]
+    for part, wanted, expected in zip(("train", "valid", "test"), (200, 0, 0), theirs, strict=True):
+
+        def build(prefix: str, num_samples: int | None, part: Any = part) -> GPTDataset:
+            options: dict[str, Any] = {"sequence_length": 4, "seed": 3, "split": "98,1,1", "split_part": part}
+            return GPTDataset(prefix, num_samples=num_samples, **options)
+
+        ours = GPTBlend.of(words, num_samples=wanted, build=build, one_part=False, surplus=surplus)
+        assert isinstance(ours, GPTBlend)
+        assert len(ours) == len(expected)
+        assert [len(one) for one in ours.datasets] == [len(one) for one in expected.datasets]
+        for i in range(len(ours)):
+            assert torch.equal(torch.from_numpy(ours[i]["tokens"]), expected[i]["tokens"])
 
 
 @pytest.mark.filterwarnings("ignore")

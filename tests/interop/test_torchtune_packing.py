@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pickle
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,21 @@ def test_their_collator_takes_our_items(peer: Torchtune) -> None:
     assert set(batch) == set(expected) == {"tokens", "labels", "input_pos", "mask"}
     for name, values in expected.items():
         assert torch.equal(batch[name], values), name
+
+
+def test_their_concatenation_takes_ours_for_packed(peer: Torchtune, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ConcatDataset`` asks for torchtune's class; a mix with unpacked ones is refused, and workers get copies."""
+    made = [{"tokens": list(range(n)), "labels": list(range(n))} for n in (3, 2, 2, 5)]
+    monkeypatch.setitem(sys.modules, "torchtune.datasets._concat", peer.concat)
+    ours, theirs = PackedDataset(made, max_seq_len=6), peer.PackedDataset(made, max_seq_len=6)
+    both = peer.concat.ConcatDataset([ours, theirs])
+    assert both.packed
+    assert len(both) == 2 * len(ours)
+    for number in range(len(ours)):
+        assert torch.equal(both[number]["tokens"], both[len(ours) + number]["tokens"])
+    with pytest.raises(ValueError, match="mix of packed and non-packed"):
+        peer.concat.ConcatDataset([ours, made])
+    assert type(pickle.loads(pickle.dumps(ours))) is PackedDataset
 
 
 def test_pads_are_added_as_theirs(peer: Torchtune) -> None:

@@ -495,3 +495,71 @@ def test_memory_does_not_grow_with_the_documents(tmp_path: Path, monkeypatch: py
         other.finalize(tmp_path / "copy.idx")
     assert peak < 3e6
     same_bytes(tmp_path / "copy", tmp_path / "x")
+
+
+def test_strings_of_digits_are_tokens(tmp_path: Path) -> None:
+    """Megatron's builder reads them so, and its tests write them."""
+    builder = new(tmp_path)
+    builder.add_document(["7", "65535", "0"], [3])
+    builder.add_item(["12"])
+    builder.end_document()
+    for wrong in (["70000"], ["1.5"], ["-1"], ["9" * 30]):
+        with pytest.raises(InputError):
+            builder.add_item(wrong)
+    store = finish(builder, tmp_path)
+    assert [store.document(number).tolist() for number in range(2)] == [[7, 65535, 0], [12]]
+    floats = new(tmp_path, np.float32)
+    floats.add_document(["1.5"], [1])
+    assert finish(floats, tmp_path).document(0).tolist() == [1.5]
+
+
+def test_what_was_added_can_be_asked_for(tmp_path: Path) -> None:
+    builder = new(tmp_path, np.int32, multimodal=True)
+    assert (builder.sequence_lengths, builder.document_indices, builder.sequence_modes) == ([], [0], [])
+    builder.add_document([1, 2, 3, 4, 5], [3, 2])
+    builder.add_document([6, 7], [2])
+    assert (builder.sequence_lengths, builder.document_indices) == ([3, 2, 2], [0, 2, 3])
+    assert builder.sequence_modes == [0, 0, 0]
+    builder.add_item([8], mode=4)
+    assert (builder.sequence_modes, builder.document_indices) == ([0, 0, 0, 4], [0, 2, 3])
+    builder.end_document()
+    assert finish(builder, tmp_path).document(2).tolist() == [8]
+    with pytest.raises(ConfigError, match="cannot tell what was added"):
+        builder.sequence_lengths  # noqa: B018
+    assert new(tmp_path).sequence_modes is None
+
+
+JAGGED = [[5, 6], [], [7], [8, 9, 10]]
+
+
+@pytest.mark.parametrize("eod", [None, 3])
+@pytest.mark.parametrize("kind", ["lists", "tensors", "awkward"])
+def test_many_documents_at_once(tmp_path: Path, kind: str, eod: int | None) -> None:
+    """Each document is a sequence; the end is added to every one, as by Megatron, also to an empty one."""
+    documents: Any = JAGGED
+    if kind == "tensors":
+        documents = map(torch.tensor, [np.array(document, np.int64) for document in JAGGED])
+    elif kind == "awkward":
+        documents = pytest.importorskip("awkward").Array(JAGGED)
+    builder = new(tmp_path)
+    builder.add_document([1], [1])
+    builder.add_documents(documents, eod_token=eod, chunk_size=3)
+    end = [] if eod is None else [eod]
+    wanted = [[1], *([*document, *end] for document in JAGGED)]
+    assert (builder.num_sequences, builder.document_indices) == (5, [0, 1, 2, 3, 4, 5])
+    store = finish(builder, tmp_path)
+    assert [store.document(number).tolist() for number in range(len(store))] == wanted
+
+
+def test_what_many_documents_refuse(tmp_path: Path) -> None:
+    builder = new(tmp_path, multimodal=True)
+    builder.add_documents(JAGGED, modes=[1, 2, 3, 4])
+    assert builder.sequence_modes == [1, 2, 3, 4]
+    with pytest.raises(InputError, match="3 modes for 4 documents"):
+        builder.add_documents(JAGGED, modes=[1, 2, 3])
+    with pytest.raises(InputError, match="70000"):
+        builder.add_documents([[1], [70_000]])
+    with pytest.raises(InputError, match="70000"):
+        builder.add_documents([[1]], eod_token=70_000)
+    with pytest.raises(ConfigError, match="chunk_size is 0"):
+        builder.add_documents(JAGGED, chunk_size=0)

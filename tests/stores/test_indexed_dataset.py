@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from counts import cases
 from headrace.compat.megatron.indexed_dataset import IndexedDataset
-from headrace.errors import StoreError
+from headrace.errors import ConfigError, StoreError
 from headrace.testing.shards import write_raw
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -215,3 +215,35 @@ def test_dialects_and_other_formats() -> None:
     with pytest.warns(UserWarning, match="lost"):
         dataset = IndexedDataset(folder / "neox-merged", documents="sequences")
     assert dataset.document_indices.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_index_as_megatrons_code_asks_for_it(dataset: IndexedDataset) -> None:
+    """``merge_datasets.py`` asks for ``index.dtype``, the test suite for the rest."""
+    index = dataset.index
+    assert index.dtype is np.uint16
+    assert (len(index), index.sequence_count, index.document_count) == (5, 5, 6)
+    assert index.sequence_lengths.tolist() == dataset.sequence_lengths.tolist()
+    assert index.document_indices.tolist() == dataset.document_indices.tolist()
+    assert (index.sequence_pointers.dtype, index.sequence_pointers.tolist()) == (np.int64, [0, 6, 10, 14, 14])
+    assert index[1] == (6, 2, None)
+    assert index.sequence_modes is None
+    modal = IndexedDataset(GOLDEN / "indexed" / "multimodal", multimodal=True)
+    assert modal.index.sequence_modes.tolist() == modal.sequence_modes.tolist()  # type: ignore[union-attr]
+    assert modal.index[1][2] == 1
+    assert IndexedDataset(GOLDEN / "indexed" / "multimodal").index.sequence_modes is None
+
+
+def test_options_of_megatrons_fast_start(dataset: IndexedDataset) -> None:
+    """They change nothing but that the counts are compared; Megatron believes them, and guesses the dtype."""
+    path = dataset.path_prefix
+    fast = IndexedDataset(
+        path, multimodal=False, mmap=False, fast_cache_load=True, sequences_per_dataset=(5, 6), dtype_code=4
+    )
+    assert (fast.mmap, fast.dtype, [item.tolist() for item in fast]) == (False, np.uint16, SEQUENCES)
+    with pytest.raises(
+        StoreError, match=r"holds 5 sequences and 6 document indices, sequences_per_dataset says \[5, 5\]"
+    ):
+        IndexedDataset(path, sequences_per_dataset=[5, 5])
+    for option in ("object_storage_config", "s3_config"):
+        with pytest.raises(ConfigError, match="object_storage_config is for object stores"):
+            IndexedDataset(path, **{option: object()})

@@ -24,6 +24,7 @@ from headrace.datasets import Dataset, Run
 from headrace.errors import ConfigError, StateError
 from headrace.loader import Loader, Ranks, Reading
 from headrace.plan import BatchSchedule
+from headrace.plan.megatron import SURPLUS
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -70,6 +71,7 @@ def datasets(args: Any, tokenizer: Any, num_samples: Sequence[int | None]) -> tu
                 " datasets with headrace.compat.megatron, see docs/megatron.md"
             )
     masking = getattr(args, "dataloader_inter_document_masking", False)
+    surplus = getattr(args, "mid_level_dataset_surplus", SURPLUS)
     masks = GPTMasks.of(
         tokenizer,
         allow_ambiguous_pad_tokens=getattr(args, "allow_ambiguous_pad_tokens", False),
@@ -90,7 +92,7 @@ def datasets(args: Any, tokenizer: Any, num_samples: Sequence[int | None]) -> tu
 
         if not (data and share) or wanted == 0:
             return None
-        return GPTBlend.of(data, num_samples=wanted, build=build, one_part=is_own)
+        return GPTBlend.of(data, num_samples=wanted, build=build, one_part=is_own, surplus=surplus)
 
     return tuple(map(part, WHOLE, num_samples))
 

@@ -262,8 +262,7 @@ def test_wrong_tokens(wrong: dict[str, int], message: str) -> None:
         ({"rate": 1.5}, "rate is 1.5; it must be a share from 0 to 1"),
         ({"spm_rate": -0.1}, "spm_rate is -0.1; it must be a share"),
         ({"rate": float("nan")}, "rate is nan; it must be a share"),
-        ({"fragment_rate": 0.5}, "tokens.split is None and fragment_rate is 0.5; set both or neither"),
-        ({"tokens": FIMTokens(**MARKS, split=6)}, "tokens.split is 6 and fragment_rate is None; set both or neither"),
+        ({"tokens": FIMTokens(**MARKS, split=6)}, "tokens.split is 6, but there is no fragment_rate: set the share"),
         ({"no_prefix": "x"}, "no_prefix is 'x', with no codec"),
         ({"no_prefix": "", "codec": fim_toy.CODEC}, "a text that is not empty"),
     ],
@@ -271,3 +270,13 @@ def test_wrong_tokens(wrong: dict[str, int], message: str) -> None:
 def test_wrong_options(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         FillInTheMiddle(**{"tokens": FIMTokens(**MARKS), **wrong})
+
+
+def test_without_a_token_that_splits_the_rate_of_fragments_has_no_effect() -> None:
+    """Megatron's own tests set both for every dataset."""
+    tokens = FIMTokens(**MARKS)
+    plain, with_rate = (FillInTheMiddle(tokens=tokens, rate=0.5, fragment_rate=rate) for rate in (None, 1.0))
+    assert plain.recipe == with_rate.recipe
+    sample = np.arange(100, 140)
+    made = [fill_in_the_middle(sample, fim, KeyedDraws(7)).tolist() for fim in (plain, with_rate)]
+    assert made[0] == made[1]

@@ -268,3 +268,26 @@ def test_the_same_can_be_said_in_our_own_words() -> None:
         }
     )
     assert ours == read(CHAT)
+
+
+SKELETON = """{
+  "version":       1,
+  "input":         {},   // sections (single) or sources (multi)
+  "mask":          {},   // role -> "train" | "mask"
+  "mask_default":  "mask",
+  "preprocessing": {},
+  "output":        {}
+}"""
+
+
+def test_the_empty_skeleton_of_its_documentation() -> None:
+    """It is copied from there; each message says what to do next."""
+    with pytest.raises(ConfigError, match=r"line 3 has a comment, which JSON does not have \(remove // and what"):
+        parse_recipe(SKELETON)
+    without = "\n".join(line.partition("//")[0] for line in SKELETON.splitlines())
+    with pytest.raises(ConfigError, match=r'neither sections nor sources: add one.*"field": "text"'):
+        parse_recipe(without)
+    filled = without.replace('"input":         {}', '"input": {"sections": [{"field": "text", "action": "train"}]}')
+    assert parse_recipe(filled).type == "seq"
+    with pytest.raises(ConfigError, match="neither YAML nor JSON: "):
+        parse_recipe('{"url": "https://example.com"')

@@ -11,11 +11,22 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import index
+from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 
-from headrace.compat.astrai.stores import lacks_offsets, shards_of
+from headrace.compat.astrai.stores import (
+    H5Store,
+    JsonlStore,
+    MmapStore,
+    NoDataError,
+    detect_format,
+    holds_texts,
+    lacks_offsets,
+    shards_of,
+)
+from headrace.compat.astrai.transform import CONFIG_NAME, MESSAGES_CONFIG, PreferenceProcessor, TokenizeTransform
 from headrace.datasets.dataset import Dataset, Fields, FixedDataset, Sample
 from headrace.datasets.loss_masks import unused_text, warn_unused
 from headrace.datasets.origins import Origins, window_origins, windows_over
@@ -215,6 +226,12 @@ class StreamWindows(FixedDataset):
 
 Layout = Literal["windows", "records"]
 _NOT_LOADED = "Dataset not loaded: call load(path) first"
+_ONLY_A_STORE = (
+    "this dataset reads a store that was given, or raw records in memory, and has no dataset of Headrace behind it:"
+    " prepare the data with `headrace prepare` and load the folder"
+)
+_TORCH_DTYPES: Final[dict[type | None, str]] = {np.int64: "int64", np.bool_: "bool", None: "float32"}
+"""The dtypes of items from a store; rewards, the only field without a dtype, are float32 in records."""
 _FORMATS = {"bin": "keyed", "h5": "hdf5", "jsonl": "jsonl"}
 
 
@@ -228,24 +245,31 @@ class BaseDataset:
     - ``grpo``: ``prompts`` (P,) int64, lists ``responses`` and ``masks`` of G tensors, and ``rewards`` (G,) float32;
     - ``sft``: the fields of `SFTDataset`.
 
+    With ``store=`` the items come from an open store: a `Store` of this package, or any object with AstrAI's methods of
+    that name. Such a dataset has no native ``dataset`` for a `Run`.
+
     Args:
         window_size: tokens of a window; it does not matter for records.
         stride: tokens from the begin of one window to the next, by default the window size.
+        store: an open store, in place of `load`; it has the windows, or the records, of the training type.
         layout: by default ``"windows"`` for ``seq`` and ``sft``, and ``"records"`` for ``dpo`` and ``grpo``, since
             windows would tear their pairs and groups apart.
         collation: how the loader brings records to one length.
 
     Raises:
-        ConfigError: a size is out of range, or ``seq`` is asked for as records.
+        ConfigError: a size is out of range, ``seq`` is asked for as records, or other arguments are given beside a
+            store.
+        KeyError: the store lacks a key of the training type.
     """
 
     train_type: ClassVar[TrainType]
 
     def __init__(
         self,
-        window_size: int,
+        window_size: int = 0,
         stride: int | None = None,
         *,
+        store: Any = None,
         layout: Layout | None = None,
         collation: Collation | None = None,
     ) -> None:
@@ -259,6 +283,12 @@ class BaseDataset:
         self.collation = collation
         self._dataset: Dataset | None = None
         self._store: Store | None = None
+        self._opened: tuple[str | os.PathLike[str], dict[str, Any]] | None = None
+        self._face: Any = store
+        if store is not None:
+            if window_size or stride or layout or collation:
+                raise ConfigError("the windows of a dataset with store= are those of the store: give only the store")
+            self._check_keys(list(store.keys), "the store", computes=False)
 
     def load(self, load_path: str | os.PathLike[str], storage_type: str | None = None, **options: Any) -> None:
         """Open the data at a path; ``options`` are those of `headrace.open`.
@@ -270,22 +300,24 @@ class BaseDataset:
         """
         store = open_store(load_path, **options)
         _check_storage(store, storage_type)
-        missing = [names[0] for names in self._needed() if not any(name in store.keys for name in names)]
-        if missing:
-            raise KeyError(
-                f"{store.path}: training type {self.train_type!r} requires the keys {missing}; available are"
-                f" {list(store.keys)}"
-            )
+        self._check_keys(store.keys, store.path, computes=True)
         if self.layout == "records":
             self._dataset = self._records(store)
         else:
             streams = open_keys(load_path, **options)
             self._dataset = StreamWindows(streams, self.train_type, window_size=self.window_size, stride=self.stride)
         self._store = store
+        self._opened = (load_path, options)
 
-    def _needed(self) -> list[tuple[str, ...]]:
+    def _check_keys(self, keys: Sequence[str], where: str, *, computes: bool) -> None:
+        """Raise KeyError if a key of the training type is missing that is not computed."""
         fields = FIELDS[self.train_type]
-        return [field.keys for name, field in fields.items() if name != COMPUTED]
+        needed = [field.keys for name, field in fields.items() if not (computes and name == COMPUTED)]
+        missing = [names[0] for names in needed if not any(name in keys for name in names)]
+        if missing:
+            raise KeyError(
+                f"{where}: training type {self.train_type!r} requires the keys {missing}; available are {list(keys)}"
+            )
 
     def _records(self, store: Store) -> Dataset:
         _check_borders(store)
@@ -298,23 +330,48 @@ class BaseDataset:
         """The wrapped dataset of Headrace, for a `Run` and a `Loader`.
 
         Raises:
-            RuntimeError: nothing is loaded.
+            RuntimeError: nothing is loaded, or the items come from a store that was given.
         """
         if self._dataset is None:
-            raise RuntimeError(_NOT_LOADED)
+            raise RuntimeError(_NOT_LOADED if self._face is None else _ONLY_A_STORE)
         return self._dataset
+
+    @property
+    def store(self) -> Any:
+        """The store with the tokens of this dataset, and its windows if it has windows.
+
+        It is the one that was given, or one over the loaded files, which is opened when it is first asked for. None
+        before anything is loaded, and for formats that AstrAI does not have.
+        """
+        if self._face is None and self._opened is not None and self._store is not None:
+            kinds = [
+                kind for kind in (MmapStore, H5Store, JsonlStore) if shards_of(self._store)[0].format in kind.formats
+            ]
+            if kinds:
+                self._face = kinds[0](*((self.window_size, self.stride) if self.layout == "windows" else (0, None)))
+                self._face.load(self._opened[0], **self._opened[1])
+        return self._face
+
+    @property
+    def storage(self) -> Any:
+        """The name of `store` in AstrAI up to 1.3.9."""
+        return self.store
 
     @property
     def keys(self) -> list[str]:
         """The keys of the store; empty before it is loaded."""
-        return [] if self._store is None else list(self._store.keys)
+        if self._store is None:
+            return [] if self._face is None else list(self._face.keys)
+        return list(self._store.keys)
 
     @property
     def count(self) -> int:
         """The number of tokens: of the shortest key for windows, of the main key for records; 0 before it is loaded."""
         if isinstance(self._dataset, StreamWindows):
             return self._dataset.count_tokens
-        return 0 if self._store is None else self._store.num_tokens
+        if self._store is None:
+            return 0 if self._face is None else int(self._face.token_count)
+        return self._store.num_tokens
 
     token_count = count
 
@@ -333,7 +390,9 @@ class BaseDataset:
         return begin, begin + self.window_size
 
     def __len__(self) -> int:
-        return 0 if self._dataset is None else len(self._dataset)
+        if self._dataset is None:
+            return 0 if self._face is None else len(self._face)
+        return len(self._dataset)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.__getitems__([index])[0]
@@ -341,6 +400,9 @@ class BaseDataset:
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The items at ``indices``, read together."""
         import torch
+
+        if self._dataset is None and self._face is not None:
+            return [self._of_store(i) for i in indices]
 
         def tensors(value: Any) -> Any:
             return [torch.from_numpy(array) for array in value] if isinstance(value, list) else torch.from_numpy(value)
@@ -360,8 +422,32 @@ class BaseDataset:
         record = self._store.document(index, keys=list(fields))
         return {name: record[name].astype(field.dtype) for name, field in fields.items()}
 
+    def _of_store(self, index: int) -> dict[str, Any]:
+        """An item of the store that was given, by AstrAI's methods alone."""
+        import torch
+
+        def converted(value: Any, dtype: type | None) -> Any:
+            if isinstance(value, list):
+                return [converted(one, dtype) for one in value]
+            return value.to(getattr(torch, _TORCH_DTYPES[dtype]))
+
+        store, keys = self._face, list(self._face.keys)
+        fields = {
+            name: (next(key for key in field.keys if key in keys), field)
+            for name, field in FIELDS[self.train_type].items()
+        }
+        if self.layout == "records":
+            found = {name: store.fetch_record(index, key) for name, (key, _) in fields.items()}
+        else:
+            begin, end = store.sample_window(index)
+            found = {
+                name: store.fetch(begin + field.shift, end + field.shift, key) for name, (key, field) in fields.items()
+            }
+        return {name: converted(value, fields[name][1].dtype) for name, value in found.items()}
+
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {'not loaded' if self._dataset is None else repr(self._dataset)}>"
+        shown = self._dataset if self._face is None or self._dataset is not None else self._face
+        return f"<{type(self).__name__}: {'not loaded' if shown is None else repr(shown)}>"
 
 
 class SeqDataset(BaseDataset):
@@ -404,7 +490,7 @@ class DatasetFactory:
     }
 
     @classmethod
-    def create(cls, train_type: str, window_size: int, stride: int | None = None, **options: Any) -> BaseDataset:
+    def create(cls, train_type: str, window_size: int = 0, stride: int | None = None, **options: Any) -> BaseDataset:
         """Make a dataset that is not loaded yet; ``options`` are those of `BaseDataset`.
 
         Raises:
@@ -418,13 +504,47 @@ class DatasetFactory:
     def load(
         cls,
         train_type: str,
-        load_path: str | os.PathLike[str],
-        window_size: int,
+        load_path: str | os.PathLike[str] | None = None,
+        window_size: int = 0,
         stride: int | None = None,
         storage_type: str | None = None,
+        tokenizer_path: str | os.PathLike[str] | None = None,
+        max_len: int = 2048,
+        store: Any = None,
         **options: Any,
     ) -> BaseDataset:
-        """Make a dataset and load the data at a path. Raises the errors of `create` and `BaseDataset.load`."""
+        """Make a dataset and load the data at a path, or take an open store.
+
+        A store that `headrace prepare` made is read from its files. JSON lines of texts are tokenised in memory:
+        as the ``dataset_config.json`` beside them says; otherwise with ``tokenizer_path``, pairs of ``dpo`` when they
+        are read, anything else as conversations under the key ``messages``.
+
+        Args:
+            train_type: ``"seq"``, ``"sft"``, ``"dpo"`` or ``"grpo"``.
+            load_path: a file or a folder.
+            window_size: as for `BaseDataset`.
+            stride: as for `BaseDataset`.
+            storage_type: ``"bin"``, ``"h5"`` or ``"jsonl"``, if the data must be of this type.
+            tokenizer_path: a folder with ``tokenizer.json``, for JSON lines of texts; not used for tokens.
+            max_len: tokens at which an answer of ``dpo`` is cut if the texts are tokenised here.
+            store: an open store; the arguments above, except the first, are not used.
+            options: ``layout`` and ``collation`` of `BaseDataset`.
+
+        Raises:
+            ConfigError: neither a path nor a store is given, or as for `create`.
+            NoDataError: the path has JSON lines of texts, and there is neither a configuration nor a tokeniser. It is a
+                FileNotFoundError.
+            InputError: a record cannot be tokenised.
+            KeyError, StoreError: as `BaseDataset.load`.
+        """
+        if store is not None:
+            return cls.create(train_type, store=store)
+        if load_path is None:
+            raise ConfigError("DatasetFactory.load needs a load_path, or an open store as store=")
+        if storage_type in (None, "jsonl") and _is_raw(load_path):
+            windows = (window_size, stride) if train_type in ("seq", "sft") else (0, None)
+            raw = _tokenised(JsonlStore(*windows), train_type, load_path, tokenizer_path, max_len)
+            return cls.create(train_type, store=raw, **options)
         dataset = cls.create(train_type, window_size, stride, **options)
         dataset.load(load_path, storage_type=storage_type)
         return dataset
@@ -436,6 +556,38 @@ class DatasetFactory:
 
 
 load_dataset = DatasetFactory.load
+
+
+def _is_raw(path: str | os.PathLike[str]) -> bool:
+    """Whether JSON lines of texts lie at a path."""
+    place = Path(path)
+    if place.is_file():
+        return place.suffix.lower() == ".jsonl" and holds_texts(place)
+    return place.is_dir() and detect_format(place) == "jsonl" and any(place.glob("*.jsonl")) and holds_texts(place)
+
+
+def _tokenised(
+    store: JsonlStore,
+    train_type: str,
+    path: str | os.PathLike[str],
+    tokenizer: str | os.PathLike[str] | None,
+    max_len: int,
+) -> JsonlStore:
+    """Load JSON lines of texts into a store; see `DatasetFactory.load`."""
+    config = Path(path) / CONFIG_NAME
+    if train_type == "dpo" and tokenizer is not None:
+        store.load(path, processor=PreferenceProcessor(tokenizer, max_len))
+    elif config.is_file():
+        store.load(path, transform=TokenizeTransform.from_config_file(config))
+    elif tokenizer is not None:
+        store.load(path, transform=TokenizeTransform(MESSAGES_CONFIG, tokenizer))
+    else:
+        raise NoDataError(
+            f"{os.fspath(path)}: JSON lines of texts, and no {CONFIG_NAME} beside them that says how to tokenise them:"
+            " add one, or pass tokenizer_path=; or prepare a store once, with `headrace prepare INPUT -o FOLDER"
+            " --recipe CONFIG --tokenizer FOLDER`, and load that"
+        )
+    return store
 
 
 def _check_storage(store: Store, storage_type: str | None) -> None:

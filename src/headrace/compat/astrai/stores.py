@@ -6,13 +6,14 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, overload
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
-from headrace.io import check_local
+from headrace.io import check_local, natural_key
 from headrace.stores import KeyedStore, KeyedWriter, ShardedStore, open_keys, write_hdf5
 from headrace.stores import Store as HeadraceStore
 from headrace.stores.arguments import KeyList
@@ -175,6 +176,46 @@ def _make(folder: Path) -> None:
         raise OutputError(f"{folder}: cannot make the folder: {error.strerror}") from error
 
 
+class TensorStream:
+    """The tensors of one key in memory, one for each record, with the face of the streams that a `Store` reads.
+
+    A *nested* key has a list of tensors for each record, such as the responses of a group. It has no stream of tokens.
+    """
+
+    format = "tensors"
+
+    def __init__(self, key: str, rows: Sequence[Any]) -> None:
+        self.key = key
+        self.is_nested = bool(rows) and isinstance(rows[0], list)
+        self._whole: NDArray[Any] | None = None
+        self._rows: list[Any]
+        if self.is_nested:
+            self._rows = [[part.numpy() for part in row] for row in rows]
+        else:
+            self._whole = np.concatenate([row.numpy() for row in rows]) if rows else np.empty(0)
+            self._rows = np.split(self._whole, np.cumsum([len(row) for row in rows])[:-1]) if rows else []
+
+    @property
+    def num_documents(self) -> int:
+        """The number of records."""
+        return len(self._rows)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of values of all records; 0 for a nested key."""
+        return 0 if self._whole is None else len(self._whole)
+
+    def document(self, number: int) -> Any:
+        """The array of a record, or its list of arrays."""
+        return self._rows[number]
+
+    def fetch(self, begin: int, end: int) -> NDArray[Any]:
+        """(end - begin,) values of the records one after another."""
+        if self._whole is None:
+            raise ConfigError(f"the key {self.key!r} holds lists of sequences: read it with fetch_record")
+        return self._whole[begin:end]
+
+
 Kind = type["Store"]
 
 
@@ -202,7 +243,7 @@ class Store:
     def __init__(self, window_size: int | None = None, stride: int | None = None) -> None:
         self.window_size = window_size
         self.stride = stride or window_size
-        self._streams: dict[str, HeadraceStore] = {}
+        self._streams: dict[str, HeadraceStore | TensorStream] = {}
 
     def load(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Open the data at a path; ``options`` are those of `headrace.open`.
@@ -225,7 +266,7 @@ class Store:
                     f"{os.fspath(path)}: {type(self).__name__} reads {self.wanted}, but the data there have the"
                     f" format {found!r}; detect_format says which store to use"
                 )
-        self._streams = streams
+        self._streams = dict(streams)
 
     @property
     def keys(self) -> list[str]:
@@ -235,7 +276,7 @@ class Store:
     @property
     def token_count(self) -> int:
         """The number of tokens of the shortest key; 0 before it is loaded."""
-        return min((stream.num_tokens for stream in self._streams.values()), default=0)
+        return min((self._streams[key].num_tokens for key in self._flat_keys), default=0)
 
     @property
     def num_records(self) -> int:
@@ -243,7 +284,7 @@ class Store:
 
         It is 0 if the files do not say what a record is.
         """
-        return min(map(_num_records, self._streams.values()), default=0)
+        return min((_num_records(self._streams[key]) for key in self._flat_keys), default=0)
 
     @overload
     def fetch(self, begin: int, end: int, keys: str) -> Tensor: ...
@@ -295,7 +336,10 @@ class Store:
         if not self.window_size or not self.stride:
             raise RuntimeError("sample_window needs a store with a window_size above 0")
         if not 0 <= index < self._num_windows:
-            raise IndexError(f"window {index} of {self._num_windows}")
+            short = (
+                "" if self._num_windows else f": Data too short, {self.token_count} tokens for {self.window_size} + 1"
+            )
+            raise IndexError(f"window {index} of {self._num_windows}{short}")
         begin = index * self.stride
         return begin, begin + self.window_size
 
@@ -316,11 +360,16 @@ class Store:
         if not -count <= index < count:
             raise IndexError(f"{'window' if self.window_size else 'record'} {index} of {count}")
         if self.window_size:
-            return self.fetch(*self.sample_window(index % count), self.keys)
+            return self.fetch(*self.sample_window(index % count), self._flat_keys)
         return self.fetch_record(index % count, self.keys)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.token_count:,} tokens of {', '.join(self.keys) or 'nothing'}>"
+
+    @property
+    def _flat_keys(self) -> list[str]:
+        """The keys that hold one sequence for each record."""
+        return [key for key, one in self._streams.items() if not (isinstance(one, TensorStream) and one.is_nested)]
 
     @property
     def _num_windows(self) -> int:
@@ -332,16 +381,15 @@ class Store:
             raise RuntimeError("Store not loaded")
 
     def _by_keys(
-        self, keys: str | KeyList, read: Callable[[HeadraceStore], NDArray[Any]]
+        self, keys: str | KeyList, read: Callable[[HeadraceStore | TensorStream], Any]
     ) -> Tensor | dict[str, Tensor]:
-        import torch
-
         for key in [keys] if isinstance(keys, str) else keys:
             if key not in self._streams:
                 raise KeyError(f"{key}; the keys are {', '.join(self._streams)}")
         if isinstance(keys, str):
-            return torch.from_numpy(read(self._streams[keys]).copy())
-        return {key: torch.from_numpy(read(self._streams[key]).copy()) for key in keys}
+            tensor: Tensor = _copied(read(self._streams[keys]))
+            return tensor
+        return {key: _copied(read(self._streams[key])) for key in keys}
 
 
 class StoreFactory:
@@ -430,10 +478,157 @@ class MmapStore(Store):
 
 @_builtin("jsonl")
 class JsonlStore(Store):
-    """Reads ``.jsonl`` files of records that are already tokens; `headrace prepare` makes them from text."""
+    """Reads ``.jsonl`` files, of a folder only those at its top, in natural order.
+
+    Without ``transform`` and ``processor`` the records must be tokens already, as `headrace prepare` writes them. Raw
+    records are all kept in memory:
+
+    - ``transform`` makes the tensors of all records when they are loaded, see `TokenizeTransform`;
+    - ``processor`` makes those of one record when it is read, see `PreferenceProcessor`. Such a store has records only.
+    """
 
     formats = ("jsonl",)
     wanted = ".jsonl"
+
+    def __init__(self, window_size: int | None = None, stride: int | None = None) -> None:
+        super().__init__(window_size, stride)
+        self._raw: list[dict[str, Any]] = []
+        self._processor: Processor | None = None
+
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        transform: Transform | None = None,
+        processor: Processor | None = None,
+        **options: Any,
+    ) -> None:
+        """Open the data at a path; ``options`` are those of `headrace.open`, for records of tokens.
+
+        Args:
+            path: a file or a folder.
+            transform: an object whose ``apply(records)`` returns, for each key, a list with a tensor for each record.
+            processor: a function that makes a dict of tensors from a record.
+
+        Raises:
+            InputError: a line is not a JSON object. AstrAI leaves such lines out.
+            NoDataError, ConfigError, StoreError: as `Store.load`; and ConfigError for ``transform`` or ``processor``
+                together with each other, or with options.
+        """
+        if transform is None and processor is None:
+            return super().load(path, **options)
+        if options or (transform is not None and processor is not None):
+            raise ConfigError(
+                f"{os.fspath(path)}: give either transform, or processor, or options of headrace.open; found"
+                f" {[name for name, one in (('transform', transform), ('processor', processor)) if one]} {options}"
+            )
+        records = read_records(path)
+        if transform is not None:
+            self._streams = {key: TensorStream(key, rows) for key, rows in transform.apply(records).items()}
+            return None
+        self._raw, self._processor = records, processor
+        return None
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys; with a processor, those that it makes of the first record."""
+        return list(self._processor(self._raw[0])) if self._processor and self._raw else super().keys
+
+    @property
+    def num_records(self) -> int:
+        """The number of records."""
+        return len(self._raw) if self._processor else super().num_records
+
+    def fetch(self, begin: int, end: int, keys: str | KeyList) -> Any:
+        """As `Store.fetch`.
+
+        Raises:
+            RuntimeError: there is a processor, and so no stream of tokens.
+        """
+        if self._processor:
+            raise RuntimeError("a JsonlStore with a processor reads records: use fetch_record")
+        return super().fetch(begin, end, keys)
+
+    def fetch_record(self, index: int, keys: str | KeyList) -> Any:
+        """As `Store.fetch_record`; keys that hold lists of sequences give a list of tensors."""
+        if not self._processor:
+            return super().fetch_record(index, keys)
+        if not 0 <= index < self.num_records:
+            raise ConfigError(f"Record index out of bounds: index={index}, num_records={self.num_records}")
+        made = self._processor(self._raw[index])
+        return made[keys] if isinstance(keys, str) else {key: made[key] for key in keys}
+
+    def __len__(self) -> int:
+        return self.num_records if self._processor else super().__len__()
+
+
+class Transform(Protocol):
+    """What `JsonlStore` takes as ``transform``: `TokenizeTransform`, or AstrAI's own."""
+
+    def apply(self, records: list[dict[str, Any]]) -> dict[str, list[Any]]:
+        """Return, for each key, a list with the tensor of each record, or with its list of tensors."""
+
+
+Processor = Callable[[dict[str, Any]], dict[str, Any]]
+"""What `JsonlStore` takes as ``processor``."""
+
+
+def record_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The file itself, or the ``.jsonl`` files at the top of a folder, in natural order.
+
+    Raises:
+        NoDataError: there are none.
+    """
+    check_local(path)
+    place = Path(path)
+    found = [place] if place.is_file() else sorted(place.glob("*.jsonl"), key=lambda one: natural_key(one.name))
+    if not found:
+        raise NoDataError(f"No .jsonl found under {place}")
+    return found
+
+
+def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """All records of a file, or of the files at the top of a folder; blank lines are left out.
+
+    Raises:
+        NoDataError: there are no files.
+        InputError: a line is not a JSON object.
+    """
+    records = []
+    for file in record_files(path):
+        for number, line in enumerate(file.read_bytes().splitlines(), 1):
+            if line.strip():
+                try:
+                    records.append(msgspec.json.decode(line, type=dict[str, Any]))
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                    raise InputError(
+                        f"{file}: line {number}: not a JSON object: {error}; correct or remove the line (AstrAI leaves"
+                        " it out)"
+                    ) from error
+    return records
+
+
+def holds_texts(path: str | os.PathLike[str]) -> bool:
+    """Whether the first record holds texts or messages, and not tokens."""
+    for file in record_files(path):
+        with file.open("rb") as lines:
+            for line in lines:
+                if line.strip():
+                    try:
+                        record = msgspec.json.decode(line)
+                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                        return False  # whoever reads it names the fault
+                    values = list(record.values()) if isinstance(record, dict) else []
+                    firsts = [value[0] if isinstance(value, list) and value else value for value in values]
+                    return any(isinstance(first, str | dict) for first in firsts)
+    return False
+
+
+def _copied(value: Any) -> Any:
+    import torch
+
+    return (
+        [torch.from_numpy(part.copy()) for part in value] if isinstance(value, list) else torch.from_numpy(value.copy())
+    )
 
 
 def shards_of(stream: HeadraceStore) -> tuple[HeadraceStore, ...]:
@@ -446,12 +641,16 @@ def lacks_offsets(shard: HeadraceStore) -> bool:
     return isinstance(shard, KeyedStore) and not shard.has_offsets
 
 
-def _says_records(stream: HeadraceStore) -> bool:
+def _says_records(stream: HeadraceStore | TensorStream) -> bool:
     """Whether the files say what a record is. A dataset of HDF5 may hold one record or all of them."""
+    if isinstance(stream, TensorStream):
+        return True
     return not any(lacks_offsets(shard) or shard.format == "hdf5" for shard in shards_of(stream))
 
 
-def _num_records(stream: HeadraceStore) -> int:
+def _num_records(stream: HeadraceStore | TensorStream) -> int:
+    if isinstance(stream, TensorStream):
+        return stream.num_documents
     return 0 if any(map(lacks_offsets, shards_of(stream))) else stream.num_documents
 
 

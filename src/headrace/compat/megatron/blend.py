@@ -31,6 +31,7 @@ from headrace.datasets.mix import check_one_tokenizer
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.megatron import (
+    SURPLUS,
     CyclicOrder,
     blend_sizes,
     build_blending_indices,
@@ -56,7 +57,7 @@ class GPTBlend(FixedDataset):
     Args:
         datasets: datasets with the same fields.
         weights: a positive weight for each dataset; None for every sample once.
-        size: the number of samples; only with weights.
+        size: the number of samples; only with weights. A blend of 0 samples is an empty dataset.
         allow_different_tokenizers: accept datasets whose manifests name different tokenisers, see `Blend`.
 
     Raises:
@@ -96,8 +97,6 @@ class GPTBlend(FixedDataset):
         self.datasets = tuple(datasets)
         self.weights = None if weights is None else normalised_weights(weights)
         self.dataset_index, self.dataset_sample_index = self._chosen(size)
-        if not len(self.dataset_index):
-            raise ConfigError("the blend has no samples: size is at least 1")
 
     def _chosen(self, size: int | None) -> tuple[NDArray[np.int16], IntArray]:
         """Return, for each sample of the blend, the number of its dataset and its number there."""
@@ -118,6 +117,7 @@ class GPTBlend(FixedDataset):
         build: Callable[[str, int | None], FixedDataset],
         one_part: bool | None = None,
         era: Era = "core",
+        surplus: float = SURPLUS,
         allow_different_tokenizers: bool = False,
     ) -> FixedDataset:
         """The dataset that Megatron's builder makes from ``--data-path``, or from the list of one part.
@@ -130,16 +130,21 @@ class GPTBlend(FixedDataset):
         Args:
             blend: ``"0.3 A 0.7 B"``, or prefixes without weights, or a list of these words.
             num_samples: the number of samples wanted; None for each sample once, which needs prefixes without weights.
+                0 makes an empty blend, as Megatron's builder does for ``--eval-iters 0``; a single prefix without a
+                weight is still its dataset, of one epoch.
             build: a function that makes the dataset of a prefix with at least the given number of samples; None means
                 one epoch.
             one_part: whether this is the list of one part. None decides by the dataset: it is if its split is
                 ``"1,0,0"``, ``"0,1,0"`` or ``"0,0,1"``. It matters only for a single prefix with a weight.
             era: how many samples each dataset is built for, which decides its order: as in Megatron-LM since 2025-02,
                 or before.
+            surplus: the share of samples that each dataset is built for beyond those that are drawn, Megatron's
+                ``--mid-level-dataset-surplus``. It decides the order of the datasets, too.
             allow_different_tokenizers: as for the class.
 
         Raises:
-            ConfigError: the blend cannot be parsed, weights are given without a number of samples, or as for the class.
+            ConfigError: the blend cannot be parsed, weights are given without a number of samples, the surplus is
+                below 0, or as for the class.
         """
         prefixes, weights = parse_blend(blend)
         allow = allow_different_tokenizers
@@ -162,7 +167,7 @@ class GPTBlend(FixedDataset):
                 return dataset
         # Megatron's builder normalises the weights, and its blend does so again. The last bit can change the order.
         shares = normalised_weights(weights)
-        sizes = blend_sizes(shares, num_samples, era=era)
+        sizes = blend_sizes(shares, num_samples, surplus=surplus, era=era)
         datasets = [build(prefix, wanted) for prefix, wanted in zip(prefixes, sizes.num_samples, strict=True)]
         return cls(datasets, weights=shares, size=sizes.size, allow_different_tokenizers=allow)
 

@@ -223,7 +223,8 @@ class GPTDataset(FixedDataset):
         prefix: the path of a ``.bin``/``.idx`` pair without the suffix; or an open store, whose documents serve as the
             sequences (``headrace.open(prefix, documents="sequences")``).
         sequence_length: S, the number of tokens of a sample.
-        num_samples: the least number of samples wanted; None for one epoch.
+        num_samples: the least number of samples wanted; None for one epoch, in which there must be a sample. With 0 the
+            dataset has those of one epoch, too, but may be empty.
         seed: the seed of the shuffles, Megatron's ``random_seed``.
         split: the shares of training, validation and test, such as ``"969,30,1"``.
         split_part: the part of the split that the dataset reads.
@@ -238,7 +239,7 @@ class GPTDataset(FixedDataset):
             megatron-core's compiled helper does. From 2^24 tokens on, some samples are then missing or surplus.
 
     Raises:
-        ConfigError: an unknown option, or a split part without a single sample.
+        ConfigError: an unknown option, or a split part without a single sample although some are wanted.
 
     Example:
         >>> dataset = headrace.compat.megatron.GPTDataset(
@@ -287,7 +288,7 @@ class GPTDataset(FixedDataset):
             float32_ceil=float32_ceil and split_part == "valid",
         )
         self.order = order_samples(sizes, self.sampling, first_sequence=first_sequence)
-        if not self.order.num_samples:
+        if not self.order.num_samples and num_samples != 0:
             end = first_sequence + len(sizes)
             raise ConfigError(
                 f"{self.store.path}: {split_part!r} of {split!r} is sequences {first_sequence:,} to {end:,} with "

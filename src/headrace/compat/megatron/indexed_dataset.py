@@ -6,7 +6,7 @@ import contextlib
 import operator
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,9 +20,68 @@ from headrace.stores.arguments import TokenArray
 from headrace.stores.indexed.layout import AS_FOUND, Dialect, Documents, IdxLayout, IndexedOptions, code_of
 from headrace.stores.indexed.pairs import SUFFIXES, open_pair
 from headrace.stores.indexed.store import IndexedStore
-from headrace.stores.indexed.writer import SequenceFiles
+from headrace.stores.indexed.writer import SequenceFiles, WrittenArrays
 from headrace.stores.token_file import CHUNK, MAX_LENGTH, checked_tokens
 from headrace.stores.written import WrittenShard
+
+
+class SequenceIndex:
+    """The arrays of an ``.idx`` as Megatron's ``IndexedDataset.index`` holds them, for code that asks for them by name.
+
+    ``index[i]`` is the pointer, the length and the mode of sequence i; the mode is None if the dataset is not
+    multimodal. The arrays are views if the file is mapped, and are read at each access otherwise.
+
+    Example:
+        >>> sequences = headrace.compat.megatron.IndexedDataset("stores/web/text_document")
+        >>> sequences.index.dtype, sequences.index.sequence_count == len(sequences)
+        (<class 'numpy.uint16'>, True)
+    """
+
+    def __init__(self, store: IndexedStore, *, multimodal: bool) -> None:
+        self._store = store
+        self._multimodal = multimodal
+
+    @property
+    def dtype(self) -> type[np.generic]:
+        """The type of the tokens, such as ``numpy.int32``; Megatron has a type here, not a dtype."""
+        return self._store.dtypes["tokens"].type
+
+    @property
+    def sequence_count(self) -> int:
+        """The number of sequences."""
+        return self._store.num_sequences
+
+    @property
+    def document_count(self) -> int:
+        """The number of ``document_indices``, which is the number of documents plus 1."""
+        return self._store.num_documents + 1
+
+    @property
+    def sequence_lengths(self) -> NDArray[Any]:
+        """(sequences,) int32 (int64 in the oldest formats): tokens of each sequence."""
+        return self._store.sequence_lengths
+
+    @property
+    def sequence_pointers(self) -> NDArray[np.int64]:
+        """(sequences,) int64: the byte of the ``.bin`` where each sequence begins."""
+        return self._store.sequence_pointers
+
+    @property
+    def document_indices(self) -> NDArray[np.int64]:
+        """(documents + 1,) int64: 0, then the number of sequences up to the end of each document."""
+        return self._store.document_indices
+
+    @property
+    def sequence_modes(self) -> NDArray[Any] | None:
+        """(sequences,) int8: the mode of each sequence; None if the dataset is not multimodal."""
+        return self._store.modes if self._multimodal else None
+
+    def __len__(self) -> int:
+        return self.sequence_count
+
+    def __getitem__(self, idx: int) -> tuple[np.int32, np.int64, np.int8 | None]:
+        modes = self.sequence_modes
+        return self.sequence_pointers[idx], self.sequence_lengths[idx], None if modes is None else modes[idx]
 
 
 class IndexedDataset:
@@ -38,11 +97,21 @@ class IndexedDataset:
         path_prefix: the path without ``.bin`` and ``.idx``.
         multimodal: return the modes with the items.
         mmap: map the files; False reads them.
+        object_storage_config: must be None; object stores are not read through this class.
+        s3_config: the old name of ``object_storage_config``.
+        fast_cache_load: has no effect. In Megatron it skips the header and the checks of the ``.idx``; here opening
+            costs the same for any number of sequences.
+        sequences_per_dataset: the numbers of sequences and of document indices that the header must hold, from
+            Megatron's ``--per-dataset-sequences-path``. Megatron believes these numbers; here they are checked.
+        dtype_code: has no effect. Megatron takes the dtype from the size of the vocabulary with
+            ``sequences_per_dataset``; here it is always that of the ``.idx``.
         dialect: the program that wrote the pair, as for `headrace.open`.
         documents: what counts as a document, as for `headrace.open`.
 
     Raises:
-        StoreError: a file is missing or malformed, or ``multimodal`` asks for modes and the file has none.
+        StoreError: a file is missing or malformed, ``multimodal`` asks for modes and the file has none, or the file
+            does not hold ``sequences_per_dataset``.
+        ConfigError: ``object_storage_config`` is not None.
 
     Source: Megatron-Core 0.16, ``IndexedDataset``. Two things that it leaves unchecked are errors here: a ``.bin`` that
     is cut short, and `get` beyond the end of a sequence. Slices follow the pointers, as single items do.
@@ -60,20 +129,44 @@ class IndexedDataset:
         path_prefix: str | os.PathLike[str],
         multimodal: bool = False,
         mmap: bool = True,
+        object_storage_config: Any = None,
+        s3_config: Any = None,
+        fast_cache_load: bool = False,
+        sequences_per_dataset: Sequence[int] | None = None,
+        dtype_code: int | None = None,
         *,
         dialect: Dialect | None = None,
         documents: Documents = "indices",
     ) -> None:
         check_local(path_prefix)
+        if object_storage_config is not None or s3_config is not None:
+            raise ConfigError(
+                f"{path_prefix}: object_storage_config is for object stores, which IndexedDataset does not read: leave"
+                " it out, and copy or mount the data"
+            )
         options = IndexedOptions(dialect=dialect, documents=documents)
         self.path_prefix = os.fspath(path_prefix)
         self.multimodal = multimodal
+        self.mmap = mmap
         self._store = open_pair(self.path_prefix, using="mmap" if mmap else "pread", options=options)
         if multimodal and self._store.modes is None and len(self):
             raise StoreError(
                 f"{path_prefix}.idx: has no modes, which multimodal=True asks for; it was not written as multimodal, so"
                 " open it with multimodal=False"
             )
+        if sequences_per_dataset is not None:
+            found = [self.index.sequence_count, self.index.document_count]
+            if found != list(map(operator.index, sequences_per_dataset)):
+                raise StoreError(
+                    f"{path_prefix}.idx: holds {found[0]:,} sequences and {found[1]:,} document indices,"
+                    f" sequences_per_dataset says {list(sequences_per_dataset)}: the data have changed since that file"
+                    " was made; make it again (Megatron would read other tokens)"
+                )
+
+    @property
+    def index(self) -> SequenceIndex:
+        """The arrays of the ``.idx`` under Megatron's names."""
+        return SequenceIndex(self._store, multimodal=self.multimodal)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -205,6 +298,25 @@ class IndexedDatasetBuilder:
         """The number of sequences added so far."""
         return self._num_sequences
 
+    @property
+    def sequence_lengths(self) -> list[int]:
+        """The tokens of each sequence added so far; read from the temporary files in O(sequences).
+
+        Raises:
+            ConfigError: the builder is finished; open the pair with `IndexedDataset`.
+        """
+        return self._written().lengths
+
+    @property
+    def document_indices(self) -> list[int]:
+        """0, and the number of sequences up to the end of each document ended so far; cost and errors as above."""
+        return [0, *self._written().bounds]
+
+    @property
+    def sequence_modes(self) -> list[int] | None:
+        """The mode of each sequence added so far, None if the builder is not multimodal; cost and errors as above."""
+        return self._written().modes if self._multimodal else None
+
     def add_item(self, tensor: ArrayLike, mode: int = 0) -> None:
         """Append one sequence to the current document, which `end_document` ends.
 
@@ -235,6 +347,42 @@ class IndexedDatasetBuilder:
         counts = self._checked_lengths(lengths, len(tokens))
         self._add(tokens, counts, self._checked_modes(modes, len(counts)))
         self.end_document()
+
+    def add_documents(
+        self,
+        documents: Iterable[ArrayLike],
+        modes: Sequence[int] | None = None,
+        eod_token: int | None = None,
+        chunk_size: int = 1_000_000,
+    ) -> None:
+        """Append documents of one sequence each.
+
+        Args:
+            documents: the tokens of each document, as an awkward array or any iterable of what `add_item` takes.
+            modes: the mode of each document if multimodal, by default 0.
+            eod_token: a token to append to every document, also to an empty one. (Megatron's ``preprocess_data.py``
+                and `headrace prepare` leave empty documents empty.)
+            chunk_size: the most documents of an awkward array that are copied at once.
+
+        Raises:
+            InputError: as `add_item`, or the number of modes differs from that of the documents. Documents before
+                the faulty one, or its chunk, are added.
+            ConfigError: as `add_item`, or ``chunk_size`` is below 1.
+            OutputError: as `add_item`.
+        """
+        self._check_open("add documents")
+        if chunk_size < 1:
+            raise ConfigError(f"chunk_size is {chunk_size}; it must be at least 1")
+        if modes is not None and isinstance(documents, Sized) and len(modes) != len(documents):
+            raise InputError(f"{self._path}: {len(modes)} modes for {len(documents)} documents; give one for each")
+        end = None if eod_token is None else self._tokens([operator.index(eod_token)])
+        number = 0
+        for some, lengths in _documents(documents, chunk_size):
+            tokens = self._tokens(some)
+            counts = np.array([len(tokens)]) if lengths is None else lengths
+            stop = number + len(counts)
+            self._add_whole(tokens, counts, None if modes is None else modes[number:stop], end)
+            number = stop
 
     def end_document(self) -> None:
         """End the document of the items added since the previous one; without items the document is empty.
@@ -304,6 +452,27 @@ class IndexedDatasetBuilder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.discard()
+
+    def _add_whole(
+        self, tokens: NDArray[Any], lengths: NDArray[np.int64], modes: Sequence[int] | None, end: NDArray[Any] | None
+    ) -> None:
+        """Append documents of one sequence each, with the token ``end`` behind each of them."""
+        if end is not None:
+            tokens = np.insert(tokens.astype(self._dtype, copy=False), np.cumsum(lengths), end.astype(self._dtype))
+            lengths = lengths + 1
+        counts = self._checked_lengths(lengths.tolist(), len(tokens))
+        known_modes = self._checked_modes(modes, len(counts))
+        first = self._num_sequences
+        self._add(tokens, counts, known_modes)
+        self._bounds += range(first + 1, first + len(counts) + 1)
+        self._last_bound = self._num_sequences
+        if len(self._bounds) >= _MAX_WAITING:
+            self._flush()
+
+    def _written(self) -> WrittenArrays:
+        self._check_open("tell what was added (open the pair with IndexedDataset)")
+        self._flush()
+        return self._files.arrays()
 
     def _add(self, tokens: NDArray[Any], lengths: list[int], modes: list[int]) -> None:
         count = len(tokens)
@@ -378,12 +547,23 @@ class IndexedDatasetBuilder:
             ) from error
         if array.ndim != 1:
             array = array.reshape(-1)
+        if array.dtype.kind == "U":
+            array = self._parsed(array)
         if array.dtype == self._dtype:
             return array
         # One pass instead of two: if the bits of all tokens together fit into the dtype, each token fits.
         if array.dtype.kind in "iu" and 0 <= np.bitwise_or.reduce(array) <= self._highest:
             return array
         return checked_tokens(array, self._dtype, str(self._path))
+
+    def _parsed(self, words: NDArray[Any]) -> NDArray[Any]:
+        """Return the numbers that strings stand for, as Megatron's builder reads them."""
+        try:
+            return words.astype(np.int64 if self._dtype.kind in "iu" else np.float64)
+        except (ValueError, OverflowError) as error:
+            raise InputError(
+                f"{self._path}: tokens must be integers, not {words.dtype}: strings are read as numbers, and {error}"
+            ) from error
 
     def _checked_lengths(self, lengths: Sequence[int], num_tokens: int) -> list[int]:
         counts = [operator.index(length) for length in lengths]
@@ -440,3 +620,16 @@ class IndexedDatasetBuilder:
                 f"{self._path}: cannot {action}: {waiting} sequences were added since the last end_document() and"
                 " belong to no document; call end_document() first"
             )
+
+
+def _documents(documents: Iterable[ArrayLike], chunk_size: int) -> Iterator[tuple[ArrayLike, NDArray[np.int64] | None]]:
+    """Yield the tokens of one document and None, or those of several, one after another, and the length of each."""
+    if type(documents).__module__.partition(".")[0] != "awkward":
+        yield from ((document, None) for document in documents)
+        return
+    import awkward
+
+    jagged: Any = documents
+    for begin in range(0, len(jagged), chunk_size):
+        chunk = jagged[begin : begin + chunk_size]
+        yield awkward.to_numpy(awkward.flatten(chunk)), awkward.to_numpy(awkward.num(chunk, axis=1)).astype(np.int64)

@@ -29,6 +29,7 @@ from headrace._lazy import homes, lazily
 
 if TYPE_CHECKING:
     from headrace.plan.megatron.blending import (
+        SURPLUS,
         BlendSizes,
         blend_sizes,
         build_blending_indices,
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
 
 _HOMES = homes(
     {
-        "headrace.plan.megatron.blending": "BlendSizes blend_sizes build_blending_indices "
+        "headrace.plan.megatron.blending": "SURPLUS BlendSizes blend_sizes build_blending_indices "
         "build_exhaustive_blending_indices check_draws normalised_weights parse_blend",
         "headrace.plan.megatron.fim": "Draws FIMTokens FillInTheMiddle KeyedDraws TextCodec fill_in_the_middle",
         "headrace.plan.megatron.indices": "SamplePieces build_doc_idx build_sample_idx build_shuffle_idx "
@@ -76,6 +77,7 @@ _HOMES = homes(
 )
 
 __all__ = [
+    "SURPLUS",
     "AlephAlphaOrder",
     "BlendSizes",
     "CyclicOrder",

@@ -15,7 +15,7 @@ ARM).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, inf
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -141,7 +141,12 @@ def blend_sizes(
     built for decides its order.
 
         1,000,000 samples of 10 datasets with weights 1 to 10: the blend has 1,000,005
+
+    Raises:
+        ConfigError: the surplus or the size is below 0.
     """
+    if not 0 <= surplus < inf or size < 0:
+        raise ConfigError(f"surplus is {surplus} and size is {size}; both must be at least 0")
     check_choice("era", era, ("core", "before_2025_02"))
     if era == "core":
         draws = [ceil(size * weight) for weight in weights]

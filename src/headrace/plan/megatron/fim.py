@@ -107,13 +107,13 @@ class FillInTheMiddle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ``rate``: the share of documents that are rearranged; 0 leaves every sample unchanged.
     ``spm_rate``: the share of the rearranged documents that have the suffix first.
     ``fragment_rate``: in documents that ``rate`` has chosen and that contain ``tokens.split``, the share of fragments
-        that are rearranged.
+        that are rearranged. Without ``tokens.split`` there are no fragments and it has no effect, as in Megatron.
     ``no_prefix``: documents, or fragments, whose text begins with it stay unchanged; needs ``codec``.
     ``seed``: the seed of the draws.
 
     Raises:
-        ConfigError: a rate is outside [0, 1], only one of ``split`` and ``fragment_rate`` is set, or ``no_prefix`` is
-            set without ``codec``.
+        ConfigError: a rate is outside [0, 1], ``split`` is set without ``fragment_rate``, or ``no_prefix`` is set
+            without ``codec``.
 
     Example:
         >>> megatron = headrace.plan.megatron
@@ -138,9 +138,10 @@ class FillInTheMiddle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             rate = getattr(self, name)
             if rate is not None and not 0 <= rate <= 1:
                 raise ConfigError(f"{name} is {rate}; it must be a share from 0 to 1")
-        if (self.tokens.split is None) != (self.fragment_rate is None):
+        if self.tokens.split is not None and self.fragment_rate is None:
             raise ConfigError(
-                f"tokens.split is {self.tokens.split} and fragment_rate is {self.fragment_rate}; set both or neither"
+                f"tokens.split is {self.tokens.split}, but there is no fragment_rate: set the share of fragments that"
+                " are rearranged, or leave out tokens.split"
             )
         if self.no_prefix is not None and (self.codec is None or not self.no_prefix):
             raise ConfigError(
@@ -152,6 +153,8 @@ class FillInTheMiddle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def recipe(self) -> dict[str, Any]:
         """Everything that decides the bytes of samples, JSON-safe."""
         options = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("tokens", "codec")}
+        if self.tokens.split is None:
+            options["fragment_rate"] = None
         codec = None if self.codec is None else self.codec.name
         return {**options, "tokens": msgspec.to_builtins(self.tokens), "codec": codec}
 

@@ -68,7 +68,9 @@ def parse_recipe(text: str, *, name: str = "recipe") -> Recipe:
     try:
         value = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(f"{name} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"{name} is neither YAML nor JSON{_comments(text)}: {' '.join(str(error).split())}"
+        ) from error
     try:
         _check_size(value)
     except ConfigError as error:
@@ -79,6 +81,14 @@ def parse_recipe(text: str, *, name: str = "recipe") -> Recipe:
         return _read_astrai(value) if _is_astrai(value) else make_recipe(value)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
+
+
+def _comments(text: str) -> str:
+    """Name a line with a comment as JavaScript has them, such as those of AstrAI's documentation."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if _COMMENT.search(line):
+            return f"; line {number} has a comment, which JSON does not have (remove // and what follows)"
+    return ""
 
 
 def make_recipe(value: dict[str, Any]) -> Recipe:
@@ -109,6 +119,9 @@ def _input(entry: Any) -> Any:
         return {"paths": entry}
     layout = entry.get("layout") if isinstance(entry, dict) else None
     return {**entry, "layout": SAID.get(layout.lower(), layout)} if isinstance(layout, str) else entry
+
+
+_COMMENT = re.compile(r'^\s*//|[,{}\[\]"]\s*//')
 
 
 class _Loader(yaml.CSafeLoader):  # type: ignore[misc]  # PyYAML is not typed
@@ -435,7 +448,10 @@ def _fields(described: _Input) -> tuple[tuple[Section, ...], dict[str, Source]]:
     sources = {key: source for key, source in (described.sources or {}).items() if source.sections}
     sections = () if sources else described.sections or ()
     if not sources and not sections:
-        raise ConfigError("input has neither sections nor sources: add one that names the fields to read")
+        raise ConfigError(
+            "input has neither sections nor sources: add one that names the fields to read, such as"
+            ' {"sections": [{"field": "text", "action": "train"}]}; docs/migrate/astrai.md has one for each type'
+        )
     return sections, sources
 
 

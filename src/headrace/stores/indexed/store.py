@@ -334,6 +334,13 @@ class IndexedStore(Store):
         return self.index.sizes.array()
 
     @property
+    def sequence_pointers(self) -> TokenArray:
+        """(N,) int64: the byte of the ``.bin`` where each sequence begins."""
+        pointers = self.index.pointers
+        is_stored = self.index.arrays.pointers.scale == 1
+        return pointers.array() if is_stored else read_only(pointers.read(0, len(pointers)))
+
+    @property
     def document_indices(self) -> TokenArray:
         """(num_documents + 1,) int64: 0, then the number of sequences up to the end of each document."""
         return self.index.bounds.array()

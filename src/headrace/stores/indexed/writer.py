@@ -14,7 +14,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -178,6 +178,14 @@ def _write_arrays(
 _PIECE_BYTES = 1 << 20
 
 
+class WrittenArrays(NamedTuple):
+    """What `SequenceFiles` holds: ``lengths`` and ``modes`` of the sequences, and ``bounds`` of the documents."""
+
+    lengths: list[int]
+    bounds: list[int]
+    modes: list[int]
+
+
 class SequenceFiles:
     """The files of one pair while it is written sequence by sequence.
 
@@ -221,6 +229,16 @@ class SequenceFiles:
         self._tokens.add(tokens, lengths)
         self._bounds.write(bounds.astype("<i8").data)
         self._modes.write(modes.data)
+
+    def arrays(self) -> WrittenArrays:
+        """Return what was added, read back from the temporary files in O(sequences)."""
+
+        def read(file: AtomicFile, dtype: str) -> list[int]:
+            numbers: list[int] = np.frombuffer(b"".join(file.pieces(_PIECE_BYTES)), dtype).tolist()
+            return numbers
+
+        lengths = [length for lengths in self._tokens.chunks() for length in lengths.tolist()]
+        return WrittenArrays(lengths, read(self._bounds, "<i8"), read(self._modes, "i1"))
 
     def finish(self, idx_path: Path) -> WrittenShard:
         """Write the index, and give both files their final names, the index last.
