@@ -120,6 +120,7 @@ ROOMS = [
     "datasets",
     "encoders",
     "inspect",
+    "inspect.views",
     "loader",
     "loader.workers",
     "plan",
