@@ -1,10 +1,10 @@
 """A folder such as people have: stores of every kind, a mix, the files of two runs, states and metrics.
 
-    data/*.jsonl, data/talks.jsonl, photos/         inputs, made of the documentation and of drawn shapes
-    stores/web, stores/code, stores/chats           tokens, with a tokeniser trained on the inputs
-    stores/captions                                 tar shards of pictures with captions
-    mix.yaml, run.json, other.json                  a mix, a run with two edits, and the run without the last of them
-    state-100.json, state-200.json, metrics-*.jsonl
+data/*.jsonl, data/talks.jsonl, photos/         inputs, made of the documentation and of drawn shapes
+stores/web, stores/code, stores/chats           tokens, with a tokeniser trained on the inputs
+stores/captions                                 tar shards of pictures with captions
+mix.yaml, run.json, other.json                  a mix, a run with two edits, and the run without the last of them
+state-100.json, state-200.json, metrics-*.jsonl
 """
 
 from __future__ import annotations
@@ -23,15 +23,9 @@ from PIL import Image, ImageDraw
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import headrace
-from headrace.preparing import (
-    RecipeOptions,
-    ShardOptions,
-    TextOptions,
-    TokenOptions,
-    prepare_recipe,
-    prepare_shards,
-    prepare_text,
-)
+from headrace.preparing import RecipeOptions, TextOptions, TokenOptions, prepare_recipe, prepare_text
+from headrace.preparing.options import ErrorOptions, RecordOptions
+from headrace.preparing.shards import ShardOptions, prepare_shards
 from headrace.samples.recipe import parse_recipe
 from headrace.tracing import save_run
 
@@ -72,9 +66,7 @@ def _inputs() -> None:
         part for text in texts.values() for part in re.split(r"\n\n+", text) if len(part) > 80 and "```" not in part
     ]
     for number in range(3):
-        rows = [
-            {"id": f"docs-{at:04d}", "text": text} for at, text in enumerate(paragraphs[:360]) if at % 3 == number
-        ]
+        rows = [{"id": f"docs-{at:04d}", "text": text} for at, text in enumerate(paragraphs[:360]) if at % 3 == number]
         Path(f"data/docs-{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     with Path("data/docs-0.jsonl").open("a") as file:
         file.write('{"id": "broken", "text": 5}\n' + json.dumps({"id": "hostile", "text": HOSTILE}) + "\n")
@@ -131,14 +123,16 @@ def picture(number: int) -> bytes:
 
 def _stores() -> None:
     tokens = TokenOptions(append_eod=True)
-    web = TextOptions(tokens=tokens, workers=1, id_field="id", on_error="skip", max_errors=5)
+    web = TextOptions(
+        tokens=tokens, workers=1, records=RecordOptions(id_field="id"), errors=ErrorOptions(on_error="skip")
+    )
     prepare_text([Path("data/docs-0.jsonl"), Path("data/docs-1.jsonl"), Path("data/docs-2.jsonl")], Path("stores/web"),
                  tokenizer=Path("model"), options=web)  # fmt: skip
     code = TextOptions(tokens=tokens, workers=1)
     prepare_text([Path("data/code")], Path("stores/code"), tokenizer=Path("model"), options=code)
-    recipe = parse_recipe({"type": "sft", "inputs": "data/talks.jsonl", "tokenizer": "model"}, "talks.yaml")
+    recipe = parse_recipe(json.dumps({"type": "sft", "inputs": "data/talks.jsonl", "tokenizer": "model"}))
     prepare_recipe(recipe, Path("stores/chats"), options=RecipeOptions(workers=1))
-    prepare_shards([Path("photos")], Path("stores/captions"), ShardOptions(workers=1))
+    prepare_shards([Path("photos")], Path("stores/captions"), options=ShardOptions(workers=1))
 
 
 def _runs() -> None:
@@ -150,13 +144,14 @@ def _runs() -> None:
     edited = run.edit(150, weights={"web": 1, "code": 1}, reason="more code")
     edited = edited.edit(300, weights={"web": 9, "code": 1}, reason="the loss of text went up")
     save_run(edited, "run.json")
-    packs = headrace.PackedSequenceDataset(headrace.open("stores/chats"), headrace.Packing(seq_len=512, over_long="truncate_right"))
+    packing = headrace.Packing(seq_len=512, over_long="truncate_right")
+    packs = headrace.PackedSequenceDataset(headrace.open("stores/chats"), packing)
     save_run(headrace.Run(packs, global_batch_size=8, samples=80), "chats.json")
     captions = headrace.MediaDataset.open("stores/captions")
     save_run(headrace.Run(captions, global_batch_size=8, samples=240), "captions.json")
     for step in (100, 200):
         loader = headrace.Loader(edited, micro_batch_size=16, ranks=headrace.loader.Ranks(0, 1))
-        loader.start_at(step)
+        loader.start_at(16 * step)
         Path(f"state-{step}.json").write_text(json.dumps(loader.state_dict()))
 
 
@@ -186,6 +181,6 @@ __class__: MetadatasetV2
 splits:
   train:
     blend:
-      - {weight: 3, name: web, path: stores/web, windows: {seq_len: 64}}
-      - {weight: 1, name: code, path: stores/code, windows: {seq_len: 64}}
+      - {weight: 3, name: web, path: stores/web, windows: {window_tokens: 64}}
+      - {weight: 1, name: code, path: stores/code, windows: {window_tokens: 64}}
 """

@@ -22,9 +22,23 @@ if TYPE_CHECKING:
     from headrace.inspect.views.feds import FedSample, FedSegment, fed_sample, look_at_fed
     from headrace.inspect.views.finding import FoundDocument, SearchHit, SearchProgress, find_document, search
     from headrace.inspect.views.lives import LiveMix, LivePoint, LiveRank, LiveReport, live_report
-    from headrace.inspect.views.mixes import TriedMix, TriedNode, tried_mix
-    from headrace.inspect.views.outlines import DomainShare, InputShare, SampleOutline, StoreOutline, outline
-    from headrace.inspect.views.overviews import Overview, OverviewEntry, found_places, metrics_files, overview
+    from headrace.inspect.views.mixes import TriedMix, TriedNode, mix_paths, tried_mix
+    from headrace.inspect.views.outlines import (
+        DomainShare,
+        InputShare,
+        SampleOutline,
+        StoreOutline,
+        num_documents,
+        outline,
+    )
+    from headrace.inspect.views.overviews import (
+        Overview,
+        OverviewEntry,
+        entry_at,
+        found_places,
+        metrics_files,
+        overview,
+    )
 
 _HOMES = {
     "DomainShare": "headrace.inspect.views.outlines",
@@ -44,12 +58,15 @@ _HOMES = {
     "StoreOutline": "headrace.inspect.views.outlines",
     "TriedMix": "headrace.inspect.views.mixes",
     "TriedNode": "headrace.inspect.views.mixes",
+    "entry_at": "headrace.inspect.views.overviews",
     "fed_sample": "headrace.inspect.views.feds",
     "find_document": "headrace.inspect.views.finding",
     "found_places": "headrace.inspect.views.overviews",
     "live_report": "headrace.inspect.views.lives",
     "look_at_fed": "headrace.inspect.views.feds",
     "metrics_files": "headrace.inspect.views.overviews",
+    "mix_paths": "headrace.inspect.views.mixes",
+    "num_documents": "headrace.inspect.views.outlines",
     "outline": "headrace.inspect.views.outlines",
     "overview": "headrace.inspect.views.overviews",
     "search": "headrace.inspect.views.finding",
@@ -74,12 +91,15 @@ __all__ = [
     "StoreOutline",
     "TriedMix",
     "TriedNode",
+    "entry_at",
     "fed_sample",
     "find_document",
     "found_places",
     "live_report",
     "look_at_fed",
     "metrics_files",
+    "mix_paths",
+    "num_documents",
     "outline",
     "overview",
     "search",

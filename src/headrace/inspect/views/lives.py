@@ -88,6 +88,7 @@ class LiveReport(Answer, frozen=True, kw_only=True):
     Attributes:
         path: the files, with ``{rank}`` for the number of a rank.
         files: the number of files.
+        stages: the names of what is waited for.
         ranks: each rank, by its number.
         verdict: whether the training waits for data, and for what, in words.
         slowest: the rank that waits most; None without reports.
@@ -97,6 +98,7 @@ class LiveReport(Answer, frozen=True, kw_only=True):
 
     path: str
     files: int
+    stages: tuple[str, ...]
     ranks: tuple[LiveRank, ...]
     verdict: str
     slowest: int | None
@@ -142,6 +144,7 @@ def live_report(path: str | os.PathLike[str]) -> LiveReport:
     return LiveReport(
         path=path,
         files=len(files),
+        stages=STAGES,
         ranks=tuple(ranks),
         verdict=verdict_of(waits),
         slowest=max(ranks, key=lambda one: one.wait_share).rank if ranks else None,

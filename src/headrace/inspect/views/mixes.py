@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from headrace.datasets.metadataset import JoinedSource, load_dataset, sources
 from headrace.errors import ConfigError
 from headrace.inspect.answers import Answer
 from headrace.inspect.metadataset import MetadatasetDescription, NodeNumbers
@@ -140,3 +141,18 @@ def _tried(
     if node.children and tokens_below and None not in tokens_below:
         found[0] = msgspec.structs.replace(found[0], tokens=sum(one or 0 for one in tokens_below))
     return found
+
+
+def mix_paths(path: str) -> list[str]:
+    """Return the paths of all datasets that a metadataset names, without opening them.
+
+    Raises:
+        HeadraceError: the file, or one that it names, cannot be read, or says something impossible.
+    """
+    metadataset = load_dataset(path)
+    found: dict[str, None] = {}
+    for split in metadataset.splits:
+        for source in sources(metadataset.tree(split)):
+            named = source.columns if isinstance(source, JoinedSource) else (source,)
+            found |= dict.fromkeys(one.path for one in named)
+    return list(found)

@@ -155,6 +155,16 @@ def outline(path: str | os.PathLike[str]) -> StoreOutline | SampleOutline:
         return _of_tokens(path, store, find_manifest(path))
 
 
+def num_documents(path: str) -> int:
+    """Return the number of documents of a store of tokens.
+
+    Raises:
+        HeadraceError: there is no store, or it cannot be opened.
+    """
+    with open_tokens(path) as store:
+        return store.num_documents
+
+
 def _of_tokens(path: str, store: Store, manifest: Manifest | None) -> StoreOutline:
     documents = spread_documents(store.num_documents, LOOKED_AT)
     lengths = document_lengths(store, documents)

@@ -1,0 +1,121 @@
+"""`Places`: the paths that the user named, what is below them, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from headrace.errors import ConfigError
+from headrace.inspect import views
+from headrace.inspect.views.overviews import EntryKind, Overview
+
+KEPT_S: Final = 2.0
+"""How long a listing is kept: what appears later is found by the next page."""
+
+_MOST_LINKS: Final = 50_000
+
+
+class NotNamedError(ConfigError):
+    """A request names a path that is not below those that the user named."""
+
+
+class Places:
+    """The paths that may be looked at: those that were named, and what is below them.
+
+    Args:
+        paths: stores, metadatasets, files of runs, states, metrics, or folders of these.
+        live: files of metrics, in addition.
+
+    Raises:
+        ConfigError: nothing is at one of the paths.
+    """
+
+    def __init__(self, paths: Sequence[str], live: Sequence[str] = ()) -> None:
+        self.paths = tuple(dict.fromkeys((*paths, *live)))
+        self._live = tuple(live)
+        for path in self.paths:
+            here = Path(path)
+            if not here.exists() and not Path(f"{path}.idx").exists() and not here.parent.is_dir():
+                raise ConfigError(f"{path}: there is no such file or folder")
+            if not here.exists() and not Path(f"{path}.idx").exists() and path not in live and "{" not in path:
+                raise ConfigError(f"{path}: there is no such file or folder")
+        self._roots = tuple(Path(path).resolve() for path in self.paths)
+        self._lock = Lock()
+        self._listed: tuple[float, dict[str, EntryKind], list[str]] = (0.0, {}, [])
+        self._linked: dict[str, tuple[float, str]] = {}
+
+    def overview(self) -> Overview:
+        """Return what is there at the moment."""
+        found = views.overview([path for path in self.paths if path not in self._live])
+        live = [views.entry_at(path, "metrics") for path in self._live]
+        entries = {entry.path: entry for entry in (*found.entries, *live)}
+        return Overview(paths=self.paths, entries=tuple(entries.values()), notes=found.notes)
+
+    def kinds(self) -> dict[str, EntryKind]:
+        """Return path -> kind of everything that is there. It opens no store, and is kept for two seconds."""
+        with self._lock:
+            moment, found, _ = self._listed
+            if time.monotonic() - moment > KEPT_S or not found:
+                found, notes = views.found_places([path for path in self.paths if path not in self._live])
+                found |= dict.fromkeys(self._live, "metrics")
+                self._listed = (time.monotonic(), found, notes)
+            return dict(found)
+
+    def check(self, path: str, *kinds: EntryKind) -> str:
+        """Return a path that a request names, if it is one of those that are there and of one of these kinds.
+
+        Raises:
+            NotNamedError: it is not, or files of the store are links that lead outside.
+        """
+        kind = self.kinds().get(path)
+        if kind is None:
+            raise NotNamedError(
+                f"{path}: is not below the paths that headrace ui was started with, {', '.join(self.paths)}, or is gone"
+            )
+        if kind not in kinds:
+            raise NotNamedError(
+                f"{path}: is {_WORDS[kind]}; this page shows {' or '.join(_WORDS[one] for one in kinds)}"
+            )
+        if kind in ("tokens", "samples") and (outside := self._link_outside(path)):
+            raise NotNamedError(f"{outside}: is a link that leads outside of the named paths; name its target, too")
+        return path
+
+    def may_open(self, path: str) -> bool:
+        """Whether a path that a file names, such as the store of a run, is below the named paths."""
+        place = Path(path).resolve()
+        beside = {Path(f"{path}{suffix}").resolve() for suffix in (".bin", ".idx")}
+        return any(place.is_relative_to(root) or root in beside for root in self._roots)
+
+    def _link_outside(self, path: str) -> str:
+        """Return a file below a store that is a link to a place outside; an empty text if there is none."""
+        moment, outside = self._linked.get(path, (0.0, ""))
+        if time.monotonic() - moment > KEPT_S or not moment:
+            outside = self._find_link(path)
+            self._linked[path] = (time.monotonic(), outside)
+        return outside
+
+    def _find_link(self, path: str) -> str:
+        seen = 0
+        for folder, folders, names in os.walk(path):
+            for name in (*folders, *names):
+                seen += 1
+                file = Path(folder, name)
+                if file.is_symlink() and not self.may_open(str(file)):
+                    return str(file)
+            if seen > _MOST_LINKS:
+                return ""
+        return ""
+
+
+_WORDS: Final[dict[EntryKind, str]] = {
+    "tokens": "a store of tokens",
+    "samples": "a store of samples",
+    "mix": "a metadataset",
+    "run": "the file of a run",
+    "state": "the state of a loader",
+    "metrics": "metrics of a loader",
+}
