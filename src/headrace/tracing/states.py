@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from headrace.datasets import Run
 from headrace.errors import StateError
 from headrace.plan import Cursor
+from headrace.plan.cursor import PAST_VERSION, outside_run
 from headrace.plan.recipe import PARTS
+from headrace.tracing.differences import RunDifference, first_difference
 
 StateRelation = Literal["equal", "same run", "other past", "not comparable"]
 
@@ -25,6 +29,8 @@ class StateDifference(msgspec.Struct, frozen=True, kw_only=True):
         steps, positions: those of both states.
         differing: the parts of the recipe whose hashes differ.
         fields: other fields that differ, such as ``lanes``.
+        runs: for each state the names of the given runs that it belongs to.
+        difference: where the runs of the two states part; None if they do not, or no run is known for one of them.
     """
 
     relation: StateRelation
@@ -33,6 +39,8 @@ class StateDifference(msgspec.Struct, frozen=True, kw_only=True):
     positions: tuple[int, int]
     differing: tuple[str, ...]
     fields: tuple[str, ...]
+    runs: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    difference: RunDifference | None = None
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -49,8 +57,15 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise StateError(f"{path}: this is not the state_dict() of a loader as JSON: {error}") from error
 
 
-def state_difference(one: dict[str, Any], other: dict[str, Any]) -> StateDifference:
-    """Compare two states of loaders, by their hashes and positions alone.
+def state_difference(
+    one: dict[str, Any], other: dict[str, Any], *, runs: Mapping[str, Run] | None = None
+) -> StateDifference:
+    """Compare two states of loaders by their hashes and positions, and by the runs that they may be of.
+
+    Args:
+        one: a state, as `read_state` returns it.
+        other: another one.
+        runs: name -> a run. A state belongs to a run if the run feeds the same before its position.
 
     Raises:
         StateError: one of them is no state, or is damaged.
@@ -61,13 +76,30 @@ def state_difference(one: dict[str, Any], other: dict[str, Any]) -> StateDiffere
         >>> states = [headrace.Loader(run, micro_batch_size=8).state_dict() for run in runs]
         >>> headrace.tracing.state_difference(states[0], states[0]).relation
         'equal'
+        >>> found = headrace.tracing.state_difference(*states, runs={"first": runs[0], "second": runs[1]})
+        >>> found.runs, found.difference.field
+        ((('first',), ('second',)), 'order')
     """
     old, new = Cursor.from_dict(one), Cursor.from_dict(other)
     differing = tuple(part for part in PARTS if old.recipe.get(part) != new.recipe.get(part))
     fields = tuple(
         name for name in ("version", "lanes", "balanced_step", "drawn_to") if getattr(old, name) != getattr(new, name)
     )
+    known = runs or {}
+    mine = tuple(name for name, run in known.items() if _is_of(run, old))
+    theirs = tuple(name for name, run in known.items() if _is_of(run, new))
     relation, message = _related(old, new, differing, fields)
+    difference = None
+    if common := [name for name in mine if name in theirs]:
+        if relation != "equal":
+            relation = "same run"
+            message = f"both are of {common[0]}: step {old.step:,}, position {old.position:,}, and step {new.step:,}, "
+            message += f"position {new.position:,}"
+    elif mine and theirs:
+        difference = first_difference(known[mine[0]], known[theirs[0]])
+        relation = "other past"
+        parts = "they are fed the same" if difference is None else difference.message
+        message = f"one is of {mine[0]}, the other of {theirs[0]}: {parts}"
     return StateDifference(
         relation=relation,
         message=message,
@@ -75,7 +107,16 @@ def state_difference(one: dict[str, Any], other: dict[str, Any]) -> StateDiffere
         positions=(old.position, new.position),
         differing=differing,
         fields=fields,
+        runs=(mine, theirs),
+        difference=difference,
     )
+
+
+def _is_of(run: Run, cursor: Cursor) -> bool:
+    if outside_run(cursor.position, run.length) is not None:
+        return False
+    recipe = run.past(cursor.position) if cursor.version == PAST_VERSION else run.recipe
+    return recipe.hashes() == cursor.recipe
 
 
 def _related(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace import inspect, tracing
 from headrace.errors import ConfigError, HeadraceError
@@ -15,6 +16,9 @@ from headrace.tracing import GridCell, RunFile, Topology, Traced
 from headrace.ui import drawing, shell
 from headrace.ui.requests import Asked, link
 from headrace.ui.store_pages import Values, boxes_of
+
+if TYPE_CHECKING:
+    from headrace.datasets import Run
 
 SHOWN_RANKS: Final = 64
 SHOWN_ROWS: Final = 200
@@ -222,13 +226,14 @@ def fed(asked: Asked) -> Values:
     """A sample as the model sees it, and when it comes again."""
     path = asked.path("run")
     opened = _opened(path)
-    wanted, position = asked.number("step", 0), asked.number("position", 0)
-    number = _number_of(opened, wanted)
+    position = asked.number("position", 0)
+    number = asked.number("run", len(opened.file.runs) - 1, high=len(opened.file.runs) - 1)
     sources = tracing.Sources(opened.file, may_open=asked.places.may_open)
     data = sources.run(number)
     if data is None:
         raise ConfigError(f"{path}: the sample cannot be read: {'; '.join(sources.notes) or 'the run is framed'}")
     found = views.fed_sample(data, position, may_open=asked.places.may_open)
+    wanted = data.schedule.step_of(position) + opened.file.runs[number].shift
     history = sources.history()
     times, problem = None, ""
     try:
@@ -240,6 +245,8 @@ def fed(asked: Asked) -> Values:
     return "fed.html", {
         "path": path,
         "step": wanted,
+        "number": number,
+        "last": None if data.length is None else data.length - 1,
         "sample": found,
         "origins": traced.origins,
         "times": times,
@@ -277,6 +284,16 @@ def live(asked: Asked) -> Values:
     }
 
 
+def _known_runs(paths: list[str]) -> dict[str, Run]:
+    """Return the runs of some files over their recipes; of a file with several, each."""
+    found: dict[str, Run] = {}
+    for path in paths:
+        with contextlib.suppress(HeadraceError, OSError):
+            runs = _opened(path).runs
+            found |= {path if len(runs) == 1 else f"{path}, run {at}": run for at, run in enumerate(runs) if run}
+    return found
+
+
 def diff(asked: Asked) -> Values:
     """Where two runs, or two states, part."""
     kinds = asked.places.kinds()
@@ -300,7 +317,8 @@ def diff(asked: Asked) -> Values:
     of_states = kinds[one] == "state"
     values["copy"] = shell.difference(one, other, of_states=of_states)
     if of_states:
-        values["states"] = tracing.state_difference(tracing.read_state(one), tracing.read_state(other))
+        states = (tracing.read_state(path) for path in (one, other))
+        values["states"] = tracing.state_difference(*states, runs=_known_runs(files["run"]))
         return "diff.html", values
     runs = [tracing.filed_run(path, read_data=False) for path in (one, other)]
     found = tracing.first_difference(*runs)

@@ -216,4 +216,9 @@ def _iterated(opened: Preview | OpenPreview) -> Any:
 def check(asked: Asked) -> Values:
     """Read a whole store, and say what is wrong; how far it is comes as events."""
     path = asked.path("tokens", "samples")
-    return "check.html", {"path": path, "events": link("events-check", path=path), "copy": shell.check(path)}
+    return "check.html", {
+        "path": path,
+        "kind": asked.places.kinds()[path],
+        "events": link("events-check", path=path),
+        "copy": shell.check(path),
+    }

@@ -13,13 +13,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from headrace.datasets.metadataset import load_dataset
 from headrace.errors import HeadraceError
 from headrace.inspect.answers import Answer, kind_of
+from headrace.inspect.figures import plural
 from headrace.inspect.samples import need_samples
 from headrace.io import check_local
+from headrace.plan import Cursor
 from headrace.stores import MANIFEST_NAME, Ledger, Manifest, Store, load_manifest, open_tokens
 from headrace.stores.energon.config_file import META_FOLDER
 from headrace.stores.written import META_NAME
+from headrace.tracing import read_run_file, read_state
 
 EntryKind = Literal["tokens", "samples", "mix", "run", "state", "metrics"]
 Health = Literal["as recorded", "not recorded", "damaged"]
@@ -51,6 +55,9 @@ class OverviewEntry(Answer, frozen=True, kw_only=True):
     files: int = 0
     health: Health = "not recorded"
     """Whether files and sizes are those of the manifest, and its ledger balances; no content is read for it."""
+
+    words: str = ""
+    """What a mix, a run, a state or metrics hold, in words."""
 
     problem: str = ""
     """What is damaged, or cannot be opened."""
@@ -140,7 +147,7 @@ class _Walk:
             self.notes.append(f"{folder}: cannot be listed: {error.strerror or error}")
             return found
         for name in names:
-            path = f"{folder.rstrip('/')}/{name}"
+            path = name if folder == "." else f"{folder.rstrip('/')}/{name}"
             if name.startswith(".") or not Path(path).resolve().is_relative_to(self._root):
                 continue
             kind = kind_at(path, is_named=False)
@@ -280,6 +287,10 @@ def entry_at(path: str, kind: EntryKind) -> OverviewEntry:
         newest = max(newest, status.st_mtime)
     facts: dict[str, Any] = {"bytes": sizes, "files": len(files), "changed": _moment(newest)}
     if kind not in ("tokens", "samples"):
+        try:
+            facts["words"] = _in_words(path, kind)
+        except (HeadraceError, OSError) as error:
+            facts |= {"health": "damaged", "problem": str(error)}
         return OverviewEntry(path=path, kind=kind, **facts)
     facts["is_unfinished"] = (Path(path) / _WORK).exists()
     try:
@@ -289,6 +300,28 @@ def entry_at(path: str, kind: EntryKind) -> OverviewEntry:
         if facts["is_unfinished"]:
             facts |= {"health": "not recorded", "problem": ""}
     return OverviewEntry(path=path, kind=kind, **facts)
+
+
+def _in_words(path: str, kind: EntryKind) -> str:
+    """Return what a file holds, in words.
+
+    Raises:
+        HeadraceError: it is damaged.
+    """
+    if kind == "mix":
+        return f"splits {', '.join(load_dataset(path).splits)}"
+    if kind == "state":
+        cursor = Cursor.from_dict(read_state(path))
+        return f"step {cursor.step:,}, position {cursor.position:,}"
+    if kind == "run":
+        runs = read_run_file(path).runs
+        last = runs[-1]
+        words = [plural(len(runs), "run")] if len(runs) > 1 else []
+        words.append(plural(len(last.sources) + len(last.added), "source"))
+        words += [plural(len(last.edits), "edit")] if last.edits else []
+        words.append("endless" if last.length is None else plural(last.length, "sample"))
+        return ", ".join(words)
+    return plural(len(metrics_files(path)), "rank")
 
 
 def _files(path: str, kind: EntryKind) -> list[Path]:
