@@ -299,11 +299,15 @@ class Provenance:
             raise StoreError(f"{self.folder}: no ids are stored; prepare the store with --id-field to store them")
         wanted = name.encode("utf-8", "surrogateescape")
         total = len(self._ids)
+        if not wanted:
+            empty = np.flatnonzero(np.diff(self._id_ends[: SEARCHED_BYTES // 8], prepend=0) == 0)
+            return self._of_ordinal(int(empty[0])) if len(empty) else None
         for begin in range(0, min(total, SEARCHED_BYTES), _SEARCHED_AT_ONCE):
             # An id that begins in this piece ends in the overlap with the next one.
-            piece = self._ids[begin : begin + _SEARCHED_AT_ONCE + len(wanted)].tobytes()
+            end = min(begin + _SEARCHED_AT_ONCE, SEARCHED_BYTES)
+            piece = self._ids[begin : end + len(wanted)].tobytes()
             at = piece.find(wanted)
-            while 0 <= at < _SEARCHED_AT_ONCE:
+            while 0 <= at < end - begin:
                 ordinal = int(np.searchsorted(self._id_ends, begin + at, side="right"))
                 first = int(self._id_ends[ordinal - 1]) if ordinal else 0
                 if first == begin + at and int(self._id_ends[ordinal]) == first + len(wanted):
@@ -321,8 +325,9 @@ class Provenance:
         if self._order is None:
             return ordinal
         at_once = _SEARCHED_AT_ONCE // 8
-        for begin in range(0, min(len(self._order), SEARCHED_BYTES // 8), at_once):
-            found = np.flatnonzero(self._order[begin : begin + at_once] == ordinal)
+        most = SEARCHED_BYTES // 8
+        for begin in range(0, min(len(self._order), most), at_once):
+            found = np.flatnonzero(self._order[begin : min(begin + at_once, most)] == ordinal)
             if len(found):
                 return begin + int(found[0])
         raise StoreError(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -11,13 +14,16 @@ import numpy as np
 
 from headrace.datasets import Run
 from headrace.errors import ConfigError
-from headrace.plan import Plan
+from headrace.plan import Branch, Leaf, LimitNode, Node, RepeatNode, Schedule
 from headrace.plan.chapters import ChapteredPlan, PlanChapter
 from headrace.plan.nodes import leaf_shares
 from headrace.tracing.accounting import chaptered
 
 MAX_POINTS: Final = 120
 """The most points of a curve."""
+
+MOST_PASSES: Final = 1 << 12
+"""The most passes through a limit that are counted one by one for a point; with more, its shares are used."""
 
 _MOST_SHARES: Final = 12_000
 """The most shares that are computed, about 30 us each; with many sources there are fewer points."""
@@ -100,7 +106,8 @@ def mix_curve(run: Run, first_step: int = 0, end_step: int | None = None) -> Mix
         raise ConfigError(f"steps {first_step:,} to {end_step - 1:,} are asked for, and the run {steps}")
     within = [mark for mark in marks if first_step <= mark.step < end_step]
     edges = _edges(run, first_step, end_step, [mark.step for mark in within])
-    points = [_point(run, step, after) for step, after in pairwise(edges)]
+    planned, plan = _Planned(), chaptered(run)
+    points = [_point(run, plan, step, after, planned) for step, after in pairwise(edges)]
     totals: Counter[str] = Counter()
     for point in points:
         totals.update({path: round(share * point.samples) for path, share in point.came.items()})
@@ -132,24 +139,39 @@ def _marks(run: Run) -> list[MixMark]:
     return sorted(found, key=lambda mark: mark.step)
 
 
-def _point(run: Run, step: int, after: int) -> MixPoint:
+class _Planned:
+    """The planned shares between two positions; of a tree whose shares never change they are computed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[str, float]] = {}
+
+    def shares(self, root: Node, shares: Callable[[], Mapping[str, Fraction]]) -> dict[str, float]:
+        """Return the share of each leaf, by its path."""
+        if _changes(root):
+            return {path: float(share) for path, share in shares().items()}
+        if id(root) not in self._known:
+            self._known[id(root)] = {path: float(share) for path, share in shares().items()}
+        return self._known[id(root)]
+
+
+def _changes(node: Node) -> bool:
+    """Whether the shares of a tree may be others later: below a schedule, or where one source follows another."""
+    if isinstance(node, Leaf):
+        return False
+    return not isinstance(node, Branch | LimitNode | RepeatNode) or any(map(_changes, node.children))
+
+
+def _point(run: Run, plan: ChapteredPlan, step: int, after: int, known: _Planned) -> MixPoint:
     begin, end = run.schedule.begin(step), run.schedule.begin(after)
     if run.length is not None:
         end = min(end, run.length)
     planned: dict[str, float] = {}
     came: Counter[str] = Counter()
-    plan = run.plan
-    if isinstance(plan, Plan):
-        planned = {path: float(share) for path, share in leaf_shares(plan.root, begin, end).items()}
-        both = zip(plan.leaves, plan.counts(begin), plan.counts(end), strict=True)
-        came.update({leaf.path: last - first for leaf, first, last in both})
-    else:
-        for chapter, first, last in _spans(chaptered(run), begin, end):
-            part = (last - first) / (end - begin)
-            for path, share in chapter.shares(first, last).items():
-                planned[path] = planned.get(path, 0.0) + part * float(share)
-            before, behind = chapter.reached(first), chapter.reached(last)
-            came.update({chapter.paths[source]: rank - before[source] for source, rank in behind.items()})
+    for chapter, first, last in _spans(plan, begin, end):
+        part = (last - first) / (end - begin)
+        for path, share in known.shares(chapter.root, partial(chapter.shares, first, last)).items():
+            planned[path] = planned.get(path, 0.0) + part * share
+        _count(chapter, chapter.root, first - chapter.begin, last - chapter.begin, came)
     return MixPoint(
         step=step,
         end_step=after,
@@ -157,6 +179,39 @@ def _point(run: Run, step: int, after: int) -> MixPoint:
         planned={path or ".": share for path, share in planned.items()},
         came={path or ".": count / (end - begin) for path, count in came.items()} if end > begin else {},
     )
+
+
+def _count(chapter: PlanChapter, node: Node, begin: int, end: int, came: Counter[str]) -> None:
+    """Count the samples of each leaf that a node feeds at its ranks ``[begin, end)``, since the chapter began."""
+    if begin >= end:
+        return
+    if isinstance(node, Leaf):
+        came[node.path] += end - begin
+        return
+    begin, end = begin + chapter.rank(node), end + chapter.rank(node)
+    if isinstance(node, Schedule):
+        ends = [*node.begins[1:].tolist(), end]
+        for child, low, high in zip(node.children, node.begins.tolist(), ends, strict=True):
+            _count(chapter, child, max(begin, low) - low, min(end, high) - low, came)
+    elif isinstance(node, LimitNode):
+        _count_limited(chapter, node, begin, end, came)
+    else:
+        for child, low, high in zip(node.children, node.counts(begin), node.counts(end), strict=True):
+            _count(chapter, child, low, high, came)
+
+
+def _count_limited(chapter: PlanChapter, node: LimitNode, begin: int, end: int, came: Counter[str]) -> None:
+    """Count pass by pass; of many passes by the shares of the first, from which others differ by a sample or two."""
+    size = node.num_samples
+    first, last = begin // size, (end - 1) // size
+    if last - first >= MOST_PASSES:
+        for path, share in leaf_shares(node, begin, end).items():
+            came[path] += round(share * (end - begin))
+        return
+    for number in range(first, last + 1):
+        skipped = (node.child.num_samples or size) * number
+        low, high = max(begin - number * size, 0), min(end - number * size, size)
+        _count(chapter, node.child, skipped + low, skipped + high, came)
 
 
 def _spans(plan: ChapteredPlan, begin: int, end: int) -> list[tuple[PlanChapter, int, int]]:

@@ -16,6 +16,7 @@ from headrace.inspect.views.overviews import EntryKind, Overview
 KEPT_S: Final = 2.0
 """How long a listing is kept: what appears later is found by the next page."""
 
+PAIR: Final = (".bin", ".idx")
 _MOST_LINKS: Final = 50_000
 
 
@@ -87,8 +88,12 @@ class Places:
     def may_open(self, path: str) -> bool:
         """Whether a path that a file names, such as the store of a run, is below the named paths."""
         place = Path(path).resolve()
-        beside = {Path(f"{path}{suffix}").resolve() for suffix in (".bin", ".idx")}
-        return any(place.is_relative_to(root) or root in beside for root in self._roots)
+        # A pair may be named by either of its files, or by what their names have in common.
+        names = {str(place), *(str(Path(path + suffix).resolve()) for suffix in PAIR)}
+        return any(
+            place.is_relative_to(root) or names & {str(root), *(f"{root}{suffix}" for suffix in PAIR)}
+            for root in self._roots
+        )
 
     def _link_outside(self, path: str) -> str:
         """Return a file below a store that is a link to a place outside; an empty text if there is none."""

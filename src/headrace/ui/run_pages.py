@@ -128,6 +128,7 @@ def run(asked: Asked) -> Values:
         "step": step,
         "reached": reached,
         "account": account,
+        "shown_rows": SHOWN_ROWS,
         "shown_sources": drawing.SHOWN_SOURCES,
         "copy": shell.run(path, step),
         "others": [one for one, kind in asked.places.kinds().items() if kind == "run" and one != path],

@@ -34,7 +34,13 @@ MAX_FOLDERS: Final = 2000
 MAX_DEPTH: Final = 5
 """How far below a path folders are looked into."""
 
+OPENED_FILES: Final = 256
+"""The most files of a store without a manifest that are opened to count its documents, about a millisecond each."""
+
 _HEAD_BYTES: Final = 1 << 12
+SAVED_NAME: Final = "dataset_info.json"
+"""A file of every saved folder of the library datasets."""
+
 _WORK: Final = ".headrace"
 _RANK: Final = re.compile(r"\d+(?=\.jsonl$)")
 
@@ -86,8 +92,8 @@ class Overview(Answer, frozen=True, kw_only=True):
 def overview(paths: Sequence[str | os.PathLike[str]]) -> Overview:
     """Return what is at some paths, and in the folders below them.
 
-    A folder that is a store is one entry, and is not looked into. Hidden folders are left out. Costs a few
-    milliseconds an entry, however large it is.
+    A folder that is a store is one entry; it is looked into only if it holds loose files. Hidden folders are left out.
+    Costs a few milliseconds an entry, however large it is.
 
     Args:
         paths: stores, metadatasets, files of runs, states as JSON, metrics as JSON Lines, or folders of these.
@@ -122,11 +128,12 @@ def found_places(paths: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, Ent
         kind = kind_at(path, is_named=True)
         if kind is None and not Path(path).is_dir():
             notes.append(f"{path}: there is nothing that Headrace knows")
-        elif kind is None:
-            found |= walk.below(path, 0)
-            notes += walk.notes
         else:
-            found[metrics_pattern(path) if kind == "metrics" else path] = kind
+            if kind is not None:
+                found[metrics_pattern(path) if kind == "metrics" else path] = kind
+            if Path(path).is_dir() and not is_closed(Path(path)):
+                found |= walk.below(path, 0)
+                notes += walk.notes
     return found, notes
 
 
@@ -153,7 +160,7 @@ class _Walk:
             kind = kind_at(path, is_named=False)
             if kind is not None:
                 found[metrics_pattern(path) if kind == "metrics" else path] = kind
-            elif Path(path).is_dir() and self._may_enter(path, depth):
+            if Path(path).is_dir() and not is_closed(Path(path)) and self._may_enter(path, depth):
                 found |= self.below(path, depth + 1)
         return found
 
@@ -189,6 +196,11 @@ def kind_at(path: str, *, is_named: bool) -> EntryKind | None:
     return "samples" if kind_of(path) == "samples" else "tokens"
 
 
+def is_closed(folder: Path) -> bool:
+    """Whether a folder is a store as a whole, so that nothing in it is a thing of its own."""
+    return any((folder / name).exists() for name in (MANIFEST_NAME, META_NAME, META_FOLDER, SAVED_NAME, _WORK))
+
+
 def _kind_of_folder(folder: Path, *, is_named: bool) -> EntryKind | None:
     try:
         names = [child.name for child in folder.iterdir()]
@@ -197,21 +209,11 @@ def _kind_of_folder(folder: Path, *, is_named: bool) -> EntryKind | None:
     suffixes = {Path(name).suffix for name in names}
     if META_FOLDER in names or ".tar" in suffixes:
         return "samples"
-    if MANIFEST_NAME in names:
-        return "samples" if any(name.endswith(".tar") for name in _listed(folder)) else "tokens"
-    if {META_NAME, "dataset_info.json"} & set(names) or {".bin", ".idx"} <= suffixes:
+    if {MANIFEST_NAME, META_NAME, SAVED_NAME} & set(names) or {".bin", ".idx"} <= suffixes:
         return "tokens"
     if suffixes & {".h5", ".hdf5", ".parquet"} or _WORK in names:
         return "tokens"
     return None
-
-
-def _listed(folder: Path) -> Iterator[str]:
-    """Yield the names of the files that a manifest lists; none if it is damaged."""
-    try:
-        yield from (file.name for shard in load_manifest(folder).outputs for file in shard.files)
-    except HeadraceError:
-        return
 
 
 def _is_mix(path: Path) -> bool:
@@ -294,7 +296,9 @@ def entry_at(path: str, kind: EntryKind) -> OverviewEntry:
         return OverviewEntry(path=path, kind=kind, **facts)
     facts["is_unfinished"] = (Path(path) / _WORK).exists()
     try:
-        facts |= _recorded(path) or _opened(path, kind)
+        if (found := _recorded(path)) is None:
+            found = _opened(path, kind) if len(files) <= OPENED_FILES else {}
+        facts |= found
     except (HeadraceError, OSError) as error:
         facts |= {"health": "damaged", "problem": str(error)}
         if facts["is_unfinished"]:
