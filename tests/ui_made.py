@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+import corpora
 import headrace
 from headrace.preparing import RecipeOptions, TextOptions, TokenOptions, prepare_recipe, prepare_text
 from headrace.preparing.options import ErrorOptions, RecordOptions
@@ -153,6 +155,40 @@ def _runs() -> None:
         loader = headrace.Loader(edited, micro_batch_size=16, ranks=headrace.loader.Ranks(0, 1))
         loader.start_at(16 * step)
         Path(f"state-{step}.json").write_text(json.dumps(loader.state_dict()))
+
+
+NAME = '<img src=x onerror="window.pwned=3">'
+"""A name that is markup."""
+
+
+def hostile(root: Path) -> None:
+    """Write stores, a run and metrics in which all that can be named is named so, and all that has a text has it."""
+    place = root / f"a {NAME}"
+    corpora.make(place / "tokens", 1, 12)
+    (place / "samples").mkdir()
+    stream = io.BytesIO()
+    Image.new("RGB", (20, 10), (9, 90, 200)).save(stream, "PNG")
+    parts = {
+        "png": stream.getvalue(),
+        "txt": HOSTILE.encode(),
+        "html": b"<script>window.pwned=4</script>",
+        "svg": b"<svg onload='window.pwned=5'/>",
+        "json": json.dumps({NAME: HOSTILE}).encode(),
+        "jpg": b"not a picture <script>",
+    }
+    with tarfile.open(place / "samples" / "a.tar", "w") as tar:
+        for part, content in parts.items():
+            entry = tarfile.TarInfo(f"0{NAME.replace('.', '')}.{part}")
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    windows = headrace.WindowDataset(headrace.open(str(place / "tokens" / "shard-0")), seq_len=8)
+    blend = headrace.Blend({NAME: windows, "b": windows}, weights={NAME: 1, "b": 1})
+    run = headrace.Run(blend, global_batch_size=4, samples=40)
+    save_run(run.edit(3, weights={NAME: 2, "b": 1}, reason=HOSTILE), place / "run.json")
+    numbers = {"step": 1, "position": 8, "rank": 0, "seconds": 1.0, "samples": 4}
+    report = {**numbers, f"faults/{NAME}": 1.0, f"mix/{NAME}": 1.0, f"plan/{NAME}": 1.0}
+    lines = [report, {"rank": 0, "verdict": f"data-bound: {NAME}"}]
+    (place / "metrics-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def metrics(place: Path, *, steps: int = 60, first: int = 0) -> None:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import json
 import re
 import signal
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import msgspec
 import pytest
-from PIL import Image
 
 import corpora
-import headrace
 import ui_made
 from headrace.errors import ConfigError, OutputError
-from headrace.tracing import save_run
 from headrace.ui import Places, serving
 from headrace.ui.app import HEADERS, PAGES
 from headrace.ui.events import event
@@ -151,34 +145,11 @@ def test_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert live.check("metrics-{rank}.jsonl", "metrics")
 
 
-NAME = '<img src=x onerror="window.pwned=3">'
-
-
 @pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pages:
     """Markup in the names of files and folders, keys, texts, sources, reasons, metrics and errors."""
     monkeypatch.chdir(tmp_path)
-    place = Path(f"a {NAME}")
-    corpora.make(place / "tokens", 1, 12)
-    picture = io.BytesIO()
-    Image.new("RGB", (20, 10), (9, 90, 200)).save(picture, "PNG")
-    (place / "samples").mkdir()
-    with tarfile.open(place / "samples" / "a.tar", "w") as tar:
-        parts = {"png": picture.getvalue(), "txt": ui_made.HOSTILE.encode(), "html": b"<script>window.pwned=4</script>",
-                 "svg": b"<svg onload='window.pwned=5'/>", "json": json.dumps({NAME: ui_made.HOSTILE}).encode(),
-                 "jpg": b"not a picture <script>"}  # fmt: skip
-        for part, data in parts.items():
-            entry = tarfile.TarInfo(f"0{NAME.replace('.', '')}.{part}")
-            entry.size = len(data)
-            tar.addfile(entry, io.BytesIO(data))
-    data = {NAME: headrace.WindowDataset(headrace.open(str(place / "tokens" / "shard-0")), seq_len=8), "b": None}
-    data["b"] = data[NAME]
-    run = headrace.Run(headrace.Blend(data, weights={NAME: 1, "b": 1}), global_batch_size=4, samples=40)
-    save_run(run.edit(3, weights={NAME: 2, "b": 1}, reason=ui_made.HOSTILE), place / "run.json")
-    report = {"step": 1, "position": 8, "rank": 0, "seconds": 1.0, "samples": 4, f"faults/{NAME}": 1.0,
-              f"mix/{NAME}": 1.0, f"plan/{NAME}": 1.0}  # fmt: skip
-    lines = [report, {"rank": 0, "verdict": f"data-bound: {NAME}"}]
-    (place / "metrics-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ui_made.hostile(tmp_path)
     return Pages(".")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from importlib.resources import files
+from threading import Event
 from typing import Any, Final
 
 import jinja2
@@ -66,7 +67,7 @@ PAGES: Final[dict[str, Page]] = {
 """Path -> the function that returns the template of the page, and its values."""
 
 
-def application(places: Places, *, token: str) -> ASGIApp:
+def application(places: Places, *, token: str, ending: Event | None = None) -> ASGIApp:
     """Return the application.
 
     The token stands in the path, and all links are relative: what is in front of the token, such as the prefix of a
@@ -75,7 +76,9 @@ def application(places: Places, *, token: str) -> ASGIApp:
     Args:
         places: what may be looked at.
         token: what a URL must have to be answered.
+        ending: is set when the server ends, and ends streams of events.
     """
+    ending = ending or Event()
     environment = _environment()
 
     def answer(page: Page) -> Callable[[Request], Any]:
@@ -109,15 +112,15 @@ def application(places: Places, *, token: str) -> ASGIApp:
         asked = Asked(request.query_params, places)
         path = await run_in_threadpool(asked.path, "tokens", "samples")
         found = views.search(path, asked.text("q"), first=asked.number("first", 0))
-        return _stream(events.searching(found))
+        return _stream(events.searching(found, ending))
 
     async def check_events(request: Request) -> Response:
         path = await run_in_threadpool(Asked(request.query_params, places).path, "tokens", "samples")
-        return _stream(events.checking(lambda on_progress: check(path, on_progress=on_progress)))
+        return _stream(events.checking(lambda on_progress: check(path, on_progress=on_progress), ending))
 
     async def live_events(request: Request) -> Response:
         path = await run_in_threadpool(Asked(request.query_params, places).path, "metrics")
-        return _stream(events.growing(lambda: views.metrics_files(path)))
+        return _stream(events.growing(lambda: views.metrics_files(path), ending))
 
     async def part(request: Request) -> Response:
         asked = Asked(request.query_params, places)

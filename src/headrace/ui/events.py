@@ -1,15 +1,14 @@
 """Server-sent events: searches and checks with their progress, and news of files that grow.
 
-A stream ends, and what it does ends with it, when the page is left.
+A stream ends, and what it does ends with it, when the page is left, or when the server is ``ending``.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any, Final
 
 import anyio
@@ -33,24 +32,30 @@ def event(kind: str, value: Any) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(plain) + b"\n\n"
 
 
-async def searching(found: Iterator[Any]) -> AsyncIterator[bytes]:
+async def searching(found: Generator[Any, None, None], ending: Event) -> AsyncIterator[bytes]:
     """Yield what a search finds, as events that are called after their structs."""
+    # A step that goes on in its thread when the page is left has to end before the search can be closed.
+    searching = Lock()
+
+    def step() -> Any:
+        with searching:
+            return next(found, _END)
+
     try:
-        while (one := await to_thread.run_sync(partial(next, found, _END))) is not _END:
+        while not ending.is_set() and (one := await to_thread.run_sync(step)) is not _END:
             yield event(type(one).__name__, one)
     except HeadraceError as error:
         yield event("failed", {"message": safe_text(str(error))})
     finally:
-        close = getattr(found, "close", None)
-        if close is not None:
-            close()
+        with searching:
+            found.close()
 
 
 class _Left(Exception):  # noqa: N818 - not an error: nobody waits for the answer any more
     """The page was left, and what was done for it ends."""
 
 
-async def checking(check: Callable[..., Any]) -> AsyncIterator[bytes]:
+async def checking(check: Callable[..., Any], ending: Event) -> AsyncIterator[bytes]:
     """Yield how far a check is, and then its verdict; it ends between two of its reports when the page is left."""
     told: SimpleQueue[tuple[str, Any]] = SimpleQueue()
     left = Event()
@@ -77,7 +82,7 @@ async def checking(check: Callable[..., Any]) -> AsyncIterator[bytes]:
     # Daemon: a check of a large shard says how far it is only every second, and the server does not wait for it.
     Thread(target=work, name="headrace-ui-check", daemon=True).start()
     try:
-        while True:
+        while not ending.is_set():
             newest: tuple[str, Any] | None = None
             try:
                 while True:
@@ -98,12 +103,15 @@ async def checking(check: Callable[..., Any]) -> AsyncIterator[bytes]:
         left.set()
 
 
-async def growing(files: Callable[[], Sequence[str]]) -> AsyncIterator[bytes]:
+async def growing(files: Callable[[], Sequence[str]], ending: Event) -> AsyncIterator[bytes]:
     """Yield an event whenever one of some files has changed; comments in between keep the connection."""
     before = await to_thread.run_sync(_sizes, files)
     yield event("ready", {})
     while True:
-        await anyio.sleep(POLL_S)
+        for _ in range(max(1, round(POLL_S / _PAUSE_S))):
+            await anyio.sleep(min(POLL_S, _PAUSE_S))
+            if ending.is_set():
+                return
         now = await to_thread.run_sync(_sizes, files)
         if now != before:
             before = now

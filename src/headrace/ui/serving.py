@@ -6,6 +6,8 @@ import secrets
 import socket
 import webbrowser
 from collections.abc import Callable
+from threading import Event
+from types import FrameType
 from typing import Final
 
 import uvicorn
@@ -38,12 +40,13 @@ def serve(
     listening = _listen(port)
     token = secrets.token_urlsafe(24)
     url = f"http://{HOST}:{listening.getsockname()[1]}/{token}/"
+    ending = Event()
     config = uvicorn.Config(
-        application(places, token=token),
+        application(places, token=token, ending=ending),
         log_level="error",
         access_log=False,
         lifespan="off",
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=3,
         server_header=False,
         proxy_headers=False,
     )
@@ -51,7 +54,19 @@ def serve(
     if open_browser:
         webbrowser.open(url)
     with listening:
-        uvicorn.Server(config).run(sockets=[listening])
+        _Server(config, ending).run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """A server that ends its streams when it is told to end, so that it need not wait for open pages."""
+
+    def __init__(self, config: uvicorn.Config, ending: Event) -> None:
+        super().__init__(config)
+        self._ending = ending
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._ending.set()
+        super().handle_exit(sig, frame)
 
 
 def _listen(port: int | None) -> socket.socket:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,7 +77,7 @@ def search(
     max_tokens: int = MAX_TOKENS,
     max_samples: int = MAX_SAMPLES,
     max_hits: int = MAX_HITS,
-) -> Iterator[SearchHit | SearchProgress]:
+) -> Generator[SearchHit | SearchProgress, None, None]:
     """Search documents or samples one after another for a text, whatever its case, and yield what is found.
 
     About ten times a second it yields how far it is, so that it can be left between two of them. It reads no more than

@@ -76,7 +76,8 @@ document.addEventListener("input", event => {
   const field = event.target;
   if (field.dataset.for) {
     const number = field.closest("form").elements[field.dataset.for];
-    if (number) number.value = field.value;
+    // A weight is moved by less than anyone can tell; steps are whole.
+    if (number) number.value = field.step === "any" ? Number(Number(field.value).toPrecision(3)) : field.value;
   }
 });
 document.addEventListener("submit", event => {
