@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from click.testing import CliRunner
 
 import corpora
 import framed_made
 import headrace
 import media_texts
 from headrace import tracing
+from headrace.cli import main
 from headrace.inspect import views
 from headrace.ui import places
 from ui_pages import Pages, links
@@ -198,6 +202,21 @@ def test_differences(pages: Pages) -> None:
     states = pages.get("diff?one=state-100.json&other=state-200.json")
     assert "both are of" in states
     assert "compare two runs, or two states" in pages.get("diff?one=run.json&other=state-100.json", 400)
+
+
+def test_the_first_page_as_json(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = CliRunner().invoke(main, ["ui", "stores", "run.json", "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == views.overview(["stores", "run.json"]).to_dict()
+    missing = CliRunner().invoke(main, ["ui", "none", "--json"])
+    assert missing.exit_code == 2
+    assert "there is no such file or folder" in json.loads(missing.stdout)["error"]["message"]
+    monkeypatch.delitem(vars(headrace.ui), "serve", raising=False)
+    monkeypatch.delitem(sys.modules, "headrace.ui.serving", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    done = CliRunner().invoke(main, ["ui", "stores"])
+    assert done.exit_code == 8
+    assert "pip install 'headrace[ui]'" in done.output
 
 
 def test_framed_runs_say_how_to_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

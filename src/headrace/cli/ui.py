@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from headrace.cli.command import Command
+import headrace.ui
+from headrace.cli.command import Command, json_option, print_json
 from headrace.errors import MissingExtraError
 
 
@@ -15,17 +16,22 @@ from headrace.errors import MissingExtraError
     "--live", metavar="FILE", multiple=True, help="Metrics of a training, as metrics-{rank}.jsonl; may be repeated."
 )
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in the browser.")
-def ui(paths: tuple[str, ...], port: int | None, live: tuple[str, ...], open_browser: bool) -> None:
+@json_option
+def ui(paths: tuple[str, ...], port: int | None, live: tuple[str, ...], open_browser: bool, as_json: bool) -> None:
     """Show stores, metadatasets, runs and metrics at each PATH, or in the folders below it, as pages in a browser.
 
     Without a PATH the present folder is shown. The pages are served on this machine only, at a URL with a random token;
-    from elsewhere, use ssh -L. They write nothing, and show nothing outside of the paths. Ctrl-C ends it.
+    from elsewhere, use ssh -L. They write nothing, and show nothing outside of the paths. Ctrl-C ends it. With
+    --json the command prints what the first page shows, and serves nothing.
     """
+    places = headrace.ui.Places(paths if paths or live else (".",), live)
+    if as_json:
+        print_json(places.overview())
+        return
     try:
-        from headrace.ui import Places, serve
+        serve = headrace.ui.serve
     except ImportError as error:
         raise MissingExtraError(f"headrace ui needs {error.name}: pip install 'headrace[ui]'") from error
-    places = Places(paths if paths or live else (".",), live)
     try:
         serve(places, port=port, on_ready=lambda url: click.echo(url), open_browser=open_browser)
     except KeyboardInterrupt:

@@ -25,7 +25,7 @@ from headrace.inspect.lines import turns
 from headrace.inspect.questions import check
 from headrace.ui import drawing, events, media, run_pages, shell, store_pages
 from headrace.ui.places import NotNamedError, Places
-from headrace.ui.requests import Asked, link
+from headrace.ui.requests import Query, link
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; connect-src 'self'; "
@@ -46,7 +46,7 @@ the token goes nowhere."""
 
 STATIC: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 
-Page = Callable[[Asked], tuple[str, dict[str, Any]]]
+Page = Callable[[Query], tuple[str, dict[str, Any]]]
 
 PAGES: Final[dict[str, Page]] = {
     "": store_pages.home,
@@ -83,7 +83,7 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
 
     def answer(page: Page) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
-            asked = Asked(request.query_params, places)
+            asked = Query(request.query_params, places)
 
             def render() -> str:
                 template, values = page(asked)
@@ -109,21 +109,21 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
         return HTMLResponse(environment.get_template("error.html").render(message=message, kind="500"), 500)
 
     async def search_events(request: Request) -> Response:
-        asked = Asked(request.query_params, places)
+        asked = Query(request.query_params, places)
         path = await run_in_threadpool(asked.path, "tokens", "samples")
         found = views.search(path, asked.text("q"), first=asked.number("first", 0))
         return _stream(events.searching(found, ending))
 
     async def check_events(request: Request) -> Response:
-        path = await run_in_threadpool(Asked(request.query_params, places).path, "tokens", "samples")
+        path = await run_in_threadpool(Query(request.query_params, places).path, "tokens", "samples")
         return _stream(events.checking(lambda on_progress: check(path, on_progress=on_progress), ending))
 
     async def live_events(request: Request) -> Response:
-        path = await run_in_threadpool(Asked(request.query_params, places).path, "metrics")
+        path = await run_in_threadpool(Query(request.query_params, places).path, "metrics")
         return _stream(events.growing(lambda: views.metrics_files(path), ending))
 
     async def part(request: Request) -> Response:
-        asked = Asked(request.query_params, places)
+        asked = Query(request.query_params, places)
         found = await run_in_threadpool(media.part, asked)
         return media.response(found, request.headers.get("range"))
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from headrace.errors import ConfigError
 from headrace.inspect.pages import PLAYED
 from headrace.inspect.samples import MAX_PIXELS_SIDE, PartViewer, need_samples
-from headrace.ui.requests import Asked
+from headrace.ui.requests import Query
 
 MAX_PLAYED: Final = 1 << 30
 """The largest video or sound that is sent."""
@@ -28,7 +28,7 @@ class Part(NamedTuple):
     name: str = ""
 
 
-def part(asked: Asked) -> Part:
+def part(asked: Query) -> Part:
     """Return a part of a sample: ``as=picture``, ``as=play`` or ``as=file``.
 
     Raises:

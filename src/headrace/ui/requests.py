@@ -12,7 +12,7 @@ from headrace.ui.places import Places
 MOST: int = 1 << 62
 
 
-class Asked:
+class Query:
     """The query of a request.
 
     Args:

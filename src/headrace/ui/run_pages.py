@@ -6,7 +6,7 @@ import contextlib
 import os
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from headrace import inspect, tracing
 from headrace.errors import ConfigError, HeadraceError
@@ -14,11 +14,8 @@ from headrace.inspect import views
 from headrace.inspect.figures import count, plural
 from headrace.tracing import GridCell, RunFile, Topology, Traced
 from headrace.ui import drawing, shell
-from headrace.ui.requests import Asked, link
+from headrace.ui.requests import Query, link
 from headrace.ui.store_pages import Values, boxes_of
-
-if TYPE_CHECKING:
-    from headrace.datasets import Run
 
 SHOWN_RANKS: Final = 64
 SHOWN_ROWS: Final = 200
@@ -31,7 +28,7 @@ MEASURES: Final = {
 """What the colours of a step can show."""
 
 
-def mix(asked: Asked) -> Values:
+def mix(asked: Query) -> Values:
     """The tree of a mix, and what a budget takes from each source with other weights."""
     path = asked.path("mix")
     outside = [one for one in views.mix_paths(path) if not asked.places.may_open(one)]
@@ -97,7 +94,7 @@ def last_step(opened: _Opened) -> int | None:
     return planned.num_steps - 1 + opened.file.runs[-1].shift
 
 
-def run(asked: Asked) -> Values:
+def run(asked: Query) -> Values:
     """The mix of a run over its steps, its edits, and its account before a step."""
     path = asked.path("run")
     opened = _opened(path)
@@ -139,7 +136,7 @@ def _shown_step(end: int, reached: int | None) -> int:
     return min(end, reached) if reached else end
 
 
-def step(asked: Asked) -> Values:
+def step(asked: Query) -> Values:
     """A step as a grid of ranks by micro-steps, and the samples of one micro-batch."""
     path = asked.path("run")
     opened = _opened(path)
@@ -223,7 +220,7 @@ def _cell_words(cell: GridCell) -> str:
     return words
 
 
-def fed(asked: Asked) -> Values:
+def fed(asked: Query) -> Values:
     """A sample as the model sees it, and when it comes again."""
     path = asked.path("run")
     opened = _opened(path)
@@ -266,13 +263,13 @@ def _place(found: Any, step: int) -> Traced:
     )  # fmt: skip
 
 
-def _media_store(asked: Asked, found: Any) -> str:
+def _media_store(asked: Query, found: Any) -> str:
     """Return the named path of the store that a sample of media comes from; empty if it has none."""
     store = os.path.realpath(found.origins[0].store) if found.origins else ""
     return next((one for one in asked.places.kinds() if os.path.realpath(one) == store), "")
 
 
-def live(asked: Asked) -> Values:
+def live(asked: Query) -> Values:
     """What a training waits for at the moment; the page is renewed by events."""
     path = asked.path("metrics")
     report = views.live_report(path)
@@ -285,9 +282,9 @@ def live(asked: Asked) -> Values:
     }
 
 
-def _known_runs(paths: list[str]) -> dict[str, Run]:
+def _known_runs(paths: list[str]) -> dict[str, Any]:
     """Return the runs of some files over their recipes; of a file with several, each."""
-    found: dict[str, Run] = {}
+    found: dict[str, Any] = {}
     for path in paths:
         with contextlib.suppress(HeadraceError, OSError):
             runs = _opened(path).runs
@@ -295,7 +292,7 @@ def _known_runs(paths: list[str]) -> dict[str, Run]:
     return found
 
 
-def diff(asked: Asked) -> Values:
+def diff(asked: Query) -> Values:
     """Where two runs, or two states, part."""
     kinds = asked.places.kinds()
     files = {kind: [path for path, one in kinds.items() if one == kind] for kind in ("run", "state")}

@@ -26,7 +26,7 @@ def command(*words: object) -> str:
 
 def home(paths: Sequence[str]) -> Shown:
     """What is below the named paths."""
-    return Shown(f"{_VIEWS}\n\nviews.overview({list(paths)!r})", command("ui", *paths))
+    return Shown(f"{_VIEWS}\n\nviews.overview({list(paths)!r})", command("ui", "--json", *paths))
 
 
 def store(path: str) -> Shown:
@@ -103,7 +103,7 @@ def fed(path: str, position: int, source: str, index: int) -> Shown:
 
 def live(path: str) -> Shown:
     """What a training waits for."""
-    return Shown(f"{_VIEWS}\n\nviews.live_report({path!r})", command("ui", "--live", path))
+    return Shown(f"{_VIEWS}\n\nviews.live_report({path!r})", command("ui", "--json", "--live", path))
 
 
 def difference(one: str, other: str, *, of_states: bool) -> Shown:

@@ -15,7 +15,7 @@ from headrace.inspect.samples import LookedAtSample
 from headrace.inspect.shown import Preview
 from headrace.inspect.views import SampleOutline
 from headrace.ui import drawing, shell
-from headrace.ui.requests import Asked, link
+from headrace.ui.requests import Query, link
 
 Values = tuple[str, dict[str, Any]]
 
@@ -31,7 +31,7 @@ DOCUMENT_TOKENS: Final = 4096
 MOST_TOKENS: Final = 1 << 16
 
 
-def home(asked: Asked) -> Values:
+def home(asked: Query) -> Values:
     """What is here."""
     found = asked.places.overview()
     return "home.html", {
@@ -52,7 +52,7 @@ def page_of(kind: str) -> str:
     return pages.get(kind, "diff")
 
 
-def store(asked: Asked) -> Values:
+def store(asked: Query) -> Values:
     """A store at a glance."""
     path = asked.path("tokens", "samples")
     found = views.outline(path)
@@ -66,7 +66,7 @@ def store(asked: Asked) -> Values:
     return "store.html", {"path": path, "found": found, "bars": bars, "input_tokens": tokens, "copy": shell.store(path)}
 
 
-def documents(asked: Asked) -> Values:
+def documents(asked: Query) -> Values:
     """Documents as text, or one of them."""
     path = asked.path("tokens")
     one = asked.maybe("number")
@@ -111,7 +111,7 @@ def _of_tokens(found: object) -> Preview:
     return found
 
 
-def find(asked: Asked) -> Values:
+def find(asked: Query) -> Values:
     """Find a document by its number, its id, or its file and line; the page of the document is where it leads."""
     path = asked.path("tokens")
     wanted, name, line = asked.text("id"), asked.text("input"), asked.maybe("line")
@@ -131,7 +131,7 @@ def find(asked: Asked) -> Values:
     }
 
 
-def search(asked: Asked) -> Values:
+def search(asked: Query) -> Values:
     """Search documents or samples for a text; the hits come as events."""
     path = asked.path("tokens", "samples")
     text, first = asked.text("q"), asked.number("first", 0)
@@ -147,7 +147,7 @@ def search(asked: Asked) -> Values:
     }
 
 
-def samples(asked: Asked) -> Values:
+def samples(asked: Query) -> Values:
     """Samples with their pictures and texts, as a grid."""
     path = asked.path("samples")
     num = asked.number("num", PAGE_SAMPLES, low=1, high=MOST_AT_ONCE)
@@ -169,7 +169,7 @@ def samples(asked: Asked) -> Values:
     }
 
 
-def sample(asked: Asked) -> Values:
+def sample(asked: Query) -> Values:
     """One sample, with all its parts."""
     path = asked.path("samples")
     key = asked.text("key")
@@ -213,7 +213,7 @@ def _iterated(opened: Preview | OpenPreview) -> Any:
     return iter(()) if isinstance(opened, Preview) else iter(opened)
 
 
-def check(asked: Asked) -> Values:
+def check(asked: Query) -> Values:
     """Read a whole store, and say what is wrong; how far it is comes as events."""
     path = asked.path("tokens", "samples")
     return "check.html", {
