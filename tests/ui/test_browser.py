@@ -19,6 +19,7 @@ from urllib.parse import quote
 import pytest
 
 import corpora
+import media_stores_made
 import ui_made
 
 pytestmark = pytest.mark.browser
@@ -329,6 +330,29 @@ def test_hostile_data_run_nothing(browser: Any, tmp_path: Path) -> None:
         context.close()
         # A page that is refused is an error of the network, which Chromium notes.
         assert [text for text in found.wrong if "404" not in text] == []
+
+
+def test_video_and_sound_play(browser: Any, tmp_path: Path) -> None:
+    """The policy lets the players of the browser have them; Debian's Chromium knows these formats."""
+    place = media_stores_made.mixed(tmp_path / "mixed")
+    with served(tmp_path, "mixed") as url:
+        context = browser.new_context()
+        found = Tab(context.new_page(), url)
+        for key, name in (("v/1", "video"), ("v/2", "audio")):
+            page = found.open(f"sample?path=mixed&key={key}")
+            player = page.locator(name)
+            loaded = (
+                "player => new Promise(done => { const tell = () => done([player.error?.code ?? 0, player.duration]);"
+            )
+            loaded += " player.readyState ? tell() : (player.onloadedmetadata = player.onerror = tell); })"
+            error, seconds = player.evaluate(loaded)
+            assert (error, seconds > 0.5) == (0, True), name
+        page = found.open("sample?path=mixed&key=ocr/1")
+        picture, boxes = (page.locator(name).bounding_box() for name in (".picture img", ".picture svg"))
+        assert picture == boxes, "boxes lie over the picture"
+        context.close()
+        assert found.wrong == []
+    assert place.is_dir()
 
 
 def test_behind_a_prefix_and_without_scripts(browser: Any, url: str) -> None:

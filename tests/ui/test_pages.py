@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import corpora
 import framed_made
 import headrace
+import media_stores_made
 import media_texts
 from headrace import tracing
 from headrace.cli import main
@@ -129,6 +130,33 @@ def test_samples_and_parts(pages: Pages) -> None:
     assert pages.client.get(root + "txt&as=play").status_code == 400
     assert pages.client.get(root + "txt&as=picture").status_code == 400
     assert pages.client.get(root + "none").status_code == 400
+
+
+def test_parts_of_all_kinds(tmp_path: Path) -> None:
+    """Pictures with their boxes, a video, sound, numbers, bytes, and parts that cannot be decoded."""
+    place = media_stores_made.mixed(tmp_path / "mixed")
+    mixed = Pages(str(place))
+    grid = mixed.get(f"samples?path={place}")
+    assert grid.count("<img ") == 5
+    assert "broken" in grid
+    keys = {
+        "ocr/1": ['class="boxes"', "b-words"],
+        "v/1": ["<video ", "as=play"],
+        "v/2": ["<audio "],
+        "b/1": ["17", "save"],
+    }
+    keys["b/2"] = ['class="bad"', "plain caption"]
+    for key, marks in keys.items():
+        text = mixed.get(f"sample?path={place}&key={key}")
+        assert [mark for mark in marks if mark not in text] == [], key
+    played = mixed.client.get(
+        f"{mixed.root}part?path={place}&number=3&part=mp4&as=play", headers={"range": "bytes=0-99"}
+    )
+    assert (played.status_code, played.headers["content-type"], len(played.content)) == (206, "video/mp4", 100)
+    first = mixed.client.get(f"{mixed.root}part?path={place}&number=3&part=mp4&as=picture")
+    assert first.headers["content-type"] == "image/png"
+    broken = mixed.client.get(f"{mixed.root}part?path={place}&number=6&part=jpg&as=picture")
+    assert broken.status_code == 422
 
 
 def test_a_mix_with_other_weights(pages: Pages) -> None:

@@ -73,7 +73,10 @@ def state_difference(
     Example:
         >>> dataset = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
         >>> runs = [headrace.Run(dataset, global_batch_size=8, order=headrace.Order(seed=seed)) for seed in (1, 2)]
-        >>> states = [headrace.Loader(run, micro_batch_size=8).state_dict() for run in runs]
+        >>> loaders = [headrace.Loader(run, micro_batch_size=8) for run in runs]
+        >>> for loader in loaders:
+        ...     loader.start_at(80)
+        >>> states = [loader.state_dict() for loader in loaders]
         >>> headrace.tracing.state_difference(states[0], states[0]).relation
         'equal'
         >>> found = headrace.tracing.state_difference(*states, runs={"first": runs[0], "second": runs[1]})
