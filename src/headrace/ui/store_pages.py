@@ -79,10 +79,10 @@ def documents(asked: Query) -> Values:
     first = asked.number("first", 0)
     total = views.num_documents(path)
     numbers = list(range(min(first, total), min(first + num, total)))
-    found = _preview(path, numbers, PREVIEW_TOKENS, asked.text("ids") == "yes") if numbers else None
+    shown = _preview(path, numbers, PREVIEW_TOKENS, asked.text("ids") == "yes") if numbers else None
     return "documents.html", {
         "path": path,
-        "found": found,
+        "found": shown,
         "first": first,
         "num": num,
         "total": total,

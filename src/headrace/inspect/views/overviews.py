@@ -111,7 +111,7 @@ def overview(paths: Sequence[str | os.PathLike[str]]) -> Overview:
     """
     places, notes = found_places(paths)
     return Overview(
-        paths=tuple(map(os.fspath, paths)),
+        paths=tuple(os.fspath(path) for path in paths),
         entries=tuple(entry_at(path, kind) for path, kind in places.items()),
         notes=tuple(notes),
     )
