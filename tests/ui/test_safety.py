@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -172,6 +173,17 @@ def test_data_never_become_markup(hostile: Pages) -> None:
         pending += [link for link in links(answer.text) if link != "./"]
     pages = {url.partition("?")[0] for url in seen}
     assert pages >= {"store", "documents", "samples", "sample", "run", "step", "fed", "live", "part"}
+
+
+def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    place = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9 & co"))
+    corpora.make(place, 1, 9)
+    odd = Pages(str(tmp_path))
+    [url] = [link for link in links(odd.get()) if link.startswith("store?")]
+    assert "caf%E9%20%26%20co" in url
+    text = odd.get(url)
+    assert "<b>9</b>" in text
+    assert "caf\\udce9" in text, "shown as the escape of the byte"
 
 
 def test_events_are_one_line_of_json() -> None:

@@ -23,6 +23,8 @@ from headrace.errors import ConfigError, InputError
 from headrace.inspect import views
 from headrace.inspect.metadataset import MetadatasetDescription, NodeNumbers
 from headrace.inspect.views import finding, outlines, overviews
+from headrace.preparing import RecipeOptions, prepare_recipe
+from headrace.samples.recipe import parse_recipe
 from headrace.testing.shards import write_keyed
 
 
@@ -119,6 +121,23 @@ def test_a_sample_of_the_documents_is_stated(inside: Path, monkeypatch: pytest.M
     assert sum(bar.documents for bar in found.histogram) == 128
     assert sum(bar.tokens for bar in found.histogram) == lengths.sum()
     assert sum(one.documents for one in found.inputs) == 128
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_domains(inside: Path, tmp_path: Path) -> None:
+    """The parts of a store that have folders of their own add up to the store."""
+    rows = [{"text": f"text number {number}", "source": ("books", "news")[number % 3 == 0]} for number in range(30)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = {"type": "seq", "inputs": str(tmp_path / "in.jsonl"), "tokenizer": "model"}
+    parsed = parse_recipe(json.dumps({**recipe, "output": {"domain_key": "source"}}))
+    prepare_recipe(parsed, tmp_path / "out", options=RecipeOptions(workers=1))
+    found = views.outline(tmp_path / "out")
+    assert isinstance(found, views.StoreOutline)
+    assert {one.name: one.documents for one in found.domains} == {"books": 20, "news": 10}
+    assert sum(one.tokens for one in found.domains) == found.tokens
+    assert views.outline("stores/web").domains == ()  # type: ignore[union-attr]
+    [entry] = views.overview([tmp_path / "out"]).entries
+    assert entry.documents == 30
 
 
 @settings(max_examples=cases(30, 300), deadline=None)

@@ -83,7 +83,7 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
 
     def answer(page: Page) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
-            asked = Query(request.query_params, places)
+            asked = Query.of(request.scope["query_string"], places)
 
             def render() -> str:
                 template, values = page(asked)
@@ -109,21 +109,21 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
         return HTMLResponse(environment.get_template("error.html").render(message=message, kind="500"), 500)
 
     async def search_events(request: Request) -> Response:
-        asked = Query(request.query_params, places)
+        asked = Query.of(request.scope["query_string"], places)
         path = await run_in_threadpool(asked.path, "tokens", "samples")
         found = views.search(path, asked.text("q"), first=asked.number("first", 0))
         return _stream(events.searching(found, ending))
 
     async def check_events(request: Request) -> Response:
-        path = await run_in_threadpool(Query(request.query_params, places).path, "tokens", "samples")
+        path = await run_in_threadpool(Query.of(request.scope["query_string"], places).path, "tokens", "samples")
         return _stream(events.checking(lambda on_progress: check(path, on_progress=on_progress), ending))
 
     async def live_events(request: Request) -> Response:
-        path = await run_in_threadpool(Query(request.query_params, places).path, "metrics")
+        path = await run_in_threadpool(Query.of(request.scope["query_string"], places).path, "metrics")
         return _stream(events.growing(lambda: views.metrics_files(path), ending))
 
     async def part(request: Request) -> Response:
-        asked = Query(request.query_params, places)
+        asked = Query.of(request.scope["query_string"], places)
         found = await run_in_threadpool(media.part, asked)
         return media.response(found, request.headers.get("range"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from headrace.errors import ConfigError
 from headrace.inspect.views.overviews import EntryKind
@@ -23,6 +23,11 @@ class Query:
     def __init__(self, values: Mapping[str, str], places: Places) -> None:
         self.values = values
         self.places = places
+
+    @classmethod
+    def of(cls, query: bytes, places: Places) -> Query:
+        """Return what the query of a URL says. Bytes that are not UTF-8 stay as they are, as in file names."""
+        return cls(dict(parse_qsl(query.decode("latin-1"), True, errors="surrogateescape")), places)
 
     def text(self, name: str, default: str = "") -> str:
         """Return a text; the default if it is not there, or empty."""
