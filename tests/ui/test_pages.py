@@ -8,18 +8,22 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import corpora
 import framed_made
 import headrace
 import media_stores_made
 import media_texts
+from counts import cases
 from headrace import tracing
 from headrace.cli import main
 from headrace.inspect import views
-from headrace.ui import places
+from headrace.ui import drawing, places
 from ui_pages import Pages, links
 
 PAGES = {
@@ -279,3 +283,16 @@ def test_a_store_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     corpora.write(tmp_path / "one" / "shard-1", [])
     store = headrace.open(str(tmp_path / "one"))
     assert f"<b>{store.num_documents}</b>" in grown.get(f"store?path={tmp_path}/one")
+
+
+@settings(max_examples=cases(50, 500), deadline=None)
+@given(st.floats(1e-9, 1.0))
+def test_the_end_of_an_axis(share: float) -> None:
+    end = drawing._round_up(share)
+    assert share <= end <= min(1.0, 2.5 * share)
+    assert round(end / 10 ** np.floor(np.log10(end)), 6) in (1, 2, 5)
+
+
+def test_heat() -> None:
+    assert [drawing.heat_class(value, 0, 8) for value in (0, 4, 8)] == ["q0", "q4", "q8"]
+    assert drawing.heat_class(3, 3, 3) == "q3", "where all are alike, none stands out"

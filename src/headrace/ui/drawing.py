@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -71,7 +72,7 @@ def mix_chart(curve: MixCurve, marked: int | None = None) -> Markup:
     span = max(1, curve.end_step - curve.first_step)
     sources = curve.sources[:SHOWN_SOURCES]
     top = max([share for point in curve.points for share in (*point.planned.values(), *point.came.values())], default=1)
-    most = min(1.0, max(0.1, -(-top * 10 // 1) / 10))
+    most = _round_up(top)
 
     def x(step: float) -> float:
         return _LEFT + (WIDTH - _LEFT - _RIGHT) * (step - curve.first_step) / span
@@ -122,6 +123,14 @@ def mix_chart(curve: MixCurve, marked: int | None = None) -> Markup:
     return _svg(Markup("").join(parts), height + _ABOVE + _BELOW, "Shares of the sources over the steps", kind="lines")
 
 
+def _round_up(share: float) -> float:
+    """Return the next of 1, 0.5, 0.2, 0.1, 0.05, ... from a share on, as the end of an axis."""
+    if share <= 0:
+        return 1.0
+    unit = 10.0 ** math.floor(math.log10(share))
+    return min(1.0, next((unit * factor for factor in (1, 2, 5) if share <= unit * factor), 10 * unit))
+
+
 def _grid_lines(most: float, y: Callable[[float], float]) -> Markup:
     lines = []
     for part in (0, 0.25, 0.5, 0.75, 1):
@@ -153,7 +162,7 @@ def wait_chart(points: Sequence[LivePoint], stages: Sequence[str]) -> Markup:
     """Draw the part of the time that each report waited, one bar a report, split into stages."""
     height = 110
     most = max([point.wait_share for point in points], default=0.0)
-    most = min(1.0, max(0.02, most * 1.15))
+    most = _round_up(max(0.02, most))
     wide = (WIDTH - _LEFT - _RIGHT) / max(1, len(points))
     shapes = [_grid_lines(most, lambda share: _ABOVE + height * (1 - share / most))]
     for place, point in enumerate(points):
@@ -186,7 +195,7 @@ def _at_step(points: Sequence[LivePoint], step: float, wide: float) -> float:
 
 def heat_class(value: float, low: float, high: float) -> str:
     """Return the class of a value between two others."""
-    part = 1.0 if high <= low else (value - low) / (high - low)
+    part = 0.4 if high <= low else (value - low) / (high - low)
     return f"q{min(HEAT - 1, max(0, int(part * HEAT)))}"
 
 

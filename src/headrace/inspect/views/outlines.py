@@ -35,6 +35,7 @@ from headrace.stores import (
     ShuffledOrder,
     Store,
     TokenizerInfo,
+    load_manifest,
     open_tokens,
 )
 
@@ -156,11 +157,13 @@ def outline(path: str | os.PathLike[str]) -> StoreOutline | SampleOutline:
 
 
 def num_documents(path: str) -> int:
-    """Return the number of documents of a store of tokens.
+    """Return the number of documents of a store of tokens, as its manifest says; without one it is opened.
 
     Raises:
         HeadraceError: there is no store, or it cannot be opened.
     """
+    if (Path(path) / MANIFEST_NAME).is_file():
+        return load_manifest(path).ledger.documents.kept
     with open_tokens(path) as store:
         return store.num_documents
 
