@@ -109,6 +109,22 @@ def test_links_that_lead_outside(tmp_path: Path) -> None:
     assert "20</b>" not in both.get(f"store?path={here}/own"), "named too, its target is shown: 40 documents"
 
 
+def test_metrics_that_are_links(tmp_path: Path) -> None:
+    ui_made.metrics(tmp_path, steps=1)
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "metrics-0.jsonl").write_bytes((tmp_path / "metrics-0.jsonl").read_bytes())
+    (here / "metrics-1.jsonl").symlink_to(tmp_path / "metrics-1.jsonl")
+    path = f"{here}/metrics-{{rank}}.jsonl"
+    assert "leads outside" in Pages(str(here)).get(f"live?path={path}", 404)
+    assert "2 ranks" in Pages(str(here), live=(path,)).get(f"live?path={path}"), "named by the user"
+    to_come = Pages(str(here), live=(f"{here}/later-{{rank}}.jsonl",))
+    assert "a loader writes it" in to_come.get(f"live?path={here}/later-{{rank}}.jsonl", 422)
+    with pytest.raises(ConfigError, match="there is no such file or folder"):
+        Places([f"{here}/later-{{rank}}.jsonl"])
+    assert Places([path]).kinds() == {path: "metrics"}
+
+
 def test_a_run_opens_only_stores_that_were_named(demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that names stores is data: what it names is opened only below the named paths."""
     monkeypatch.chdir(demo)

@@ -39,10 +39,9 @@ class Places:
         self.paths = tuple(dict.fromkeys((*paths, *live)))
         self._live = tuple(live)
         for path in self.paths:
-            here = Path(path)
-            if not here.exists() and not Path(f"{path}.idx").exists() and not here.parent.is_dir():
-                raise ConfigError(f"{path}: there is no such file or folder")
-            if not here.exists() and not Path(f"{path}.idx").exists() and path not in live and "{" not in path:
+            is_to_come = path in self._live and Path(path).absolute().parent.is_dir()
+            names = [*views.metrics_files(path), *(path + suffix for suffix in PAIR)]
+            if not is_to_come and not any(Path(name).exists() for name in names):
                 raise ConfigError(f"{path}: there is no such file or folder")
         self._roots = tuple(Path(path).resolve() for path in self.paths)
         self._lock = Lock()
@@ -81,7 +80,7 @@ class Places:
             raise NotNamedError(
                 f"{path}: is {_WORDS[kind]}; this page shows {' or '.join(_WORDS[one] for one in kinds)}"
             )
-        if kind in ("tokens", "samples") and (outside := self._link_outside(path)):
+        if (outside := self._link_outside(path, kind)) != "":
             raise NotNamedError(f"{outside}: is a link that leads outside of the named paths; name its target, too")
         return path
 
@@ -95,8 +94,13 @@ class Places:
             for root in self._roots
         )
 
-    def _link_outside(self, path: str) -> str:
-        """Return a file below a store that is a link to a place outside; an empty text if there is none."""
+    def _link_outside(self, path: str, kind: EntryKind) -> str:
+        """Return a file of a store, or of metrics, that is a link to a place outside; empty if there is none."""
+        if kind == "metrics" and path not in self._live:
+            files = (file for file in views.metrics_files(path) if Path(file).is_symlink())
+            return next((file for file in files if not self.may_open(file)), "")
+        if kind not in ("tokens", "samples"):
+            return ""
         moment, outside = self._linked.get(path, (0.0, ""))
         if time.monotonic() - moment > KEPT_S or not moment:
             outside = self._find_link(path)

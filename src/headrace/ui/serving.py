@@ -46,6 +46,7 @@ def serve(
         log_level="error",
         access_log=False,
         lifespan="off",
+        h11_max_incomplete_event_size=1 << 20,  # the URL of a mix may hold a weight for each of a thousand sources
         timeout_graceful_shutdown=3,
         server_header=False,
         proxy_headers=False,

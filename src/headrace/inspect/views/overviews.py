@@ -179,7 +179,7 @@ def kind_at(path: str, *, is_named: bool) -> EntryKind | None:
     """
     place = Path(path)
     if place.is_dir():
-        return _kind_of_folder(place, is_named=is_named)
+        return _kind_of_folder(place)
     if place.suffix in (".yaml", ".yml"):
         return "mix" if _is_mix(place) else None
     if place.suffix in (".json", ".jsonl"):
@@ -201,7 +201,7 @@ def is_closed(folder: Path) -> bool:
     return any((folder / name).exists() for name in (MANIFEST_NAME, META_NAME, META_FOLDER, SAVED_NAME, _WORK))
 
 
-def _kind_of_folder(folder: Path, *, is_named: bool) -> EntryKind | None:
+def _kind_of_folder(folder: Path) -> EntryKind | None:
     try:
         names = [child.name for child in folder.iterdir()]
     except OSError:

@@ -54,7 +54,10 @@ export async function renew(url) {
 
 function submitLive(form) {
   const query = new URLSearchParams(new FormData(form));
-  for (const [name, value] of [...query]) if (value === "") query.delete(name);
+  for (const [name, value] of [...query]) {
+    // What is as in the file need not be in the URL.
+    if (value === "" || form.elements[name]?.dataset?.base === value) query.delete(name);
+  }
   const url = `${form.getAttribute("action")}?${query}`;
   history.replaceState(null, "", url);
   renew(url);
