@@ -103,6 +103,8 @@ def test_links_that_lead_outside(tmp_path: Path) -> None:
     (here / "own" / "again.bin").symlink_to(private / "shard-0.bin")
     found = Pages(str(here))
     assert "linked" not in found.get()
+    assert "not opened" in found.get()
+    assert ">40</td>" not in found.get(), "nothing of what the link leads to is told"
     text = found.get(f"store?path={here}/own", 404)
     assert "is a link that leads outside of the named paths" in text
     both = Pages(str(here), str(private))

@@ -11,7 +11,7 @@ from typing import Final
 
 from headrace.errors import ConfigError
 from headrace.inspect import views
-from headrace.inspect.views.overviews import EntryKind, Overview
+from headrace.inspect.views.overviews import EntryKind, Overview, OverviewEntry
 
 KEPT_S: Final = 2.0
 """How long a listing is kept: what appears later is found by the next page."""
@@ -52,8 +52,16 @@ class Places:
         """Return what is there at the moment."""
         found = views.overview([path for path in self.paths if path not in self._live])
         live = [views.entry_at(path, "metrics") for path in self._live]
-        entries = {entry.path: entry for entry in (*found.entries, *live)}
+        entries = {entry.path: self._shown(entry) for entry in (*found.entries, *live)}
         return Overview(paths=self.paths, entries=tuple(entries.values()), notes=found.notes)
+
+    def _shown(self, entry: OverviewEntry) -> OverviewEntry:
+        """Return an entry; of one that is not opened, because files of it are links that lead outside, only that."""
+        outside = self._link_outside(entry.path, entry.kind)
+        if not outside:
+            return entry
+        problem = f"not opened: {outside} is a link that leads outside of the named paths"
+        return OverviewEntry(path=entry.path, kind=entry.kind, problem=problem)
 
     def kinds(self) -> dict[str, EntryKind]:
         """Return path -> kind of everything that is there. It opens no store, and is kept for two seconds."""
