@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-import headrace.ui
+import headrace
 from headrace.cli.command import Command, json_option, print_json
 from headrace.errors import MissingExtraError
 
