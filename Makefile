@@ -11,7 +11,7 @@ WITH_TITAN = PYTHONPATH=$(abspath $(VENV)/torchtitan)$(PYTHONPATH:%=:%) $(BIN)/p
     tests/interop/test_torchtitan.py tests/interop/test_watching.py tests/examples -k 'torchtitan or tensorboard'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint soak interop interop-full suites bench clean
+.PHONY: help demo test lint soak ui-test interop interop-full suites bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,6 +32,9 @@ lint: $(VENV)/dev  ## formatting, lint and types
 interop: $(VENV)/interop $(VENV)/torchtitan  ## comparisons with the peers' own packages, and clusters of Slurm and Ray, reduced counts
 	$(BIN)/python -m pytest -n 2 tests/preparing/test_machines.py tests/examples tests/interop -m interop -k 'not torchtitan and not tensorboard'
 	$(WITH_TITAN)
+
+ui-test: $(VENV)/interop  ## the pages of headrace ui in a real browser, Debian's package chromium
+	$(BIN)/python -m pytest tests/ui -m browser
 
 soak: $(VENV)/interop  ## large runs that are killed or measured, every variant of the costly tests
 	HEADRACE_FULL=1 $(BIN)/python -m pytest -m "(soak or sampled) and not interop"

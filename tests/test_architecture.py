@@ -61,9 +61,11 @@ MAY_IMPORT = {
         *("compat", "engine", "inspect", "kinds", "loader", "tracing", "datasets", "encoders", "preparing", "copying"),
         *("stores", "samples", "plan", "io", "config", "errors"),
     },
+    "ui": {"inspect", "tracing", "io", "errors", "_version"},
     "cli": {
         "engine",
         "kinds",
+        "ui",
         *("inspect", "compat", "loader", "tracing", "datasets", "encoders", "preparing", "copying", "stores"),
         *("samples", "plan", "io", "config", "errors", "_version"),
     },
@@ -120,6 +122,7 @@ ROOMS = [
     "datasets",
     "encoders",
     "inspect",
+    "inspect.views",
     "loader",
     "loader.workers",
     "plan",
@@ -129,6 +132,7 @@ ROOMS = [
     "stores",
     "stores.energon",
     "tracing",
+    "ui",
 ]
 LAZY = ["", *(f".{name}" for name in ROOMS)]
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headrace import samples as samples
     from headrace import stores as stores
     from headrace import tracing as tracing
+    from headrace import ui as ui
     from headrace.copying import convert, merge, split
     from headrace.datasets import (
         Blend,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 
 _ROOMS = (
     *("compat", "copying", "datasets", "encoders", "errors", "inspect", "kinds", "loader", "plan", "preparing"),
-    *("samples", "stores", "tracing"),
+    *("samples", "stores", "tracing", "ui"),
 )
 
 _HOMES = {

@@ -25,10 +25,10 @@ import headrace
 import records_made
 from headrace import Blend, Loader, MediaDataset, Metrics, Order, Run, SFTDataset, WindowDataset
 from headrace.datasets.encoded import EncodedDataset, Framed, FramedRun
+from headrace.datasets.waits import RankWaits, verdict_of
 from headrace.encoders import Cooker, ErrorPolicy, TaskEncoder, stateless
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.loader import Ranks, Reading
-from headrace.loader.metrics import RankWaits, verdict_of
 from headrace.loader.reading import METRICS_THREAD
 from headrace.loader.workers.processes import safe_start_method
 

@@ -115,6 +115,46 @@ def test_leads_back(model: Model, tmp_path_factory: pytest.TempPathFactory) -> N
         assert provenance.ids(everything) == model.names()
 
 
+@given(model=models(), at_once=st.sampled_from([8, 1 << 22]))
+@settings(max_examples=cases(24, 2000), deadline=None)
+def test_is_found_again(model: Model, at_once: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """By line, and by id; also where an id lies over the border of two pieces of the scan."""
+    folder = tmp_path_factory.mktemp("table") / "provenance"
+    model.write(folder)
+    provenance = Provenance(folder)
+    places = model.places()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance_files, "_SEARCHED_AT_ONCE", at_once)
+        num_lines: Counter[int] = Counter()
+        for file, lines in model.spans:
+            num_lines[file] += len(lines)
+        for file in range(5):
+            for line in range(num_lines[file] + 2):
+                expected = places.index((file, line)) if (file, line) in places else None
+                assert provenance.find_line(file, line) == expected
+        for name in set(model.ids or ()):
+            ordinal = (model.ids or []).index(name)
+            assert provenance.find_id(name) == (ordinal if model.order is None else model.order.index(ordinal))
+        if model.ids is not None:
+            assert provenance.find_id("no such id") is None
+
+
+def test_how_far_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SMALL.write(tmp_path / "provenance")
+    provenance = Provenance(tmp_path / "provenance")
+    monkeypatch.setattr(provenance_files, "_SEARCHED_AT_ONCE", 8)
+    monkeypatch.setattr(provenance_files, "SEARCHED_BYTES", 2)
+    with pytest.raises(StoreError, match="not among the first 2 bytes of ids"):
+        provenance.find_id("d")
+    monkeypatch.setattr(provenance_files, "SEARCHED_BYTES", 16)
+    with pytest.raises(StoreError, match="not among the first 2 of this shuffled store"):
+        provenance.find_line(0, 3)
+    plain = SMALL._replace(order=None, ids=None)
+    plain.write(tmp_path / "plain")
+    with pytest.raises(StoreError, match="no ids are stored"):
+        Provenance(tmp_path / "plain").find_id("a")
+
+
 @given(model=models(), data=st.data())
 @settings(max_examples=cases(24, 2000), deadline=None)
 def test_interrupted_anywhere(model: Model, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

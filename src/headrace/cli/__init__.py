@@ -23,6 +23,7 @@
     headrace run edit FILE --at-step N ...                      change it from a step on
     headrace run skip FILE A:B                                  leave out the samples of some steps
     headrace measure DATASET --encoder MODULE:CLASS             run a task encoder once over every sample
+    headrace ui PATH...                                         data, mixes and runs as pages in the browser
     headrace quarantine DATASET --from REPORT                   leave bad samples out of it
     headrace export-cache DATA... --num-samples N               write the index caches that Megatron looks for
     headrace check-cache PATH                                   whether Megatron's index caches match the data
@@ -59,6 +60,7 @@ COMMANDS = {
     "run": "runs:run",
     "split": "copying:split",
     "trace": "origins:trace",
+    "ui": "ui:ui",
     "where": "origins:where",
 }
 

@@ -10,7 +10,7 @@ import click
 import headrace
 from headrace import inspect
 from headrace.cli.command import Command, json_option, print_json, print_report
-from headrace.errors import ConfigError, StateError
+from headrace.errors import ConfigError
 from headrace.inspect.figures import count, plural, table
 
 if TYPE_CHECKING:
@@ -211,25 +211,12 @@ def _framed(
             " Loader(run, journal=FILE), for each rank and start"
         )
     sources = headrace.tracing.Sources(file, read_data=read_data)
-    return sources, sources.framed(number, journals, None if state is None else _state(state))
+    return sources, sources.framed(number, journals, None if state is None else headrace.tracing.read_state(state))
 
 
 def _opened(run: str, state: str | None, *, read_data: bool) -> tuple[Sources, History]:
     sources = headrace.tracing.Sources(headrace.tracing.read_run_file(run), read_data=read_data)
-    return sources, sources.history(None if state is None else _state(state))
-
-
-def _state(path: str) -> dict[str, Any]:
-    from pathlib import Path
-
-    import msgspec
-
-    try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
-    except OSError as error:
-        raise StateError(f"the saved state cannot be read: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise StateError(f"{path}: this is not the state_dict() of a loader as JSON: {error}") from error
+    return sources, sources.history(None if state is None else headrace.tracing.read_state(state))
 
 
 def _topology(ranks: int | None, micro_batch_size: int | None) -> Topology | None:

@@ -18,6 +18,7 @@ origins, ``lines()`` is what it prints without. Files by topic:
     run_files            the file of a run, and what an edit of it changes
     lines                previews and renderings as lines of a terminal, with pictures; `figures` formats numbers
     pages                previews and renderings as one HTML file
+    views/               what only the pages of ``headrace ui`` show
 
 Nothing that a ``dataset.yaml`` names is imported, and pickles are not read. Pictures need Pillow, video and sound need
 PyAV; without them, a line says so.
@@ -215,4 +216,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazily(__name__, _HOMES)
+    __getattr__, __dir__ = lazily(__name__, _HOMES, rooms=["views"])

@@ -172,7 +172,7 @@ def describe_key(key: str, store: Store) -> KeyDescription:
         documents=num_documents,
         empty_documents=int(counts[lengths == 0].sum()),
         tokens=store.num_tokens,
-        tokens_per_document=_summarise(lengths, counts) if num_documents else None,
+        tokens_per_document=summarise(lengths, counts) if num_documents else None,
         histogram=histogram(lengths, counts),
     )
 
@@ -216,7 +216,8 @@ def _merge(parts: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[ND
     return lengths, counts
 
 
-def _summarise(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> LengthFigures:
+def summarise(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> LengthFigures:
+    """Summarise distinct lengths, ascending, and the number of documents of each; there is at least one."""
     ends = np.cumsum(counts)
     num_documents = int(ends[-1])
     middle = np.searchsorted(ends, [(num_documents - 1) // 2, num_documents // 2], side="right")

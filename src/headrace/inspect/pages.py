@@ -382,7 +382,7 @@ PAGE_BYTES: Final = 128 << 20
 _EXACT_PIXELS: Final = 1 << 16
 """Pictures up to this size are exact (PNG); larger ones are JPEG."""
 
-_TYPES: Final = {
+PLAYED: Final = {
     "mp4": "video/mp4",
     "m4v": "video/mp4",
     "mov": "video/mp4",
@@ -489,7 +489,7 @@ def picture_uri(picture: Picture) -> str:
 
 def _player(part: ShownPart, data: bytes) -> str:
     extension = part.name.rpartition(".")[2].lower()
-    kind = _TYPES.get(extension)
+    kind = PLAYED.get(extension)
     if kind is None:
         return '<p class="soft">browsers do not play this format</p>'
     source = f"data:{kind};base64,{base64.b64encode(data).decode()}"

@@ -415,9 +415,11 @@ def leaf_shares(node: Node, begin: int, end: int) -> dict[str, Fraction]:
     else:
         weights = [1]
     found: dict[str, Fraction] = {}
+    total = sum(weights)
     for child, weight in zip(node.children, weights, strict=True):
+        part = Fraction(weight, total)
         for path, share in leaf_shares(child, begin, end).items():
-            found[path] = found.get(path, Fraction(0)) + share * Fraction(weight, sum(weights))
+            found[path] = found.get(path, Fraction(0)) + share * part
     return found
 
 

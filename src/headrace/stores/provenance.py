@@ -48,6 +48,11 @@ ID_ENDS_NAME = "ids_ends.npy"
 SPAN_COLUMNS = 5
 SKIPPED_COLUMNS = 3
 
+SEARCHED_BYTES = 1 << 30
+"""The most bytes of ids, or of the order of a shuffled store, that a search reads."""
+
+_SEARCHED_AT_ONCE = 1 << 22
+
 HEADER_BYTES = 128
 _BUFFER_BYTES = 1 << 20
 _MAGIC = b"\x93NUMPY\x01\x00"
@@ -259,6 +264,76 @@ class Provenance:
             except UnicodeDecodeError:
                 raise StoreError(f"{self.folder / IDS_NAME}: byte {begin}: not UTF-8; it was changed") from None
         return found
+
+    def find_line(self, file: int, line: int) -> int | None:
+        """Return the first document that a line of an input became; None if it became none.
+
+        O(spans); in a shuffled store, a scan of the order, 8 bytes a document.
+
+        Args:
+            file: index into the inputs of the manifest.
+            line: line or row, counted from 0.
+
+        Raises:
+            StoreError: the store is shuffled, and too large for the scan.
+        """
+        spans = self._spans
+        for number in np.flatnonzero(
+            (spans[:, 2] == file) & (spans[:, 3] <= line) & (line < spans[:, 3] + spans[:, 4])
+        ).tolist():
+            within = line - int(spans[number, 3])
+            low, high = np.searchsorted(self._skipped[:, 0], [number, number + 1]).tolist()
+            skipped = self._skipped[low:high, 1]
+            before = int(np.searchsorted(skipped, within))
+            if before == len(skipped) or skipped[before] != within:
+                return self._of_ordinal(int(spans[number, 0]) + within - before)
+        return None
+
+    def find_id(self, name: str) -> int | None:
+        """Return the first document with an id, in the order of the input; None if none has it. A scan of the ids.
+
+        Raises:
+            StoreError: no ids are stored; or there are more than `SEARCHED_BYTES` of them before it is found.
+        """
+        if self._ids is None or self._id_ends is None:
+            raise StoreError(f"{self.folder}: no ids are stored; prepare the store with --id-field to store them")
+        wanted = name.encode("utf-8", "surrogateescape")
+        total = len(self._ids)
+        if not wanted:
+            empty = np.flatnonzero(np.diff(self._id_ends[: SEARCHED_BYTES // 8], prepend=0) == 0)
+            return self._of_ordinal(int(empty[0])) if len(empty) else None
+        for begin in range(0, min(total, SEARCHED_BYTES), _SEARCHED_AT_ONCE):
+            # An id that begins in this piece ends in the overlap with the next one.
+            end = min(begin + _SEARCHED_AT_ONCE, SEARCHED_BYTES)
+            piece = self._ids[begin : end + len(wanted)].tobytes()
+            at = piece.find(wanted)
+            while 0 <= at < end - begin:
+                ordinal = int(np.searchsorted(self._id_ends, begin + at, side="right"))
+                first = int(self._id_ends[ordinal - 1]) if ordinal else 0
+                if first == begin + at and int(self._id_ends[ordinal]) == first + len(wanted):
+                    return self._of_ordinal(ordinal)
+                at = piece.find(wanted, at + 1)
+        if total > SEARCHED_BYTES:
+            raise StoreError(
+                f"{self.folder}: the id {name!r} is not among the first {SEARCHED_BYTES:,} bytes of ids, and no more "
+                "are searched: ask by the number of the document"
+            )
+        return None
+
+    def _of_ordinal(self, ordinal: int) -> int:
+        """Return the number in the store of a document that is given by its number in the order of the input."""
+        if self._order is None:
+            return ordinal
+        at_once = _SEARCHED_AT_ONCE // 8
+        most = SEARCHED_BYTES // 8
+        for begin in range(0, min(len(self._order), most), at_once):
+            found = np.flatnonzero(self._order[begin : min(begin + at_once, most)] == ordinal)
+            if len(found):
+                return begin + int(found[0])
+        raise StoreError(
+            f"{self.folder}: the document is not among the first {SEARCHED_BYTES // 8:,} of this shuffled store, and "
+            "no more are searched: ask by the number of the document"
+        )
 
     def reason_counts(self) -> dict[str, int]:
         """Return how many lines became no document, by reason. O(skipped lines)."""

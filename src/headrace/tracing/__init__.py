@@ -4,8 +4,11 @@
     run.json -- read_run_file, Sources -+--> History: a step -> its samples; a sample, key or document -> its steps
     FramedRun, journals -- framed_history ---> FramedHistory: the same for units
     Run ------- account ---------------------> RunAccount: what was fed before a step, and how often
+    Run -------- mix_curve ------------------> MixCurve: the mix over the steps, as planned and as it comes
+    History ---- step_grid ------------------> StepGrid: a step as micro-batches, ranks by micro-steps
     Run, Run -- first_difference ------------> RunDifference: the first step that is fed otherwise, and why
     Run, FramedRun ------- save_run ---------> run.json -- Run.load --> Run, over the same data
+    state, state -- state_difference --------> StateDifference: whether two states are of one run
     run.json ------------- edit_run_file ----> run.json
 
 Nothing is replayed: the order is a function, and `Trace` evaluates it in both directions. Only lengths for bucketing,
@@ -32,44 +35,58 @@ if TYPE_CHECKING:
         account,
     )
     from headrace.tracing.answers import Times, Topology, Traced, TracedUnit
+    from headrace.tracing.curves import MixCurve, MixMark, MixPoint, mix_curve
     from headrace.tracing.differences import RunDifference, first_difference
     from headrace.tracing.file_edits import FileEdit, edit_run_file, skip_in_run_file
     from headrace.tracing.framed import FramedHistory, framed_history
+    from headrace.tracing.grids import GridCell, HeldCounts, StepGrid, step_grid
     from headrace.tracing.history import History, history_of, ledgers, trace_sample, trace_step
     from headrace.tracing.rebuilding import filed_run
     from headrace.tracing.run_file import RunFile, read_run_file, save_run
     from headrace.tracing.sources import Sources
+    from headrace.tracing.states import StateDifference, read_state, state_difference
 
 _HOMES = {
+    "account": "headrace.tracing.accounting",
     "ChapterAccount": "headrace.tracing.accounting",
+    "edit_run_file": "headrace.tracing.file_edits",
     "EpochAccount": "headrace.tracing.accounting",
     "ExclusionAccount": "headrace.tracing.accounting",
     "Fed": "headrace.tracing.accounting",
+    "filed_run": "headrace.tracing.rebuilding",
     "FileEdit": "headrace.tracing.file_edits",
+    "first_difference": "headrace.tracing.differences",
+    "framed_history": "headrace.tracing.framed",
     "FramedHistory": "headrace.tracing.framed",
+    "GridCell": "headrace.tracing.grids",
+    "HeldCounts": "headrace.tracing.grids",
     "History": "headrace.tracing.history",
+    "history_of": "headrace.tracing.history",
+    "ledgers": "headrace.tracing.history",
+    "mix_curve": "headrace.tracing.curves",
+    "MixCurve": "headrace.tracing.curves",
+    "MixMark": "headrace.tracing.curves",
+    "MixPoint": "headrace.tracing.curves",
+    "read_run_file": "headrace.tracing.run_file",
+    "read_state": "headrace.tracing.states",
     "RunAccount": "headrace.tracing.accounting",
     "RunDifference": "headrace.tracing.differences",
     "RunFile": "headrace.tracing.run_file",
+    "save_run": "headrace.tracing.run_file",
     "ShareAccount": "headrace.tracing.accounting",
+    "skip_in_run_file": "headrace.tracing.file_edits",
     "SourceAccount": "headrace.tracing.accounting",
     "Sources": "headrace.tracing.sources",
+    "state_difference": "headrace.tracing.states",
+    "StateDifference": "headrace.tracing.states",
+    "step_grid": "headrace.tracing.grids",
+    "StepGrid": "headrace.tracing.grids",
     "Times": "headrace.tracing.answers",
     "Topology": "headrace.tracing.answers",
-    "Traced": "headrace.tracing.answers",
-    "TracedUnit": "headrace.tracing.answers",
-    "account": "headrace.tracing.accounting",
-    "filed_run": "headrace.tracing.rebuilding",
-    "first_difference": "headrace.tracing.differences",
-    "edit_run_file": "headrace.tracing.file_edits",
-    "framed_history": "headrace.tracing.framed",
-    "history_of": "headrace.tracing.history",
-    "ledgers": "headrace.tracing.history",
-    "read_run_file": "headrace.tracing.run_file",
-    "save_run": "headrace.tracing.run_file",
-    "skip_in_run_file": "headrace.tracing.file_edits",
     "trace_sample": "headrace.tracing.history",
     "trace_step": "headrace.tracing.history",
+    "Traced": "headrace.tracing.answers",
+    "TracedUnit": "headrace.tracing.answers",
 }
 
 __all__ = [
@@ -79,13 +96,20 @@ __all__ = [
     "Fed",
     "FileEdit",
     "FramedHistory",
+    "GridCell",
+    "HeldCounts",
     "History",
+    "MixCurve",
+    "MixMark",
+    "MixPoint",
     "RunAccount",
     "RunDifference",
     "RunFile",
     "ShareAccount",
     "SourceAccount",
     "Sources",
+    "StateDifference",
+    "StepGrid",
     "Times",
     "Topology",
     "Traced",
@@ -97,9 +121,13 @@ __all__ = [
     "framed_history",
     "history_of",
     "ledgers",
+    "mix_curve",
     "read_run_file",
+    "read_state",
     "save_run",
     "skip_in_run_file",
+    "state_difference",
+    "step_grid",
     "trace_sample",
     "trace_step",
 ]

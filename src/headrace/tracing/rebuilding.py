@@ -81,6 +81,14 @@ def filed_run(path: str | os.PathLike[str], *, read_data: bool = True) -> Run:
     return load_run(path, at_step=None, trust_code=False) if read_data else runs[0].run()
 
 
+def place_of(saved: SavedStore, folder: str) -> str:
+    """Return the path of a saved store; ``folder`` is that of the training, to which paths are relative."""
+    path = Path(folder, saved.path)
+    # In the folder of the training the name stays as it was, since samples of media tell it.
+    is_there = path.exists() or path.parent.is_dir()
+    return str(path) if is_there and Path.cwd() != Path(folder) else saved.path
+
+
 def opened(saved: SavedStore, folder: str, *, as_samples: bool) -> Store | SampleStore:
     """Open the store of a saved source.
 
@@ -92,10 +100,7 @@ def opened(saved: SavedStore, folder: str, *, as_samples: bool) -> Store | Sampl
     Raises:
         StoreError: it is missing, or does not hold the data of the run.
     """
-    path = Path(folder, saved.path)
-    # In the folder of the training the name stays as it was, since samples of media tell it.
-    is_there = path.exists() or path.parent.is_dir()
-    name = str(path) if is_there and Path.cwd() != Path(folder) else saved.path
+    name = place_of(saved, folder)
     found: Store | SampleStore
     if saved.format == EnergonStore.format:
         found = EnergonStore(name, split_part=saved.split_part)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
+from headrace.datasets import Run
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.encoded.framed_run import read_journals
 from headrace.datasets.encoded.measured import MeasuredUnits
@@ -24,7 +25,7 @@ from headrace.stores import SampleStore, Store
 from headrace.tracing.answers import Face
 from headrace.tracing.framed import FramedHistory
 from headrace.tracing.history import Chapter, History
-from headrace.tracing.rebuilding import opened
+from headrace.tracing.rebuilding import Rebuilder, opened, place_of
 from headrace.tracing.run_file import RunFile
 from headrace.tracing.saved_mix import RecordedDataset, SavedSource, SavedStore
 from headrace.tracing.trace import Trace
@@ -34,12 +35,19 @@ _RECORDS = ("SFTDataset", "PreferenceDataset", "GroupDataset", "PromptDataset")
 
 
 class Sources:
-    """Opens the sources of a saved run. A store that is missing or has changed is noted and left out."""
+    """Opens the sources of a saved run. A store that is missing or has changed is noted and left out.
 
-    def __init__(self, file: RunFile, *, read_data: bool = True) -> None:
+    Args:
+        file: the file of the run.
+        read_data: whether stores are opened.
+        may_open: asked for the path of each store before it is opened; those that may not be are noted and left out.
+    """
+
+    def __init__(self, file: RunFile, *, read_data: bool = True, may_open: Callable[[str], bool] | None = None) -> None:
         self.notes: list[str] = []
         self._file = file
         self._read_data = read_data
+        self._may_open = may_open
         self._faces: dict[tuple[SavedStore | None, bytes], Face | None] = {}
 
     def history(self, state: dict[str, Any] | None = None) -> History:
@@ -102,9 +110,28 @@ class Sources:
                 self.notes += [note] if note not in self.notes else []
         return self._faces[place]
 
+    def run(self, number: int) -> Run | None:
+        """Return a run of the file over its data; None, with a note, if it cannot be made again. Imports no code."""
+        saved = self._file.runs[number]
+        try:
+            for source in (*saved.sources, *saved.added):
+                if source.store is not None:
+                    self._check_may_open(source.store)
+            if self._read_data:
+                return saved.run(Rebuilder(self._file.folder, trust_code=False).datasets(saved))
+        except HeadraceError as error:
+            self.notes += [str(error)] if str(error) not in self.notes else []
+        return None
+
+    def _check_may_open(self, store: SavedStore) -> None:
+        path = place_of(store, self._file.folder)
+        if self._may_open is not None and not self._may_open(path):
+            raise StoreError(f"the store {path} is not below the paths that were named, and is not opened: name it too")
+
     def _opened(self, source: SavedSource) -> Face:
         if source.store is None:
             raise StoreError("it has no single store, so that its samples are named by number alone")
+        self._check_may_open(source.store)
         masks = masks_of(source.recipe)
         recipe, seeded = source.recipe if masks is None else masks.recipe, False
         while recipe.get("kind") in ("mapped", "encoded", "framed"):

@@ -1,0 +1,250 @@
+"""What a training waits for at the moment: the reports that its ranks append to files, see `headrace.Metrics`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headrace.datasets.waits import STAGES, RankWaits, verdict_of
+from headrace.errors import InputError
+from headrace.inspect.answers import Answer
+from headrace.inspect.views.overviews import metrics_files
+
+TAIL_BYTES: Final = 1 << 20
+"""The most bytes that are read of each file, from its end: some hours of reports."""
+
+SHOWN_REPORTS: Final = 120
+"""The most reports of a rank that are shown."""
+
+
+class LivePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One report of one rank."""
+
+    step: int
+    seconds: float
+    stages: dict[str, float]
+    """Seconds of waiting, by stage."""
+
+    samples: int
+    tokens: int | None = None
+    fill: float | None = None
+    supervised_share: float | None = None
+
+    @property
+    def wait_share(self) -> float:
+        """The part of the time that was waited, 0 to 1."""
+        return sum(self.stages.values()) / self.seconds if self.seconds else 0.0
+
+
+class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank: its last reports, and the sums over them.
+
+    Attributes:
+        rank: the data-parallel rank.
+        step, position: those of its last report.
+        wait_share: the part of the time that it waited.
+        stages: seconds of waiting, by stage.
+        seconds: the time that these reports are about.
+        samples_per_s, tokens_per_s: the rates in this time; tokens only where batches have them.
+        fill: of the last report.
+        queue_depth, replaced_workers: of the last report.
+        faults: samples that were replaced since the loader was made, by reason.
+        points: the last reports, the newest last.
+        verdict: what the loader itself said last at the end of an iteration; empty while it goes on.
+    """
+
+    rank: int
+    step: int
+    position: int
+    wait_share: float
+    stages: dict[str, float]
+    seconds: float
+    samples_per_s: float
+    tokens_per_s: float | None
+    fill: float | None
+    queue_depth: int
+    replaced_workers: int
+    faults: dict[str, int]
+    points: tuple[LivePoint, ...]
+    verdict: str
+
+
+class LiveMix(msgspec.Struct, frozen=True, kw_only=True):
+    """A source in the samples that came so far, over all ranks: its share, the planned one, and its epochs."""
+
+    source: str
+    share: float
+    planned: float
+    epochs: float | None
+
+
+class LiveReport(Answer, frozen=True, kw_only=True):
+    """What all ranks wait for, over their last reports.
+
+    Attributes:
+        path: the files, with ``{rank}`` for the number of a rank.
+        files: the number of files.
+        stages: the names of what is waited for.
+        ranks: each rank, by its number.
+        verdict: whether the training waits for data, and for what, in words.
+        slowest: the rank that waits most; None without reports.
+        mix: the mean of the ranks; empty for a single source.
+        skipped_lines: lines that are no reports, such as one that is being written.
+    """
+
+    path: str
+    files: int
+    stages: tuple[str, ...]
+    ranks: tuple[LiveRank, ...]
+    verdict: str
+    slowest: int | None
+    mix: tuple[LiveMix, ...]
+    skipped_lines: int
+
+
+def live_report(path: str | os.PathLike[str]) -> LiveReport:
+    """Return what the ranks of a training wait for, from the ends of the files that they write.
+
+    Args:
+        path: the file of a rank, or a name with ``{rank}`` for those of all ranks, as in `headrace.Metrics`.
+
+    Raises:
+        InputError: there is no such file, or it cannot be read.
+
+    Example:
+        >>> from headrace.inspect import views
+        >>> dataset = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> run = headrace.Run(dataset, global_batch_size=8, samples=32)
+        >>> metrics = headrace.Metrics(jsonl="metrics-{rank}.jsonl", every_s=0)
+        >>> for batch in headrace.Loader(run, micro_batch_size=8, metrics=metrics):
+        ...     pass  # here your training step
+        >>> found = views.live_report("metrics-{rank}.jsonl")
+        >>> [(rank.rank, rank.step, rank.fill) for rank in found.ranks]
+        [(0, 3, 1.0)]
+    """
+    path = os.fspath(path)
+    ranks: list[LiveRank] = []
+    reports: list[dict[str, Any]] = []
+    skipped = 0
+    files = metrics_files(path)
+    if not files:
+        raise InputError(f"{path}: there is no such file; a loader writes it with metrics=headrace.Metrics(jsonl=...)")
+    for file in files:
+        found, bad = _reports(file)
+        skipped += bad
+        if (rank := _rank(found)) is not None:
+            ranks.append(rank)
+            reports.append(next(line for line in reversed(found) if "position" in line))
+    ranks.sort(key=lambda one: one.rank)
+    waits = [RankWaits(rank=one.rank, seconds=one.seconds, stages=one.stages) for one in ranks]
+    return LiveReport(
+        path=path,
+        files=len(files),
+        stages=STAGES,
+        ranks=tuple(ranks),
+        verdict=verdict_of(waits),
+        slowest=max(ranks, key=lambda one: one.wait_share).rank if ranks else None,
+        mix=_mix(reports),
+        skipped_lines=skipped,
+    )
+
+
+def _reports(file: str) -> tuple[list[dict[str, Any]], int]:
+    """Return the last lines of a file that are reports or verdicts, and how many lines are neither."""
+    try:
+        with Path(file).open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            begin = stream.seek(max(0, size - TAIL_BYTES))
+            data = stream.read(TAIL_BYTES)
+    except OSError as error:
+        raise InputError(f"{file}: the metrics cannot be read: {error.strerror or error}") from error
+    lines = data.split(b"\n")
+    if begin:
+        del lines[0]  # it was cut
+    found: list[dict[str, Any]] = []
+    bad = 0
+    for line in filter(None, lines):
+        try:
+            report = msgspec.json.decode(line, type=dict[str, float | str | None])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            bad += 1
+            continue
+        found.append(report)
+    return found, bad
+
+
+_NEEDED: Final = ("step", "position", "rank", "seconds", "samples")
+
+
+def _rank(lines: Sequence[dict[str, Any]]) -> LiveRank | None:
+    reports = [line for line in lines if all(isinstance(line.get(name), int | float) for name in _NEEDED)]
+    if not reports:
+        return None
+    reports = reports[-SHOWN_REPORTS:]
+    points = tuple(map(_point, reports))
+    last = reports[-1]
+    seconds = sum(point.seconds for point in points)
+    stages = {stage: sum(point.stages[stage] for point in points) for stage in STAGES}
+    tokens = [point.tokens for point in points if point.tokens is not None]
+    said = lines[-1].get("verdict")
+    return LiveRank(
+        rank=int(last["rank"]),
+        step=int(last["step"]),
+        position=int(last["position"]),
+        wait_share=sum(stages.values()) / seconds if seconds else 0.0,
+        stages=stages,
+        seconds=seconds,
+        samples_per_s=sum(point.samples for point in points) / seconds if seconds else 0.0,
+        tokens_per_s=sum(tokens) / seconds if tokens and seconds else None,
+        fill=points[-1].fill,
+        queue_depth=int(_number(last, "queue_depth") or 0),
+        replaced_workers=int(_number(last, "replaced_workers") or 0),
+        faults={
+            name.removeprefix("faults/"): int(value)
+            for name, value in last.items()
+            if name.startswith("faults/") and isinstance(value, int | float)
+        },
+        points=points,
+        verdict=said if isinstance(said, str) else "",
+    )
+
+
+def _point(report: dict[str, Any]) -> LivePoint:
+    tokens = _number(report, "tokens")
+    return LivePoint(
+        step=int(report["step"]),
+        seconds=float(report["seconds"]),
+        stages={stage: _number(report, f"wait_{stage}_s") or 0.0 for stage in STAGES},
+        samples=int(report["samples"]),
+        tokens=None if tokens is None else int(tokens),
+        fill=_number(report, "fill"),
+        supervised_share=_number(report, "supervised_share"),
+    )
+
+
+def _number(report: dict[str, Any], name: str) -> float | None:
+    value = report.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _mix(reports: Sequence[dict[str, Any]]) -> tuple[LiveMix, ...]:
+    """Return the mix as the mean of the ranks, each of which counts its own samples."""
+    paths = dict.fromkeys(name.removeprefix("mix/") for one in reports for name in one if name.startswith("mix/"))
+
+    def mean(name: str) -> float | None:
+        values = [value for one in reports if (value := _number(one, name)) is not None]
+        return sum(values) / len(values) if values else None
+
+    return tuple(
+        LiveMix(
+            source=path,
+            share=mean(f"mix/{path}") or 0.0,
+            planned=mean(f"plan/{path}") or 0.0,
+            epochs=mean(f"epochs/{path}"),
+        )
+        for path in paths
+    )

@@ -1,0 +1,393 @@
+"""What is below some paths: stores, mixes, runs, states of loaders and metrics, each with its size and its health.
+
+Only manifests, headers and the sizes of files are read. What a link leads to outside of the paths is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from headrace.datasets.metadataset import load_dataset
+from headrace.errors import HeadraceError
+from headrace.inspect.answers import Answer, kind_of
+from headrace.inspect.figures import plural
+from headrace.inspect.samples import need_samples
+from headrace.io import check_local
+from headrace.plan import Cursor
+from headrace.stores import MANIFEST_NAME, Ledger, Manifest, Store, load_manifest, open_tokens
+from headrace.stores.energon.config_file import META_FOLDER
+from headrace.stores.written import META_NAME
+from headrace.tracing import read_run_file, read_state
+
+EntryKind = Literal["tokens", "samples", "mix", "run", "state", "metrics"]
+Health = Literal["as recorded", "not recorded", "damaged"]
+
+MAX_FOLDERS: Final = 2000
+"""The most folders that are looked into."""
+
+MAX_DEPTH: Final = 5
+"""How far below a path folders are looked into."""
+
+OPENED_FILES: Final = 256
+"""The most files of a store without a manifest that are opened to count its documents, about a millisecond each."""
+
+_HEAD_BYTES: Final = 1 << 12
+SAVED_NAME: Final = "dataset_info.json"
+"""A file of every saved folder of the library datasets."""
+
+_WORK: Final = ".headrace"
+_RANK: Final = re.compile(r"\d+(?=\.jsonl$)")
+
+
+class OverviewEntry(Answer, frozen=True, kw_only=True):
+    """One store, mix, run, state or file of metrics."""
+
+    path: str
+    kind: EntryKind
+    format: str = ""
+    documents: int | None = None
+    """The number of documents or samples; None if it is not known without reading."""
+
+    tokens: int | None = None
+    """The number of tokens of all keys; None if it is not known without reading."""
+
+    bytes: int = 0
+    files: int = 0
+    health: Health = "not recorded"
+    """Whether files and sizes are those of the manifest, and its ledger balances; no content is read for it."""
+
+    words: str = ""
+    """What a mix, a run, a state or metrics hold, in words."""
+
+    problem: str = ""
+    """What is damaged, or cannot be opened."""
+
+    ledger: Ledger | None = None
+    is_unfinished: bool = False
+    """Whether a run of ``headrace prepare`` has not finished it."""
+
+    changed: str = ""
+    """When the newest of its files was changed, in UTC, such as ``2026-03-01 12:30``."""
+
+
+class Overview(Answer, frozen=True, kw_only=True):
+    """What is below some paths."""
+
+    paths: tuple[str, ...]
+    entries: tuple[OverviewEntry, ...]
+    notes: tuple[str, ...] = ()
+    """What was not looked into, and why."""
+
+    def of_kind(self, *kinds: EntryKind) -> list[OverviewEntry]:
+        """Return the entries of some kinds, in the order of their paths."""
+        return [entry for entry in self.entries if entry.kind in kinds]
+
+
+def overview(paths: Sequence[str | os.PathLike[str]]) -> Overview:
+    """Return what is at some paths, and in the folders below them.
+
+    A folder that is a store is one entry; it is looked into only if it holds loose files. Hidden folders are left out.
+    Costs a few milliseconds an entry, however large it is.
+
+    Args:
+        paths: stores, metadatasets, files of runs, states as JSON, metrics as JSON Lines, or folders of these.
+
+    Raises:
+        ConfigError: a path has a scheme, such as ``s3://``.
+
+    Example:
+        >>> from headrace.inspect import views
+        >>> found = views.overview(["stores", "shards"])
+        >>> [(entry.path, entry.kind) for entry in found.entries][-2:]
+        [('stores/web', 'tokens'), ('shards', 'samples')]
+        >>> found.entries[-2].documents, found.entries[-2].health
+        (400, 'as recorded')
+    """
+    places, notes = found_places(paths)
+    return Overview(
+        paths=tuple(os.fspath(path) for path in paths),
+        entries=tuple(entry_at(path, kind) for path, kind in places.items()),
+        notes=tuple(notes),
+    )
+
+
+def found_places(paths: Sequence[str | os.PathLike[str]]) -> tuple[dict[str, EntryKind], list[str]]:
+    """Return what is below some paths, as path -> kind, and notes on what was left out. Opens no store."""
+    found: dict[str, EntryKind] = {}
+    notes: list[str] = []
+    for given in paths:
+        check_local(given)
+        path = os.fspath(given)
+        walk = _Walk(Path(path).resolve())
+        kind = kind_at(path, is_named=True)
+        if kind is None and not Path(path).is_dir():
+            notes.append(f"{path}: there is nothing that Headrace knows")
+        else:
+            if kind is not None:
+                found[metrics_pattern(path) if kind == "metrics" else path] = kind
+            if Path(path).is_dir() and not is_closed(Path(path)):
+                found |= walk.below(path, 0)
+                notes += walk.notes
+    return found, notes
+
+
+class _Walk:
+    """Looks into the folders below a root."""
+
+    def __init__(self, root: Path) -> None:
+        self.notes: list[str] = []
+        self._root = root
+        self._num_folders = 0
+
+    def below(self, folder: str, depth: int) -> dict[str, EntryKind]:
+        self._num_folders += 1
+        found: dict[str, EntryKind] = {}
+        try:
+            names = sorted(child.name for child in Path(folder).iterdir())
+        except OSError as error:
+            self.notes.append(f"{folder}: cannot be listed: {error.strerror or error}")
+            return found
+        for name in names:
+            path = name if folder == "." else f"{folder.rstrip('/')}/{name}"
+            if name.startswith(".") or not Path(path).resolve().is_relative_to(self._root):
+                continue
+            kind = kind_at(path, is_named=False)
+            if kind is not None:
+                found[metrics_pattern(path) if kind == "metrics" else path] = kind
+            if Path(path).is_dir() and not is_closed(Path(path)) and self._may_enter(path, depth):
+                found |= self.below(path, depth + 1)
+        return found
+
+    def _may_enter(self, path: str, depth: int) -> bool:
+        if depth + 1 < MAX_DEPTH and self._num_folders < MAX_FOLDERS:
+            return True
+        note = f"folders more than {MAX_DEPTH} deep, and more than {MAX_FOLDERS:,}, are not looked into: name them"
+        self.notes += [note] if note not in self.notes else []
+        return False
+
+
+def kind_at(path: str, *, is_named: bool) -> EntryKind | None:
+    """Return what is at a path itself, by the names and first bytes of its files; None if that is nothing known.
+
+    A path that the user named may also be a file that is not told from others by its name, and the prefix of a pair.
+    """
+    place = Path(path)
+    if place.is_dir():
+        return _kind_of_folder(place)
+    if place.suffix in (".yaml", ".yml"):
+        return "mix" if _is_mix(place) else None
+    if place.suffix in (".json", ".jsonl"):
+        found = _kind_of_json(place)
+        if found is not None:
+            return found
+    if not is_named:
+        return None
+    if "{rank}" in path:
+        return "metrics"
+    is_pair = Path(f"{path}.idx").is_file()
+    if not is_pair and not place.is_file():
+        return None
+    return "samples" if kind_of(path) == "samples" else "tokens"
+
+
+def is_closed(folder: Path) -> bool:
+    """Whether a folder is a store as a whole, so that nothing in it is a thing of its own."""
+    return any((folder / name).exists() for name in (MANIFEST_NAME, META_NAME, META_FOLDER, SAVED_NAME, _WORK))
+
+
+def _kind_of_folder(folder: Path) -> EntryKind | None:
+    try:
+        names = [child.name for child in folder.iterdir()]
+    except OSError:
+        return None
+    suffixes = {Path(name).suffix for name in names}
+    if META_FOLDER in names or ".tar" in suffixes:
+        return "samples"
+    if {MANIFEST_NAME, META_NAME, SAVED_NAME} & set(names) or {".bin", ".idx"} <= suffixes:
+        return "tokens"
+    if suffixes & {".h5", ".hdf5", ".parquet"} or _WORK in names:
+        return "tokens"
+    return None
+
+
+def _is_mix(path: Path) -> bool:
+    return re.search(rb"(?m)^splits:", _head(path)) is not None
+
+
+def _kind_of_json(path: Path) -> EntryKind | None:
+    """Return what a file of JSON is; its first bytes tell, since those of ours begin with their kind or its like."""
+    head = _head(path)
+    if path.suffix == ".json":
+        for kind, marks in _KINDS.items():
+            if any(mark in head for mark in marks):
+                return kind
+        return None
+    try:
+        line = json.loads(head.partition(b"\n")[0])
+    except (ValueError, RecursionError):
+        return None
+    return "metrics" if isinstance(line, dict) and {"step", "position", "rank", "seconds"} <= line.keys() else None
+
+
+_KINDS: Final[dict[EntryKind, tuple[bytes, ...]]] = {
+    "run": (b'"headrace.run"',),
+    "state": (b'"headrace.cursor"',),
+}
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_HEAD_BYTES)
+            # The kind stands at the beginning or, where the keys are sorted, in the middle of a small file.
+            if path.suffix == ".json" and b'"headrace.' not in data and path.stat().st_size <= 1 << 22:
+                data += file.read()
+            return data
+    except OSError:
+        return b""
+
+
+def metrics_pattern(path: str) -> str:
+    """Return the name for the files of all ranks: ``metrics-{rank}.jsonl`` for ``metrics-3.jsonl``."""
+    folder, name = os.path.split(path)
+    pattern = _RANK.sub("{rank}", name)
+    if pattern == name or "{rank}" in name:
+        return path
+    return f"{folder}/{pattern}" if folder else pattern
+
+
+def metrics_files(path: str) -> list[str]:
+    """Return the files that a name with ``{rank}`` stands for, by their ranks; or the name itself."""
+    folder, name = os.path.split(path)
+    if "{rank}" not in name:
+        return [path]
+    wanted = re.compile(r"(\d+)".join(map(re.escape, name.split("{rank}"))))
+    try:
+        names = [child.name for child in Path(folder or ".").iterdir()]
+    except OSError:
+        return []
+    found = sorted((int(match[1]), one) for one in names if (match := wanted.fullmatch(one)))
+    return [f"{folder}/{one}" if folder else one for _, one in found]
+
+
+def entry_at(path: str, kind: EntryKind) -> OverviewEntry:
+    """Return what is known of a path without reading its content. What cannot be opened says why."""
+    files = _files(path, kind)
+    sizes, newest = 0, 0.0
+    for file in files:
+        try:
+            status = file.stat()
+        except OSError:
+            continue
+        sizes += status.st_size
+        newest = max(newest, status.st_mtime)
+    facts: dict[str, Any] = {"bytes": sizes, "files": len(files), "changed": _moment(newest)}
+    if kind not in ("tokens", "samples"):
+        try:
+            facts["words"] = _in_words(path, kind)
+        except (HeadraceError, OSError) as error:
+            facts |= {"health": "damaged", "problem": str(error)}
+        return OverviewEntry(path=path, kind=kind, **facts)
+    facts["is_unfinished"] = (Path(path) / _WORK).exists()
+    try:
+        if (found := _recorded(path)) is None:
+            found = _opened(path, kind) if len(files) <= OPENED_FILES else {}
+        facts |= found
+    except (HeadraceError, OSError) as error:
+        facts |= {"health": "damaged", "problem": str(error)}
+        if facts["is_unfinished"]:
+            facts |= {"health": "not recorded", "problem": ""}
+    return OverviewEntry(path=path, kind=kind, **facts)
+
+
+def _in_words(path: str, kind: EntryKind) -> str:
+    """Return what a file holds, in words.
+
+    Raises:
+        HeadraceError: it is damaged.
+    """
+    if kind == "mix":
+        return f"splits {', '.join(load_dataset(path).splits)}"
+    if kind == "state":
+        cursor = Cursor.from_dict(read_state(path))
+        return f"step {cursor.step:,}, position {cursor.position:,}"
+    if kind == "run":
+        runs = read_run_file(path).runs
+        last = runs[-1]
+        words = [plural(len(runs), "run")] if len(runs) > 1 else []
+        words.append(plural(len(last.sources) + len(last.added), "source"))
+        words += [plural(len(last.edits), "edit")] if last.edits else []
+        words.append("endless" if last.length is None else plural(last.length, "sample"))
+        return ", ".join(words)
+    return plural(len(metrics_files(path)), "rank")
+
+
+def _files(path: str, kind: EntryKind) -> list[Path]:
+    if kind == "metrics":
+        return [Path(file) for file in metrics_files(path)]
+    place = Path(path)
+    if place.is_dir():
+        return [Path(folder, name) for folder, _, names in os.walk(place) for name in names]
+    pair = [Path(path + suffix) for suffix in (".bin", ".idx")]
+    return [place] if place.is_file() else [file for file in pair if file.is_file()]
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M") if seconds else ""
+
+
+def _recorded(path: str) -> dict[str, Any] | None:
+    """Return what the manifest in a folder says, compared with its files; None without a manifest.
+
+    Raises:
+        HeadraceError: the manifest is damaged.
+    """
+    if not (Path(path) / MANIFEST_NAME).is_file():
+        return None
+    manifest = load_manifest(path)
+    formats = sorted({shard.format for shard in manifest.outputs})
+    found: dict[str, Any] = {
+        "format": ", ".join(formats),
+        "documents": manifest.ledger.documents.kept,
+        "tokens": None if "tar" in formats else manifest.ledger.tokens.kept,
+        "ledger": manifest.ledger,
+        "health": "as recorded",
+    }
+    if problem := next(_size_faults(Path(path), manifest), ""):
+        found |= {"health": "damaged", "problem": problem}
+    return found
+
+
+def _size_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """Yield each file that is missing or has another size than the manifest says."""
+    for name, size in manifest.file_sizes().items():
+        try:
+            found = (folder / name).stat().st_size
+        except OSError as error:
+            yield f"{name}: {error.strerror or error}"
+            continue
+        if found != size:
+            yield f"{name}: has {found:,} bytes, and {MANIFEST_NAME} lists {size:,}"
+
+
+def _opened(path: str, kind: EntryKind) -> dict[str, Any]:
+    if kind == "samples":
+        with need_samples(path) as samples:
+            return {"format": samples.format, "documents": len(samples)}
+    with open_tokens(path) as store:
+        return {"format": store.format, "documents": store.num_documents, "tokens": known_tokens(store)}
+
+
+CHEAP_DOCUMENTS: Final = 1 << 22
+"""The most documents of a store without a manifest whose tokens are counted: the index is read for it."""
+
+
+def known_tokens(store: Store) -> int | None:
+    """Return the tokens of the main key, unless the whole index of a large store would have to be read for it."""
+    return store.num_tokens if store.num_documents <= CHEAP_DOCUMENTS else None

@@ -1,0 +1,223 @@
+"""`mix_curve`: the mix of a run over its steps, as it was planned and as it comes, from the plan alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from functools import partial
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from headrace.datasets import Run
+from headrace.errors import ConfigError
+from headrace.plan import Branch, Leaf, LimitNode, Node, RepeatNode, Schedule
+from headrace.plan.chapters import ChapteredPlan, PlanChapter
+from headrace.plan.nodes import leaf_shares
+from headrace.tracing.accounting import chaptered
+
+MAX_POINTS: Final = 120
+"""The most points of a curve."""
+
+MOST_PASSES: Final = 1 << 12
+"""The most passes through a limit that are counted one by one for a point; with more, its shares are used."""
+
+_MOST_SHARES: Final = 12_000
+"""The most shares that are computed, about 30 us each; with many sources there are fewer points."""
+
+ENDLESS_STEPS: Final = 1000
+"""How many steps of an endless run are shown, if nothing says more."""
+
+
+class MixPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Some steps: the share that each source is planned to have in them, and the one that it has.
+
+    Steps are ``[step, end_step)``. Sources that have no part in them are left out.
+    """
+
+    step: int
+    end_step: int
+    samples: int
+    planned: dict[str, float]
+    came: dict[str, float]
+
+
+class MixMark(msgspec.Struct, frozen=True, kw_only=True):
+    """A step from which on something is different: an edit of the run, or the next stage of its mix."""
+
+    step: int
+    what: str
+    reason: str = ""
+
+
+class MixCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """The mix of a run from a step to another one.
+
+    Attributes:
+        first_step, end_step: the steps ``[first_step, end_step)`` that it is about.
+        num_steps: the number of steps of the run; None if it is endless.
+        sources: the paths of all sources that come, those with the most samples first.
+        points: in the order of their steps.
+        marks: edits and stages within these steps.
+    """
+
+    first_step: int
+    end_step: int
+    num_steps: int | None
+    sources: tuple[str, ...]
+    points: tuple[MixPoint, ...]
+    marks: tuple[MixMark, ...]
+
+
+def mix_curve(run: Run, first_step: int = 0, end_step: int | None = None) -> MixCurve:
+    """Return the mix of a run over its steps. Reads no data; a plan over recipes is enough.
+
+    Costs O(sources) a point, of which there are at most 120.
+
+    Args:
+        run: a run.
+        first_step: the first step.
+        end_step: the step after the last one; by default the end of the run. Of an endless run that is 1,000 steps
+            after the last edit or stage.
+
+    Raises:
+        ConfigError: the run has no such steps.
+
+    Example:
+        >>> web = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> code = headrace.WindowDataset(headrace.open("stores/code"), seq_len=128)
+        >>> blend = headrace.Blend({"web": web, "code": code}, weights={"web": 3, "code": 1})
+        >>> run = headrace.Run(blend, global_batch_size=8).edit(50, weights={"web": 1, "code": 1}, reason="decay")
+        >>> curve = headrace.tracing.mix_curve(run, 0, 100)
+        >>> curve.points[0].planned, curve.points[-1].planned
+        ({'web': 0.75, 'code': 0.25}, {'web': 0.5, 'code': 0.5})
+        >>> [(mark.step, mark.reason) for mark in curve.marks]
+        [(50, 'decay')]
+    """
+    marks = _marks(run)
+    if end_step is None:
+        last = max((mark.step for mark in marks), default=0)
+        end_step = run.num_steps if run.num_steps is not None else last + ENDLESS_STEPS
+    if not 0 <= first_step < end_step or (run.num_steps is not None and end_step > run.num_steps):
+        steps = "has no end" if run.num_steps is None else f"has the steps 0 to {run.num_steps - 1:,}"
+        raise ConfigError(f"steps {first_step:,} to {end_step - 1:,} are asked for, and the run {steps}")
+    within = [mark for mark in marks if first_step <= mark.step < end_step]
+    edges = _edges(run, first_step, end_step, [mark.step for mark in within])
+    planned, plan = _Planned(), chaptered(run)
+    points = [_point(run, plan, step, after, planned) for step, after in pairwise(edges)]
+    totals: Counter[str] = Counter()
+    for point in points:
+        totals.update({path: round(share * point.samples) for path, share in point.came.items()})
+        totals.update(dict.fromkeys(point.planned, 0))
+    return MixCurve(
+        first_step=first_step,
+        end_step=end_step,
+        num_steps=run.num_steps,
+        sources=tuple(path for path, _ in totals.most_common()),
+        points=tuple(points),
+        marks=tuple(within),
+    )
+
+
+def _edges(run: Run, first: int, end: int, marks: list[int]) -> list[int]:
+    num_points = max(8, min(MAX_POINTS, _MOST_SHARES // max(1, len(run.paths))))
+    even = np.linspace(first, end, min(num_points, end - first) + 1).astype(np.int64).tolist()
+    # The planned line is exact where it breaks; marks beyond the number of points are too close to tell apart.
+    return sorted({*even, *marks[:num_points]})
+
+
+def _marks(run: Run) -> list[MixMark]:
+    found = [MixMark(step=edit.at_step, what=", ".join(edit.asked), reason=edit.reason) for edit in run.edits]
+    stages = getattr(run.data, "stages", ()) if not run.edits else ()
+    begins = getattr(run.plan.root, "begins", None)
+    if stages and begins is not None and len(begins) <= MAX_POINTS:
+        steps = [run.schedule.step_of(int(begin)) for begin in begins.tolist()[1:]]
+        found += [MixMark(step=step, what="the next stage of the mix") for step in dict.fromkeys(steps)]
+    return sorted(found, key=lambda mark: mark.step)
+
+
+class _Planned:
+    """The planned shares between two positions; of a tree whose shares never change they are computed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[str, float]] = {}
+
+    def shares(self, root: Node, shares: Callable[[], Mapping[str, Fraction]]) -> dict[str, float]:
+        """Return the share of each leaf, by its path."""
+        if _changes(root):
+            return {path: float(share) for path, share in shares().items()}
+        if id(root) not in self._known:
+            self._known[id(root)] = {path: float(share) for path, share in shares().items()}
+        return self._known[id(root)]
+
+
+def _changes(node: Node) -> bool:
+    """Whether the shares of a tree may be others later: below a schedule, or where one source follows another."""
+    if isinstance(node, Leaf):
+        return False
+    return not isinstance(node, Branch | LimitNode | RepeatNode) or any(map(_changes, node.children))
+
+
+def _point(run: Run, plan: ChapteredPlan, step: int, after: int, known: _Planned) -> MixPoint:
+    begin, end = run.schedule.begin(step), run.schedule.begin(after)
+    if run.length is not None:
+        end = min(end, run.length)
+    planned: dict[str, float] = {}
+    came: Counter[str] = Counter()
+    for chapter, first, last in _spans(plan, begin, end):
+        part = (last - first) / (end - begin)
+        for path, share in known.shares(chapter.root, partial(chapter.shares, first, last)).items():
+            planned[path] = planned.get(path, 0.0) + part * share
+        _count(chapter, chapter.root, first - chapter.begin, last - chapter.begin, came)
+    return MixPoint(
+        step=step,
+        end_step=after,
+        samples=end - begin,
+        planned={path or ".": share for path, share in planned.items()},
+        came={path or ".": count / (end - begin) for path, count in came.items()} if end > begin else {},
+    )
+
+
+def _count(chapter: PlanChapter, node: Node, begin: int, end: int, came: Counter[str]) -> None:
+    """Count the samples of each leaf that a node feeds at its ranks ``[begin, end)``, since the chapter began."""
+    if begin >= end:
+        return
+    if isinstance(node, Leaf):
+        came[node.path] += end - begin
+        return
+    begin, end = begin + chapter.rank(node), end + chapter.rank(node)
+    if isinstance(node, Schedule):
+        ends = [*node.begins[1:].tolist(), end]
+        for child, low, high in zip(node.children, node.begins.tolist(), ends, strict=True):
+            _count(chapter, child, max(begin, low) - low, min(end, high) - low, came)
+    elif isinstance(node, LimitNode):
+        _count_limited(chapter, node, begin, end, came)
+    else:
+        for child, low, high in zip(node.children, node.counts(begin), node.counts(end), strict=True):
+            _count(chapter, child, low, high, came)
+
+
+def _count_limited(chapter: PlanChapter, node: LimitNode, begin: int, end: int, came: Counter[str]) -> None:
+    """Count pass by pass; of many passes by the shares of the first, from which others differ by a sample or two."""
+    size = node.num_samples
+    first, last = begin // size, (end - 1) // size
+    if last - first >= MOST_PASSES:
+        for path, share in leaf_shares(node, begin, end).items():
+            came[path] += round(share * (end - begin))
+        return
+    for number in range(first, last + 1):
+        skipped = (node.child.num_samples or size) * number
+        low, high = max(begin - number * size, 0), min(end - number * size, size)
+        _count(chapter, node.child, skipped + low, skipped + high, came)
+
+
+def _spans(plan: ChapteredPlan, begin: int, end: int) -> list[tuple[PlanChapter, int, int]]:
+    found = []
+    for chapter, beyond in plan.spans(begin, end):
+        first, last = max(begin, chapter.begin), min(beyond, end)
+        if first < last:
+            found.append((chapter, first, last))
+    return found

@@ -1,0 +1,329 @@
+"""The pages of mixes, runs, steps, what a training waits for, and differences."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from headrace import inspect, tracing
+from headrace.errors import ConfigError, HeadraceError
+from headrace.inspect import views
+from headrace.inspect.figures import count, plural
+from headrace.tracing import GridCell, RunFile, Topology, Traced
+from headrace.ui import drawing, shell
+from headrace.ui.requests import Query, link
+from headrace.ui.store_pages import Values, boxes_of
+
+SHOWN_RANKS: Final = 64
+SHOWN_ROWS: Final = 200
+MEASURES: Final = {
+    "tokens": "tokens",
+    "pairs": "attended pairs",
+    "fill": "fill",
+    "supervised": "supervised share",
+}
+"""What the colours of a step can show."""
+
+
+def mix(asked: Query) -> Values:
+    """The tree of a mix, and what a budget takes from each source with other weights."""
+    path = asked.path("mix")
+    outside = [one for one in views.mix_paths(path) if not asked.places.may_open(one)]
+    if outside:
+        raise ConfigError(
+            f"{path}: names {', '.join(outside[:3])}, which {'is' if len(outside) == 1 else 'are'} not below the paths "
+            "that headrace ui was started with: name them, too"
+        )
+    described = inspect.describe(path)
+    if not isinstance(described, inspect.MetadatasetDescription):
+        raise ConfigError(f"{path}: is no metadataset")
+    split = asked.text("split", "train" if "train" in described.splits else next(iter(described.splits)))
+    weights = {
+        name[2:]: weight
+        for name in asked.values
+        if name.startswith("w.") and (weight := asked.decimal(name)) is not None
+    }
+    as_written = views.tried_mix(described, split)
+    own = {node.path: node.weight for node in as_written.nodes}
+    changed = {name: weight for name, weight in weights.items() if name not in own or own[name] != weight}
+    budget = asked.maybe("budget", low=0, high=1 << 53)
+    tried = views.tried_mix(described, split, budget_samples=budget, weights=changed)
+    base = views.tried_mix(described, split, budget_samples=tried.budget_samples)
+    return "mix.html", {
+        "path": path,
+        "splits": list(described.splits),
+        "split": split,
+        "tried": tried,
+        "base": base.nodes,
+        "copy": shell.mix(path, split, tried.budget_samples, changed),
+    }
+
+
+class _Opened:
+    """A file of runs as it was read, and one of its runs over its recipes."""
+
+    def __init__(self, path: str) -> None:
+        self.file: RunFile = tracing.read_run_file(path)
+        self.told = None if any(run.lanes is not None for run in self.file.runs) else inspect.tell_run_file(path)
+        self.runs = [None if run.lanes is not None else run.run() for run in self.file.runs]
+
+
+@lru_cache(maxsize=8)
+def _kept(path: str, size: int, changed_ns: int) -> _Opened:
+    return _Opened(path)
+
+
+def _opened(path: str) -> _Opened:
+    status = Path(path).stat()
+    return _kept(path, status.st_size, status.st_mtime_ns)
+
+
+def _number_of(opened: _Opened, step: int) -> int:
+    """Return the run of a file that holds a step of the training."""
+    return max((i for i, run in enumerate(opened.file.runs) if run.first_step <= step), default=0)
+
+
+def last_step(opened: _Opened) -> int | None:
+    """Return the last step of the training; None if it has no end."""
+    planned = opened.runs[-1]
+    if planned is None or planned.num_steps is None:
+        return None
+    return planned.num_steps - 1 + opened.file.runs[-1].shift
+
+
+def run(asked: Query) -> Values:
+    """The mix of a run over its steps, its edits, and its account before a step."""
+    path = asked.path("run")
+    opened = _opened(path)
+    number = asked.number("run", len(opened.file.runs) - 1, high=len(opened.file.runs) - 1)
+    saved, planned = opened.file.runs[number], opened.runs[number]
+    if planned is None or opened.told is None:
+        return "framed.html", {"path": path, "saved": saved, "copy": shell.run(path, 0)}
+    # The pages count the steps of the training; a run that continues another one has steps of its own.
+    shift = saved.shift
+    end = None if planned.num_steps is None else planned.num_steps + shift
+    first = asked.number("first", max(0, shift))
+    last = asked.maybe("last")
+    curve = tracing.mix_curve(planned, first - shift, None if last is None else last + 1 - shift)
+    reached = planned.schedule.step_of(opened.file.reached) + shift if number == len(opened.file.runs) - 1 else None
+    step = asked.number("step", _shown_step(curve.end_step + shift, reached), high=curve.end_step + shift)
+    account = tracing.account(planned, max(0, step - shift))
+    return "run.html", {
+        "path": path,
+        "told": opened.told,
+        "one": opened.told.runs[number],
+        "number": number,
+        "shift": shift,
+        "end": end,
+        "first": first,
+        "last": curve.end_step - 1 + shift,
+        "curve": curve,
+        "chart": drawing.mix_chart(curve, step - shift),
+        "step": step,
+        "reached": reached,
+        "account": account,
+        "shown_rows": SHOWN_ROWS,
+        "shown_sources": drawing.SHOWN_SOURCES,
+        "copy": shell.run(path, step),
+        "others": [one for one, kind in asked.places.kinds().items() if kind == "run" and one != path],
+    }
+
+
+def _shown_step(end: int, reached: int | None) -> int:
+    return min(end, reached) if reached else end
+
+
+def step(asked: Query) -> Values:
+    """A step as a grid of ranks by micro-steps, and the samples of one micro-batch."""
+    path = asked.path("run")
+    opened = _opened(path)
+    wanted = asked.number("step", 0)
+    number = _number_of(opened, wanted)
+    if opened.runs[number] is None:
+        return "framed.html", {"path": path, "saved": opened.file.runs[number], "copy": shell.run(path, 0)}
+    sources = tracing.Sources(opened.file, may_open=asked.places.may_open)
+    history, data = sources.history(), sources.run(number)
+    size = opened.file.runs[number].schedule.size(max(0, wanted - opened.file.runs[number].shift))
+    ranks = asked.number("ranks", 1, low=1, high=1 << 20)
+    micro = asked.number("micro", max(1, min(8, size // ranks)), low=1, high=1 << 20)
+    topology = Topology(ranks=ranks, micro_batch_size=micro)
+    grid = tracing.step_grid(history, wanted, topology, data)
+    first_rank = asked.number("first_rank", 0)
+    measure = asked.text("by", "tokens")
+    if measure not in MEASURES:
+        raise ConfigError(f"by={measure}: expected one of {', '.join(MEASURES)}")
+    here = {"path": path, "step": wanted, "ranks": ranks, "micro": micro, "by": measure}
+    chosen = None
+    rank, micro_step = asked.maybe("rank"), asked.maybe("at")
+    if grid.cells:
+        chosen = (rank or 0, micro_step or 0)
+    rows = [cell.rows for cell in grid.cells if (cell.rank, cell.micro_step) == chosen]
+    picked = [grid.samples[row] for row in rows[0]] if rows else list(grid.samples)
+    shown = picked[:SHOWN_ROWS]
+    if rows and chosen is not None:
+        mine = history.step(wanted, topology=topology, rank=chosen[0])
+        shown = inspect.with_inputs([one for one in mine if one.micro_step == chosen[1]][:SHOWN_ROWS])
+    drawn_ranks = sorted({cell.rank for cell in grid.cells})[first_rank : first_rank + SHOWN_RANKS]
+    chart = drawing.step_map(
+        grid.cells,
+        drawn_ranks,
+        1 + max((cell.micro_step for cell in grid.cells), default=0),
+        lambda cell: _measure(cell, measure),
+        _cell_words,
+        lambda cell: link("step", **here, rank=cell.rank, at=cell.micro_step, first_rank=first_rank or None),
+        chosen,
+    )
+    held = {row: grid.held[row] for row in (rows[0] if rows else range(len(grid.samples)))} if grid.held else {}
+    return "step.html", {
+        "path": path,
+        "here": here,
+        "step": wanted,
+        "grid": grid,
+        "chart": chart if grid.cells else "",
+        "chosen": chosen,
+        "cell": next((cell for cell in grid.cells if (cell.rank, cell.micro_step) == chosen), None),
+        "shown": shown,
+        "held": list(held.values())[:SHOWN_ROWS],
+        "left_out": len(picked) - len(shown),
+        "measures": MEASURES,
+        "measure": measure,
+        "first_rank": first_rank,
+        "shown_ranks": SHOWN_RANKS,
+        "num_ranks": len({cell.rank for cell in grid.cells}),
+        "notes": [*grid.notes, *sources.notes],
+        "last": last_step(opened),
+        "copy": shell.step(path, wanted, ranks, micro),
+    }
+
+
+def _measure(cell: GridCell, name: str) -> float | None:
+    held = cell.held
+    if held is None:
+        return None
+    if name == "fill":
+        return held.fill
+    if name == "supervised":
+        return None if held.supervised_tokens is None else held.supervised_tokens / max(1, held.tokens)
+    return float(held.tokens if name == "tokens" else held.pairs)
+
+
+def _cell_words(cell: GridCell) -> str:
+    words = f"rank {cell.rank}, micro-step {cell.micro_step}: {plural(len(cell.rows), 'sample')}"
+    if (held := cell.held) is None:
+        return words
+    words += f", {count(held.tokens)} tokens, fill {held.fill:.1%}, {count(held.pairs)} attended pairs"
+    if held.supervised_tokens is not None:
+        words += f", {held.supervised_tokens / max(1, held.tokens):.1%} supervised"
+    return words
+
+
+def fed(asked: Query) -> Values:
+    """A sample as the model sees it, and when it comes again."""
+    path = asked.path("run")
+    opened = _opened(path)
+    position = asked.number("position", 0)
+    number = asked.number("run", len(opened.file.runs) - 1, high=len(opened.file.runs) - 1)
+    sources = tracing.Sources(opened.file, may_open=asked.places.may_open)
+    data = sources.run(number)
+    if data is None:
+        raise ConfigError(f"{path}: the sample cannot be read: {'; '.join(sources.notes) or 'the run is framed'}")
+    found = views.fed_sample(data, position, may_open=asked.places.may_open)
+    wanted = data.schedule.step_of(position) + opened.file.runs[number].shift
+    history = sources.history()
+    times, problem = None, ""
+    try:
+        times = history.sample(found.source, found.index, limit=12, origins=False)
+    except HeadraceError as error:
+        problem = str(error)
+    (traced,) = inspect.with_inputs([_place(found, wanted)])
+    parts = found.parts
+    return "fed.html", {
+        "path": path,
+        "step": wanted,
+        "number": number,
+        "last": None if data.length is None else data.length - 1,
+        "sample": found,
+        "origins": traced.origins,
+        "times": times,
+        "problem": problem,
+        "boxes": {} if parts is None else boxes_of(parts),
+        "media_store": _media_store(asked, found) if parts is not None else "",
+        "played": [],
+        "copy": shell.fed(path, position, found.source, found.index),
+    }
+
+
+def _place(found: Any, step: int) -> Traced:
+    return Traced(
+        step=step, last_step=step, position=found.position, run=0, source=found.source, epoch=found.epoch,
+        index=found.index, origins=found.origins,
+    )  # fmt: skip
+
+
+def _media_store(asked: Query, found: Any) -> str:
+    """Return the named path of the store that a sample of media comes from; empty if it has none."""
+    store = os.path.realpath(found.origins[0].store) if found.origins else ""
+    return next((one for one in asked.places.kinds() if os.path.realpath(one) == store), "")
+
+
+def live(asked: Query) -> Values:
+    """What a training waits for at the moment; the page is renewed by events."""
+    path = asked.path("metrics")
+    report = views.live_report(path)
+    return "live.html", {
+        "path": path,
+        "report": report,
+        "charts": {rank.rank: drawing.wait_chart(rank.points, report.stages) for rank in report.ranks[:16]},
+        "events": link("events-live", path=path),
+        "copy": shell.live(path),
+    }
+
+
+def _known_runs(paths: list[str]) -> dict[str, Any]:
+    """Return the runs of some files over their recipes; of a file with several, each."""
+    found: dict[str, Any] = {}
+    for path in paths:
+        with contextlib.suppress(HeadraceError, OSError):
+            runs = _opened(path).runs
+            found |= {path if len(runs) == 1 else f"{path}, run {at}": run for at, run in enumerate(runs) if run}
+    return found
+
+
+def diff(asked: Query) -> Values:
+    """Where two runs, or two states, part."""
+    kinds = asked.places.kinds()
+    files = {kind: [path for path, one in kinds.items() if one == kind] for kind in ("run", "state")}
+    one, other = asked.text("one"), asked.text("other")
+    values: dict[str, Any] = {
+        "files": files,
+        "one": one,
+        "other": other,
+        "difference": None,
+        "states": None,
+        "rows": [],
+        "copy": None,
+    }
+    if not one or not other:
+        return "diff.html", values
+    for path in (one, other):
+        asked.places.check(path, "run", "state")
+    if kinds[one] != kinds[other]:
+        raise ConfigError(f"{one} is a {kinds[one]} and {other} is a {kinds[other]}: compare two runs, or two states")
+    of_states = kinds[one] == "state"
+    values["copy"] = shell.difference(one, other, of_states=of_states)
+    if of_states:
+        states = (tracing.read_state(path) for path in (one, other))
+        values["states"] = tracing.state_difference(*states, runs=_known_runs(files["run"]))
+        return "diff.html", values
+    runs = [tracing.filed_run(path, read_data=False) for path in (one, other)]
+    found = tracing.first_difference(*runs)
+    values["difference"] = found or "same"
+    if found is not None:
+        steps = range(max(0, found.step - 1), found.step + 3)
+        values["rows"] = [
+            (step, *(inspect.run_files.source_counts(planned, step) for planned in runs)) for step in steps
+        ]
+    return "diff.html", values

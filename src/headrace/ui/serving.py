@@ -1,0 +1,85 @@
+"""`serve`: the server of the pages, on this machine only."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import webbrowser
+from collections.abc import Callable
+from threading import Event
+from types import FrameType
+from typing import Final
+
+import uvicorn
+
+from headrace.errors import OutputError
+from headrace.ui.app import application
+from headrace.ui.places import Places
+
+HOST: Final = "127.0.0.1"
+"""Only this machine; from elsewhere through ``ssh -L``."""
+
+PORT: Final = 8421
+"""The port that is used if it is free; else any other one."""
+
+
+def serve(
+    places: Places, *, port: int | None = None, on_ready: Callable[[str], None], open_browser: bool = False
+) -> None:
+    """Serve the pages until the process is told to end.
+
+    Args:
+        places: what may be looked at.
+        port: the port; by default 8421, or another one if that is taken.
+        on_ready: called with the URL once the pages can be opened.
+        open_browser: open the URL in the browser.
+
+    Raises:
+        OutputError: the port cannot be used.
+    """
+    listening = _listen(port)
+    token = secrets.token_urlsafe(24)
+    url = f"http://{HOST}:{listening.getsockname()[1]}/{token}/"
+    ending = Event()
+    config = uvicorn.Config(
+        application(places, token=token, ending=ending),
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        h11_max_incomplete_event_size=1 << 20,  # the URL of a mix may hold a weight for each of a thousand sources
+        timeout_graceful_shutdown=3,
+        server_header=False,
+        proxy_headers=False,
+    )
+    on_ready(url)
+    if open_browser:
+        webbrowser.open(url)
+    with listening:
+        _Server(config, ending).run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """A server that ends its streams when it is told to end, so that it need not wait for open pages."""
+
+    def __init__(self, config: uvicorn.Config, ending: Event) -> None:
+        super().__init__(config)
+        self._ending = ending
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._ending.set()
+        super().handle_exit(sig, frame)
+
+
+def _listen(port: int | None) -> socket.socket:
+    for wanted in (PORT, 0) if port is None else (port,):
+        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((HOST, wanted))
+        except (OSError, OverflowError) as error:
+            listening.close()
+            problem = error
+            continue
+        listening.listen()
+        return listening
+    raise OutputError(f"port {port} of {HOST} cannot be used: {problem}; give another one with --port")

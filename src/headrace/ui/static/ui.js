@@ -1,0 +1,117 @@
+// Keys, copying, colours, and forms that renew a part of their page. Every page works without this, but for searches and
+// checks. Data are only ever set as text.
+import { begin } from "./events.js";
+
+const one = selector => document.querySelector(selector);
+
+function cycleTheme() {
+  const root = document.documentElement;
+  const next = { "": "light", light: "dark", dark: "" }[root.dataset.theme || ""];
+  if (next) root.dataset.theme = next; else delete root.dataset.theme;
+  try {
+    if (next) localStorage.setItem("headrace-theme", next); else localStorage.removeItem("headrace-theme");
+  } catch { /* it holds for this page */ }
+}
+
+function showKeys() {
+  const dialog = one("#keys");
+  if (dialog.open) dialog.close(); else dialog.showModal();
+}
+
+async function copy(button) {
+  const text = button.parentElement.querySelector("pre").textContent;
+  let done = true;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const range = document.createRange();
+    range.selectNodeContents(button.parentElement.querySelector("pre"));
+    getSelection().removeAllRanges();
+    getSelection().addRange(range);
+    done = document.execCommand("copy");
+  }
+  button.textContent = done ? "Copied" : "Select and copy";
+  setTimeout(() => { button.textContent = "Copy"; }, 1500);
+}
+
+// Renews the part #live of the page from a URL of the same page. The latest request wins.
+let asked = 0;
+export async function renew(url) {
+  const mine = ++asked;
+  const answer = await fetch(url, { cache: "no-store" });
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  if (mine !== asked) return;
+  const from = page.getElementById("live"), to = one("#live");
+  if (!from || !to) { location.assign(url); return; }
+  const focused = document.activeElement;
+  const key = focused && to.contains(focused) && (focused.dataset.for ? `[data-for="${CSS.escape(focused.dataset.for)}"]`
+    : focused.name ? `[name="${CSS.escape(focused.name)}"]:not([data-for])` : "");
+  const open = [...to.querySelectorAll("details")].map(found => found.open);
+  to.replaceChildren(...from.childNodes);
+  [...to.querySelectorAll("details")].forEach((found, at) => { found.open = open[at] ?? found.open; });
+  if (key) to.querySelector(key)?.focus({ preventScroll: true });
+}
+
+function submitLive(form) {
+  const query = new URLSearchParams(new FormData(form));
+  for (const [name, value] of [...query]) {
+    // What is as in the file need not be in the URL.
+    if (value === "" || form.elements[name]?.dataset?.base === value) query.delete(name);
+  }
+  const url = `${form.getAttribute("action")}?${query}`;
+  history.replaceState(null, "", url);
+  renew(url);
+}
+
+document.addEventListener("click", event => {
+  const button = event.target.closest("button");
+  if (!button) return;
+  if (button.id === "theme") cycleTheme();
+  if (button.id === "help") showKeys();
+  if ("copy" in button.dataset) copy(button);
+});
+document.addEventListener("change", event => {
+  const field = event.target, form = field.closest("form[data-live]");
+  if (field.dataset.toggle) document.body.classList.toggle(field.dataset.toggle, field.checked);
+  if (form) submitLive(form);
+});
+document.addEventListener("input", event => {
+  const field = event.target;
+  if (field.dataset.for) {
+    const number = field.closest("form").elements[field.dataset.for];
+    // A weight is moved by less than anyone can tell; steps are whole.
+    if (number) number.value = field.step === "any" ? Number(Number(field.value).toPrecision(3)) : field.value;
+  }
+});
+document.addEventListener("submit", event => {
+  const form = event.target.closest("form[data-live]");
+  if (form) { event.preventDefault(); submitLive(form); }
+});
+
+const KEYS = {
+  "/": () => one("[data-first]")?.select(),
+  j: () => one("[rel=next]")?.click(),
+  k: () => one("[rel=prev]")?.click(),
+  g: () => one("[data-key=g]")?.click(),
+  u: () => one("[data-up]")?.click(),
+  t: cycleTheme,
+  "?": showKeys,
+  c: () => {
+    const details = one("#copy");
+    if (!details) return;
+    details.open = !details.open;
+    if (details.open) { details.scrollIntoView({ block: "nearest" }); details.querySelector("button").focus(); }
+  },
+};
+document.addEventListener("keydown", event => {
+  const target = event.target;
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (target.matches("input:not([type=checkbox]):not([type=range]), select, textarea")) {
+    if (event.key === "Escape") target.blur();
+    return;
+  }
+  const act = KEYS[event.key];
+  if (act) { event.preventDefault(); act(); }
+});
+
+begin(renew);

@@ -1,0 +1,379 @@
+"""The pages in a real browser, Debian's Chromium, driven by Playwright: ``make ui-test``.
+
+With ``HEADRACE_SHOTS=FOLDER`` each page is kept as a picture, light and dark, to be looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import corpora
+import media_stores_made
+import ui_made
+
+pytestmark = pytest.mark.browser
+CHROMIUM = shutil.which("chromium")
+SHOTS = os.environ.get("HEADRACE_SHOTS")
+PAGES = {
+    "home": "",
+    "store": "store?path=stores/web",
+    "documents": "documents?path=stores/chats&first=3&num=3",
+    "document": "documents?path=stores/web&number=122",
+    "find": "find?path=stores/web&id=docs-0004",
+    "search": "search?path=stores/web&q=order",
+    "check": "check?path=stores/web",
+    "captions": "store?path=stores/captions",
+    "samples": "samples?path=stores/captions",
+    "sample": "sample?path=stores/captions&number=4",
+    "mix": "mix?path=mix.yaml&w.web=1",
+    "run": "run?path=run.json&step=220",
+    "step": "step?path=chats.json&step=3&ranks=4&micro=1",
+    "fed": "fed?path=chats.json&position=25",
+    "media": "fed?path=captions.json&position=25",
+    "live": "live?path=metrics-%7Brank%7D.jsonl",
+    "diff": "diff?one=other.json&other=run.json",
+    "states": "diff?one=state-100.json&other=state-200.json",
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium: install Debian's package")
+    with sync_api.sync_playwright() as playwright:
+        # Chromium refuses to run as root with its sandbox, and what it opens here is ours.
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@contextmanager
+def served(folder: Path, *arguments: str) -> Iterator[str]:
+    """The URL of a server of the real command."""
+    program = [sys.executable, "-m", "headrace", "ui", *arguments, "--port", "0"]
+    server = subprocess.Popen(program, cwd=folder, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def url(demo: Path) -> Iterator[str]:
+    with served(demo, ".") as found:
+        yield found
+
+
+class Tab:
+    """A page of the browser that collects what goes wrong, and every request that leaves the server."""
+
+    def __init__(self, page: Any, url: str) -> None:
+        self.page, self.url = page, url
+        self.wrong: list[str] = []
+        page.on("console", lambda said: said.type in ("error", "warning") and self.wrong.append(said.text))
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.on("request", lambda request: request.url.startswith(url) or self.wrong.append(request.url))
+
+    def open(self, place: str = "") -> Any:
+        self.page.goto(self.url + place)
+        return self.page
+
+
+@pytest.fixture
+def tab(browser: Any, url: str) -> Iterator[Tab]:
+    context = browser.new_context(viewport={"width": 1180, "height": 800})
+    context.set_default_timeout(30_000)
+    found = Tab(context.new_page(), url)
+    yield found
+    context.close()
+    assert found.wrong == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page(browser: Any, url: str, scheme: str) -> None:
+    """All load without an error, ask nobody else, and are no wider than the window."""
+    context = browser.new_context(viewport={"width": 1180, "height": 800}, color_scheme=scheme)
+    found = Tab(context.new_page(), url)
+    grounds = set()
+    for name, place in PAGES.items():
+        page = found.open(place)
+        if name == "search":
+            page.wait_for_selector("#search[data-done]")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+        if name == "samples":
+            page.wait_for_load_state("networkidle")
+        # Pictures below the window are loaded when they are scrolled to.
+        assert page.evaluate("[...document.images].every(image => !image.complete || image.naturalWidth)"), name
+        grounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        if SHOTS:
+            Path(SHOTS).mkdir(parents=True, exist_ok=True)
+            page.screenshot(path=Path(SHOTS) / f"{name}-{scheme}.png")
+    assert grounds == {"rgb(247, 246, 243)" if scheme == "light" else "rgb(20, 23, 26)"}
+    context.close()
+    assert found.wrong == []
+
+
+def test_search_and_cancel(tab: Tab) -> None:
+    page = tab.open("search?path=stores/web")
+    page.keyboard.press("/")
+    page.keyboard.type("Permutation")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#search[data-done]")
+    assert "everything was searched" in page.text_content("[data-said]")
+    assert {text.casefold() for text in page.locator(".hits mark").all_text_contents()} == {"permutation"}
+    page.click(".hits a >> nth=0")
+    assert page.text_content("h1").startswith("Document")
+
+
+def test_a_long_search_is_cancelled_and_goes_on(browser: Any, tmp_path: Path) -> None:
+    corpora.make(tmp_path / "store", 1, 60_000, max_length=2000)
+    with served(tmp_path, "store") as place:
+        context = browser.new_context()
+        found = Tab(context.new_page(), place)
+        page = found.open("search?path=store&q=nothing")
+        page.wait_for_selector("[data-said]:not(:has-text('begins')):not(:text-matches('^0 of'))")
+        page.click("[data-cancel]")
+        assert "cancelled at document" in page.text_content("[data-said]")
+        page.wait_for_timeout(300)
+        assert "cancelled at document" in page.text_content("[data-said]")
+        context.close()
+        assert found.wrong == []
+
+
+def test_a_check(tab: Tab) -> None:
+    page = tab.open("check?path=stores/captions")
+    page.click("[data-start]")
+    page.wait_for_selector("#check[data-done=ok]")
+    assert "whole" in page.text_content("[data-verdict]")
+
+
+def test_the_slider_of_a_run(tab: Tab) -> None:
+    page = tab.open("run?path=run.json&step=100")
+    slider = page.locator("#at")
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("text=look into step 101")
+    assert "step=101" in page.url, "the view can be sent on"
+    assert page.evaluate("document.activeElement.id") == "at", "the slider keeps the focus"
+    assert page.input_value("input[name=step]") == "101"
+    page.reload()
+    assert page.input_value("input[name=step]") == "101"
+
+
+def test_a_weight_is_moved(tab: Tab) -> None:
+    page = tab.open("mix?path=mix.yaml&budget=4000")
+    assert page.locator("text=75.00 %").count() == 1
+    page.fill("input[name='w.web']", "1")
+    page.keyboard.press("Tab")
+    page.wait_for_selector("text=was 75.00 %")
+    assert page.input_value("[data-for='w.web']") == "1"
+    assert "w.web=1" in page.url
+
+
+def test_live(browser: Any, tmp_path: Path) -> None:
+    """Reports that are appended are on the page, without a reload."""
+    ui_made.metrics(tmp_path, steps=3)
+    with served(tmp_path, "--live", "metrics-{rank}.jsonl") as place:
+        context = browser.new_context()
+        found = Tab(context.new_page(), place)
+        page = found.open()
+        with page.expect_navigation():
+            page.click("a:has-text('metrics-{rank}.jsonl')")
+        page.wait_for_selector("#pulse:has-text('waits for news')")
+        assert "data-bound" in page.text_content(".verdict-line")
+        assert page.text_content(".fact b >> nth=0") == "2"
+        ui_made.metrics(tmp_path, steps=1, first=7)
+        page.wait_for_selector(".fact b:text-is('7')")
+        context.close()
+        assert found.wrong == []
+
+
+def test_a_store_that_grows(browser: Any, tmp_path: Path) -> None:
+    corpora.make(tmp_path / "one", 1, 30)
+    with served(tmp_path, ".") as place:
+        context = browser.new_context()
+        found = Tab(context.new_page(), place)
+        page = found.open("documents?path=one&first=20")
+        assert "of 30 documents" in page.text_content(".pager")
+        corpora.make(tmp_path / "more", 2, 12)
+        for suffix in (".bin", ".idx"):
+            shutil.copy(tmp_path / "more" / f"shard-0{suffix}", tmp_path / "one" / f"shard-1{suffix}")
+        page.reload()
+        assert "of 42 documents" in page.text_content(".pager")
+        page.click("a[rel=next] >> nth=0")
+        assert "document 30" in page.text_content("main")
+        page.wait_for_timeout(2100)
+        page.keyboard.press("g")
+        page.wait_for_selector("text=more")
+        context.close()
+        assert found.wrong == []
+
+
+def test_keys(tab: Tab) -> None:
+    page = tab.open("documents?path=stores/web&number=5")
+    with page.expect_navigation():
+        page.keyboard.press("j")
+    assert page.text_content("h1").startswith("Document 6")
+    with page.expect_navigation():
+        page.keyboard.press("k")
+    assert page.text_content("h1").startswith("Document 5")
+    page.keyboard.press("?")
+    assert page.locator("#keys").evaluate("dialog => dialog.open")
+    page.keyboard.press("Escape")
+    assert not page.locator("#keys").evaluate("dialog => dialog.open")
+    page.keyboard.press("c")
+    assert "headrace preview stores/web --documents 5" in page.text_content("#copy")
+    page.locator("body").focus()
+    with page.expect_navigation():
+        page.keyboard.press("u")
+    assert page.locator("a:has-text('document 5')").count() == 1
+    with page.expect_navigation():
+        page.keyboard.press("g")
+    assert page.text_content("h1") == "What is here"
+
+
+def test_light_and_dark_by_hand(tab: Tab) -> None:
+    page = tab.open()
+
+    def ground() -> str:
+        return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    light = ground()
+    page.keyboard.press("t")
+    page.keyboard.press("t")
+    dark = ground()
+    assert dark != light
+    page.reload()
+    assert ground() == dark, "it is remembered"
+    page.click("#theme")
+    assert ground() == light
+
+
+def test_copying(tab: Tab) -> None:
+    tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = tab.open("store?path=stores/web")
+    page.click("#copy summary")
+    page.click("#copy .code >> nth=1 >> button")
+    page.wait_for_selector("text=Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "headrace info stores/web"
+
+
+def test_borders_and_fading(tab: Tab) -> None:
+    page = tab.open("documents?path=stores/chats&number=3")
+    page.check("[data-toggle=borders]")
+    page.check("[data-toggle=fade]")
+    assert page.evaluate("getComputedStyle(document.querySelector('section .text i')).outlineStyle") == "solid"
+    opacity = "getComputedStyle(document.querySelector('section .text span:not(.on)')).opacity"
+    assert float(page.evaluate(opacity)) < 0.5
+
+
+def test_a_step_is_clicked_through(tab: Tab) -> None:
+    page = tab.open("run?path=chats.json&step=3")
+    page.click("text=look into step 3")
+    page.fill("input[name=ranks]", "2")
+    page.fill("input[name=micro]", "2")
+    page.click("form button")
+    assert page.locator("svg a").count() == 4
+    page.click("svg a >> nth=3")
+    assert "Rank 1, micro-step 1" in page.text_content("main")
+    page.click("main table td a >> nth=0")
+    assert page.text_content("h1").startswith("Position")
+    assert "As the model sees it" in page.text_content("main")
+    page.click("tr:not(.here) td a >> nth=0")
+    assert page.text_content("h1").startswith("Step")
+
+
+def test_hostile_data_run_nothing(browser: Any, tmp_path: Path) -> None:
+    """Scripts in texts, captions, keys, file names, reasons and metrics are text, in pages and in what events bring."""
+    ui_made.hostile(tmp_path)
+    name = f"a {ui_made.NAME}"
+    with served(tmp_path, ".") as place:
+        context = browser.new_context()
+        found = Tab(context.new_page(), place)
+        page = found.open()
+        path = quote(name)
+        for url in (
+            "",
+            f"store?path={path}/tokens",
+            f"documents?path={path}/tokens",
+            f"store?path={path}/samples",
+            f"samples?path={path}/samples",
+            f"sample?path={path}/samples&number=0",
+            f"run?path={path}/run.json&step=5",
+            f"step?path={path}/run.json&step=5",
+            f"fed?path={path}/run.json&position=9",
+            f"live?path={path}/metrics-%7Brank%7D.jsonl",
+            f"search?path={path}/samples&q=script",
+            f"store?path={quote(ui_made.HOSTILE)}",
+        ):
+            page = found.open(url)
+            if url.startswith("search"):
+                page.wait_for_selector("#search[data-done]")
+                assert page.locator(".hits li").count() == 1
+            page.wait_for_timeout(50)
+            assert page.evaluate("window.pwned") is None, url
+            assert page.locator("img[src=x]").count() == 0, url
+        context.close()
+        # A page that is refused is an error of the network, which Chromium notes.
+        assert [text for text in found.wrong if "404" not in text] == []
+
+
+def test_video_and_sound_play(browser: Any, tmp_path: Path) -> None:
+    """The policy lets the players of the browser have them; Debian's Chromium knows these formats."""
+    place = media_stores_made.mixed(tmp_path / "mixed")
+    with served(tmp_path, "mixed") as url:
+        context = browser.new_context()
+        found = Tab(context.new_page(), url)
+        for key, name in (("v/1", "video"), ("v/2", "audio")):
+            page = found.open(f"sample?path=mixed&key={key}")
+            player = page.locator(name)
+            loaded = (
+                "player => new Promise(done => { const tell = () => done([player.error?.code ?? 0, player.duration]);"
+            )
+            loaded += " player.readyState ? tell() : (player.onloadedmetadata = player.onerror = tell); })"
+            error, seconds = player.evaluate(loaded)
+            assert (error, seconds > 0.5) == (0, True), name
+        page = found.open("sample?path=mixed&key=ocr/1")
+        picture, boxes = (page.locator(name).bounding_box() for name in (".picture img", ".picture svg"))
+        assert picture == boxes, "boxes lie over the picture"
+        context.close()
+        assert found.wrong == []
+    assert place.is_dir()
+
+
+def test_behind_a_prefix_and_without_scripts(browser: Any, url: str) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(url)
+    page.click("text=run.json >> nth=-1")
+    assert "The mix over the steps" in page.text_content("main")
+    page.fill("input[name=step]", "7")
+    page.click("text=Show")
+    assert "step=7" in page.url
+    assert "look into step 7" in page.text_content("main")
+    context.close()
+
+
+def test_what_it_costs_to_open(tab: Tab) -> None:
+    """No timing: how much is asked for. A page is one answer, its styles and its scripts."""
+    asked: list[str] = []
+    tab.page.on("request", lambda request: asked.append(request.url.removeprefix(tab.url)))
+    tab.open("run?path=run.json")
+    tab.page.wait_for_load_state("networkidle")
+    assert [name for name in asked if name.startswith("run")] == ["run?path=run.json"]
+    assert len(asked) <= 7
+    assert json.dumps(asked).count("static/") >= 4

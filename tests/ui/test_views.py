@@ -1,0 +1,384 @@
+"""What the pages show: against `describe`, against scans by hand, and at every bound."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import corpora
+import headrace
+import previews_made
+import ui_made
+from counts import cases
+from headrace import inspect, tracing
+from headrace.datasets.waits import STAGES, RankWaits, verdict_of
+from headrace.errors import ConfigError, InputError
+from headrace.inspect import views
+from headrace.inspect.metadataset import MetadatasetDescription, NodeNumbers
+from headrace.inspect.views import finding, outlines, overviews
+from headrace.preparing import RecipeOptions, prepare_recipe
+from headrace.samples.recipe import parse_recipe
+from headrace.testing.shards import write_keyed
+
+
+def test_what_is_below(inside: Path) -> None:
+    found = views.overview(["."])
+    assert {entry.path: entry.kind for entry in found.entries} == {
+        "stores/captions": "samples",
+        "stores/chats": "tokens",
+        "stores/code": "tokens",
+        "stores/web": "tokens",
+        "mix.yaml": "mix",
+        **dict.fromkeys(("captions.json", "chats.json", "other.json", "run.json"), "run"),
+        **dict.fromkeys(("state-100.json", "state-200.json"), "state"),
+        "metrics-{rank}.jsonl": "metrics",
+    }
+    [web] = [entry for entry in found.entries if entry.path == "stores/web"]
+    described = inspect.describe("stores/web")
+    assert isinstance(described, inspect.Description)
+    assert (web.documents, web.tokens, web.health) == (described.documents, described.tokens, "as recorded")
+    assert web.ledger == described.ledger
+    named = views.overview(["stores/web", "run.json", "data/web", "none"])
+    assert [entry.path for entry in named.entries] == ["stores/web", "run.json"]
+    assert named.notes == tuple(f"{path}: there is nothing that Headrace knows" for path in ("data/web", "none"))
+    assert msgspec.json.encode(found.to_dict())
+
+
+def test_health(demo: Path, tmp_path: Path) -> None:
+    def entry(name: str) -> views.OverviewEntry:
+        [found] = views.overview([tmp_path / name]).entries
+        return found
+
+    shutil.copytree(demo / "stores" / "web", tmp_path / "short")
+    data = tmp_path / "short" / "text_document.bin"
+    data.write_bytes(data.read_bytes()[:-1])
+    assert entry("short").health == "damaged"
+    assert "text_document.bin: has" in entry("short").problem
+    data.unlink()
+    assert "No such file" in entry("short").problem
+    shutil.copytree(demo / "stores" / "web", tmp_path / "flipped")
+    manifest = tmp_path / "flipped" / "headrace.json"
+    manifest.write_text(manifest.read_text().replace('"kept": 361', '"kept": 362'))
+    assert entry("flipped").health == "damaged"
+    (tmp_path / "begun" / ".headrace").mkdir(parents=True)
+    assert (entry("begun").is_unfinished, entry("begun").problem) == (True, "")
+    corpora.make(tmp_path / "bare", 1, 9)
+    assert (entry("bare").health, entry("bare").documents) == ("not recorded", 9)
+
+
+def test_bounds_of_the_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpora.make(tmp_path / "a" / "b" / "c", 1, 5)
+    corpora.make(tmp_path / ".hidden", 1, 5)
+    assert [Path(entry.path).name for entry in views.overview([tmp_path]).entries] == ["c"]
+    monkeypatch.setattr(overviews, "MAX_DEPTH", 2)
+    cut = views.overview([tmp_path])
+    assert not cut.entries
+    assert "are not looked into" in cut.notes[0]
+    monkeypatch.setattr(overviews, "OPENED_FILES", 1)
+    [many] = views.overview([tmp_path / "a" / "b" / "c"]).entries
+    assert many.documents is None, "a store of many files without a manifest is not opened"
+
+
+def test_loose_files_beside_a_run_are_both_found(tmp_path: Path) -> None:
+    corpora.make(tmp_path, 1, 5)
+    corpora.make(tmp_path / "below", 1, 5)
+    (tmp_path / "metrics-0.jsonl").write_text('{"step": 1, "position": 8, "rank": 0, "seconds": 1.0}\n')
+    kinds = [entry.kind for entry in views.overview([tmp_path]).entries]
+    assert sorted(kinds) == ["metrics", "tokens", "tokens"]
+
+
+def test_an_outline_is_what_is_described(inside: Path) -> None:
+    for path in ("stores/web", "stores/chats", "stores/code"):
+        found, described = views.outline(path), inspect.describe(path)
+        assert isinstance(found, views.StoreOutline)
+        assert isinstance(described, inspect.Description)
+        main = described.keys[0]
+        assert found.looked_at == found.documents == described.documents
+        assert (found.lengths, found.histogram) == (main.tokens_per_document, main.histogram)
+        assert sum(one.tokens for one in found.inputs) in (0, main.tokens)
+        assert found.bytes <= described.bytes
+        assert found.ledger == described.ledger
+    samples = views.outline("stores/captions")
+    assert isinstance(samples, views.SampleOutline)
+    assert samples.described == inspect.describe("stores/captions")
+
+
+def test_a_sample_of_the_documents_is_stated(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlines, "LOOKED_AT", 128)
+    found = views.outline("stores/web")
+    assert isinstance(found, views.StoreOutline)
+    assert (found.looked_at, found.documents, found.tokens) == (128, 361, headrace.open("stores/web").num_tokens)
+    documents = outlines.spread_documents(361, 128)
+    assert len(set(documents.tolist())) == 128
+    lengths = headrace.open("stores/web").lengths[documents]
+    assert sum(bar.documents for bar in found.histogram) == 128
+    assert sum(bar.tokens for bar in found.histogram) == lengths.sum()
+    assert sum(one.documents for one in found.inputs) == 128
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_domains(inside: Path, tmp_path: Path) -> None:
+    """The parts of a store that have folders of their own add up to the store."""
+    rows = [{"text": f"text number {number}", "source": ("books", "news")[number % 3 == 0]} for number in range(30)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = {"type": "seq", "inputs": str(tmp_path / "in.jsonl"), "tokenizer": "model"}
+    parsed = parse_recipe(json.dumps({**recipe, "output": {"domain_key": "source"}}))
+    prepare_recipe(parsed, tmp_path / "out", options=RecipeOptions(workers=1))
+    found = views.outline(tmp_path / "out")
+    assert isinstance(found, views.StoreOutline)
+    assert {one.name: one.documents for one in found.domains} == {"books": 20, "news": 10}
+    assert sum(one.tokens for one in found.domains) == found.tokens
+    assert views.outline("stores/web").domains == ()  # type: ignore[union-attr]
+    [entry] = views.overview([tmp_path / "out"]).entries
+    assert entry.documents == 30
+
+
+@settings(max_examples=cases(30, 300), deadline=None)
+@given(st.integers(1, 10**12), st.integers(0, 4))
+def test_documents_are_spread_evenly(num_documents: int, power: int) -> None:
+    most = 64 << power
+    found = outlines.spread_documents(num_documents, most)
+    assert len(found) == min(num_documents, most)
+    assert (np.diff(found) > 0).all()
+    assert 0 <= found[0] <= found[-1] < num_documents
+    assert (int(found[0]), int(found[-1])) == (0, num_documents - 1)
+
+
+def scan(path: str, text: str, **bounds: int) -> tuple[list[views.SearchHit], views.SearchProgress]:
+    found = list(views.search(path, text, **bounds))
+    assert [one.is_done for one in found if isinstance(one, views.SearchProgress)][:-1].count(True) == 0
+    last = found[-1]
+    assert isinstance(last, views.SearchProgress)
+    return [one for one in found if isinstance(one, views.SearchHit)], last
+
+
+@pytest.fixture
+def texts(inside: Path) -> list[str]:
+    lines = [line for number in range(3) for line in Path(f"data/docs-{number}.jsonl").read_text().splitlines()]
+    found = [json.loads(line)["text"] for line in lines]
+    return [text + "<|endoftext|>" for text in found if isinstance(text, str)]
+
+
+@pytest.mark.parametrize("wanted", ["the order", "THE ORDER", "xyzzy", "e", "{{7*7}}", "\n- "])
+def test_a_search_finds_what_is_there(texts: list[str], wanted: str) -> None:
+    hits, last = scan("stores/web", wanted, max_hits=10_000)
+    expected = [number for number, text in enumerate(texts) if wanted.casefold() in text.casefold()]
+    assert [hit.number for hit in hits] == expected
+    assert (last.until, last.total, last.hits, last.why) == (361, 361, len(expected), "everything was searched")
+    for hit in hits:
+        text = texts[hit.number].casefold()
+        at = text.index(wanted.casefold())
+        assert hit.match.casefold() == wanted.casefold()
+        assert text[:at].endswith(hit.before.casefold())
+        assert text[at + len(wanted) :].startswith(hit.after.casefold())
+
+
+def test_a_search_goes_on_where_it_ended(texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = scan("stores/web", "the", max_hits=10_000)
+    monkeypatch.setattr(finding, "_TOKENS_AT_ONCE", 500)
+    parts: list[views.SearchHit] = []
+    first, ends = 0, []
+    while first < 361:
+        hits, last = scan("stores/web", "the", first=first, max_tokens=3000, max_hits=7)
+        parts += hits
+        assert last.first == first < last.until
+        first = last.until
+        ends.append(last.why.split()[-1])
+    assert parts == whole
+    assert {"hits", "read", "searched"} >= set(ends)
+    assert len(ends) > 5
+
+
+def test_a_search_reads_no_more_than_is_asked(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = 0
+    real = finding._hit
+
+    def counted(*given: object) -> object:
+        nonlocal read
+        read += 1
+        return real(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(finding, "_hit", counted)
+    monkeypatch.setattr(finding, "_TOKENS_AT_ONCE", 1)
+    monkeypatch.setattr(finding, "_PAUSE_S", 0.0)
+    found = views.search("stores/web", "xyzzy")
+    for _ in range(5):
+        next(found)
+    found.close()  # type: ignore[attr-defined]
+    assert read <= 5
+
+
+def test_searches_of_other_stores(inside: Path, tmp_path: Path) -> None:
+    hits, _ = scan("stores/captions", "A CIRCLE")
+    assert [(hit.key, hit.part) for hit in hits] == [(f"{number:03d}", "txt") for number in range(0, 24, 3)]
+    hits, last = scan("stores/captions", "hostile", max_samples=64)
+    assert [(hit.key, hit.part, hit.match) for hit in hits] == [("hostile", "key", "hostile")]
+    assert last.why == "everything was searched"
+    write_keyed(tmp_path / "ids", tokens=("int32", [np.array([5, 17, 23]), np.array([17, 5])]))
+    hits, _ = scan(str(tmp_path / "ids"), "17 23")
+    assert [hit.number for hit in hits] == [0], "without a tokeniser ids are searched"
+    previews_made.store(tmp_path / "dpo", "dpo")
+    hits, _ = scan(str(tmp_path / "dpo"), " ")
+    assert [hit.part for hit in hits] == ["chosen"], "of several keys the first that has it"
+    with pytest.raises(ConfigError, match="is empty"):
+        next(iter(views.search("stores/web", "")))
+    with pytest.raises(ConfigError, match="there are 361 to search"):
+        scan("stores/web", "a", first=362)
+
+
+def test_find(inside: Path) -> None:
+    where = inspect.where("stores/web", 200).to_dict()["documents"][0]
+    assert views.find_document("stores/web", input=where["input"], line=where["number"]).number == 200
+    assert views.find_document("stores/web", id=where["id"]).number == 200
+    assert views.find_document("stores/web", id="none") == views.FoundDocument(
+        number=None, why="no document has the id 'none'"
+    )
+    for wrong in ({}, {"id": "a", "input": "b", "line": 1}, {"input": "b"}):
+        with pytest.raises(ConfigError, match="pass one of the two"):
+            views.find_document("stores/web", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"3 inputs end with '\.jsonl'"):
+        views.find_document("stores/web", input=".jsonl", line=1)
+    with pytest.raises(ConfigError, match="does not keep where"):
+        views.find_document("stores", id="a")
+
+
+def test_live(tmp_path: Path) -> None:
+    ui_made.metrics(tmp_path)
+    path = f"{tmp_path}/metrics-{{rank}}.jsonl"
+    report = views.live_report(path)
+    waits = []
+    for rank in range(4):
+        total = RankWaits(rank=rank)
+        for line in (tmp_path / f"metrics-{rank}.jsonl").read_text().splitlines():
+            one = json.loads(line)
+            stages = {stage: one[f"wait_{stage}_s"] for stage in STAGES}
+            total.add(RankWaits(rank=rank, seconds=one["seconds"], samples=one["samples"], stages=stages))
+        waits.append(total)
+        assert report.ranks[rank].wait_share == pytest.approx(total.wait_share)
+    assert report.verdict == verdict_of(waits)
+    assert (report.slowest, report.files, report.skipped_lines) == (3, 4, 0)
+    assert report.ranks[3].faults == {"DecodeError in read": 3}
+    assert [(one.source, one.share, one.planned) for one in report.mix] == [("web", 0.76, 0.75), ("code", 0.24, 0.25)]
+    ui_made.metrics(tmp_path, steps=1, first=60)
+    with (tmp_path / "metrics-2.jsonl").open("a") as file:
+        file.write('{"rank": 2, "verdict": "not data-bound"}\n{"step": 61, "pos')
+    grown = views.live_report(path)
+    assert [rank.step for rank in grown.ranks] == [60] * 4
+    assert (grown.ranks[2].verdict, grown.skipped_lines) == ("not data-bound", 1)
+    one_file = views.live_report(tmp_path / "metrics-1.jsonl")
+    assert [rank.rank for rank in one_file.ranks] == [1]
+
+
+def test_live_reads_the_end_of_long_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.inspect.views import lives
+
+    ui_made.metrics(tmp_path, steps=300)
+    monkeypatch.setattr(lives, "TAIL_BYTES", 20_000)
+    report = views.live_report(tmp_path / "metrics-0.jsonl")
+    assert report.ranks[0].step == 299
+    assert len(report.ranks[0].points) < lives.SHOWN_REPORTS
+    assert report.skipped_lines == 0
+    (tmp_path / "none.jsonl").write_text('not json\n[1]\n{"rank": "x"}\n')
+    empty = views.live_report(tmp_path / "none.jsonl")
+    assert (empty.ranks, empty.slowest, empty.verdict) == ((), None, "nothing was watched yet")
+    for missing in ("gone.jsonl", "gone-{rank}.jsonl"):
+        with pytest.raises(InputError):
+            views.live_report(tmp_path / missing)
+
+
+@st.composite
+def trees(draw: st.DrawFn, depth: int = 2, name: str = "train", share: float = 1.0) -> NodeNumbers:
+    if depth == 0 or (depth < 2 and draw(st.booleans())):
+        samples = draw(st.integers(1, 1000))
+        return NodeNumbers(name=name, kind="source", number=None, share=share, samples=samples, tokens=7 * samples)
+    weights = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3))
+    children = tuple(
+        msgspec.structs.replace(
+            draw(trees(depth=depth - 1, name=f"{name[0]}{number}", share=share * weight / sum(weights))), number=weight
+        )
+        for number, weight in enumerate(weights)
+    )
+    return NodeNumbers(name=name, kind="blend", number=None, share=share, samples=None, children=children)
+
+
+@settings(max_examples=cases(40, 400), deadline=None)
+@given(trees(), st.integers(0, 10**6), st.data())
+def test_a_tried_mix(root: NodeNumbers, budget: int, data: st.DataObject) -> None:
+    found = MetadatasetDescription(path="mix.yaml", splits={"train": root}, steps=None, global_batch_size=None)
+    base = views.tried_mix(found, "train", budget_samples=budget)
+    for one in base.nodes:
+        assert one.share == pytest.approx(one.node.share)
+        assert one.samples == pytest.approx(one.node.share * budget, abs=0.51)
+    changed = data.draw(st.sampled_from([one for one in base.nodes if one.weight is not None]))
+    tried = views.tried_mix(found, "train", budget_samples=budget, weights={changed.path: 3 * (changed.weight or 0)})
+    leaves = [one for one in tried.nodes if not one.node.children]
+    assert sum(one.share for one in leaves) == pytest.approx(1)
+    [moved] = [one for one in tried.nodes if one.path == changed.path]
+    assert moved.share >= changed.share - 1e-12
+    for one in leaves:
+        assert one.epochs == pytest.approx(one.samples / (one.node.samples or 1))
+        assert one.tokens == pytest.approx(7 * one.samples, abs=1)
+    same = views.tried_mix(found, "train", budget_samples=budget, weights={changed.path: changed.weight or 0})
+    assert [one.share for one in same.nodes] == pytest.approx([one.share for one in base.nodes])
+
+
+def test_mixes_that_are_refused() -> None:
+    leaf = NodeNumbers(name="a", kind="source", number=2, share=1.0, samples=10)
+    root = NodeNumbers(name="train", kind="blend", number=None, share=1.0, samples=None, children=(leaf,))
+    found = MetadatasetDescription(path="mix.yaml", splits={"train": root}, steps=None, global_batch_size=None)
+    assert views.tried_mix(found, "train").budget_samples == 10
+    wrong = (({"b": 1}, "nothing with a weight is at 'b'"), ({"a": -1}, "at least 0"), ({"a": 0}, "all 0"))
+    for given_weights, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            views.tried_mix(found, "train", weights=given_weights)
+    with pytest.raises(ConfigError, match="no split 'val'"):
+        views.tried_mix(found, "val")
+
+
+@pytest.mark.parametrize("name", ["run.json", "chats.json"])
+def test_a_fed_sample_is_what_training_gets(inside: Path, name: str) -> None:
+    run = tracing.filed_run(name)
+    for position in (0, 3, 20, 77):
+        found = views.fed_sample(run, position)
+        step = run.schedule.step_of(position)
+        batch = run.step(step)
+        row = batch["sample_positions"].tolist().index(position)
+        ids, labels = batch["input_ids"][row], batch["labels"][row]
+        shown = [number for one in found.segments for part in one.shown.stretches for number in part.ids]
+        assert shown == ids[: found.places - found.pads].tolist()
+        trained = [part.is_trained for one in found.segments for part in one.shown.stretches for _ in part.ids]
+        # The label at a place is the token that comes next.
+        assert trained == [False, *(labels[: len(shown) - 1] != -100).tolist()]
+        for one in found.segments:
+            assert one.origin is not None
+            store = headrace.open(one.origin.store)
+            begin = one.origin.begin or 0
+            document = store.document(one.origin.document or 0)[begin : begin + one.shown.num_tokens]
+            assert [number for part in one.shown.stretches for number in part.ids] == document.tolist()
+        assert found.note == ""
+
+
+def test_fed_records_and_media(inside: Path, tmp_path: Path) -> None:
+    store = headrace.open("stores/chats")
+    collation = headrace.datasets.Collation(max_length=40, over_long="truncate_right")
+    run = headrace.Run(headrace.SFTDataset(store, collation), global_batch_size=4)
+    found = views.fed_sample(run, 2)
+    [segment] = found.segments
+    assert (found.places, found.pads, segment.shown.num_tokens) == (40, 0, 40)
+    previews_made.store(tmp_path / "dpo", "dpo")
+    pairs = headrace.Run(headrace.PreferenceDataset(headrace.open(str(tmp_path / "dpo"))), global_batch_size=1)
+    assert [one.shown.name for one in views.fed_sample(pairs, 0).segments] == ["chosen", "rejected"]
+    captions = views.fed_sample(tracing.filed_run("captions.json"), 5)
+    assert captions.parts is not None
+    assert [part.kind for part in captions.parts.parts] == ["image", "text"]
+    ids = views.fed_sample(run, 2, may_open=lambda path: False)
+    assert "is not below the paths that were named" in ids.note
+    with pytest.raises(ConfigError, match="there is no position 240"):
+        views.fed_sample(tracing.filed_run("captions.json"), 240)
