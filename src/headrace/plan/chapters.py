@@ -21,8 +21,8 @@ from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray, KeyArray, derive_array
 from headrace.plan.nodes import Inner, Leaf, Node, Schedule, leaf_counts, leaf_shares, leaves
 from headrace.plan.order import Order
-from headrace.plan.sequence import EpochSeries, SourceSequence
-from headrace.plan.tree import MAX_POSITIONS, Lookup, Plan, SampleTimes
+from headrace.plan.sequence import NOTHING, EpochSeries, SourceSequence
+from headrace.plan.tree import MAX_POSITIONS, Lookup, Plan, SamplePositions, SampleTimes
 
 
 class Length(NamedTuple):
@@ -268,6 +268,12 @@ class ChapteredPlan:
         positions, epochs = (np.concatenate(column) for column in zip(*parts, strict=True))
         rows = np.argsort(positions, kind="stable")
         return SampleTimes(positions[rows], epochs[rows])
+
+    def find_all(self, source: int, indices: IntArray, *, begin: int, end: int) -> SamplePositions:
+        """Return at which of the positions ``begin`` to ``end - 1`` some samples come; each costs as much as `find`."""
+        found = [self.find(source, index, begin=begin, end=end).positions for index in indices.tolist()]
+        counts = [len(positions) for positions in found]
+        return SamplePositions(np.repeat(np.arange(len(indices)), counts), np.concatenate([NOTHING, *found]))
 
     def keys(self, source: int, epochs: IntArray) -> KeyArray:
         """Return (n,) uint64: the keys of epochs of a dataset, as in a ``Lookup``."""

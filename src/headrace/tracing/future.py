@@ -1,0 +1,268 @@
+"""`reading_plan`: what the steps of a run will read from its stores, and what caches would save, before it begins.
+
+Only indexes are read. The steps of a run and the bytes of each sample are known, so every read is known, and a cache
+can be simulated exactly. If there are too many reads, those of a sample of the blocks are (see
+`headrace.plan.caching`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from operator import index
+
+import msgspec
+import numpy as np
+
+from headrace.datasets.block_uses import BlockUses
+from headrace.datasets.run import Run
+from headrace.errors import ConfigError
+from headrace.io import parse_size
+from headrace.plan import IntArray
+from headrace.plan.caching import POLICIES, Accesses, CacheForecast, Policy, forecast, sampled
+from headrace.tracing.run_file import read_run_file
+from headrace.tracing.sources import Sources
+
+BLOCK_BYTES = 8 << 20
+"""The default size of a block."""
+
+MOST_READS = 1 << 20
+"""About how many reads are followed; of more, those of a sample of the blocks are."""
+
+_CHUNK = 1 << 17
+_BLOCKS_AT_ONCE = 256
+_PROBED = 4096
+_FEW = 0.1
+"""If a smaller part of the blocks is followed, their positions are looked up; otherwise all positions are scanned."""
+
+Columns = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]
+"""Those of `Accesses`."""
+
+
+class PlannedEpoch(msgspec.Struct, frozen=True, kw_only=True):
+    """The reads of one epoch, counted in passes through each source, and the part of them that hit."""
+
+    epoch: int
+    reads: int
+    hit_rate: float
+
+
+class PlannedCache(msgspec.Struct, frozen=True, kw_only=True):
+    """What the caches of all nodes do under one policy.
+
+    Attributes:
+        policy: ``plan``, ``pin``, ``lru`` or ``fifo``.
+        hit_rate: the part of the reads that find their block in the cache.
+        hit_rate_error: its standard error; 0 if it is exact.
+        gets: the requests to the store.
+        fetched_bytes: the bytes that leave the store.
+        fetched_bytes_error: the standard error; 0 if it is exact.
+        peak_step_bytes: the bytes that leave the store in a step, on average over the busiest hundredth of the steps.
+        epochs: hit rates by epoch.
+    """
+
+    policy: Policy
+    hit_rate: float
+    hit_rate_error: float
+    gets: int
+    fetched_bytes: int
+    fetched_bytes_error: int
+    peak_step_bytes: int
+    epochs: tuple[PlannedEpoch, ...]
+
+
+class ReadingPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What steps of a run read, and what caches of blocks save.
+
+    Attributes:
+        run: the file of the run.
+        first_step, end_step: the steps, up to ``end_step - 1``.
+        nodes: the number of nodes, each of which takes an equal part of each step, and has a cache.
+        limit_bytes: the bytes of the cache of a node.
+        block_bytes: the bytes of a block.
+        stored_files, stored_bytes: the files that hold the data of the run, and their bytes.
+        reads: how often a node reads a block in a step.
+        read_bytes: the bytes that the samples of these steps use.
+        followed: the part of the blocks whose reads were followed; 1 if the figures are exact.
+        caches: the policies side by side.
+        notes: what the figures leave out.
+    """
+
+    run: str
+    first_step: int
+    end_step: int
+    nodes: int
+    limit_bytes: int
+    block_bytes: int
+    stored_files: int
+    stored_bytes: int
+    reads: int
+    read_bytes: int
+    followed: float
+    caches: tuple[PlannedCache, ...]
+    notes: tuple[str, ...] = ()
+
+
+def reading_plan(
+    path: str | os.PathLike[str],
+    *,
+    limit: str | int,
+    nodes: int = 1,
+    steps: tuple[int, int] | None = None,
+    block: str | int = BLOCK_BYTES,
+    most_reads: int = MOST_READS,
+) -> ReadingPlan:
+    """Return what steps of the last run in a file read, and what caches would do, without reading any data.
+
+    Args:
+        path: the file that `headrace.tracing.save_run` wrote.
+        limit: the bytes of the cache of a node, such as ``"2TB"``.
+        nodes: the number of nodes.
+        steps: the first step and the one behind the last; by default the whole run.
+        block: the bytes of a block.
+        most_reads: about how many reads are followed one by one.
+
+    Raises:
+        ConfigError: the run is framed, or has no end and no steps were given; it has no such steps; or it is not known
+            where the samples of a source lie.
+        StateError: the file is damaged.
+
+    Example:
+        >>> dataset = headrace.WindowDataset(headrace.open("stores/web"), seq_len=128)
+        >>> run = headrace.Run(dataset, global_batch_size=8, epochs=2)
+        >>> headrace.tracing.save_run(run, "run.json")
+        >>> plan = headrace.tracing.reading_plan("run.json", limit="1MB", nodes=2, block="4KiB")
+        >>> [cache.policy for cache in plan.caches if cache.hit_rate > 0.3]
+        ['plan', 'pin', 'lru', 'fifo']
+    """
+    file = read_run_file(path)
+    saved = file.runs[-1]
+    if saved.lanes is not None:
+        raise ConfigError(
+            f"{path}: the run is framed, so that the step of a sample is only known when it is fed: what it reads"
+            " cannot be planned"
+        )
+    limit_bytes, block_bytes = parse_size(limit, "limit"), parse_size(block, "block")
+    if index(nodes) < 1:
+        raise ConfigError(f"nodes is {nodes}; it is at least 1")
+    run = saved.run()
+    sources = Sources(file)
+    uses = BlockUses(run.plan, sources.placed(run), is_keyed=run.is_keyed, block_bytes=block_bytes)
+    begin, end, span = _span(os.fspath(path), run, steps, saved.first_step, saved.shift)
+    rate = _rate(uses, begin, end, most_reads)
+    followed = _Followed(run, uses, nodes, rate)
+    accesses = followed.accesses(begin, end)
+    first_step = int(run.schedule.step_of(begin))
+    caches = []
+    for policy in POLICIES:
+        found = forecast(
+            accesses,
+            uses.table,
+            capacity=limit_bytes // block_bytes,
+            policy=policy,
+            first_step=first_step,
+            num_steps=span[1] - span[0],
+            rate=rate,
+        )
+        caches.append(_planned(found))
+    notes = list(sources.notes)
+    if run.bucketing is not None:
+        notes.append(
+            f"samples change places within {run.bucketing.window_steps} steps by their lengths, which is left out here"
+        )
+    if len(file.runs) > 1:
+        notes.append(f"the file holds {len(file.runs)} runs; this is the last one, from step {saved.first_step:,} on")
+    return ReadingPlan(
+        run=os.fspath(path),
+        first_step=span[0],
+        end_step=span[1],
+        nodes=nodes,
+        limit_bytes=limit_bytes,
+        block_bytes=block_bytes,
+        stored_files=len(uses.files),
+        stored_bytes=uses.table.num_bytes,
+        reads=round(len(accesses.steps) / rate),
+        read_bytes=round(int(accesses.used_bytes.sum()) / rate),
+        followed=rate,
+        caches=tuple(caches),
+        notes=tuple(notes),
+    )
+
+
+def _span(
+    path: str, run: Run, steps: tuple[int, int] | None, first_step: int, shift: int
+) -> tuple[int, int, tuple[int, int]]:
+    """Return the positions ``[begin, end)`` of some steps of the training, and these steps."""
+    last = None if run.num_steps is None else run.num_steps + shift
+    if steps is None and last is None:
+        raise ConfigError(f"{path}: the run has no end: say which steps, such as `steps=0:10000`")
+    begin, end = (first_step, last) if steps is None else steps
+    if end is None or not first_step <= begin < end or (last is not None and end > last):
+        has = f"from {first_step:,} on" if last is None else f"{first_step:,} to {last - 1:,}"
+        raise ConfigError(f"{path}: there are no steps {begin}:{end}: the run has the steps {has}")
+    bounds = [run.schedule.begin(step - shift) for step in (begin, end)]
+    return bounds[0], bounds[1] if run.length is None else min(bounds[1], run.length), (begin, end)
+
+
+def _rate(uses: BlockUses, begin: int, end: int, most_reads: int) -> float:
+    """Return the part of the blocks to follow, so that there are about ``most_reads`` reads, or all of them."""
+    probe = np.unique(np.linspace(begin, end - 1, min(_PROBED, end - begin)).astype(np.int64))
+    reads = len(uses.reads(probe).rows) / len(probe) * (end - begin)
+    return 1.0 if reads <= most_reads else most_reads / reads
+
+
+class _Followed:
+    """Follows the reads of the blocks of a sample: forwards, or from the blocks to their positions if they are few."""
+
+    def __init__(self, run: Run, uses: BlockUses, nodes: int, rate: float) -> None:
+        self._run = run
+        self._uses = uses
+        self._nodes = nodes
+        self._rate = rate
+
+    def accesses(self, begin: int, end: int) -> Accesses:
+        """Return the accesses at some positions, which are those of whole steps."""
+        is_few = self._rate < _FEW and self._uses.can_find and self._run.buckets is None
+        parts = list(self._found(begin, end) if is_few else self._scanned(begin, end))
+        columns = [np.concatenate([np.empty(0, dtype=np.int64), *column]) for column in zip(*parts, strict=True)]
+        return Accesses.of(*columns, table=self._uses.table)
+
+    def _scanned(self, begin: int, end: int) -> Iterator[Columns]:
+        for first in range(begin, end, _CHUNK):
+            positions = np.arange(first, min(first + _CHUNK, end), dtype=np.int64)
+            reads = self._uses.reads(positions)
+            mine = sampled(reads.blocks, self._rate)
+            yield self._columns(positions[reads.rows[mine]], *(one[mine] for one in reads[1:]))
+
+    def _found(self, begin: int, end: int) -> Iterator[Columns]:
+        blocks = np.arange(self._uses.table.num_blocks, dtype=np.int64)
+        blocks = blocks[sampled(blocks, self._rate)]
+        for some in np.array_split(blocks, -(-len(blocks) // _BLOCKS_AT_ONCE)) if len(blocks) else ():
+            found = self._uses.positions(some, begin=begin, end=end)
+            yield self._columns(found.positions, some[found.rows], found.used_bytes, found.epochs)
+
+    def _columns(self, positions: IntArray, blocks: IntArray, used_bytes: IntArray, epochs: IntArray) -> Columns:
+        draw, schedule = self._run.draw, self._run.schedule
+        slots = positions if draw is None else draw.slots(positions)
+        begins, ends = schedule.bounds(slots)
+        if self._run.length is not None:
+            ends = np.minimum(ends, self._run.length)
+        nodes = (slots - begins) * self._nodes // (ends - begins)
+        return schedule.steps(slots), nodes, blocks, used_bytes, epochs
+
+
+def _planned(found: CacheForecast) -> PlannedCache:
+    epochs = tuple(
+        PlannedEpoch(epoch=one.epoch, reads=round(one.num_accesses), hit_rate=one.num_hits / one.num_accesses)
+        for one in found.epochs
+    )
+    return PlannedCache(
+        policy=found.policy,
+        hit_rate=found.hit_rate,
+        hit_rate_error=found.hit_rate_error,
+        gets=round(found.num_fetches),
+        fetched_bytes=round(found.fetched_bytes),
+        fetched_bytes_error=round(found.fetched_bytes_error),
+        peak_step_bytes=round(found.peak_step_bytes),
+        epochs=epochs,
+    )
