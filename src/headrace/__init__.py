@@ -21,6 +21,7 @@ from headrace._lazy import lazily
 from headrace._version import __version__
 
 if TYPE_CHECKING:
+    from headrace import cache as cache
     from headrace import compat as compat
     from headrace import copying as copying
     from headrace import datasets as datasets
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from headrace import stores as stores
     from headrace import tracing as tracing
     from headrace import ui as ui
+    from headrace.cache import Cache
     from headrace.copying import convert, merge, split
     from headrace.datasets import (
         Blend,
@@ -60,13 +62,14 @@ if TYPE_CHECKING:
     from headrace.stores import open, to_datasets
 
 _ROOMS = (
-    *("compat", "copying", "datasets", "encoders", "errors", "inspect", "kinds", "loader", "plan", "preparing"),
-    *("samples", "stores", "tracing", "ui"),
+    *("cache", "compat", "copying", "datasets", "encoders", "errors", "inspect", "kinds", "loader", "plan"),
+    *("preparing", "samples", "stores", "tracing", "ui"),
 )
 
 _HOMES = {
     "BatchSchedule": "headrace.plan",
     "Blend": "headrace.datasets",
+    "Cache": "headrace.cache",
     "ConfigError": "headrace.errors",
     "Exclude": "headrace.datasets",
     "FramedRun": "headrace.datasets",
@@ -104,6 +107,7 @@ _HOMES = {
 __all__ = [
     "BatchSchedule",
     "Blend",
+    "Cache",
     "ConfigError",
     "Exclude",
     "FramedRun",

@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.datasets.run import Run, by_source
 from headrace.errors import ConfigError
-from headrace.plan import IntArray, KeyArray, Lookup, Plan
+from headrace.plan import IntArray, KeyArray, Lookup
 from headrace.plan.caching import BlockTable
 from headrace.plan.chapters import AnyPlan
 from headrace.plan.sequence import NOTHING
@@ -155,26 +155,24 @@ class BlockUses:
             raise ConfigError(
                 f"samples of {', '.join(anew)} are made of others in each epoch: which of them use a block is not known"
             )
-        found = [np.empty(0, dtype=np.int64)]
+        found = [NOTHING]
         for source in range(len(self._datasets)):
             samples = self._samples(source, blocks)
             if len(samples):
                 found.append(self._plan.find_all(source, samples, begin=begin, end=end).positions)
         positions = np.unique(np.concatenate(found))
         reads = self._reads(self._plan.lookup(positions))
-        places = np.minimum(np.searchsorted(blocks, reads.blocks), len(blocks) - 1)
-        mine = blocks[places] == reads.blocks if len(blocks) else np.zeros(0, dtype=np.bool_)
+        places = np.searchsorted(blocks, reads.blocks)
+        mine = np.append(blocks, -1)[places] == reads.blocks
         rows, at = places[mine], positions[reads.rows[mine]]
         order = np.lexsort((at, rows))
         return BlockPositions(rows[order], at[order], reads.used_bytes[mine][order], reads.epochs[mine][order])
 
     @property
     def can_find(self) -> bool:
-        """Whether `positions` is cheap: the plan was not edited, and all samples are in the order of their files."""
+        """Whether `positions` is possible and cheap: all samples are in the order of their files, in every epoch."""
         sources = range(len(self._datasets))
-        return isinstance(self._plan, Plan) and all(
-            self._is_ordered(source) and not self._datasets[source].is_planned_anew for source in sources
-        )
+        return all(self._is_ordered(source) and not self._datasets[source].is_planned_anew for source in sources)
 
     def _reads(self, found: Lookup) -> BlockReads:
         parts = [(NOTHING, NOTHING, NOTHING)]

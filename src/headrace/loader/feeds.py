@@ -43,6 +43,7 @@ from headrace.loader.spans import (
 from headrace.plan import BatchSchedule, Cursor, RunRecipe, Share
 
 if TYPE_CHECKING:
+    from headrace.cache import Cache
     from headrace.datasets import FramedRun
     from headrace.loader.balancing import Balance, BalancedAssignment
 
@@ -56,6 +57,7 @@ FEEDS: Final = {
 READ_RAGGED: Final = "headrace.loader.ragged:read_ragged"
 READ_COUNTED: Final = "headrace.loader.collating:read_counted"
 ASSIGNMENT: Final = "headrace.loader.balancing:BalancedAssignment"
+PLANNER: Final = "headrace.loader.caching:CachePlanner"
 COUNTS: Final = "headrace.loader.collating:BatchCounts"
 
 
@@ -68,6 +70,7 @@ class FeedOptions(NamedTuple):
     balance: Balance | None = None
     debug: bool = False
     journal: str | None = None
+    cache: Cache | None = None
 
 
 def feed_of(run: Run | FramedRun, options: FeedOptions) -> Feed:
@@ -172,6 +175,9 @@ class SpanFeed:
         self.assignment: BalancedAssignment | None = None
         if options.balance is not None:
             self.assignment = resolve_name(ASSIGNMENT)(run, options.balance, options.share)
+        self._planner = None
+        if options.cache is not None:
+            self._planner = resolve_name(PLANNER)(run, options.ranks, options.share, options.cache, self.assignment)
         # Balance assigns the slots itself. The draw then only says which samples a step gave before it was balanced.
         self._draw = run.draw
 
@@ -188,6 +194,8 @@ class SpanFeed:
         pace = pace_of(run, self._share, is_here=not self._choice.begin().num_workers)
         at_a_time = None if assignment is None else assignment.planned_positions
         work = spans(run, self._share, position, assignment or self._draw, pace, at_a_time)
+        if self._planner is not None:
+            work = self._planner.told(work)
         counts = resolve_name(COUNTS)(run, position) if run.traits.is_counted else None
         for span, rows in self._reader.filled(work):
             pace.learn(len(span.sizes), rows.cost)

@@ -64,6 +64,9 @@ class Ranks(msgspec.Struct, frozen=True):
     Attributes:
         rank: from 0 to ``world_size - 1``.
         world_size: the number of data-parallel ranks.
+        per_node: the number of these ranks on each node, of which rank 0 and the next ones are on the first; used by
+            `headrace.Cache` and `headrace.Dealing`. None goes by LOCAL_WORLD_SIZE and WORLD_SIZE, as torchrun sets
+            them.
         agree: whether all processes of the job compare their runs each time a loader is iterated. That is a collective
             call; pass False for a loader that only some of the processes iterate.
 
@@ -83,11 +86,35 @@ class Ranks(msgspec.Struct, frozen=True):
     rank: int = 0
     world_size: int = 1
     agree: bool = True
+    per_node: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError unless 0 <= rank < world_size."""
+        """Raise ConfigError unless 0 <= rank < world_size, and ``per_node`` divides ``world_size``."""
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank {self.rank} of {self.world_size}: ranks run from 0 to world_size - 1")
+        if self.per_node is not None and (self.per_node < 1 or self.world_size % self.per_node):
+            raise ConfigError(f"per_node is {self.per_node}; it must divide the number of ranks, {self.world_size}")
+
+    def on_each_node(self) -> int:
+        """Return ``per_node``, or what follows from the variables of torchrun; without them all ranks are on one node.
+
+        Raises:
+            ConfigError: the variables do not give every node the same whole number of ranks.
+        """
+        if self.per_node is not None:
+            return self.per_node
+        names = ("LOCAL_WORLD_SIZE", "WORLD_SIZE")
+        if self.world_size == 1 or not all(name in os.environ for name in names):
+            return self.world_size
+        local, processes = (_number_in(name, os.environ[name]) for name in names)
+        # A rank has as many processes as model parallelism needs.
+        found, rest = divmod(local * self.world_size, processes)
+        if rest or not found or self.world_size % found:
+            raise ConfigError(
+                f"LOCAL_WORLD_SIZE={local} of WORLD_SIZE={processes} processes are not a whole number of the"
+                f" {self.world_size} data-parallel ranks: pass ranks=Ranks(rank, world_size, per_node=...)"
+            )
+        return found
 
     @classmethod
     def from_mesh(cls, mesh: DeviceMesh, *dims: str) -> Ranks:

@@ -201,6 +201,11 @@ class FramedFeed:
     assignment: BalancedAssignment | None = None
 
     def __init__(self, run: FramedRun, options: FeedOptions, original: FramedRun | None = None) -> None:
+        if options.cache is not None:
+            raise ConfigError(
+                "a cache is told when its blocks are used next, and the step of a sample of a FramedRun is only known"
+                " when it is fed: leave cache out of the loader, and make it with policy='pin'"
+            )
         if options.balance is not None:
             raise ConfigError(
                 "balance needs the costs of samples before they are read, and those of a FramedRun are not known: "

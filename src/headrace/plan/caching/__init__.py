@@ -12,16 +12,16 @@ May import: plan, errors.
 """
 
 from headrace.plan.caching.blocks import Accesses, BlockTable, Touched, next_uses
-from headrace.plan.caching.forecast import EpochForecast, CacheForecast, forecast, hashed, sampled
+from headrace.plan.caching.forecast import CacheForecast, EpochForecast, forecast, hashed, sampled
 from headrace.plan.caching.policies import POLICIES, CacheOutcome, Policy, simulate
 
 __all__ = [
     "POLICIES",
     "Accesses",
     "BlockTable",
-    "EpochForecast",
     "CacheForecast",
     "CacheOutcome",
+    "EpochForecast",
     "Policy",
     "Touched",
     "forecast",
