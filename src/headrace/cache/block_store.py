@@ -134,15 +134,21 @@ class _Process:
         path = folder / "owners" / self.owner
         with output_errors(path, "create"):
             path.parent.mkdir(exist_ok=True)
-            self._file = path.open("wb")
-            # A lock of the process: it is not inherited by a fork, and is gone when the process is.
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            # The lock is gone when the process is, and the processes that it forked.
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.index = sqlite3.connect(
             folder / "index.sqlite", timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
         self.index.execute("PRAGMA journal_mode=WAL")
         self.index.execute("PRAGMA synchronous=NORMAL")
         self.index.executescript(_SCHEMA)
+
+    def leave(self) -> None:
+        """Let go of the lock of the process that forked this one; its connection must stay as it is."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 class BlockStore:
@@ -188,7 +194,7 @@ class BlockStore:
         return True
 
     def claim(self, name: str, size: int) -> Claim:
-        """Return who fetches a block that is not there: this process, whole; another one; or none of them.
+        """Return who fetches a block that was not there: this process, whole; another one, or has done so; or nobody.
 
         If this process does, the room for the block is kept, and `put` or `give_up` must follow.
         """
@@ -203,7 +209,9 @@ class BlockStore:
         with process.lock, self._changing(process) as index:
             row = index.execute("SELECT owner FROM blocks WHERE name = ?", (name,)).fetchone()
             if row is not None:
-                if self._is_claimed(process, name, row[0]):
+                # Without an owner it was written since this process looked for it, unless its file was removed.
+                is_there = row[0] is None and self._path(name).exists()
+                if is_there or self._is_claimed(process, name, row[0]):
                     return "theirs"
                 index.execute("UPDATE blocks SET owner = ?, digest = NULL WHERE name = ?", (process.owner, name))
                 process.claimed.add(name)
@@ -355,6 +363,9 @@ class BlockStore:
     def _process(self) -> _Process:
         found = self._processes.get(os.getpid())
         if found is None:
+            for other in self._processes.values():
+                other.leave()
+                self.stats = CacheStats()
             found = self._processes[os.getpid()] = _Process(self.folder)
             self._tidy(found)
         return found
@@ -473,16 +484,12 @@ class BlockStore:
 
     def _lives(self, owner: str | None) -> bool:
         """Return whether the process of this name lives."""
-        if owner is None:
+        if not owner:
             return False
-        process = self._processes.get(os.getpid())
-        # Opening and closing the file of this very process would give up its lock.
-        if process is not None and owner == process.owner:
-            return True
         path = self.folder / "owners" / owner
         try:
             with path.open("r+b") as file:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
         except OSError:

@@ -1,4 +1,4 @@
-"""``headrace cache``: what a cache of blocks would save, before a run."""
+"""``headrace cache``: what a cache of blocks would save, before a run; and what is in one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+import headrace
 from headrace import tracing
-from headrace.cli.command import Command, json_option, print_json, print_report
+from headrace.cli.command import FAULTY, Command, json_option, print_json, print_report
 from headrace.errors import ConfigError
-from headrace.inspect.figures import count, plural, size, table
+from headrace.inspect.figures import count, listing, plural, size, table
 
 if TYPE_CHECKING:
     from headrace.tracing import ReadingPlan
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
 _SHOWN_EPOCHS = 8
 
 
-@click.group(name="cache", short_help="Plan the block cache of a node.")
+@click.group(name="cache", short_help="Plan, check and clear the block cache of a node.")
 def cache() -> None:
-    """Plan the cache that keeps blocks of remote data on the disk of a node. All commands have --json."""
+    """Plan the cache that keeps blocks of remote data on the disk of a node, or look after it.
+
+    All commands have --json.
+    """
 
 
 @cache.command(cls=Command, name="plan", short_help="What a run reads, and what caches would save.")
@@ -45,6 +49,57 @@ def plan(path: str, limit: str, nodes: int, steps: str | None, block: str | None
         print_json(found)
     else:
         print_report(plan_lines(found))
+
+
+@cache.command(cls=Command, name="info", short_help="What is in the folder of a cache.")
+@click.argument("folder", metavar="DIR")
+@json_option
+def info(folder: str, as_json: bool) -> None:
+    """Say how many blocks the cache in DIR holds, and how many runs use it now."""
+    found = headrace.cache.describe_cache(folder)
+    if as_json:
+        print_json(found)
+        return
+    pairs = [
+        (
+            "holds",
+            f"{plural(found.blocks, 'block')}, {size(found.num_bytes)}, of {size(found.block_bytes)} each at most",
+        ),
+        ("now", f"{plural(found.runs, 'run')}, {plural(found.fetching, 'block')} being fetched"),
+    ]
+    print_report([f"{folder}: a cache of blocks", *listing(pairs)])
+
+
+@cache.command(cls=Command, name="verify", short_help="Read every block, and remove damaged ones.")
+@click.argument("folder", metavar="DIR")
+@json_option
+@click.pass_context
+def verify(ctx: click.Context, /, folder: str, as_json: bool) -> None:
+    """Read every block of the cache in DIR, compare it with its checksum, and remove what is damaged or left over.
+
+    Exit code 0: all is well; 1: something was wrong, and is removed, so that it is fetched again.
+    """
+    found = headrace.cache.check_cache(folder)
+    if as_json:
+        print_json({"cache": folder, "ok": not found, "removed": found})
+    else:
+        print_report(
+            [*found, f"{folder}: {plural(len(found), 'fault')}" if found else f"{folder}: all blocks are right"]
+        )
+    if found:
+        ctx.exit(FAULTY)
+
+
+@cache.command(cls=Command, name="clear", short_help="Remove all blocks.")
+@click.argument("folder", metavar="DIR")
+@json_option
+def clear(folder: str, as_json: bool) -> None:
+    """Remove all blocks of the cache in DIR, except those that are being fetched now. Nothing else is removed."""
+    number = headrace.cache.clear_cache(folder)
+    if as_json:
+        print_json({"cache": folder, "removed": number})
+    else:
+        click.echo(f"{folder}: {plural(number, 'block')} removed")
 
 
 def plan_lines(found: ReadingPlan) -> list[str]:
