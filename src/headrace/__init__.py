@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     )
     from headrace.errors import ConfigError, HeadraceError, InputError, StateError, StoreError, WorkerError
     from headrace.integrations.numpy import NumpyLoader
-    from headrace.loader import Loader, Metrics, Prompts, loader_for
+    from headrace.loader import Dealing, Loader, Metrics, Prompts, loader_for
     from headrace.plan import BatchSchedule, Order
     from headrace.plan.packing import Packing
     from headrace.preparing import prepare
@@ -71,6 +71,7 @@ _HOMES = {
     "Blend": "headrace.datasets",
     "Cache": "headrace.cache",
     "ConfigError": "headrace.errors",
+    "Dealing": "headrace.loader",
     "Exclude": "headrace.datasets",
     "FramedRun": "headrace.datasets",
     "GroupDataset": "headrace.datasets",
@@ -109,6 +110,7 @@ __all__ = [
     "Blend",
     "Cache",
     "ConfigError",
+    "Dealing",
     "Exclude",
     "FramedRun",
     "GroupDataset",

@@ -79,7 +79,7 @@ def test_a_node_counts_the_reads_of_its_own_ranks(prefix: str, tmp_path: Path) -
     steps, nodes = reads.rows // 12, reads.rows % 12 // 6
     blocks = np.arange(0, uses.table.num_blocks, 7, dtype=np.int64)
     for rank in ranks:
-        planner = CachePlanner(run, rank, Share(rank.rank, 4, 3), cache, None)
+        planner = CachePlanner(run, rank, Share(rank.rank, 4, 3), cache)
         for step in (0, 13, 49):
             found = planner.next_uses(blocks, np.full_like(blocks, step))
             for block, use in zip(blocks.tolist(), found.tolist(), strict=True):
@@ -93,7 +93,7 @@ def test_an_endless_run_has_a_next_use_for_every_block(prefix: str, tmp_path: Pa
         name: headrace.WindowDataset(store, seq_len=50, stride=stride) for name, stride in (("a", 50), ("b", 31))
     }
     run = headrace.Run(headrace.Blend(sources, weights={"a": 999, "b": 1}), global_batch_size=16)
-    planner = CachePlanner(run, Ranks(), Share(0, 1, 16), Cache(tmp_path / "c", limit="1MB", block=BLOCK), None)
+    planner = CachePlanner(run, Ranks(), Share(0, 1, 16), Cache(tmp_path / "c", limit="1MB", block=BLOCK))
     found = planner.next_uses(np.arange(20, dtype=np.int64), np.full(20, 5, dtype=np.int64))
     assert ((found > 5) & (found < NEVER)).all()
 

@@ -170,8 +170,8 @@ class NumpyLoader:
         cursor = verified(self.run, Cursor.from_dict(state), None)
         if cursor.balanced_step is not None:
             raise StateError(
-                f"the saved state was taken within step {cursor.step:,}, which was balanced, and this loader has no"
-                " balance: resume from a state between two steps"
+                f"the saved state was taken within step {cursor.step:,}, which was balanced or dealt to nodes, and"
+                " this loader does neither: resume from a state between two steps"
             )
         self._draw = resumed_draw(self.run, self._share, cursor)
         self._position = cursor.position

@@ -17,11 +17,12 @@ from headrace.errors import ConfigError
 from headrace.loader.ranks import Ranks
 from headrace.loader.spans import BatchSpan
 from headrace.plan import IntArray, Share
+from headrace.plan.dealing import home_nodes
 from headrace.plan.slots import ranks_of
 from headrace.plan.tree import MAX_POSITIONS
 
 if TYPE_CHECKING:
-    from headrace.loader.balancing import BalancedAssignment
+    from headrace.loader.balancing import BlockDealing
 
 MOST_KEPT = 1 << 14
 """Blocks whose next uses are kept; those of others are looked up again."""
@@ -48,8 +49,9 @@ class CachePlanner:
         ranks: the ranks, and how many are on a node.
         share: the part of this rank.
         cache: the cache of the node.
-        assignment: for steps whose samples are assigned by cost; which node reads a sample is then not known, so that
-            all uses count.
+        dealing: how samples are dealt to nodes, if they are. A node then keeps the blocks that it is the home of.
+        is_balanced: whether the samples of a step are assigned by cost. Without dealing it is then not known which node
+            reads a sample, so that all uses count.
 
     Raises:
         ConfigError: ``cache`` is none; it is not known where the samples of a dataset lie, or which of them use a block
@@ -57,16 +59,31 @@ class CachePlanner:
     """
 
     def __init__(
-        self, run: Run, ranks: Ranks, share: Share, cache: Cache, assignment: BalancedAssignment | None
+        self,
+        run: Run,
+        ranks: Ranks,
+        share: Share,
+        cache: Cache,
+        dealing: BlockDealing | None = None,
+        *,
+        is_balanced: bool = False,
     ) -> None:
         if not isinstance(cache, Cache):
             raise ConfigError(f"cache is {cache!r:.80}; expected a Cache, as headrace.Cache('/nvme/data', limit='1TB')")
         self._run = run
         self._share = share
         self._cache = cache
-        self._uses = BlockUses.of_run(run, block_bytes=cache.block_bytes)
+        if dealing is not None and dealing.uses.table.block_bytes != cache.block_bytes:
+            raise ConfigError(
+                f"samples are dealt by blocks of {dealing.uses.table.block_bytes:,} bytes, and the cache has blocks of"
+                f" {cache.block_bytes:,}: pass Dealing(block={cache.block_bytes})"
+            )
+        self._uses = BlockUses.of_run(run, block_bytes=cache.block_bytes) if dealing is None else dealing.uses
         self._per_node = ranks.on_each_node()
-        self._is_alone = self._per_node == share.world_size or assignment is not None
+        self._num_nodes = share.world_size // self._per_node
+        self._node = share.rank // self._per_node
+        self._is_dealt = dealing is not None
+        self._counts_all = self._num_nodes == 1 or (is_balanced and dealing is None)
         self._name = run.recipe.digest().hex()[:32]
         self._end = MAX_POSITIONS if run.length is None else run.length
         self._first_look = sum(leaf.num_samples for leaf in run.plan.leaves)
@@ -92,6 +109,9 @@ class CachePlanner:
         """
         found = np.full(len(blocks), NEVER, dtype=np.int64)
         open_ = np.arange(len(blocks))
+        if self._is_dealt:
+            # Blocks of other homes are read past the cache.
+            open_ = open_[home_nodes(blocks, self._num_nodes) == self._node]
         look = self._first_look
         for _ in range(_MOST_LOOKS):
             left = []
@@ -127,8 +147,11 @@ class CachePlanner:
 
     def _is_here(self, positions: IntArray) -> IntArray:
         """Return (n,) bool: whether a rank of this node takes the sample at each position."""
-        if self._is_alone:
+        if self._counts_all:
             return np.ones(len(positions), dtype=np.bool_)
+        if self._is_dealt:
+            # All but the few that are too many for their home.
+            return home_nodes(self._uses.homes(positions), self._num_nodes) == self._node
         draw = self._run.draw
         slots = positions if draw is None else draw.slots(positions)
         begins, ends = self._run.schedule.bounds(slots)
@@ -137,7 +160,7 @@ class CachePlanner:
         ranks = ranks_of(
             slots - begins, ends - begins, world_size=share.world_size, micro_batch_size=share.micro_batch_size
         )
-        return ranks // self._per_node == share.rank // self._per_node
+        return ranks // self._per_node == self._node
 
     def _tell(self, span: BatchSpan) -> None:
         if not len(span.located.positions):
