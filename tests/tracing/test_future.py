@@ -54,6 +54,9 @@ def test_figures_are_those_of_the_run(stores: dict[str, headrace.stores.Store], 
         assert cache.hit_rate == hits / found.reads
         assert cache.gets == found.reads - hits
         assert sum(epoch.reads for epoch in cache.epochs) == found.reads
+    assert 0 < found.foreign < 0.3
+    assert found.dealt[0].hit_rate > found.caches[0].hit_rate
+    assert found.dealt[0].fetched_bytes < found.caches[0].fetched_bytes
     assert found.caches[0].hit_rate == max(cache.hit_rate for cache in found.caches)
 
 

@@ -31,7 +31,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import FilePool, atomic_write, hash_bytes, json_bytes, output_errors, unique_name, write_all
+from headrace.io import FilePool, atomic_write, json_bytes, output_errors, unique_name, write_all
 from headrace.io.readers import OpenFile
 
 ByteArray = NDArray[np.uint8]
@@ -258,7 +258,7 @@ class BlockStore:
         with process.lock, self._changing(process) as index:
             process.claimed.discard(name)
             change = "UPDATE blocks SET owner = NULL, digest = ? WHERE name = ? AND owner = ?"
-            index.execute(change, (hash_bytes(data.data), name, process.owner))
+            index.execute(change, (xxhash.xxh3_128_hexdigest(data.data), name, process.owner))
         return True
 
     def give_up(self, name: str) -> None:
@@ -329,7 +329,7 @@ class BlockStore:
                 continue
             except OSError as error:
                 raise StoreError(f"{self._path(name)}: cannot be read: {error.strerror or error}") from error
-            if len(data) != size or hash_bytes(data) != digest:
+            if len(data) != size or xxhash.xxh3_128_hexdigest(data) != digest:
                 self._drop_torn(name)
                 yield f"{self._path(name)}: damaged: it has {len(data):,} bytes, or other ones than were written"
         yield from self._unlisted({name for name, *_ in rows})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +13,9 @@ from headrace.errors import ConfigError
 from headrace.inspect.figures import count, listing, plural, size, table
 
 if TYPE_CHECKING:
-    from headrace.tracing import ReadingPlan
+    from collections.abc import Sequence
+
+    from headrace.tracing import PlannedCache, ReadingPlan
 
 _SHOWN_EPOCHS = 8
 
@@ -41,7 +43,7 @@ def plan(path: str, limit: str, nodes: int, steps: str | None, block: str | None
     do. Only indexes are read, no data. If there are more than a million reads, those of a sample of the blocks are
     followed, and the errors of the figures are printed.
     """
-    given = {} if block is None else {"block": block}
+    given: dict[str, Any] = {} if block is None else {"block": block}
     found = tracing.reading_plan(
         path, limit=limit, nodes=nodes, steps=None if steps is None else _steps(steps), **given
     )
@@ -114,9 +116,26 @@ def plan_lines(found: ReadingPlan) -> list[str]:
     ]
     if found.followed < 1:
         lines.append(f"  sample  {found.followed:.2%} of the blocks were followed; errors are one standard error")
+    lines += ["", *_policies(found, found.caches)]
+    if found.dealt:
+        lines += ["", f"with samples dealt to the nodes that hold their blocks, {found.foreign:.1%} foreign:"]
+        lines += _policies(found, found.dealt)
+    epochs = [one.epoch for one in found.caches[0].epochs]
+    if len(epochs) > 1:
+        caches = [(one.policy, one) for one in found.caches] + [(f"{one.policy}, dealt", one) for one in found.dealt]
+        rows = [["hit rate in epoch", *(f"{epoch:,}" for epoch in epochs[:_SHOWN_EPOCHS])]]
+        rows += [[name, *(f"{each.hit_rate:.1%}" for each in one.epochs[:_SHOWN_EPOCHS])] for name, one in caches]
+        lines += ["", *table(rows)]
+        if len(epochs) > _SHOWN_EPOCHS:
+            lines.append(f"  and {len(epochs) - _SHOWN_EPOCHS:,} more epochs (--json lists all)")
+    return [*lines, *found.notes]
+
+
+def _policies(found: ReadingPlan, caches: Sequence[PlannedCache]) -> list[str]:
+    """Return a table of policies."""
+    is_exact = found.followed == 1
     rows = [["policy", "hit rate", "GETs", "fetched", "of what is used", "busiest steps"]]
-    for one in found.caches:
-        is_exact = found.followed == 1
+    for one in caches:
         rows.append(
             [
                 one.policy,
@@ -127,15 +146,7 @@ def plan_lines(found: ReadingPlan) -> list[str]:
                 f"{size(one.peak_step_bytes)} a step",
             ]
         )
-    lines += ["", *table(rows)]
-    epochs = [one.epoch for one in found.caches[0].epochs]
-    if len(epochs) > 1:
-        rows = [["hit rate in epoch", *(f"{epoch:,}" for epoch in epochs[:_SHOWN_EPOCHS])]]
-        rows += [[one.policy, *(f"{each.hit_rate:.1%}" for each in one.epochs[:_SHOWN_EPOCHS])] for one in found.caches]
-        lines += ["", *table(rows)]
-        if len(epochs) > _SHOWN_EPOCHS:
-            lines.append(f"  and {len(epochs) - _SHOWN_EPOCHS:,} more epochs (--json lists all)")
-    return [*lines, *found.notes]
+    return table(rows)
 
 
 def _steps(text: str) -> tuple[int, int]:

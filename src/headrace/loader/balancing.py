@@ -31,7 +31,7 @@ from headrace.plan import (
     unbalanced,
 )
 from headrace.plan.balance import ASSIGNMENT_VERSION, costs_of
-from headrace.plan.dealing import dealt_order, home_nodes, nodes_of
+from headrace.plan.caching.dealing import dealt_order, home_nodes, nodes_of
 from headrace.plan.slots import AnyDraw
 
 CostOfLengths = Callable[[IntArray], NDArray[Any]]

@@ -17,7 +17,8 @@ from headrace.errors import ConfigError
 from headrace.loader.ranks import Ranks
 from headrace.loader.spans import BatchSpan
 from headrace.plan import IntArray, Share
-from headrace.plan.dealing import home_nodes
+from headrace.plan.caching.dealing import home_nodes
+from headrace.plan.caching.policies import BoolArray
 from headrace.plan.slots import ranks_of
 from headrace.plan.tree import MAX_POSITIONS
 
@@ -145,13 +146,14 @@ class CachePlanner:
         while len(self._coming) > max(MOST_KEPT, len(blocks)):
             self._coming.popitem(last=False)
 
-    def _is_here(self, positions: IntArray) -> IntArray:
+    def _is_here(self, positions: IntArray) -> BoolArray:
         """Return (n,) bool: whether a rank of this node takes the sample at each position."""
         if self._counts_all:
             return np.ones(len(positions), dtype=np.bool_)
         if self._is_dealt:
             # All but the few that are too many for their home.
-            return home_nodes(self._uses.homes(positions), self._num_nodes) == self._node
+            is_home: BoolArray = home_nodes(self._uses.homes(positions), self._num_nodes) == self._node
+            return is_home
         draw = self._run.draw
         slots = positions if draw is None else draw.slots(positions)
         begins, ends = self._run.schedule.bounds(slots)
@@ -160,7 +162,8 @@ class CachePlanner:
         ranks = ranks_of(
             slots - begins, ends - begins, world_size=share.world_size, micro_batch_size=share.micro_batch_size
         )
-        return ranks // self._per_node == self._node
+        is_here: BoolArray = ranks // self._per_node == self._node
+        return is_here
 
     def _tell(self, span: BatchSpan) -> None:
         if not len(span.located.positions):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from operator import index
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,6 +21,8 @@ from headrace.errors import ConfigError
 from headrace.io import parse_size
 from headrace.plan import IntArray
 from headrace.plan.caching import POLICIES, Accesses, CacheForecast, Policy, forecast, sampled
+from headrace.plan.caching.dealing import dealt, home_nodes
+from headrace.plan.sequence import NOTHING
 from headrace.tracing.run_file import read_run_file
 from headrace.tracing.sources import Sources
 
@@ -32,6 +35,7 @@ MOST_READS = 1 << 20
 _CHUNK = 1 << 17
 _BLOCKS_AT_ONCE = 256
 _PROBED = 4096
+_DEALT_STEPS = 32
 _FEW = 0.1
 """If a smaller part of the blocks is followed, their positions are looked up; otherwise all positions are scanned."""
 
@@ -84,7 +88,10 @@ class ReadingPlan(msgspec.Struct, frozen=True, kw_only=True):
         reads: how often a node reads a block in a step.
         read_bytes: the bytes that the samples of these steps use.
         followed: the part of the blocks whose reads were followed; 1 if the figures are exact.
-        caches: the policies side by side.
+        caches: the policies side by side, if each node takes a part of each step in order.
+        dealt: the same if samples are dealt to the nodes that hold their blocks, see `headrace.Dealing`; empty for one
+            node.
+        foreign: with dealing, the part of the read bytes that a node reads of blocks of another home.
         notes: what the figures leave out.
     """
 
@@ -100,6 +107,8 @@ class ReadingPlan(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: int
     followed: float
     caches: tuple[PlannedCache, ...]
+    dealt: tuple[PlannedCache, ...] = ()
+    foreign: float = 0.0
     notes: tuple[str, ...] = ()
 
 
@@ -150,21 +159,19 @@ def reading_plan(
     uses = BlockUses(run.plan, sources.placed(run), is_keyed=run.is_keyed, block_bytes=block_bytes)
     begin, end, span = _span(os.fspath(path), run, steps, saved.first_step, saved.shift)
     rate = _rate(uses, begin, end, most_reads)
-    followed = _Followed(run, uses, nodes, rate)
-    accesses = followed.accesses(begin, end)
-    first_step = int(run.schedule.step_of(begin))
-    caches = []
-    for policy in POLICIES:
-        found = forecast(
-            accesses,
-            uses.table,
-            capacity=limit_bytes // block_bytes,
-            policy=policy,
-            first_step=first_step,
-            num_steps=span[1] - span[0],
-            rate=rate,
-        )
-        caches.append(_planned(found))
+    columns = _Followed(run, uses, nodes, rate).columns(begin, end)
+    accesses = Accesses.of(*columns, table=uses.table)
+    options: dict[str, Any] = {"capacity": limit_bytes // block_bytes, "rate": rate}
+    options |= {"first_step": run.schedule.step_of(begin), "num_steps": span[1] - span[0]}
+    caches = [_planned(forecast(accesses, uses.table, policy=policy, **options)) for policy in POLICIES]
+    by_home: list[PlannedCache] = []
+    foreign = 0.0
+    if nodes > 1:
+        foreign = _foreign(run, uses, nodes, begin, end)
+        steps, _, blocks, *rest = columns
+        at_home = Accesses.of(steps, home_nodes(blocks, nodes), blocks, *rest, table=uses.table)
+        found = [forecast(at_home, uses.table, policy=policy, **options) for policy in POLICIES]
+        by_home = [_with_foreign(one, foreign) for one in found]
     notes = list(sources.notes)
     if run.bucketing is not None:
         notes.append(
@@ -185,6 +192,8 @@ def reading_plan(
         read_bytes=round(int(accesses.used_bytes.sum()) / rate),
         followed=rate,
         caches=tuple(caches),
+        dealt=tuple(by_home),
+        foreign=foreign,
         notes=tuple(notes),
     )
 
@@ -220,12 +229,13 @@ class _Followed:
         self._nodes = nodes
         self._rate = rate
 
-    def accesses(self, begin: int, end: int) -> Accesses:
-        """Return the accesses at some positions, which are those of whole steps."""
+    def columns(self, begin: int, end: int) -> Columns:
+        """Return step, node, block, used bytes and epoch of each read at some positions, those of whole steps."""
         is_few = self._rate < _FEW and self._uses.can_find and self._run.buckets is None
         parts = list(self._found(begin, end) if is_few else self._scanned(begin, end))
-        columns = [np.concatenate([np.empty(0, dtype=np.int64), *column]) for column in zip(*parts, strict=True)]
-        return Accesses.of(*columns, table=self._uses.table)
+        parts.append((NOTHING,) * 5)
+        steps, nodes, blocks, used_bytes, epochs = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return steps, nodes, blocks, used_bytes, epochs
 
     def _scanned(self, begin: int, end: int) -> Iterator[Columns]:
         for first in range(begin, end, _CHUNK):
@@ -249,6 +259,34 @@ class _Followed:
             ends = np.minimum(ends, self._run.length)
         nodes = (slots - begins) * self._nodes // (ends - begins)
         return schedule.steps(slots), nodes, blocks, used_bytes, epochs
+
+
+def _foreign(run: Run, uses: BlockUses, nodes: int, begin: int, end: int) -> float:
+    """Return the part of the bytes of some steps, spread evenly, that are read of blocks of other homes if dealt."""
+    first, last = run.schedule.step_of(begin), run.schedule.step_of(end - 1)
+    total = foreign = 0
+    for step in np.unique(np.linspace(first, last, min(_DEALT_STEPS, last - first + 1)).astype(np.int64)).tolist():
+        positions = run.positions(step)
+        slots = np.arange(len(positions)) * nodes // len(positions)
+        takers = dealt(home_nodes(uses.homes(positions), nodes), slots, nodes)
+        reads = uses.reads(positions)
+        total += int(reads.used_bytes.sum())
+        foreign += int(reads.used_bytes[home_nodes(reads.blocks, nodes) != takers[reads.rows]].sum())
+    return foreign / total if total else 0.0
+
+
+def _with_foreign(found: CacheForecast, foreign: float) -> PlannedCache:
+    """Return the figures of caches of home blocks with the foreign reads, which are ranged GETs past the caches."""
+    cache = _planned(found)
+    lost = foreign * cache.hit_rate
+    epochs = tuple(msgspec.structs.replace(one, hit_rate=one.hit_rate * (1 - foreign)) for one in cache.epochs)
+    return msgspec.structs.replace(
+        cache,
+        hit_rate=cache.hit_rate - lost,
+        gets=cache.gets + round(lost * found.num_accesses),
+        fetched_bytes=cache.fetched_bytes + round(lost * found.used_bytes),
+        epochs=epochs,
+    )
 
 
 def _planned(found: CacheForecast) -> PlannedCache:

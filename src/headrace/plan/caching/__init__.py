@@ -4,6 +4,7 @@
                                                    |
                                                    +-- simulate --> hits of plan, pin, LRU and FIFO
                                                    +-- forecast --> GETs, bytes, hit rates, with their errors
+    samples of a step -- dealing --> the nodes whose caches hold their blocks
 
 A *block* is a part of a file, of equal size except at the end of the file; it is fetched and kept as a whole. An
 *access* is a block that a node reads in a step, for one sample or for many.

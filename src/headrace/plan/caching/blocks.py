@@ -77,7 +77,8 @@ class BlockTable:
 
     def sizes(self, blocks: IntArray) -> IntArray:
         """Return (n,) int64: the bytes of each block."""
-        return np.minimum(self.block_bytes, self.file_bytes[self.files(blocks)] - self.begins(blocks))
+        found: IntArray = np.minimum(self.block_bytes, self.file_bytes[self.files(blocks)] - self.begins(blocks))
+        return found
 
     def touched(self, rows: IntArray, files: IntArray, begins: IntArray, ends: IntArray) -> Touched:
         """Cut ranges ``[begins, ends)`` of files at the borders of blocks; empty ranges touch no block.

@@ -9,7 +9,8 @@ their mean.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,9 +129,9 @@ def forecast(
     )
 
 
-def _error(values: NDArray[np.float64]) -> float:
+def _error(values: NDArray[Any]) -> float:
     """Return the standard error of the mean of some values."""
-    return float(values.std(ddof=1)) / len(values) ** 0.5
+    return float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
 def _by_epoch(epochs: IntArray, is_hit: BoolArray, scale: float) -> list[EpochForecast]:

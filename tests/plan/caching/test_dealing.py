@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.plan import StepPart, balanced
-from headrace.plan.dealing import dealt, dealt_order, home_nodes, nodes_of
+from headrace.plan.caching.dealing import dealt, dealt_order, home_nodes, nodes_of
 
 TOPOLOGIES = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 3))
 """Nodes, ranks a node, samples a micro-batch."""

@@ -53,7 +53,7 @@ def dealt(homes: IntArray, nodes: IntArray, num_nodes: int) -> IntArray:
 
     Example:
         >>> nodes = np.array([0, 0, 1, 1, 0, 0, 1, 1])
-        >>> headrace.plan.dealing.dealt(np.array([0, 0, 1, 0, 0, 1, 0, 1]), nodes, 2).tolist()
+        >>> headrace.plan.caching.dealing.dealt(np.array([0, 0, 1, 0, 0, 1, 0, 1]), nodes, 2).tolist()
         [0, 0, 1, 0, 0, 1, 1, 1]
     """
     if len(homes) != len(nodes):
