@@ -179,6 +179,10 @@ class CachedReader(Reader):
         """Return what the inner reader maps, such as an index that it keeps; usually None."""
         return self.inner.view(path)
 
+    def for_pass(self) -> Reader:
+        """Return that of the inner reader: a pass over all bytes would only push out what comes again."""
+        return self.inner.for_pass()
+
     def release(self, path: str) -> None:
         """Drop one file from the pool of the inner reader."""
         self.inner.release(path)

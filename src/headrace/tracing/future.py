@@ -36,6 +36,8 @@ _CHUNK = 1 << 17
 _BLOCKS_AT_ONCE = 256
 _PROBED = 4096
 _DEALT_STEPS = 32
+_WASTEFUL = 2
+"""If the plan fetches more than so many times the bytes that are used, the report says what to do."""
 _FEW = 0.1
 """If a smaller part of the blocks is followed, their positions are looked up; otherwise all positions are scanned."""
 
@@ -176,6 +178,12 @@ def reading_plan(
     if run.bucketing is not None:
         notes.append(
             f"samples change places within {run.bucketing.window_steps} steps by their lengths, which is left out here"
+        )
+    best = min((by_home or caches)[:1] + caches[:1], key=lambda one: one.fetched_bytes)
+    if best.fetched_bytes > _WASTEFUL * max(1, round(int(accesses.used_bytes.sum()) / rate)):
+        notes.append(
+            "plan fetches whole blocks of which little is used before they go: take smaller blocks, an order that reads"
+            " neighbours together (kind='blocks' or 'shards'), dealing, a larger cache, or pin"
         )
     if len(file.runs) > 1:
         notes.append(f"the file holds {len(file.runs)} runs; this is the last one, from step {saved.first_step:,} on")
