@@ -1,6 +1,6 @@
 """`BlockUses`: which blocks of which files a run reads at its positions, and at which positions a block is read.
 
-    positions -- lookup, locate, extents, BlockTable.touched --> blocks, with the bytes of each that samples use
+    positions -- lookup, locate, extents, FileBlocks.touched --> blocks, with the bytes of each that samples use
     blocks ---- bisection of extents, Plan.find_all -----------> positions
 
 Nothing is read but indexes of stores. What caches keep, what a run will cost, and which node is to read a sample is
@@ -17,7 +17,7 @@ import numpy as np
 from headrace.datasets.run import Run, by_source
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray, Lookup
-from headrace.plan.caching import BlockTable
+from headrace.plan.caching import FileBlocks
 from headrace.plan.chapters import AnyPlan
 from headrace.plan.sequence import NOTHING
 from headrace.stores.store import Extents
@@ -116,7 +116,7 @@ class BlockUses:
             self._numbers.append(mine)
         self._inverted: dict[int, tuple[IntArray, IntArray]] = {}
         self.files = tuple(numbers)
-        self.table = BlockTable(sizes, block_bytes=block_bytes)
+        self.table = FileBlocks(sizes, block_bytes=block_bytes)
 
     @classmethod
     def of_run(cls, run: Run, *, block_bytes: int) -> BlockUses:

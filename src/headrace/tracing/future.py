@@ -170,8 +170,8 @@ def reading_plan(
     foreign = 0.0
     if nodes > 1:
         foreign = _foreign(run, uses, nodes, begin, end)
-        steps, _, blocks, *rest = columns
-        at_home = Accesses.of(steps, home_nodes(blocks, nodes), blocks, *rest, table=uses.table)
+        at, _, blocks, *rest = columns
+        at_home = Accesses.of(at, home_nodes(blocks, nodes), blocks, *rest, table=uses.table)
         found = [forecast(at_home, uses.table, policy=policy, **options) for policy in POLICIES]
         by_home = [_with_foreign(one, foreign) for one in found]
     notes = list(sources.notes)

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.plan.caching import POLICIES, Accesses, BlockTable, forecast, sampled
+from headrace.plan.caching import POLICIES, Accesses, FileBlocks, forecast, sampled
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any)
 
 
 @given(SIZES, st.integers(1, 9))
 def test_blocks_cover_the_files(sizes: list[int], block_bytes: int) -> None:
-    table = BlockTable(sizes, block_bytes=block_bytes)
+    table = FileBlocks(sizes, block_bytes=block_bytes)
     blocks = np.arange(table.num_blocks, dtype=np.int64)
     covered = [set(range(0)) for _ in sizes]
     for file, begin, size in zip(
@@ -31,7 +31,7 @@ def test_blocks_cover_the_files(sizes: list[int], block_bytes: int) -> None:
 
 @given(SIZES, st.integers(1, 9), st.data())
 def test_touched_blocks_hold_the_bytes_of_the_ranges(sizes: list[int], block_bytes: int, data: st.DataObject) -> None:
-    table = BlockTable(sizes, block_bytes=block_bytes)
+    table = FileBlocks(sizes, block_bytes=block_bytes)
     ranges = data.draw(
         st.lists(st.tuples(st.integers(0, len(sizes) - 1), st.floats(0, 1), st.floats(0, 1)), max_size=6)
     )
@@ -50,7 +50,7 @@ def test_touched_blocks_hold_the_bytes_of_the_ranges(sizes: list[int], block_byt
 
 def test_sizes_at_the_limits_of_int32() -> None:
     for size in (2**31 - 1, 2**31, 2**31 + 1):
-        table = BlockTable([size, 5], block_bytes=1 << 23)
+        table = FileBlocks([size, 5], block_bytes=1 << 23)
         zeros = np.zeros(1, dtype=np.int64)
         last = table.touched(zeros, zeros, zeros + size - 1, zeros + size)
         assert table.sizes(last.blocks)[0] == (size - 1) % (1 << 23) + 1
@@ -59,15 +59,15 @@ def test_sizes_at_the_limits_of_int32() -> None:
 
 def test_wrong_sizes_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least 1 byte"):
-        BlockTable([5], block_bytes=0)
+        FileBlocks([5], block_bytes=0)
     with pytest.raises(ConfigError, match="at least 0"):
-        BlockTable([-1], block_bytes=4)
+        FileBlocks([-1], block_bytes=4)
 
 
-def accesses(num_blocks: int, num_epochs: int, nodes: int) -> tuple[Accesses, BlockTable]:
+def accesses(num_blocks: int, num_epochs: int, nodes: int) -> tuple[Accesses, FileBlocks]:
     """Epochs of samples of an eighth of a block each, shuffled, dealt to nodes in turn."""
     rng = np.random.default_rng(num_blocks)
-    table = BlockTable([num_blocks * 8], block_bytes=8)
+    table = FileBlocks([num_blocks * 8], block_bytes=8)
     samples = np.concatenate([rng.permutation(num_blocks * 8) for _ in range(num_epochs)])
     slots = np.arange(len(samples))
     epochs = slots // (num_blocks * 8)

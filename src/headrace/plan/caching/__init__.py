@@ -1,6 +1,6 @@
 """What a cache of blocks does in a run, since the plan knows when each block comes: pure functions of integers.
 
-    ranges of files -- BlockTable --> blocks -- Accesses --> step, node, block
+    ranges of files -- FileBlocks --> blocks -- Accesses --> step, node, block
                                                    |
                                                    +-- simulate --> hits of plan, pin, LRU and FIFO
                                                    +-- forecast --> GETs, bytes, hit rates, with their errors
@@ -12,17 +12,17 @@ A *block* is a part of a file, of equal size except at the end of the file; it i
 May import: plan, errors.
 """
 
-from headrace.plan.caching.blocks import Accesses, BlockTable, Touched, next_uses
+from headrace.plan.caching.blocks import Accesses, FileBlocks, Touched, next_uses
 from headrace.plan.caching.forecast import CacheForecast, EpochForecast, forecast, hashed, sampled
 from headrace.plan.caching.policies import POLICIES, CacheOutcome, Policy, simulate
 
 __all__ = [
     "POLICIES",
     "Accesses",
-    "BlockTable",
     "CacheForecast",
     "CacheOutcome",
     "EpochForecast",
+    "FileBlocks",
     "Policy",
     "Touched",
     "forecast",

@@ -1,6 +1,6 @@
 """Files as blocks of equal size, and which blocks a run touches in which step.
 
-    ranges of files                BlockTable.touched     row, block, bytes of the block that are used
+    ranges of files                FileBlocks.touched     row, block, bytes of the block that are used
     (step, node, block, bytes)     Accesses.of            one access for each step, node and block
 
 The blocks of all files are numbered through:
@@ -30,7 +30,7 @@ class Touched(NamedTuple):
     used_bytes: IntArray
 
 
-class BlockTable:
+class FileBlocks:
     """The blocks of some files, numbered through in the order of the files.
 
     Args:
@@ -41,7 +41,7 @@ class BlockTable:
         ConfigError: a size is below 0, or ``block_bytes`` below 1.
 
     Example:
-        >>> table = headrace.plan.caching.BlockTable([20, 8], block_bytes=8)
+        >>> table = headrace.plan.caching.FileBlocks([20, 8], block_bytes=8)
         >>> table.num_blocks, table.sizes(np.arange(4)).tolist()
         (4, [8, 8, 4, 8])
         >>> zeros = np.zeros(1, dtype=np.int64)
@@ -121,7 +121,7 @@ class Accesses(NamedTuple):
         used_bytes: IntArray,
         epochs: IntArray,
         *,
-        table: BlockTable,
+        table: FileBlocks,
     ) -> Accesses:
         """Bring what samples touch together: each block once for each step and node.
 

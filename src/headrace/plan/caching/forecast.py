@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.plan.caching.blocks import Accesses, BlockTable
+from headrace.plan.caching.blocks import Accesses, FileBlocks
 from headrace.plan.caching.policies import BoolArray, Policy, simulate
 from headrace.plan.keys import GOLDEN, IntArray, mix_array
 
@@ -82,7 +82,7 @@ class CacheForecast(NamedTuple):
 
 def forecast(
     accesses: Accesses,
-    table: BlockTable,
+    table: FileBlocks,
     *,
     capacity: int,
     policy: Policy,
