@@ -130,6 +130,18 @@ def test_what_a_loader_refuses(prefix: str, tmp_path: Path) -> None:
         headrace.Loader(run_over(store), micro_batch_size=4, cache="/nvme")  # type: ignore[arg-type]
 
 
+def test_workers_read_through_the_cache(prefix: str, tmp_path: Path) -> None:
+    plain = fed(run_over(headrace.open(prefix), epochs=1))
+    cache = Cache(tmp_path / "cache", limit=30 * BLOCK, block=BLOCK)
+    run = run_over(headrace.open(prefix, reader=cache.reader("pread")), epochs=1)
+    reading = headrace.loader.Reading(num_workers=2, start_method="fork")
+    loader = headrace.Loader(run, micro_batch_size=16, cache=cache, reading=reading)
+    assert [batch["input_ids"].flatten().tolist() for batch in loader] == plain
+    loader.close()
+    assert headrace.cache.describe_cache(cache.folder).blocks >= 29
+    assert headrace.cache.check_cache(cache.folder) == []
+
+
 SCRIPT = """
 import os, signal, sys
 import headrace

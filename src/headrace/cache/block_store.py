@@ -174,7 +174,14 @@ class BlockStore:
         self._no_writes_until = 0.0
         # Connections of the process that forked this one stay here: they must not be closed.
         self._processes: dict[int, _Process] = {}
+        self._locks: dict[int, Lock] = {}
         _make_folder(folder, block_bytes)
+
+    def count(self, **more: int) -> None:
+        """Add to some numbers of ``stats``."""
+        with self._process().lock:
+            for name, number in more.items():
+                setattr(self.stats, name, getattr(self.stats, name) + number)
 
     def read(self, name: str, size: int, begin: int, out: ByteArray) -> bool:
         """Read bytes of a block of ``size`` bytes into ``out``, and return whether it was there.
@@ -353,22 +360,30 @@ class BlockStore:
 
     def _pause(self, reason: str) -> None:
         """Keep no new blocks for a while, since one could not be written."""
-        if not self.stats.failed_writes:
+        self.count(failed_writes=1)
+        if self.stats.failed_writes == 1:
             _log.warning(
                 "%s: a block cannot be written: %s; what is not there is read without being kept", self.folder, reason
             )
-        self.stats.failed_writes += 1
         self._no_writes_until = time.monotonic() + _PAUSE_S
 
     def _process(self) -> _Process:
         found = self._processes.get(os.getpid())
         if found is None:
-            for other in self._processes.values():
-                other.leave()
-                self.stats = CacheStats()
-            found = self._processes[os.getpid()] = _Process(self.folder)
-            self._tidy(found)
+            # A lock for each process, since a fork may copy one that another thread holds.
+            with self._locks.setdefault(os.getpid(), Lock()):
+                found = self._processes.get(os.getpid()) or self._entered()
         return found
+
+    def _entered(self) -> _Process:
+        """Enter this process."""
+        for other in self._processes.values():
+            other.leave()
+            self.stats = CacheStats()
+        process = _Process(self.folder)
+        self._tidy(process)
+        self._processes[os.getpid()] = process
+        return process
 
     def _tidy(self, process: _Process) -> None:
         """Remove what processes left behind that died: blocks that they had claimed, and the runs that they fed."""
@@ -518,7 +533,7 @@ class BlockStore:
         return file
 
     def _drop_torn(self, name: str) -> None:
-        self.stats.torn_blocks += 1
+        self.count(torn_blocks=1)
         _log.warning("%s: the file of a block is damaged; it is removed, and fetched again", self._path(name))
         self._forget(name)
 

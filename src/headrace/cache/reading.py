@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from threading import Lock
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ WAIT_S: Final = 60.0
 """How long a read waits for a block that another process fetches, before it fetches what it needs itself."""
 
 _LOOK_S: Final = 0.005
+_log = logging.getLogger("headrace")
 
 
 class Cache:
@@ -168,8 +169,9 @@ class CachedReader(Reader):
         super().__init__(pool=inner._pool, retries=inner.retries)
         self.cache = cache
         self.inner = inner
-        self._lock = Lock()
         cache._readers.append(self)
+        # The folder is made here, before threads and workers use it.
+        _ = cache.store
 
     def identity(self, path: str) -> str:
         """Return that of the inner reader."""
@@ -207,7 +209,7 @@ class CachedReader(Reader):
         if file.data is not None:
             self.inner._fill(file, path, offsets, lengths, out)
             return
-        store, stats = self.cache.store, self.cache.stats
+        store = self.cache.store
         missing: dict[int, list[_Piece]] = {}
         num_hits = 0
         for number, pieces in _by_block(offsets, lengths, store.block_bytes).items():
@@ -215,9 +217,7 @@ class CachedReader(Reader):
                 num_hits += 1
             else:
                 missing[number] = pieces
-        with self._lock:
-            stats.hits += num_hits
-            stats.read_bytes += len(out)
+        store.count(hits=num_hits, read_bytes=len(out))
         at_a_time = max(1, FETCH_BYTES // store.block_bytes)
         numbers = sorted(missing)
         for first in range(0, len(numbers), at_a_time):
@@ -242,14 +242,12 @@ class CachedReader(Reader):
             raise
         for number in theirs:
             if self._waited(file, path, number, missing[number], out):
-                with self._lock:
-                    self.cache.stats.waited_blocks += 1
+                store.count(waited_blocks=1)
             else:
                 bypassed.append(number)
         if bypassed:
             self._fetch_ranges(file, path, [piece for one in bypassed for piece in _placed(one, missing, store)], out)
-            with self._lock:
-                self.cache.stats.bypassed_blocks += len(bypassed)
+            store.count(bypassed_blocks=len(bypassed))
 
     def _fetch_whole(
         self, file: OpenFile, path: str, numbers: list[int], missing: dict[int, list[_Piece]], out: ByteArray
@@ -259,16 +257,14 @@ class CachedReader(Reader):
         sizes = np.array([self._size(file, number) for number in numbers], dtype=np.int64)
         data = np.empty(int(sizes.sum()), np.uint8)
         self.inner._fill(file, path, begins, sizes, data)
-        at = 0
+        at = num_kept = 0
         for number, size in zip(numbers, sizes.tolist(), strict=True):
             block = data[at : at + size]
             at += size
             for piece in missing[number]:
                 out[piece.at : piece.at + piece.length] = block[piece.begin : piece.begin + piece.length]
-            store.put(self._name(path, number), block)
-        with self._lock:
-            self.cache.stats.fetched_blocks += len(numbers)
-            self.cache.stats.fetched_bytes += len(data)
+            num_kept += store.put(self._name(path, number), block)
+        store.count(fetched_blocks=num_kept, fetched_bytes=len(data))
 
     def _fetch_ranges(self, file: OpenFile, path: str, pieces: list[_Piece], out: ByteArray) -> None:
         offsets, lengths, places = (np.array(column, dtype=np.int64) for column in zip(*pieces, strict=True))
@@ -278,8 +274,7 @@ class CachedReader(Reader):
         for place, length in zip(places.tolist(), lengths.tolist(), strict=True):
             out[place : place + length] = data[at : at + length]
             at += length
-        with self._lock:
-            self.cache.stats.fetched_bytes += len(data)
+        self.cache.store.count(fetched_bytes=len(data))
 
     def _from_cache(self, file: OpenFile, path: str, number: int, pieces: list[_Piece], out: ByteArray) -> bool:
         name, size = self._name(path, number), self._size(file, number)
@@ -293,7 +288,15 @@ class CachedReader(Reader):
             is_coming = self.cache.store.is_being_fetched(self._name(path, number))
             if self._from_cache(file, path, number, pieces, out):
                 return True
-            if not is_coming or time.monotonic() > until:
+            if not is_coming:
+                return False
+            if time.monotonic() > until:
+                _log.warning(
+                    "%s: byte %d: another process has fetched this block for %.0f s; reading it without the cache",
+                    path,
+                    number * self.cache.block_bytes,
+                    WAIT_S,
+                )
                 return False
             time.sleep(_LOOK_S)
 
