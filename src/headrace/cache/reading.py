@@ -23,8 +23,9 @@ from headrace.cache.block_store import (
 )
 from headrace.config import check_choice
 from headrace.errors import ConfigError, StoreError
-from headrace.io import MmapReader, Reader, parse_size, reader
+from headrace.io import MmapReader, Reader, reader
 from headrace.io.readers import IntArray, OpenFile
+from headrace.io.sizes import parse_size
 
 FETCH_BYTES: Final = 64 << 20
 """The most bytes of blocks that a read fetches at a time."""

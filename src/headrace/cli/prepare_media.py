@@ -178,7 +178,7 @@ def _options(given: dict[str, Any]) -> ShardOptions:
             )
         output |= {"samples_per_shard": None, "shard_bytes": None}
     if given["shard_size"] is not None:
-        output["shard_bytes"] = resolve_name("headrace.io:parse_size")(given["shard_size"], "--shard-size")
+        output["shard_bytes"] = resolve_name("headrace.io.sizes:parse_size")(given["shard_size"], "--shard-size")
     if given["split_ratio"] is not None:
         output["split_ratio"] = common.parse_shares(given["split_ratio"])
     if given["field_map"] is not None:

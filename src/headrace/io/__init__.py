@@ -8,7 +8,6 @@
                create_once, read_once            of several processes that create a file, one succeeds
                write_json_file                   a JSON document that people may read
     retrying   RetryPolicy, may_pass             reads that fail for a moment are tried again
-    sizes      parse_size                        "500MB" as a number of bytes
     folders    claim_folder                      one process at a time works in a folder
     mapping    map_npy                           maps arrays of .npy files that may be damaged
     checking   FileHasher, file_sum, FileSum     xxh3_128 of a file, xxh3_64 of each of its 16 MiB blocks
@@ -47,7 +46,6 @@ from headrace.io.readers import (
     may_pass,
     reader,
 )
-from headrace.io.sizes import parse_size
 
 __all__ = [
     "BLOCK_BYTES",
@@ -78,7 +76,6 @@ __all__ = [
     "may_pass",
     "natural_key",
     "output_errors",
-    "parse_size",
     "partial_path",
     "read_once",
     "reader",

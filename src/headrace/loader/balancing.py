@@ -18,7 +18,7 @@ from headrace.datasets import Dataset, PackedSequenceDataset, RaggedDataset, Run
 from headrace.datasets.block_uses import BlockUses
 from headrace.datasets.dataset import counted
 from headrace.errors import ConfigError, StateError
-from headrace.io import parse_size
+from headrace.io.sizes import parse_size
 from headrace.loader.spans import UNTOLD, begun_samples, check_between_steps
 from headrace.plan import (
     Assignment,

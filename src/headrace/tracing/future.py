@@ -18,7 +18,7 @@ import numpy as np
 from headrace.datasets.block_uses import BlockUses
 from headrace.datasets.run import Run
 from headrace.errors import ConfigError
-from headrace.io import parse_size
+from headrace.io.sizes import parse_size
 from headrace.plan import IntArray
 from headrace.plan.caching import POLICIES, Accesses, CacheForecast, Policy, forecast, sampled
 from headrace.plan.caching.dealing import dealt, home_nodes
