@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from headrace.tracing.differences import RunDifference, first_difference
     from headrace.tracing.file_edits import FileEdit, edit_run_file, skip_in_run_file
     from headrace.tracing.framed import FramedHistory, framed_history
-    from headrace.tracing.grids import GridCell, HeldCounts, StepGrid, step_grid
     from headrace.tracing.future import PlannedCache, PlannedEpoch, ReadingPlan, reading_plan
+    from headrace.tracing.grids import GridCell, HeldCounts, StepGrid, step_grid
     from headrace.tracing.history import History, history_of, ledgers, trace_sample, trace_step
     from headrace.tracing.rebuilding import filed_run
     from headrace.tracing.run_file import RunFile, read_run_file, save_run
