@@ -18,11 +18,13 @@ from headrace.cache.block_store import NEVER
 from headrace.datasets.block_uses import BlockUses
 from headrace.errors import ConfigError
 from headrace.loader import spans
+from headrace.loader.balancing import ranks_on_each_node
 from headrace.loader.caching import CachePlanner
 from headrace.loader.ranks import Ranks
 from headrace.plan import Share
 from headrace.plan.caching import Accesses, simulate
-from headrace.plan.slots import ranks_of, taken_by
+from headrace.plan.caching.dealing import ranks_of
+from headrace.plan.slots import taken_by
 
 BLOCK = 1024
 
@@ -106,15 +108,15 @@ def test_ranks_of_slots() -> None:
 
 
 def test_ranks_on_a_node_follow_from_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Ranks(0, 8, per_node=2).on_each_node() == 2
+    assert ranks_on_each_node(Ranks(0, 8, per_node=2)) == 2
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert Ranks(0, 8).on_each_node() == 8
+    assert ranks_on_each_node(Ranks(0, 8)) == 8
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     monkeypatch.setenv("WORLD_SIZE", "32")
-    assert Ranks(0, 32).on_each_node() == 8
-    assert Ranks(0, 16).on_each_node() == 4, "each rank has two processes"
+    assert ranks_on_each_node(Ranks(0, 32)) == 8
+    assert ranks_on_each_node(Ranks(0, 16)) == 4, "each rank has two processes"
     with pytest.raises(ConfigError, match="not a whole number of the 2 data-parallel ranks"):
-        Ranks(0, 2).on_each_node()
+        ranks_on_each_node(Ranks(0, 2))
     with pytest.raises(ConfigError, match="per_node is 3; it must divide"):
         Ranks(0, 8, per_node=3)
 

@@ -45,7 +45,7 @@ from headrace._version import __version__
 
 COMMANDS = {
     "account": "account:account",
-    "cache": "cache:cache",
+    "cache": "caches:cache",
     "cat": "samples:cat",
     "check": "stores:check",
     "check-cache": "caches:check_cache",

@@ -1,7 +1,7 @@
 """`BlockUses`: which blocks of which files a run reads at its positions, and at which positions a block is read.
 
     positions -- lookup, locate, extents, FileBlocks.touched --> blocks, with the bytes of each that samples use
-    blocks ---- bisection of extents, Plan.find_all -----------> positions
+    blocks ---- bisection of extents, positions_of -----------> positions
 
 Nothing is read but indexes of stores. What caches keep, what a run will cost, and which node is to read a sample is
 planned with it.
@@ -18,6 +18,7 @@ from headrace.datasets.run import Run, by_source
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray, Lookup
 from headrace.plan.caching import FileBlocks
+from headrace.plan.caching.finding import positions_of
 from headrace.plan.chapters import AnyPlan
 from headrace.plan.sequence import NOTHING
 from headrace.stores.store import Extents
@@ -159,7 +160,7 @@ class BlockUses:
         for source in range(len(self._datasets)):
             samples = self._samples(source, blocks)
             if len(samples):
-                found.append(self._plan.find_all(source, samples, begin=begin, end=end).positions)
+                found.append(positions_of(self._plan, source, samples, begin=begin, end=end))
         positions = np.unique(np.concatenate(found))
         reads = self._reads(self._plan.lookup(positions))
         places = np.searchsorted(blocks, reads.blocks)

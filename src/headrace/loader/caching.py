@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,19 +13,19 @@ from headrace.cache.block_store import NEVER, block_name
 from headrace.datasets import Run
 from headrace.datasets.block_uses import BlockUses
 from headrace.errors import ConfigError
+from headrace.loader.balancing import ranks_on_each_node
 from headrace.loader.ranks import Ranks
 from headrace.loader.spans import BatchSpan
 from headrace.plan import IntArray, Share
-from headrace.plan.caching.dealing import home_nodes
+from headrace.plan.caching.dealing import home_nodes, ranks_of
 from headrace.plan.caching.policies import BoolArray
-from headrace.plan.slots import ranks_of
 from headrace.plan.tree import MAX_POSITIONS
 
 if TYPE_CHECKING:
     from headrace.loader.balancing import BlockDealing
 
 MOST_KEPT = 1 << 14
-"""Blocks whose next uses are kept; those of others are looked up again."""
+"""Blocks whose next uses are kept; of more, all are looked up again."""
 
 _HORIZON_FACTOR = 4
 _MOST_LOOKS = 8
@@ -80,7 +79,7 @@ class CachePlanner:
                 f" {cache.block_bytes:,}: pass Dealing(block={cache.block_bytes})"
             )
         self._uses = BlockUses.of_run(run, block_bytes=cache.block_bytes) if dealing is None else dealing.uses
-        self._per_node = ranks.on_each_node()
+        self._per_node = ranks_on_each_node(ranks)
         self._num_nodes = share.world_size // self._per_node
         self._node = share.rank // self._per_node
         self._is_dealt = dealing is not None
@@ -88,7 +87,7 @@ class CachePlanner:
         self._name = run.recipe.digest().hex()[:32]
         self._end = MAX_POSITIONS if run.length is None else run.length
         self._first_look = sum(leaf.num_samples for leaf in run.plan.leaves)
-        self._coming: OrderedDict[int, _Coming] = OrderedDict()
+        self._coming: dict[int, _Coming] = {}
         self._began: tuple[int, float] | None = None
         if cache.policy == "plan":
             # What cannot be found is refused here, before anything is read.
@@ -140,11 +139,10 @@ class CachePlanner:
         mine = self._is_here(found.positions)
         rows, steps = found.rows[mine], self._run.schedule.steps(found.positions[mine])
         bounds = np.searchsorted(rows, np.arange(len(blocks) + 1))
+        if len(self._coming) + len(blocks) > MOST_KEPT:
+            self._coming.clear()
         for row, block in enumerate(blocks.tolist()):
             self._coming[block] = _Coming(np.unique(steps[bounds[row] : bounds[row + 1]]), until)
-            self._coming.move_to_end(block)
-        while len(self._coming) > max(MOST_KEPT, len(blocks)):
-            self._coming.popitem(last=False)
 
     def _is_here(self, positions: IntArray) -> BoolArray:
         """Return (n,) bool: whether a rank of this node takes the sample at each position."""

@@ -177,7 +177,7 @@ class SpanFeed:
         self.assignment: StepAssignment | None = None
         dealing: BlockDealing | None = None
         if options.dealing is not None:
-            dealing = resolve_name(DEALING)(run, options.dealing, options.ranks.on_each_node())
+            dealing = resolve_name(DEALING)(run, options.dealing, options.ranks)
         if options.balance is not None or dealing is not None:
             self.assignment = resolve_name(ASSIGNMENT)(run, options.share, balance=options.balance, dealing=dealing)
         self._planner = None

@@ -95,27 +95,6 @@ class Ranks(msgspec.Struct, frozen=True):
         if self.per_node is not None and (self.per_node < 1 or self.world_size % self.per_node):
             raise ConfigError(f"per_node is {self.per_node}; it must divide the number of ranks, {self.world_size}")
 
-    def on_each_node(self) -> int:
-        """Return ``per_node``, or what follows from the variables of torchrun; without them all ranks are on one node.
-
-        Raises:
-            ConfigError: the variables do not give every node the same whole number of ranks.
-        """
-        if self.per_node is not None:
-            return self.per_node
-        names = ("LOCAL_WORLD_SIZE", "WORLD_SIZE")
-        if self.world_size == 1 or not all(name in os.environ for name in names):
-            return self.world_size
-        local, processes = (_number_in(name, os.environ[name]) for name in names)
-        # A rank has as many processes as model parallelism needs.
-        found, rest = divmod(local * self.world_size, processes)
-        if rest or not found or self.world_size % found:
-            raise ConfigError(
-                f"LOCAL_WORLD_SIZE={local} of WORLD_SIZE={processes} processes are not a whole number of the"
-                f" {self.world_size} data-parallel ranks: pass ranks=Ranks(rank, world_size, per_node=...)"
-            )
-        return found
-
     @classmethod
     def from_mesh(cls, mesh: DeviceMesh, *dims: str) -> Ranks:
         """Return the rank along one or several dimensions of a ``DeviceMesh``, of which the first varies slowest.
@@ -173,7 +152,7 @@ class Ranks(msgspec.Struct, frozen=True):
         from_group = cls(dist.get_rank(), dist.get_world_size()) if _distributed() else None
         if rank is None or world_size is None:
             return from_group or cls()
-        from_variables = cls(_number_in("RANK", rank), _number_in("WORLD_SIZE", world_size))
+        from_variables = cls(number_in("RANK", rank), number_in("WORLD_SIZE", world_size))
         if from_group not in (None, from_variables):
             raise ConfigError(
                 f"RANK={rank} and WORLD_SIZE={world_size} contradict the process group, which has {from_group}: "
@@ -182,7 +161,8 @@ class Ranks(msgspec.Struct, frozen=True):
         return from_variables
 
 
-def _number_in(variable: str, value: str) -> int:
+def number_in(variable: str, value: str) -> int:
+    """Return the number in a variable of the environment; raises ConfigError if it is none."""
     try:
         return int(value)
     except ValueError:

@@ -21,8 +21,8 @@ from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray, KeyArray, derive_array
 from headrace.plan.nodes import Inner, Leaf, Node, Schedule, leaf_counts, leaf_shares, leaves
 from headrace.plan.order import Order
-from headrace.plan.sequence import NOTHING, EpochSeries, SourceSequence
-from headrace.plan.tree import MAX_POSITIONS, Lookup, Plan, SamplePositions, SampleTimes
+from headrace.plan.sequence import EpochSeries, SourceSequence
+from headrace.plan.tree import MAX_POSITIONS, Lookup, Plan, SampleTimes
 
 
 class Length(NamedTuple):
@@ -268,22 +268,6 @@ class ChapteredPlan:
         positions, epochs = (np.concatenate(column) for column in zip(*parts, strict=True))
         rows = np.argsort(positions, kind="stable")
         return SampleTimes(positions[rows], epochs[rows])
-
-    def find_all(self, source: int, indices: IntArray, *, begin: int, end: int) -> SamplePositions:
-        """Return at which of the positions ``begin`` to ``end - 1`` some samples come; as `find`, for (n,) samples."""
-        number = self.source_of[source]
-        rows, positions = [NOTHING], [NOTHING]
-        for chapter, last in self.spans(begin, end):
-            if number not in chapter.paths:
-                continue
-            first = max(begin, chapter.begin)
-            low, high = (chapter.reached(place)[number] for place in (first, last))
-            mine, ranks = self.sequences[number].all_times(source, indices, low, high)
-            found = chapter.ascend(number, ranks)
-            taken = (found >= first) & (found < last)
-            rows.append(mine[taken])
-            positions.append(found[taken])
-        return SamplePositions(np.concatenate(rows), np.concatenate(positions))
 
     def keys(self, source: int, epochs: IntArray) -> KeyArray:
         """Return (n,) uint64: the keys of epochs of a dataset, as in a ``Lookup``."""

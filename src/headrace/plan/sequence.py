@@ -14,7 +14,7 @@ All is arithmetic. Samples that are left out cost O(their number) for each epoch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -157,21 +157,6 @@ class SeriesSection:
         taken = (items >= begin) & (items < end)
         return SourceTimes(items[taken], passes[inside][taken] + self.series.first_epoch)
 
-    def all_times(self, indices: IntArray, begin: int, end: int) -> tuple[IntArray, IntArray]:
-        """Return at which of the items ``begin`` to ``end - 1`` some samples come: their rows, and the items."""
-        rows, found = [NOTHING], [NOTHING]
-        kept = np.flatnonzero(~np.isin(indices, self.left_out))
-        if begin < end and len(kept):
-            first, last = (self.ranks(np.array([begin, end - 1], dtype=np.int64)) // self.series.num_samples).tolist()
-            for number in range(first, last + 1):
-                ranks = self.series.ranks(indices[kept], np.full(len(kept), number, dtype=np.int64))
-                inside = (ranks >= self.begin) & (ranks < (ranks.max() + 1 if self.end is None else self.end))
-                items = self.items_of(ranks[inside])
-                taken = (items >= begin) & (items < end)
-                rows.append(kept[inside][taken])
-                found.append(items[taken])
-        return np.concatenate(rows), np.concatenate(found)
-
     @property
     def epoch(self) -> int:
         """The epoch of the first item."""
@@ -254,30 +239,17 @@ class SourceSequence:
     def times(self, series: int, index: int, begin: int, end: int) -> SourceTimes:
         """Return at which of the ranks ``begin`` to ``end - 1`` a sample of a series comes."""
         parts = [SourceTimes(NOTHING, NOTHING)]
-        for section, low, last in self._sections(series, begin, end):
-            ranks, epochs = section.times(index, max(begin - low, 0), last)
-            parts.append(SourceTimes(ranks + low, epochs))
-        return SourceTimes(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-    def all_times(self, series: int, indices: IntArray, begin: int, end: int) -> tuple[IntArray, IntArray]:
-        """Return at which of the ranks ``begin`` to ``end - 1`` some samples of a series come: rows and ranks."""
-        rows, ranks = [NOTHING], [NOTHING]
-        for section, low, last in self._sections(series, begin, end):
-            found, items = section.all_times(indices, max(begin - low, 0), last)
-            rows.append(found)
-            ranks.append(items + low)
-        return np.concatenate(rows), np.concatenate(ranks)
-
-    def _sections(self, series: int, begin: int, end: int) -> Iterator[tuple[SeriesSection, int, int]]:
-        """Yield the sections of a series that have ranks from ``begin`` to ``end - 1``: rank of item 0, end item."""
         first = max(int(np.searchsorted(self.firsts, begin, side="right")) - 1, 0)
         for number in range(first, len(self.sections)):
             section, low = self.sections[number], int(self.firsts[number])
             if low >= end:
-                return
+                break
             if section.series.number == series:
                 count = section.num_items
-                yield section, low, end - low if count is None else min(end - low, count)
+                last = end - low if count is None else min(end - low, count)
+                ranks, epochs = section.times(index, max(begin - low, 0), last)
+                parts.append(SourceTimes(ranks + low, epochs))
+        return SourceTimes(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def rest(self, rank: int) -> list[SeriesSection]:
         """Return the sections from a rank on, the first of them cut there."""

@@ -153,18 +153,6 @@ def taken_by(offset: int, size: int, world_size: int, micro_batch_size: int) -> 
     return -(-(within + 1) * world_size // left) - 1, micro_step
 
 
-def ranks_of(offsets: IntArray, sizes: IntArray, *, world_size: int, micro_batch_size: int) -> IntArray:
-    """Return (n,) int64: the rank that takes the slot at each offset in a step; as `taken_by`, for (n,) slots.
-
-    ``sizes`` are the sizes of the steps, (n,) int64.
-    """
-    together = world_size * micro_batch_size
-    micro_steps, within = np.divmod(offsets, together)
-    left = sizes - micro_steps * together
-    tails: IntArray = -(-(within + 1) * world_size // np.maximum(left, 1)) - 1
-    return np.where(left >= together, within // micro_batch_size, tails)
-
-
 def _steps(step: int, position: int, size: int, num_steps: int, share: Share) -> MicroBatches:
     """The micro-batches of a rank in ``num_steps`` equal steps of ``size`` slots from ``position`` on."""
     together = share.world_size * share.micro_batch_size

@@ -13,7 +13,6 @@ from headrace.plan.keys import IntArray, KeyArray, derive_array, source_key
 from headrace.plan.nodes import Inner, Leaf, Node, Schedule, leaf_counts, leaves
 from headrace.plan.order import Order
 from headrace.plan.schedule import BatchSchedule
-from headrace.plan.sequence import NOTHING
 
 MAX_POSITIONS = 1 << 62
 
@@ -37,13 +36,6 @@ class SampleTimes(NamedTuple):
 
     positions: IntArray
     epochs: IntArray
-
-
-class SamplePositions(NamedTuple):
-    """The positions of several samples, (n,) int64, not in order, and the row of the sample at each, (n,) int64."""
-
-    rows: IntArray
-    positions: IntArray
 
 
 class Plan:
@@ -153,28 +145,13 @@ class Plan:
         within = self.order.ranks(indices, keys, leaf.num_samples, leaf.shards)
         ranks = epochs * leaf.num_samples + within
         inside = (ranks >= first) & (ranks < beyond)
-        positions = self._ascend(self.root, leaf.path, ranks[inside])
+        positions = self.ascend(source, ranks[inside])
         taken = (positions >= begin) & (positions < end)
         return SampleTimes(positions[taken], epochs[inside][taken])
 
-    def find_all(self, source: int, indices: IntArray, *, begin: int, end: int) -> SamplePositions:
-        """Return at which of the positions ``begin`` to ``end - 1`` some samples come; as `find`, for (n,) samples.
-
-        Each of them costs a lookup for each epoch of the source within these positions.
-        """
-        leaf = self.leaves[source]
-        first, beyond = self.counts(begin)[source], self.counts(end)[source]
-        rows, positions = [NOTHING], [NOTHING]
-        for epoch in range(first // leaf.num_samples, -(-beyond // leaf.num_samples)):
-            keys = np.broadcast_to(derive_array(self._keys[source], np.array([epoch], dtype=np.int64)), indices.shape)
-            within = self.order.ranks(indices - leaf.first_sample, keys, leaf.num_samples, leaf.shards)
-            ranks = epoch * leaf.num_samples + within
-            inside = np.flatnonzero((ranks >= first) & (ranks < beyond))
-            found = self._ascend(self.root, leaf.path, ranks[inside])
-            taken = (found >= begin) & (found < end)
-            rows.append(inside[taken])
-            positions.append(found[taken])
-        return SamplePositions(np.concatenate(rows), np.concatenate(positions))
+    def ascend(self, source: int, ranks: IntArray) -> IntArray:
+        """Return (n,) int64: the position of each rank of a source, or -1 if it is never taken."""
+        return self._ascend(self.root, self.leaves[source].path, ranks)
 
     def keys(self, source: int, epochs: IntArray) -> KeyArray:
         """Return (n,) uint64: the keys of epochs of a source, as in a ``Lookup``."""

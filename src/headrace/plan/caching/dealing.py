@@ -25,7 +25,18 @@ from numpy.typing import NDArray
 from headrace.errors import ConfigError
 from headrace.plan.balance import StepPart, balanced, continued_order
 from headrace.plan.keys import IntArray
-from headrace.plan.slots import ranks_of
+
+
+def ranks_of(offsets: IntArray, sizes: IntArray, *, world_size: int, micro_batch_size: int) -> IntArray:
+    """Return (n,) int64: the rank that takes the slot at each offset in a step; as `taken_by`, for (n,) slots.
+
+    ``sizes`` are the sizes of the steps, (n,) int64.
+    """
+    together = world_size * micro_batch_size
+    micro_steps, within = np.divmod(offsets, together)
+    left = sizes - micro_steps * together
+    tails: IntArray = -(-(within + 1) * world_size // np.maximum(left, 1)) - 1
+    return np.where(left >= together, within // micro_batch_size, tails)
 
 
 def nodes_of(num_slots: int, *, world_size: int, micro_batch_size: int, per_node: int) -> IntArray:

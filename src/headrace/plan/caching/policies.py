@@ -9,7 +9,7 @@ fifo   every block is kept; the one that was fetched longest ago goes
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from heapq import heapify, heappop, heappush
 from typing import Literal, NamedTuple
 
@@ -100,15 +100,18 @@ def _pin(blocks: IntArray, capacity: int) -> CacheOutcome:
 
 def _lru(blocks: IntArray, capacity: int) -> CacheOutcome:
     is_hit = np.zeros(len(blocks), dtype=np.bool_)
-    kept: OrderedDict[int, None] = OrderedDict()
+    kept: dict[int, int] = {}
+    # Every use in turn; one that is not the last of its block is out of date.
+    order: deque[tuple[int, int]] = deque()
     for at, block in enumerate(blocks.tolist()):
         if block in kept:
             is_hit[at] = True
-            kept.move_to_end(block)
-            continue
-        if len(kept) == capacity:
-            kept.popitem(last=False)
-        kept[block] = None
+        elif len(kept) == capacity:
+            while kept.get(order[0][0]) != order[0][1]:
+                order.popleft()
+            del kept[order.popleft()[0]]
+        kept[block] = at
+        order.append((block, at))
     return CacheOutcome(is_hit, ~is_hit)
 
 
