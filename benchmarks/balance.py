@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from packing import FILL, draw
 
 import headrace
-from headrace.loader.balancing import BalancedAssignment
+from headrace.loader.balancing import StepAssignment
 from headrace.loader.spans import spans
 from headrace.plan import Share
 from headrace.stores import IndexedWriter
@@ -76,7 +76,7 @@ def measured(kind: str, name: str, dataset: Any, balance: headrace.loader.Balanc
         row[f"{what}rank"] = max(assignment.rank_imbalance for assignment in deals)
         row[f"{what}waiting"] = float(np.mean([assignment.waiting for assignment in deals]))
     share = Share(0, RANKS, MICRO_BATCH)
-    assignment = BalancedAssignment(run, balance, share)
+    assignment = StepAssignment(run, share, balance=balance)
     num_samples = len(figures) * STEP
     row["us a sample"] = seconds(lambda: spans(run, share, 0, assignment)) / num_samples * 1e6
     row["without"] = seconds(lambda: spans(run, share, 0)) / num_samples * 1e6

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "_version": set(),
     "__main__": {"cli"},
     "io": {"errors"},
+    "cache": {"io", "plan", "config", "errors"},
     "engine": {"io", "errors"},
     "stores": {"io", "config", "errors"},
     "plan": {"config", "errors"},
@@ -33,7 +34,7 @@ MAY_IMPORT = {
     "encoders": {"samples", "plan", "config", "errors"},
     "datasets": {"engine", "stores", "samples", "plan", "encoders", "io", "config", "errors"},
     "tracing": {"datasets", "encoders", "stores", "samples", "plan", "io", "config", "errors"},
-    "loader": {"datasets", "encoders", "plan", "io", "config", "errors"},
+    "loader": {"cache", "datasets", "encoders", "plan", "io", "config", "errors"},
     "compat": {
         *("loader", "tracing", "datasets", "encoders", "preparing", "copying", "stores", "samples", "plan", "io"),
         *("config", "errors"),
@@ -66,7 +67,7 @@ MAY_IMPORT = {
         "engine",
         "kinds",
         "ui",
-        *("inspect", "compat", "loader", "tracing", "datasets", "encoders", "preparing", "copying", "stores"),
+        *("cache", "inspect", "compat", "loader", "tracing", "datasets", "encoders", "preparing", "copying", "stores"),
         *("samples", "plan", "io", "config", "errors", "_version"),
     },
 }
@@ -117,6 +118,7 @@ def loaded(code: str) -> set[str]:
 
 
 ROOMS = [
+    "cache",
     "compat",
     "compat.megatron",
     "datasets",

@@ -21,6 +21,7 @@ from headrace._lazy import lazily
 from headrace._version import __version__
 
 if TYPE_CHECKING:
+    from headrace import cache as cache
     from headrace import compat as compat
     from headrace import copying as copying
     from headrace import datasets as datasets
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from headrace import stores as stores
     from headrace import tracing as tracing
     from headrace import ui as ui
+    from headrace.cache import Cache
     from headrace.copying import convert, merge, split
     from headrace.datasets import (
         Blend,
@@ -53,21 +55,23 @@ if TYPE_CHECKING:
     )
     from headrace.errors import ConfigError, HeadraceError, InputError, StateError, StoreError, WorkerError
     from headrace.integrations.numpy import NumpyLoader
-    from headrace.loader import Loader, Metrics, Prompts, loader_for
+    from headrace.loader import Dealing, Loader, Metrics, Prompts, loader_for
     from headrace.plan import BatchSchedule, Order
     from headrace.plan.packing import Packing
     from headrace.preparing import prepare
     from headrace.stores import open, to_datasets
 
 _ROOMS = (
-    *("compat", "copying", "datasets", "encoders", "errors", "inspect", "kinds", "loader", "plan", "preparing"),
-    *("samples", "stores", "tracing", "ui"),
+    *("cache", "compat", "copying", "datasets", "encoders", "errors", "inspect", "kinds", "loader", "plan"),
+    *("preparing", "samples", "stores", "tracing", "ui"),
 )
 
 _HOMES = {
     "BatchSchedule": "headrace.plan",
     "Blend": "headrace.datasets",
+    "Cache": "headrace.cache",
     "ConfigError": "headrace.errors",
+    "Dealing": "headrace.loader",
     "Exclude": "headrace.datasets",
     "FramedRun": "headrace.datasets",
     "GroupDataset": "headrace.datasets",
@@ -104,7 +108,9 @@ _HOMES = {
 __all__ = [
     "BatchSchedule",
     "Blend",
+    "Cache",
     "ConfigError",
+    "Dealing",
     "Exclude",
     "FramedRun",
     "GroupDataset",

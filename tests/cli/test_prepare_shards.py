@@ -10,8 +10,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from headrace.cli import main
-from headrace.cli.prepare_media import parse_size
-from headrace.errors import ConfigError
 from headrace.stores import load_manifest
 from shards_made import inline, read_all, rows, write_pictures, write_table
 
@@ -113,11 +111,3 @@ def test_options_that_do_not_go_together(table: Path, tmp_path: Path, arguments:
     assert done.exit_code == 2
     assert message in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_sizes() -> None:
-    sizes = {"1": 1, "500MB": 500_000_000, "1GiB": 1 << 30, "1.5 kb": 1500, "7B": 7}
-    assert {text: parse_size(text) for text in sizes if text != "7B"} == {k: v for k, v in sizes.items() if k != "7B"}
-    for text in ("0", "-1", "x", "1TB", "nan", "inf"):
-        with pytest.raises(ConfigError):
-            parse_size(text)

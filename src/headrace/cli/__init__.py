@@ -22,6 +22,8 @@
     headrace run show|log FILE                                  the mix of a run, and its edits
     headrace run edit FILE --at-step N ...                      change it from a step on
     headrace run skip FILE A:B                                  leave out the samples of some steps
+    headrace cache plan FILE --limit BYTES                      what a run reads, and what caches would save
+    headrace cache info|verify|clear DIR                        what is in a cache, whether it is whole; empty it
     headrace measure DATASET --encoder MODULE:CLASS             run a task encoder once over every sample
     headrace ui PATH...                                         data, mixes and runs as pages in the browser
     headrace quarantine DATASET --from REPORT                   leave bad samples out of it
@@ -43,6 +45,7 @@ from headrace._version import __version__
 
 COMMANDS = {
     "account": "account:account",
+    "cache": "caches:cache",
     "cat": "samples:cat",
     "check": "stores:check",
     "check-cache": "caches:check_cache",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,8 +18,6 @@ from headrace.inspect.figures import count, duration, listing, plural, size
 if TYPE_CHECKING:
     from headrace.preparing.shards import ShardEstimate, ShardOptions, ShardProgress
     from headrace.stores import Manifest
-
-_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 _SAMPLES = (
     Option(
@@ -165,23 +164,6 @@ def estimate_lines(estimate: ShardEstimate) -> list[str]:
     return ["dry run: nothing was written", *listing(pairs)]
 
 
-def parse_size(text: str) -> int:
-    """Parse a size such as ``1000000``, ``500MB`` or ``1GiB`` into bytes.
-
-    Raises:
-        ConfigError: the text is not a size of at least 1 byte.
-    """
-    digits = text.rstrip("BGKMIbgkmi ")
-    unit = _UNITS.get(text[len(digits) :].strip().lower())
-    try:
-        found = round(float(digits) * unit) if unit is not None else 0
-    except (ValueError, OverflowError):
-        found = 0
-    if found < 1:
-        raise ConfigError(f"--shard-size {text}: write a number of bytes, or a size such as 500MB or 1GiB")
-    return found
-
-
 def _options(given: dict[str, Any]) -> ShardOptions:
     from headrace.preparing.shards import PartSpec, ShardOptions, ShardOutput, ShardSource
 
@@ -196,7 +178,7 @@ def _options(given: dict[str, Any]) -> ShardOptions:
             )
         output |= {"samples_per_shard": None, "shard_bytes": None}
     if given["shard_size"] is not None:
-        output["shard_bytes"] = parse_size(given["shard_size"])
+        output["shard_bytes"] = resolve_name("headrace.io.sizes:parse_size")(given["shard_size"], "--shard-size")
     if given["split_ratio"] is not None:
         output["split_ratio"] = common.parse_shares(given["split_ratio"])
     if given["field_map"] is not None:

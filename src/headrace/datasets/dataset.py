@@ -24,6 +24,7 @@ from headrace.plan import IntArray, KeyArray
 if TYPE_CHECKING:
     from headrace.encoders import Fault
     from headrace.samples.media.batch import BatchBlocks
+    from headrace.stores.store import Extents
 
 T = TypeVar("T")
 
@@ -278,6 +279,29 @@ class Dataset(ABC):
         """Return what the samples at some addresses are made of, without reading them; empty where it is not known."""
         return [()] * len(addresses)
 
+    def extents(self, addresses: IntArray) -> list[Extents]:
+        """Return which bytes of which files the samples at some addresses lie in, without reading them.
+
+        Each entry has the ranges in the files of one store; its rows count the addresses.
+
+        Raises:
+            ConfigError: it is not known.
+        """
+        raise ConfigError(
+            f"{type(self).__name__}: it is not known which bytes of its files a sample lies in; this is known for"
+            " windows, packs, records and media samples, and for what is made of these"
+        )
+
+    @property
+    def is_in_file_order(self) -> bool:
+        """Whether a sample's ranges never begin before those of the sample before it, file by file, in any epoch."""
+        return False
+
+    @property
+    def is_planned_anew(self) -> bool:
+        """Whether a sample is made of other documents or samples in each epoch, as packs with ``repack`` are."""
+        return False
+
     def holders(self, document: int) -> IntArray:
         """(n,) int64, rising: the samples that may have tokens of a document in any epoch.
 
@@ -464,6 +488,20 @@ class FixedWrapper(FixedDataset):
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return the origins in the inner dataset."""
         return self.dataset.origins(addresses)
+
+    def extents(self, addresses: IntArray) -> list[Extents]:
+        """Return those of the inner dataset."""
+        return self.dataset.extents(addresses)
+
+    @property
+    def is_in_file_order(self) -> bool:
+        """Whether the inner dataset is."""
+        return self.dataset.is_in_file_order
+
+    @property
+    def is_planned_anew(self) -> bool:
+        """Whether the inner dataset is."""
+        return self.dataset.is_planned_anew
 
 
 def repeated(constants: Sample, num_samples: int) -> Sample:

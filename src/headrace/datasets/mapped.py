@@ -31,6 +31,7 @@ from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import EpochAddresses
 from headrace.plan.recipe import recorded_name
+from headrace.stores.store import Extents
 
 _WATCHED_SAMPLES = 8
 """Number of samples in each process that are checked for random numbers from global generators."""
@@ -189,6 +190,20 @@ class MapDataset(CountedDataset):
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return what the samples of the dataset are made of."""
         return self.dataset.origins(self._inner(addresses))
+
+    def extents(self, addresses: IntArray) -> list[Extents]:
+        """Return the ranges of the samples of the dataset."""
+        return self.dataset.extents(self._inner(addresses))
+
+    @property
+    def is_in_file_order(self) -> bool:
+        """Whether the dataset is."""
+        return self.dataset.is_in_file_order
+
+    @property
+    def is_planned_anew(self) -> bool:
+        """Whether the dataset is."""
+        return self.dataset.is_planned_anew
 
     def holders(self, document: int) -> IntArray:
         """Return the samples of the dataset that may have tokens of a document."""

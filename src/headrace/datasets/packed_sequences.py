@@ -38,6 +38,7 @@ from headrace.plan.packing import (
 from headrace.plan.segments import IGNORED_LABEL, cu_seqlens
 from headrace.plan.sequence import NOTHING
 from headrace.stores import Store, find_cache, keep_arrays, kept_name
+from headrace.stores.store import Extents
 
 
 class Ranges(dict[int, memoryview]):
@@ -309,6 +310,20 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         """Return the pieces of documents in each pack."""
         items = self.items(addresses)
         return pieces(self.store, items.offsets, items.documents, items.begins, items.lengths)
+
+    def extents(self, addresses: IntArray) -> list[Extents]:
+        """Return the ranges of all pieces, with the token that a document goes on with, and those of the loss mask."""
+        items = self.items(addresses)
+        packs = np.repeat(np.arange(len(addresses), dtype=np.int64), np.diff(items.offsets))
+        lengths = items.lengths + items.continues
+        keys = (None,) if self.loss_mask_key is None else (None, self.loss_mask_key)
+        parts = [self.store.extents(items.starts, lengths, key) for key in keys]
+        return [part._replace(rows=packs[part.rows]) for part in parts]
+
+    @property
+    def is_planned_anew(self) -> bool:
+        """Whether documents change places in each epoch."""
+        return self.packing.repack
 
     def holders(self, document: int) -> IntArray:
         """Return the packs of a document; with ``repack``, all that may hold it in an epoch. One pass over the plan."""

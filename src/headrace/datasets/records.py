@@ -33,6 +33,7 @@ from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.segments import IGNORED_LABEL
 from headrace.stores import ShardedStore, Store
+from headrace.stores.store import Extents
 
 PaddingSide = Literal["right", "left"]
 
@@ -217,6 +218,21 @@ class RecordKey:
         """The dtype of the values."""
         return self.store.dtypes[self.key]
 
+    def extents(self, records: IntArray) -> Extents:
+        """Return the range of each record.
+
+        Raises:
+            ConfigError: the key has no store of its own that knows where its values lie.
+        """
+        if self._own is None:
+            raise ConfigError(
+                f"{self.store.path}: it is not known which bytes the values of {self.key!r} lie in: its shards do not"
+                " have the same documents under each key"
+            )
+        bounds = self._own.document_begins(np.concatenate([records, records + 1]))
+        begins = bounds[: len(records)]
+        return self._own.extents(begins, bounds[len(records) :] - begins)
+
     def first_values(self, records: IntArray) -> NDArray[Any]:
         """(n,) the first value of each record; no record may be empty."""
         if self._own is None:
@@ -354,6 +370,15 @@ class RecordDataset(RaggedDataset):
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return the record of each sample."""
         return record_origins(self.store, addresses)
+
+    def extents(self, addresses: IntArray) -> list[Extents]:
+        """Return the ranges of each key that is read."""
+        return [key.extents(addresses) for key in self._keys.values()]
+
+    @property
+    def is_in_file_order(self) -> bool:
+        """True: records follow one another under each key."""
+        return True
 
     def holders(self, document: int) -> IntArray:
         """Return the sample of a record: its own number."""

@@ -20,6 +20,7 @@ from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray, derive_array
 from headrace.plan.segments import IGNORED_LABEL
 from headrace.stores import Store
+from headrace.stores.store import Extents
 
 _INT64 = np.dtype(np.int64)
 
@@ -228,6 +229,18 @@ class WindowDataset(FixedDataset, CountedDataset):
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return the documents that the input tokens of each window belong to."""
         return window_origins(self.store, addresses, self.seq_len)
+
+    def extents(self, addresses: IntArray) -> list[Extents]:
+        """Return the ranges of the tokens, and of the loss mask if one is used."""
+        found = [self.store.extents(addresses, np.full_like(addresses, self.seq_len + 1))]
+        if self.loss_mask_key is not None:
+            found.append(self.store.extents(addresses + 1, np.full_like(addresses, self.seq_len), self.loss_mask_key))
+        return found
+
+    @property
+    def is_in_file_order(self) -> bool:
+        """True: windows follow one another in the stream, by a stride and at most as much more for the phase."""
+        return True
 
     def holders(self, document: int) -> IntArray:
         """Return the windows that overlap a document, in any phase."""

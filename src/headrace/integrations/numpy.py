@@ -169,9 +169,11 @@ class NumpyLoader:
         """
         cursor = verified(self.run, Cursor.from_dict(state), None)
         if cursor.balanced_step is not None:
+            is_dealt = any(part.per_node for part in cursor.balanced_step.taken)
+            how = "dealt to nodes, and this loader does not deal" if is_dealt else ""
             raise StateError(
-                f"the saved state was taken within step {cursor.step:,}, which was balanced, and this loader has no"
-                " balance: resume from a state between two steps"
+                f"the saved state was taken within step {cursor.step:,}, which was "
+                f"{how or 'balanced, and this loader has no balance'}: resume from a state between two steps"
             )
         self._draw = resumed_draw(self.run, self._share, cursor)
         self._position = cursor.position

@@ -17,6 +17,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
+from pathlib import Path
 from time import sleep
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -216,6 +217,15 @@ class Reader(ABC):
             StoreError: there is no such file, or it cannot be opened.
         """
         return self._open(path).size
+
+    def identity(self, path: str) -> str:
+        """Return what tells the file from every other one, and from itself after a change: path, size and time.
+
+        Raises:
+            StoreError: as `size`.
+        """
+        self._open(path)
+        return repr((str(Path(path).absolute()), *self._seen[path]))
 
     def read_ranges(self, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray | None = None) -> ByteArray:
         """Return the bytes of several ranges, one after another.

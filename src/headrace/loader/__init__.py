@@ -10,7 +10,7 @@ For packed samples the room also makes what attention needs: masks, FlexAttentio
 parts of context-parallel ranks, and the padding-free layouts of Hugging Face. `collate_fn` makes the same batches for a
 torch ``DataLoader``.
 
-May import: datasets, encoders (faults), plan, io, errors; and torch.
+May import: cache, datasets, encoders (faults), plan, io, errors; and torch.
 """
 
 try:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         mask_mod,
         varlen_arguments,
     )
-    from headrace.loader.balancing import Balance, StepBalance
+    from headrace.loader.balancing import Balance, Dealing, StepBalance, StepDealing
     from headrace.loader.collating import collate_fn
     from headrace.loader.faults import FeedLedger
     from headrace.loader.framed import merge_state_dicts
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Balance": "headrace.loader.balancing",
+    "Dealing": "headrace.loader.balancing",
     "DispatchedPrompt": "headrace.loader.prompts",
     "FeedLedger": "headrace.loader.faults",
     "Loader": "headrace.loader.loader",
@@ -57,6 +58,7 @@ _HOMES = {
     "Ranks": "headrace.loader.ranks",
     "Reading": "headrace.loader.reading",
     "StepBalance": "headrace.loader.balancing",
+    "StepDealing": "headrace.loader.balancing",
     "block_causal_mask": "headrace.loader.attention",
     "collate_fn": "headrace.loader.collating",
     "context_parallel": "headrace.loader.attention",
@@ -73,6 +75,7 @@ _HOMES = {
 
 __all__ = [
     "Balance",
+    "Dealing",
     "DispatchedPrompt",
     "FeedLedger",
     "Loader",
@@ -82,6 +85,7 @@ __all__ = [
     "Ranks",
     "Reading",
     "StepBalance",
+    "StepDealing",
     "block_causal_mask",
     "collate_fn",
     "context_parallel",

@@ -1,11 +1,12 @@
-"""Balanced steps: the costs of samples, and the assignment of the samples of a step to ranks by them.
+"""Assigned steps: the samples of a step are balanced over the ranks by costs, or dealt to the nodes that hold them.
 
-Costs follow from lengths that are known before any sample is read.
+Costs follow from lengths that are known before any sample is read, and blocks from where samples lie in their files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -13,9 +14,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from headrace.config import check_choice
 from headrace.datasets import Dataset, PackedSequenceDataset, RaggedDataset, Run
+from headrace.datasets.block_uses import BlockUses
 from headrace.datasets.dataset import counted
 from headrace.errors import ConfigError, StateError
+from headrace.io.sizes import parse_size
+from headrace.loader.ranks import Ranks, number_in
 from headrace.loader.spans import UNTOLD, begun_samples, check_between_steps
 from headrace.plan import (
     Assignment,
@@ -24,11 +29,11 @@ from headrace.plan import (
     IntArray,
     Share,
     StepPart,
-    balanced,
     step_order,
     unbalanced,
 )
-from headrace.plan.balance import ASSIGNMENT_VERSION
+from headrace.plan.balance import ASSIGNMENT_VERSION, costs_of
+from headrace.plan.caching.dealing import dealt_order, home_nodes, nodes_of
 from headrace.plan.slots import AnyDraw
 
 CostOfLengths = Callable[[IntArray], NDArray[Any]]
@@ -210,6 +215,102 @@ class StepBalance(NamedTuple):
         return f"step {self.step:,}: {'; '.join(parts)}"
 
 
+class StepDealing(NamedTuple):
+    """How many samples of a step are read by another node than the home of their block.
+
+    Attributes:
+        step: the number of the step.
+        num_samples: the samples of the step.
+        num_foreign: those that are read by another node.
+        num_foreign_undealt: those that would be without dealing.
+    """
+
+    step: int
+    num_samples: int
+    num_foreign: int
+    num_foreign_undealt: int
+
+
+class Dealing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Deals the samples of each step to the nodes that hold them, so that the caches of all nodes become one.
+
+    Pass it as ``Loader(..., dealing=)``, with ``Ranks(..., per_node=)`` where torchrun's variables do not say how many
+    ranks a node has. Each node is the home of an equal share of the blocks of all files. A sample goes to the home of
+    the block that holds most of it, in equal counts for all nodes; the few that are too many for their home are read by
+    others, past their caches. The samples of every step stay what they are. A `Balance` acts within each node.
+
+    Attributes:
+        by: ``"blocks"``, the only way.
+        block: the bytes of a block; that of the cache of the node.
+
+    Raises:
+        ConfigError: ``by`` or ``block`` is not allowed.
+
+    Example:
+        >>> dataset = headrace.WindowDataset(headrace.open("stores/web"), seq_len=32)
+        >>> run = headrace.Run(dataset, global_batch_size=64)
+        >>> ranks = headrace.loader.Ranks(0, 4, per_node=2)
+        >>> dealing = headrace.Dealing(block="4KiB")
+        >>> loader = headrace.Loader(run, micro_batch_size=4, ranks=ranks, dealing=dealing)
+        >>> [step] = loader.dealing_figures()
+        >>> step.num_foreign < step.num_foreign_undealt
+        True
+    """
+
+    by: Literal["blocks"] = "blocks"
+    block: str | int = "8MiB"
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for another way, and for a size that is none."""
+        check_choice("by", self.by, ("blocks",))
+        parse_size(self.block, "block")
+
+    @property
+    def block_bytes(self) -> int:
+        """The bytes of a block."""
+        return parse_size(self.block, "block")
+
+
+class BlockDealing(NamedTuple):
+    """How a run is dealt: where its samples lie, and how many ranks a node has."""
+
+    uses: BlockUses
+    per_node: int
+
+    @classmethod
+    def of(cls, run: Run, dealing: Dealing, ranks: Ranks) -> BlockDealing:
+        """Return how a run is dealt.
+
+        Raises:
+            ConfigError: ``dealing`` is none, or it is not known where the samples of a dataset lie.
+        """
+        if not isinstance(dealing, Dealing):
+            raise ConfigError(f"dealing is {dealing!r:.80}; expected a Dealing, as headrace.Dealing(by='blocks')")
+        return cls(BlockUses.of_run(run, block_bytes=dealing.block_bytes), ranks_on_each_node(ranks))
+
+
+def ranks_on_each_node(ranks: Ranks) -> int:
+    """Return ``per_node``, or what follows from the variables of torchrun; without them all ranks are on one node.
+
+    Raises:
+        ConfigError: the variables do not give every node the same whole number of ranks.
+    """
+    if ranks.per_node is not None:
+        return ranks.per_node
+    names = ("LOCAL_WORLD_SIZE", "WORLD_SIZE")
+    if ranks.world_size == 1 or not all(name in os.environ for name in names):
+        return ranks.world_size
+    local, processes = (number_in(name, os.environ[name]) for name in names)
+    # A rank has as many processes as model parallelism needs.
+    found, rest = divmod(local * ranks.world_size, processes)
+    if rest or not found or ranks.world_size % found:
+        raise ConfigError(
+            f"LOCAL_WORLD_SIZE={local} of WORLD_SIZE={processes} processes are not a whole number of the"
+            f" {ranks.world_size} data-parallel ranks: pass ranks=Ranks(rank, world_size, per_node=...)"
+        )
+    return found
+
+
 class _Resumed(NamedTuple):
     """The step that a loaded state was in: which of its samples were taken without balance, then in which parts.
 
@@ -224,35 +325,66 @@ class _Resumed(NamedTuple):
 _NOWHERE = _Resumed(-1, np.zeros(0, dtype=np.int64), ())
 
 
-class BalancedAssignment:
+class StepFacts(NamedTuple):
+    """By what the samples of a step are assigned: their costs, or the blocks that they lie in, or both; (n,) each."""
+
+    costs: NDArray[Any] | None
+    blocks: IntArray | None
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples."""
+        return len(self.blocks if self.costs is None else self.costs)  # type: ignore[arg-type] # one of them is there
+
+    def rows(self, begin: int, end: int) -> StepFacts:
+        """Return the facts of some of the samples."""
+        return StepFacts(*(None if one is None else one[begin:end] for one in self))
+
+    def digest(self) -> str:
+        """Return a hash of all facts; of costs alone it is the hash that states had before there was dealing."""
+        hasher = xxhash.xxh3_128(seed=ASSIGNMENT_VERSION)
+        for one in self:
+            if one is not None:
+                hasher.update(np.ascontiguousarray(one).tobytes())
+        return hasher.hexdigest()
+
+
+class StepAssignment:
     """Maps the slots of a step, as `micro_batches` plans them, to the positions of the samples that fill them.
 
-    It is a pure function of the slots and the costs. `step_order` says how a step continues in which a state was saved.
+    It is a pure function of the slots and the facts of the samples: their costs, by which ranks are balanced, or the
+    blocks that they lie in, by which they are dealt to nodes, or both. `step_order` and `dealt_order` say how a step
+    continues in which a state was saved.
 
     Raises:
-        ConfigError: costs are not known, see `Costs`; or the run keeps consecutive samples of one source, or of similar
-            lengths, together, which balance would undo.
+        ConfigError: costs are not known, see `Costs`, or blocks are not; or the run keeps consecutive samples of one
+            source, or of similar lengths, together, which an assignment would undo.
     """
 
     planned_positions = ASSIGNED_POSITIONS
 
-    def __init__(self, run: Run, balance: Balance, share: Share) -> None:
-        if not isinstance(balance, Balance):
+    def __init__(
+        self, run: Run, share: Share, *, balance: Balance | None = None, dealing: BlockDealing | None = None
+    ) -> None:
+        if balance is not None and not isinstance(balance, Balance):
             raise ConfigError(f"balance is {balance!r:.80}; expected a Balance, such as Balance(cost='tokens')")
+        what = "dealing" if balance is None else "balance"
         if run.block_samples is not None:
             raise ConfigError(
-                f"block_samples={run.block_samples:,} keeps consecutive samples of one source together, and balance "
+                f"block_samples={run.block_samples:,} keeps consecutive samples of one source together, and {what} "
                 "would mix them: leave one of the two out"
             )
         if run.bucketing is not None and run.bucketing.group_samples is not None:
             raise ConfigError(
                 f"bucketing with group_samples={run.bucketing.group_samples} brings similar lengths together within a "
-                "step, and balance would separate them: leave one of the two out, or bucket whole steps with "
+                f"step, and {what} would separate them: leave one of the two out, or bucket whole steps with "
                 "group_samples=None"
             )
         self._run = run
         self._share = share
-        self._costs = Costs(run, balance)
+        self._costs = None if balance is None else Costs(run, balance)
+        self._dealing = dealing
+        self._per_node = 0 if dealing is None else dealing.per_node
         self._resumed = _NOWHERE
 
     def start_at(self, position: int) -> None:
@@ -261,11 +393,12 @@ class BalancedAssignment:
         Raises:
             ConfigError: the position is within a step.
         """
-        check_between_steps(self._run, position, UNTOLD + "with balance")
+        how = "with dealing" if self._costs is None else "with balance"
+        check_between_steps(self._run, position, UNTOLD + how)
         self._resumed = _NOWHERE
 
     def load(self, cursor: Cursor, draw: AnyDraw | None) -> None:
-        """Continue from a saved state; ``draw`` says how the slots were drawn that were taken without balance.
+        """Continue from a saved state; ``draw`` says how the slots were drawn that were taken without assignment.
 
         Raises:
             StateError: the state was saved within a step that this loader cannot continue; nothing has changed then.
@@ -284,15 +417,15 @@ class BalancedAssignment:
             return None
         step = self._run.schedule.step_of(position)
         first, taken = self._before(step)
-        costs = self._step_costs(step)
+        facts = self._step_facts(step)
         begin = len(first) + sum(step_part.num_taken for step_part in taken)
-        mine = (len(costs), self._share.world_size, self._share.micro_batch_size)
+        mine = (facts.num_samples, self._share.world_size, self._share.micro_batch_size)
         if offset > begin:
-            if taken and taken[-1].is_assigned_by(*mine):
+            if taken and taken[-1].is_assigned_by(*mine, self._per_node):
                 begin -= taken[-1].num_taken
                 taken = taken[:-1]
-            taken = (*taken, StepPart(*mine, offset - begin))
-        return BalancedStep(costs=_hash(costs[: taken[-1].num_samples]), taken=taken) if taken else None
+            taken = (*taken, StepPart(*mine, offset - begin, self._per_node))
+        return BalancedStep(costs=facts.rows(0, taken[-1].num_samples).digest(), taken=taken) if taken else None
 
     def positions(self, slots: IntArray) -> IntArray:
         """Return (n,) int64: the position of the sample that fills each of these slots, which are in rising order."""
@@ -300,41 +433,65 @@ class BalancedAssignment:
         if not len(slots):
             return found
         first, last = (self._run.schedule.step_of(int(slot)) for slot in slots[[0, -1]])
-        for step, begin, costs in self._costs_between(first, last):
-            low, high = np.searchsorted(slots, [begin, begin + len(costs)]).tolist()
+        for step, begin, facts in self._facts_between(first, last):
+            low, high = np.searchsorted(slots, [begin, begin + facts.num_samples]).tolist()
             if low < high:
-                found[low:high] = begin + self._order(step, costs)[slots[low:high] - begin]
+                found[low:high] = begin + self._order(step, facts)[slots[low:high] - begin]
         return found
 
     def digest(self, position: int) -> bytes:
         """Return 8 bytes that are the same on all ranks if these assign the samples of the step in the same way."""
         balanced_step = self.balanced_step(position)
         is_end = position == self._run.length
-        costs = _hash(np.empty(0) if is_end else self._step_costs(self._run.schedule.step_of(position)))
-        return xxhash.xxh3_64_digest(repr((balanced_step, costs)).encode())
+        none = StepFacts(np.empty(0), None)
+        facts = (none if is_end else self._step_facts(self._run.schedule.step_of(position))).digest()
+        told = (balanced_step, facts, self._per_node) if self._per_node else (balanced_step, facts)
+        return xxhash.xxh3_64_digest(repr(told).encode())
 
-    def figures(self, step: int) -> StepBalance:
-        """Return how a whole step is assigned, with balance and without."""
-        costs = self._step_costs(step)
-        world_size, micro = self._share.world_size, self._share.micro_batch_size
-        return StepBalance(
-            step,
-            balanced(costs, world_size=world_size, micro_batch_size=micro),
-            unbalanced(costs, world_size=world_size, micro_batch_size=micro),
-        )
+    def balance_figures(self, step: int) -> StepBalance:
+        """Return how a whole step is balanced, and how it would be without balance.
+
+        Raises:
+            ConfigError: steps are not balanced.
+        """
+        facts = self._step_facts(step)
+        if facts.costs is None:
+            raise ConfigError("this loader does not balance its steps: pass it balance=headrace.loader.Balance()")
+        sizes = {"world_size": self._share.world_size, "micro_batch_size": self._share.micro_batch_size}
+        order = self._whole_order(facts)
+        found = Assignment(order, costs_of(facts.costs, order, **sizes))
+        return StepBalance(step, found, unbalanced(facts.costs, **sizes))
+
+    def dealing_figures(self, step: int) -> StepDealing:
+        """Return how many samples of a whole step are read by another node than their home, with dealing and without.
+
+        Raises:
+            ConfigError: samples are not dealt to nodes.
+        """
+        facts = self._step_facts(step)
+        if facts.blocks is None:
+            raise ConfigError("this loader does not deal its samples to nodes: pass it dealing=headrace.Dealing()")
+        sizes = {"world_size": self._share.world_size, "micro_batch_size": self._share.micro_batch_size}
+        nodes = nodes_of(facts.num_samples, **sizes, per_node=self._per_node)
+        homes = home_nodes(facts.blocks, self._share.world_size // self._per_node)
+        foreign = [int((homes[order] != nodes).sum()) for order in (self._whole_order(facts), np.arange(len(homes)))]
+        return StepDealing(step, facts.num_samples, *foreign)
+
+    def _whole_order(self, facts: StepFacts) -> IntArray:
+        return self._ordered(facts, (), None)
 
     def _check(self, balanced_step: BalancedStep, step: int, first: int) -> None:
         if not _fits(balanced_step.taken, first):
             raise StateError(f"the saved state is damaged: for step {step:,} it holds {balanced_step!r}")
-        costs = self._step_costs(step)
+        facts = self._step_facts(step)
         last = balanced_step.taken[-1].num_samples
-        if _hash(costs[:last]) != balanced_step.costs:
+        if facts.rows(0, last).digest() != balanced_step.costs:
             raise StateError(
-                f"the saved state was taken within step {step:,}, which was balanced by other costs than here: pass "
-                "the balance, at least the run length, and the version of Headrace that it was saved with, or resume "
-                "from a state between two steps"
+                f"the saved state was taken within step {step:,}, which was balanced by other costs than here, or dealt"
+                " by other blocks: pass the balance, the dealing, at least the run length, and the version of Headrace"
+                " that it was saved with, or resume from a state between two steps"
             )
-        mine = (len(costs), self._share.world_size, self._share.micro_batch_size)
+        mine = (facts.num_samples, self._share.world_size, self._share.micro_batch_size, self._per_node)
         if len(balanced_step.taken) >= MOST_STEP_PARTS and not balanced_step.taken[-1].is_assigned_by(*mine):
             raise StateError(
                 f"step {step:,} was interrupted {len(balanced_step.taken)} times, each time with other ranks or "
@@ -344,22 +501,32 @@ class BalancedAssignment:
     def _before(self, step: int) -> tuple[IntArray, tuple[StepPart, ...]]:
         return (self._resumed if step == self._resumed.step else _NOWHERE)[1:]
 
-    def _order(self, step: int, costs: NDArray[np.generic]) -> IntArray:
+    def _order(self, step: int, facts: StepFacts) -> IntArray:
         first, taken = self._before(step)
-        world_size, micro = self._share.world_size, self._share.micro_batch_size
-        return step_order(costs, taken, first=first, world_size=world_size, micro_batch_size=micro)
+        return self._ordered(facts, taken, first)
 
-    def _step_costs(self, step: int) -> NDArray[np.generic]:
-        return next(self._costs_between(step, step))[2]
+    def _ordered(self, facts: StepFacts, taken: Sequence[StepPart], first: IntArray | None) -> IntArray:
+        sizes = {"world_size": self._share.world_size, "micro_batch_size": self._share.micro_batch_size}
+        if facts.blocks is not None:
+            return dealt_order(facts.blocks, facts.costs, taken, first=first, **sizes, per_node=self._per_node)
+        costs = np.empty(0) if facts.costs is None else facts.costs
+        return step_order(costs, taken, first=first, **sizes)
 
-    def _costs_between(self, first: int, last: int) -> Iterator[tuple[int, int, NDArray[np.generic]]]:
-        """Yield (step, its first position, the costs of its samples); all lengths are looked up together."""
+    def _step_facts(self, step: int) -> StepFacts:
+        return next(self._facts_between(step, step))[2]
+
+    def _facts_between(self, first: int, last: int) -> Iterator[tuple[int, int, StepFacts]]:
+        """Yield (step, its first position, the facts of its samples); all samples are looked up together."""
         parts = [self._run.positions(step) for step in range(first, last + 1)]
-        costs = self._costs.of(np.concatenate(parts))
+        positions = np.concatenate(parts)
+        facts = StepFacts(
+            None if self._costs is None else self._costs.of(positions),
+            None if self._dealing is None else self._dealing.uses.homes(positions),
+        )
         begin = int(parts[0][0])
         for step, part in enumerate(parts, first):
             low = int(part[0]) - begin
-            yield step, int(part[0]), costs[low : low + len(part)]
+            yield step, int(part[0]), facts.rows(low, low + len(part))
 
 
 def _fits(taken: tuple[StepPart, ...], first: int) -> bool:
@@ -367,11 +534,10 @@ def _fits(taken: tuple[StepPart, ...], first: int) -> bool:
     done, size = first, 0
     for step_part in taken:
         done += step_part.num_taken
-        if min(step_part) < 1 or done > step_part.num_samples or step_part.num_samples < size:
+        is_dealt = step_part.per_node == 0 or (
+            step_part.per_node > 0 and step_part.world_size % step_part.per_node == 0
+        )
+        if min(step_part[:4]) < 1 or not is_dealt or done > step_part.num_samples or step_part.num_samples < size:
             return False
         size = step_part.num_samples
     return first >= 0 and bool(taken)
-
-
-def _hash(costs: NDArray[np.generic]) -> str:
-    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(costs).tobytes(), seed=ASSIGNMENT_VERSION)

@@ -43,8 +43,9 @@ from headrace.loader.spans import (
 from headrace.plan import BatchSchedule, Cursor, RunRecipe, Share
 
 if TYPE_CHECKING:
+    from headrace.cache import Cache
     from headrace.datasets import FramedRun
-    from headrace.loader.balancing import Balance, BalancedAssignment
+    from headrace.loader.balancing import Balance, BlockDealing, Dealing, StepAssignment
 
 
 FEEDS: Final = {
@@ -55,7 +56,9 @@ FEEDS: Final = {
 
 READ_RAGGED: Final = "headrace.loader.ragged:read_ragged"
 READ_COUNTED: Final = "headrace.loader.collating:read_counted"
-ASSIGNMENT: Final = "headrace.loader.balancing:BalancedAssignment"
+ASSIGNMENT: Final = "headrace.loader.balancing:StepAssignment"
+DEALING: Final = "headrace.loader.balancing:BlockDealing.of"
+PLANNER: Final = "headrace.loader.caching:CachePlanner"
 COUNTS: Final = "headrace.loader.collating:BatchCounts"
 
 
@@ -68,6 +71,8 @@ class FeedOptions(NamedTuple):
     balance: Balance | None = None
     debug: bool = False
     journal: str | None = None
+    cache: Cache | None = None
+    dealing: Dealing | None = None
 
 
 def feed_of(run: Run | FramedRun, options: FeedOptions) -> Feed:
@@ -96,8 +101,8 @@ class Feed(Protocol):
         """How the run is read."""
 
     @property
-    def assignment(self) -> BalancedAssignment | None:
-        """The assignment of balanced steps; None without balance."""
+    def assignment(self) -> StepAssignment | None:
+        """The assignment of the samples of each step; None without balance and dealing."""
 
     def batches(self, position: int) -> Iterator[Given]:
         """Yield each micro-batch from a position on. A new stream ends the one before."""
@@ -169,9 +174,17 @@ class SpanFeed:
         self._share = options.share
         self._reader = StreamReader(run, self._choice)
         self._debug = options.debug
-        self.assignment: BalancedAssignment | None = None
-        if options.balance is not None:
-            self.assignment = resolve_name(ASSIGNMENT)(run, options.balance, options.share)
+        self.assignment: StepAssignment | None = None
+        dealing: BlockDealing | None = None
+        if options.dealing is not None:
+            dealing = resolve_name(DEALING)(run, options.dealing, options.ranks)
+        if options.balance is not None or dealing is not None:
+            self.assignment = resolve_name(ASSIGNMENT)(run, options.share, balance=options.balance, dealing=dealing)
+        self._planner = None
+        if options.cache is not None:
+            self._planner = resolve_name(PLANNER)(
+                run, options.ranks, options.share, options.cache, dealing, is_balanced=options.balance is not None
+            )
         # Balance assigns the slots itself. The draw then only says which samples a step gave before it was balanced.
         self._draw = run.draw
 
@@ -188,6 +201,8 @@ class SpanFeed:
         pace = pace_of(run, self._share, is_here=not self._choice.begin().num_workers)
         at_a_time = None if assignment is None else assignment.planned_positions
         work = spans(run, self._share, position, assignment or self._draw, pace, at_a_time)
+        if self._planner is not None:
+            work = self._planner.told(work)
         counts = resolve_name(COUNTS)(run, position) if run.traits.is_counted else None
         for span, rows in self._reader.filled(work):
             pace.learn(len(span.sizes), rows.cost)
@@ -245,9 +260,11 @@ class SpanFeed:
         if self.assignment is not None:
             self.assignment.load(cursor, draw)
         elif cursor.balanced_step is not None:
+            is_dealt = any(part.per_node for part in cursor.balanced_step.taken)
+            how = "dealt to nodes: pass the loader the same dealing" if is_dealt else ""
             raise StateError(
-                f"the saved state was taken within step {cursor.step:,}, which was balanced: pass the loader the same "
-                "balance, or resume from a state between two steps"
+                f"the saved state was taken within step {cursor.step:,}, which was "
+                f"{how or 'balanced: pass the loader the same balance'}, or resume from a state between two steps"
             )
         self._draw = draw
 

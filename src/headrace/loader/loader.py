@@ -24,8 +24,9 @@ from headrace.plan import Cursor, RunRecipe, Share
 from headrace.plan.slots import num_micro_batches
 
 if TYPE_CHECKING:
+    from headrace.cache import Cache
     from headrace.datasets import FramedRun
-    from headrace.loader.balancing import Balance, StepBalance
+    from headrace.loader.balancing import Balance, Dealing, StepBalance, StepDealing
     from headrace.loader.metrics import Meter, Metrics
 
 
@@ -84,6 +85,9 @@ class Loader:
         journal: for a `FramedRun`, a file to which the loader appends each frame that this rank begins: 16 bytes, and
             what the frame carries on. ``headrace trace`` finds units with it. ``{rank}`` is replaced by the rank.
         metrics: where to tell what is measured: waits, rates, fill, mix and epochs.
+        cache: the cache of this node, through whose reader the stores of the run are read. The loader tells it which
+            blocks the ranks of this node use next.
+        dealing: deals the samples of each step to the nodes whose caches hold them. A step keeps its samples.
 
     Raises:
         ConfigError: an argument is not allowed, or does not suit the run.
@@ -123,6 +127,8 @@ class Loader:
         fault_report: str | os.PathLike[str] | None = None,
         journal: str | os.PathLike[str] | None = None,
         metrics: Metrics | None = None,
+        cache: Cache | None = None,
+        dealing: Dealing | None = None,
     ) -> None:
         micro_batch_size = index(micro_batch_size)
         if micro_batch_size < 1:
@@ -131,7 +137,9 @@ class Loader:
         self._share = Share(self.ranks.rank, self.ranks.world_size, micro_batch_size)
         rank, world_size = self.ranks.rank, self.ranks.world_size
         journal = report_path(journal, rank, world_size, what="journal", instead="journal-{rank}.bin")
-        self._feed = feed_of(run, FeedOptions(self.ranks, self._share, reading, balance, debug, journal))
+        self._feed = feed_of(
+            run, FeedOptions(self.ranks, self._share, reading, balance, debug, journal, cache, dealing)
+        )
         check_uneven(uneven, run.schedule, run.length, self._share)
         self._counting = FaultCounter(report_path(fault_report, rank, world_size))
         self._meter: Meter | None = (
@@ -342,10 +350,23 @@ class Loader:
         """
         if self._feed.assignment is None:
             raise ConfigError("this loader does not balance its steps: pass it balance=headrace.loader.Balance()")
+        return [self._feed.assignment.balance_figures(step) for step in self._next_steps(num_steps)]
+
+    def dealing_figures(self, num_steps: int = 1) -> list[StepDealing]:
+        """Return how many samples of the next steps are read by another node than the one whose cache holds them.
+
+        This reads no samples.
+
+        Raises:
+            ConfigError: the loader has no ``dealing``.
+        """
+        if self._feed.assignment is None:
+            raise ConfigError("this loader does not deal its samples to nodes: pass it dealing=headrace.Dealing()")
+        return [self._feed.assignment.dealing_figures(step) for step in self._next_steps(num_steps)]
+
+    def _next_steps(self, num_steps: int) -> range:
         last = self.step + index(num_steps)
-        if self.run.num_steps is not None:
-            last = min(last, self.run.num_steps)
-        return [self._feed.assignment.figures(step) for step in range(self.step, last)]
+        return range(self.step, last if self.run.num_steps is None else min(last, self.run.num_steps))
 
     def verdict(self) -> str:
         """Say in words whether this rank waited for data so far, and for what. Needs ``metrics``."""

@@ -64,6 +64,9 @@ class Ranks(msgspec.Struct, frozen=True):
     Attributes:
         rank: from 0 to ``world_size - 1``.
         world_size: the number of data-parallel ranks.
+        per_node: the number of these ranks on each node, of which rank 0 and the next ones are on the first; used by
+            `headrace.Cache` and `headrace.Dealing`. None goes by LOCAL_WORLD_SIZE and WORLD_SIZE, as torchrun sets
+            them.
         agree: whether all processes of the job compare their runs each time a loader is iterated. That is a collective
             call; pass False for a loader that only some of the processes iterate.
 
@@ -83,11 +86,14 @@ class Ranks(msgspec.Struct, frozen=True):
     rank: int = 0
     world_size: int = 1
     agree: bool = True
+    per_node: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError unless 0 <= rank < world_size."""
+        """Raise ConfigError unless 0 <= rank < world_size, and ``per_node`` divides ``world_size``."""
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank {self.rank} of {self.world_size}: ranks run from 0 to world_size - 1")
+        if self.per_node is not None and (self.per_node < 1 or self.world_size % self.per_node):
+            raise ConfigError(f"per_node is {self.per_node}; it must divide the number of ranks, {self.world_size}")
 
     @classmethod
     def from_mesh(cls, mesh: DeviceMesh, *dims: str) -> Ranks:
@@ -146,7 +152,7 @@ class Ranks(msgspec.Struct, frozen=True):
         from_group = cls(dist.get_rank(), dist.get_world_size()) if _distributed() else None
         if rank is None or world_size is None:
             return from_group or cls()
-        from_variables = cls(_number_in("RANK", rank), _number_in("WORLD_SIZE", world_size))
+        from_variables = cls(number_in("RANK", rank), number_in("WORLD_SIZE", world_size))
         if from_group not in (None, from_variables):
             raise ConfigError(
                 f"RANK={rank} and WORLD_SIZE={world_size} contradict the process group, which has {from_group}: "
@@ -155,7 +161,8 @@ class Ranks(msgspec.Struct, frozen=True):
         return from_variables
 
 
-def _number_in(variable: str, value: str) -> int:
+def number_in(variable: str, value: str) -> int:
+    """Return the number in a variable of the environment; raises ConfigError if it is none."""
     try:
         return int(value)
     except ValueError:

@@ -31,7 +31,7 @@ With the same number of ranks and the same micro-batch size, the first assignmen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
@@ -282,17 +282,19 @@ class StepPart(NamedTuple):
     """A part of a step that was taken under one assignment: the first ``num_taken`` slots of the samples then left.
 
     ``num_samples`` is the number of samples in the step at that time; a run that is made longer may add some to its
-    last step.
+    last step. ``per_node`` is the number of ranks of a node if samples were dealt to nodes (see `headrace.Dealing`),
+    else 0.
     """
 
     num_samples: int
     world_size: int
     micro_batch_size: int
     num_taken: int
+    per_node: int = 0
 
-    def is_assigned_by(self, num_samples: int, world_size: int, micro_batch_size: int) -> bool:
+    def is_assigned_by(self, num_samples: int, world_size: int, micro_batch_size: int, per_node: int = 0) -> bool:
         """Return whether a step of this size, with these ranks and micro-batches, continues this assignment."""
-        return self[:3] == (num_samples, world_size, micro_batch_size)
+        return (*self[:3], self.per_node) == (num_samples, world_size, micro_batch_size, per_node)
 
 
 def step_order(
@@ -309,19 +311,42 @@ def step_order(
     (n,) int64, without balance, and then those of each part in ``taken``. The rest is balanced over ``world_size``
     ranks with micro-batches of ``micro_batch_size``.
     """
-    order = np.arange(len(costs), dtype=np.int64)
-    is_left = np.ones(len(costs), dtype=bool)
+
+    def assign(left: IntArray, part: StepPart) -> IntArray:
+        return balanced(costs[left], world_size=part.world_size, micro_batch_size=part.micro_batch_size).order
+
+    return continued_order(assign, taken, StepPart(len(costs), world_size, micro_batch_size, len(costs)), first=first)
+
+
+def continued_order(
+    assign: Callable[[IntArray, StepPart], IntArray],
+    taken: Sequence[StepPart],
+    last: StepPart,
+    *,
+    first: IntArray | None = None,
+) -> IntArray:
+    """Return (num_samples,) int64: the sample that each slot of a step takes that was assigned in several parts.
+
+    Args:
+        assign: returns the order of the samples that are left, (n,) int64, under the assignment of a part.
+        taken: the parts that were taken, of each the first ``num_taken`` slots.
+        last: the part that takes the rest, unless it continues the last one in ``taken``.
+        first: (n,) int64, the samples in the first slots, which were taken before all parts.
+    """
+    num_samples = last.num_samples
+    order = np.arange(num_samples, dtype=np.int64)
+    is_left = np.ones(num_samples, dtype=bool)
     begin = 0 if first is None else len(first)
     if first is not None:
         order[:begin] = first
         is_left[first] = False
     step_parts = list(taken)
-    if not (step_parts and step_parts[-1].is_assigned_by(len(costs), world_size, micro_batch_size)):
-        step_parts.append(StepPart(len(costs), world_size, micro_batch_size, len(costs)))
+    mine = (num_samples, last.world_size, last.micro_batch_size, last.per_node)
+    if not (step_parts and step_parts[-1].is_assigned_by(*mine)):
+        step_parts.append(last)
     for step_part in step_parts:
         left = np.flatnonzero(is_left[: step_part.num_samples])
-        assignment = balanced(costs[left], world_size=step_part.world_size, micro_batch_size=step_part.micro_batch_size)
-        order[begin : begin + len(left)] = left[assignment.order]
+        order[begin : begin + len(left)] = left[assign(left, step_part)]
         begin += step_part.num_taken
         is_left[order[:begin]] = False
     return order

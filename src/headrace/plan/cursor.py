@@ -57,10 +57,11 @@ class PastError(StateError):
 
 
 class BalancedStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was taken of a balanced step that was stopped in the middle, where the position alone does not say it.
+    """What was taken of an assigned step that was stopped in the middle, where the position alone does not say it.
 
-    ``costs`` is a hash of the costs of all samples in the step, in hex. ``taken`` says how many samples were taken
-    under which assignment; samples before those were taken without balance, in the order of their slots.
+    ``costs`` is a hash of what the samples of the step were assigned by, in hex: their costs, or the blocks that they
+    lie in. ``taken`` says how many samples were taken under which assignment, and for how many ranks a node they were
+    dealt; samples before those were taken without an assignment, in the order of their slots.
     """
 
     costs: str
@@ -78,7 +79,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         position: how many samples all ranks together have taken: all before the step, and its first slots.
         lanes: the state of the lanes, of one rank or of all, for sources whose lengths are known only while running;
             empty for other runs, and at the beginning.
-        balanced_step: what was taken of a balanced step, if the position is within one.
+        balanced_step: what was taken of a step that is balanced or dealt to nodes, if the position is within one.
         drawn_to: for a blend, if the position is within a last step that is short: the lengths of the run up to which
             the slots of that step were drawn (see `Draw`).
     """
@@ -98,7 +99,9 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.balanced_step is None:
             del state["dealt"]
         else:
-            state["dealt"]["taken"] = [list(step_part) for step_part in self.balanced_step.taken]
+            # Parts that were not dealt to nodes are written as they were before there was dealing.
+            parts = self.balanced_step.taken
+            state["dealt"]["taken"] = [list(part) if part.per_node else list(part[:4]) for part in parts]
         if self.drawn_to:
             state["drawn_to"] = list(self.drawn_to)
         else:

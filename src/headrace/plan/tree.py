@@ -145,9 +145,13 @@ class Plan:
         within = self.order.ranks(indices, keys, leaf.num_samples, leaf.shards)
         ranks = epochs * leaf.num_samples + within
         inside = (ranks >= first) & (ranks < beyond)
-        positions = self._ascend(self.root, leaf.path, ranks[inside])
+        positions = self.ascend(source, ranks[inside])
         taken = (positions >= begin) & (positions < end)
         return SampleTimes(positions[taken], epochs[inside][taken])
+
+    def ascend(self, source: int, ranks: IntArray) -> IntArray:
+        """Return (n,) int64: the position of each rank of a source, or -1 if it is never taken."""
+        return self._ascend(self.root, self.leaves[source].path, ranks)
 
     def keys(self, source: int, epochs: IntArray) -> KeyArray:
         """Return (n,) uint64: the keys of epochs of a source, as in a ``Lookup``."""

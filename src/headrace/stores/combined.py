@@ -21,7 +21,7 @@ from headrace.stores.arguments import (
     positions,
     read_only,
 )
-from headrace.stores.store import MAIN, IntArray, KeyList, Problem, Store, TokenArray
+from headrace.stores.store import MAIN, Extents, IntArray, KeyList, Problem, Store, TokenArray
 
 _SAMPLED_DOCUMENTS = 4096
 
@@ -80,6 +80,19 @@ class CombinedStore(Store):
     def files(self) -> tuple[Path, ...]:
         """The files of all keys, each once."""
         return tuple(dict.fromkeys(file for store in self.stores.values() for file in store.files))
+
+    @property
+    def data_files(self) -> tuple[str, ...]:
+        """Those of the stores of all keys, one after another."""
+        return tuple(file for store in self.stores.values() for file in store.data_files)
+
+    def data_sizes(self) -> IntArray:
+        """(data_files,) int64: the bytes of each."""
+        return np.concatenate([store.data_sizes() for store in self.stores.values()])
+
+    def extents(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> Extents:
+        """Return the ranges in the files of the key's own store."""
+        return self._of(key).extents(begins, lengths)
 
     @property
     def num_documents(self) -> int:
@@ -237,6 +250,34 @@ class ShardedStore(Store):
     def files(self) -> tuple[Path, ...]:
         """The files of all shards, in order."""
         return tuple(file for shard in self.shards for file in shard.files)
+
+    @property
+    def data_files(self) -> tuple[str, ...]:
+        """Those of the shards, one after another."""
+        return tuple(file for shard in self.shards for file in shard.data_files)
+
+    def data_sizes(self) -> IntArray:
+        """(data_files,) int64: the bytes of each."""
+        return np.concatenate([shard.data_sizes() for shard in self.shards])
+
+    def extents(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> Extents:
+        """Return the ranges in the files of the shards; one that crosses shards is cut."""
+        shard_begins = self._begins()
+        check_ranges(begins, lengths, int(shard_begins[-1]))
+        firsts = np.minimum(np.searchsorted(shard_begins, begins, side="right") - 1, len(self.shards) - 1)
+        lasts = np.maximum(firsts, np.searchsorted(shard_begins, begins + lengths, side="left") - 1)
+        counts = lasts - firsts + 1
+        rows = np.repeat(np.arange(len(begins)), counts)
+        owners = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts) + firsts[rows]
+        low = np.maximum(begins[rows], shard_begins[owners])
+        high = np.minimum(begins[rows] + lengths[rows], shard_begins[owners + 1])
+        num_files = _prefix_sums([len(shard.data_files) for shard in self.shards])
+        parts = []
+        for shard, mine in _groups(np.arange(len(self.shards) + 1), owners):
+            begin = shard_begins[shard]
+            found = self.shards[shard].extents(low[mine] - begin, high[mine] - low[mine], key)
+            parts.append(found._replace(rows=rows[mine][found.rows], files=found.files + num_files[shard]))
+        return Extents.joined(self, parts)
 
     @property
     def num_documents(self) -> int:

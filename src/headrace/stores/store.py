@@ -1,5 +1,7 @@
 """The interfaces of stores: `Store` of tokens, `SampleStore` of samples, and `AnyStore`, which both share.
 
+`Extents` say which bytes of which files samples lie in, found without reading them: what a run reads is planned so.
+
 `cut_at` cuts ranges of a stream where its parts begin, and `Numbering` leaves samples out.
 """
 
@@ -13,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Self, overload
 import msgspec
 import numpy as np
 
-from headrace.errors import StoreError
+from headrace.errors import ConfigError, StoreError
 from headrace.stores.arguments import MAIN, IntArray, KeyList, TokenArray, check_ranges, sample_numbers
 
 __all__ = ["MAIN", "IntArray", "KeyList", "Problem", "SampleStore", "Store", "TokenArray"]
@@ -89,6 +91,37 @@ def cut_at(
     return Cuts(ranges, parts, columns - behind, columns, stops - columns)
 
 
+class Extents(NamedTuple):
+    """Ranges of the files of one store; all arrays are (n,) int64.
+
+    Attributes:
+        store: the store; file f is ``store.data_files[f]``.
+        rows: the sample that each range belongs to, numbered within the call.
+        files: the file of each range.
+        begins: the byte where each range begins.
+        ends: the byte behind each range.
+    """
+
+    store: AnyStore
+    rows: IntArray
+    files: IntArray
+    begins: IntArray
+    ends: IntArray
+
+    @classmethod
+    def of_file(cls, store: AnyStore, file: int, begins: IntArray, lengths: IntArray) -> Extents:
+        """Return one range of the same file for each row."""
+        rows = np.arange(len(begins), dtype=np.int64)
+        return cls(store, rows, np.full_like(rows, file), begins, begins + lengths)
+
+    @classmethod
+    def joined(cls, store: AnyStore, parts: Sequence[Extents]) -> Extents:
+        """Return the ranges of several parts, whose rows and files are those of this store."""
+        empty = np.zeros(0, dtype=np.int64)
+        columns = (np.concatenate([empty, *column]) for column in list(zip(*parts, strict=True))[1:])
+        return cls(store, *columns) if parts else cls(store, empty, empty, empty, empty)
+
+
 class AnyStore(ABC):
     """What stores of tokens and stores of samples share. A pickled store is opened again where it is unpickled."""
 
@@ -107,6 +140,26 @@ class AnyStore(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Hex digest that identifies the content, wherever the files lie. O(1) a shard."""
+
+    @property
+    def data_files(self) -> tuple[str, ...]:
+        """The paths of the files that hold tokens or samples, without indexes; `Extents` name them by number.
+
+        Raises:
+            ConfigError: it is not known where in the files of this layout the data lie.
+        """
+        raise self._unplaced()
+
+    def data_sizes(self) -> IntArray:
+        """(data_files,) int64: the bytes of each of ``data_files``; raises the same error. O(1) a file."""
+        raise self._unplaced()
+
+    def _unplaced(self) -> ConfigError:
+        return ConfigError(
+            f"{self.path}: it is not known which bytes of a store of the format {self.format} a sample lies in; this is"
+            " known for pairs of .bin and .idx whose documents lie one after another, keyed stores, tars and Energon"
+            " datasets of tars: convert the data with `headrace convert`"
+        )
 
     @abstractmethod
     def close(self) -> None:
@@ -259,6 +312,14 @@ class Store(AnyStore):
         """
         return self.buffers(self.document_begins(documents) + begins, lengths)
 
+    def extents(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> Extents:
+        """Return which bytes hold each range of the stream; the arguments are those of ``pieces``. Reads no tokens.
+
+        Raises:
+            ConfigError: it is not known, see ``data_files``; or as ``pieces``.
+        """
+        raise self._unplaced()
+
     def with_main(self, key: str) -> Store | None:
         """Return a store of the same files whose main key is ``key``; None if it has to be opened again for that."""
         return self if key == self.keys[0] else None
@@ -347,6 +408,11 @@ class SampleStore(AnyStore):
             StoreError: a file is missing, changed or cut short.
         """
 
+    @property
+    def is_in_file_order(self) -> bool:
+        """Whether samples follow one another in ``data_files``; false if a shard is listed twice, or out of order."""
+        return False
+
     @abstractmethod
     def key(self, index: int) -> str:
         """Return the key of one sample; raises the same errors as ``read``."""
@@ -362,6 +428,16 @@ class SampleStore(AnyStore):
     @abstractmethod
     def places(self, index: int) -> dict[str, PartPlace]:
         """Return where each part of a sample lies, in the order of the file; raises the same errors as ``read``."""
+
+    def extents(self, indices: IntArray) -> Extents:
+        """Return which bytes hold each of some samples, all parts together; reads indexes, but no samples.
+
+        Raises:
+            IndexError: there is no such sample.
+            ConfigError: it is not known, see ``data_files``.
+            StoreError: an index is missing or malformed.
+        """
+        raise self._unplaced()
 
     @abstractmethod
     def check(self) -> Iterator[Problem]:

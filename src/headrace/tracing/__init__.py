@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from headrace.tracing.differences import RunDifference, first_difference
     from headrace.tracing.file_edits import FileEdit, edit_run_file, skip_in_run_file
     from headrace.tracing.framed import FramedHistory, framed_history
+    from headrace.tracing.future import PlannedCache, PlannedEpoch, ReadingPlan, reading_plan
     from headrace.tracing.grids import GridCell, HeldCounts, StepGrid, step_grid
     from headrace.tracing.history import History, history_of, ledgers, trace_sample, trace_step
     from headrace.tracing.rebuilding import filed_run
@@ -69,6 +70,9 @@ _HOMES = {
     "MixPoint": "headrace.tracing.curves",
     "read_run_file": "headrace.tracing.run_file",
     "read_state": "headrace.tracing.states",
+    "PlannedCache": "headrace.tracing.future",
+    "PlannedEpoch": "headrace.tracing.future",
+    "ReadingPlan": "headrace.tracing.future",
     "RunAccount": "headrace.tracing.accounting",
     "RunDifference": "headrace.tracing.differences",
     "RunFile": "headrace.tracing.run_file",
@@ -83,6 +87,7 @@ _HOMES = {
     "StepGrid": "headrace.tracing.grids",
     "Times": "headrace.tracing.answers",
     "Topology": "headrace.tracing.answers",
+    "reading_plan": "headrace.tracing.future",
     "trace_sample": "headrace.tracing.history",
     "trace_step": "headrace.tracing.history",
     "Traced": "headrace.tracing.answers",
@@ -102,6 +107,9 @@ __all__ = [
     "MixCurve",
     "MixMark",
     "MixPoint",
+    "PlannedCache",
+    "PlannedEpoch",
+    "ReadingPlan",
     "RunAccount",
     "RunDifference",
     "RunFile",
@@ -124,6 +132,7 @@ __all__ = [
     "mix_curve",
     "read_run_file",
     "read_state",
+    "reading_plan",
     "save_run",
     "skip_in_run_file",
     "state_difference",

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from headrace.datasets import Run
+from headrace.datasets.block_uses import PlacedSamples
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.encoded.framed_run import read_journals
 from headrace.datasets.encoded.measured import MeasuredUnits
@@ -17,11 +18,13 @@ from headrace.datasets.mapped import MapDataset
 from headrace.datasets.media import MediaDataset
 from headrace.datasets.origins import Origins, record_origins, record_sample
 from headrace.datasets.packed_sequences import PackedSequenceDataset
+from headrace.datasets.records import RecordKey
 from headrace.datasets.windows import WindowDataset
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.packing import Packing
 from headrace.stores import SampleStore, Store
+from headrace.stores.store import Extents
 from headrace.tracing.answers import Face
 from headrace.tracing.framed import FramedHistory
 from headrace.tracing.history import Chapter, History
@@ -53,6 +56,22 @@ class Sources:
     def history(self, state: dict[str, Any] | None = None) -> History:
         """Return the runs of the file as a history."""
         return History([self._chapter(number) for number in range(len(self._file.runs))], state)
+
+    def placed(self, run: Run) -> list[PlacedSamples]:
+        """Return for each dataset of a run of the file, over recorded datasets, where its samples lie.
+
+        Raises:
+            StoreError: a store is missing, holds other data, or it is not known where samples lie in it.
+        """
+        found: list[PlacedSamples] = []
+        for path, dataset in zip(run.paths, run.datasets, strict=True):
+            if not isinstance(dataset, RecordedDataset):
+                raise StoreError(f"{path or '.'}: is not known by its recipe")
+            face = self._opened(dataset.source)
+            if not isinstance(face, Dataset | MeasuredUnits | _Records):
+                raise StoreError(f"{path or '.'}: it is not known where its samples lie")
+            found.append(face)
+        return found
 
     def framed(self, number: int, journals: Iterable[str], state: dict[str, Any] | None = None) -> FramedHistory:
         """Return a framed run of the file as a history.
@@ -149,10 +168,14 @@ class Sources:
 
 
 class _Records:
-    """Records as they are stored: sample i is record i, whatever a dataset makes of it."""
+    """Records as they are stored: sample i is record i, whatever a dataset makes of it, read from some keys."""
 
-    def __init__(self, store: Store) -> None:
+    is_in_file_order = True
+    is_planned_anew = False
+
+    def __init__(self, store: Store, keys: Iterable[str]) -> None:
         self._store = store
+        self._keys = tuple(keys)
 
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """Return the numbers of records."""
@@ -161,6 +184,10 @@ class _Records:
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return the record of each sample."""
         return record_origins(self._store, addresses)
+
+    def extents(self, addresses: IntArray) -> list[Extents]:
+        """Return the ranges of each key that is read."""
+        return [RecordKey(self._store, key).extents(addresses) for key in self._keys]
 
     def holders(self, document: int) -> IntArray:
         """Return the sample of a record: its own number."""
@@ -174,7 +201,9 @@ class _Records:
 def _of_tokens(store: Store, kind: str, recipe: dict[str, Any]) -> Face:
     if kind == "windows":
         options = {name: recipe[name] for name in ("stride", "phase", "document_ids", "position_ids")}
-        return WindowDataset(store, seq_len=recipe["window_tokens"], loss_mask_key=None, **options)
+        mask = recipe.get("loss_mask_key")
+        return WindowDataset(store, seq_len=recipe["window_tokens"], loss_mask_key=mask, **options)
     if kind == "packed_sequences":
-        return PackedSequenceDataset(store, msgspec.convert(recipe["packing"], Packing), loss_mask_key=None)
-    return _Records(store)
+        packing = msgspec.convert(recipe["packing"], Packing)
+        return PackedSequenceDataset(store, packing, loss_mask_key=recipe["loss_mask_key"])
+    return _Records(store, recipe["keys"].values())

@@ -19,6 +19,7 @@ from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, 
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
+from headrace.stores.store import Extents
 
 
 class EncodedDataset(EncoderDataset):
@@ -125,6 +126,20 @@ class EncodedDataset(EncoderDataset):
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return the origins of the original samples; a substitute shows in the restore key and in ``faults``."""
         return self.dataset.origins(self.indices(addresses))
+
+    def extents(self, addresses: IntArray) -> list[Extents]:
+        """Return the ranges of the samples of the dataset; those of substitutes are not known beforehand."""
+        return self.dataset.extents(self.indices(addresses))
+
+    @property
+    def is_in_file_order(self) -> bool:
+        """Whether the dataset is."""
+        return self.dataset.is_in_file_order
+
+    @property
+    def is_planned_anew(self) -> bool:
+        """Whether the dataset is."""
+        return self.dataset.is_planned_anew
 
     @cached_property
     def recipe(self) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from headrace.plan.keys import EpochAddresses
 from headrace.plan.measured import Grouping, Measured
 from headrace.plan.packing import Packing
 from headrace.stores import SampleStore
+from headrace.stores.store import Extents
 
 
 class UnitRows(NamedTuple):
@@ -133,6 +134,23 @@ class MeasuredUnits:
         return UnitRows(
             found.offsets, found.samples, found.outputs, facts, None if keys is None else np.repeat(keys, counts)
         )
+
+    def extents(self, addresses: IntArray) -> list[Extents]:
+        """Return the range of each sample in each unit."""
+        rows = self.rows(addresses)
+        units = np.repeat(np.arange(len(addresses), dtype=np.int64), np.diff(rows.offsets))
+        found = self._store.extents(rows.samples)
+        return [found._replace(rows=units[found.rows])]
+
+    @property
+    def is_in_file_order(self) -> bool:
+        """Whether units are single outputs, of a store whose samples are in that order."""
+        return self.form is None and self._store.is_in_file_order
+
+    @property
+    def is_planned_anew(self) -> bool:
+        """Whether a unit has other members in another epoch."""
+        return self.differs_by_epoch
 
     @cached_property
     def differs_by_epoch(self) -> bool:
@@ -394,6 +412,20 @@ class MeasuredDataset(EncoderDataset):
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return the origins of all samples in each unit."""
         return self.units.origins(addresses)
+
+    def extents(self, addresses: IntArray) -> list[Extents]:
+        """Return the ranges of all samples in each unit."""
+        return self.units.extents(addresses)
+
+    @property
+    def is_in_file_order(self) -> bool:
+        """See `MeasuredUnits.is_in_file_order`."""
+        return self.units.is_in_file_order
+
+    @property
+    def is_planned_anew(self) -> bool:
+        """Whether a unit has other members in another epoch."""
+        return self.units.differs_by_epoch
 
     def find_keys(self, key: str) -> list[int]:
         """Return the units that hold outputs of the first sample with a key. Raises as `MeasuredUnits.find_keys`."""

@@ -43,6 +43,7 @@ from headrace.stores import open as open_store
 from headrace.stores.energon import DatasetConfig, Reference
 from headrace.stores.energon.splits import config_path
 from headrace.stores.opening import sample_layout
+from headrace.stores.store import Extents
 
 _OF_THE_RUN: Final = ("max_samples_per_sequence", "parallel_shard_iters", "shuffle_over_epochs", "training")
 """Keys of Energon's file that concern the order, which the run decides here."""
@@ -354,6 +355,15 @@ class MediaDataset(SampleDataset):
             partial(self.made, raw, index, partial(self.store.places, index), mapper)
             for raw, index in zip(raws, addresses.tolist(), strict=True)
         ]
+
+    def extents(self, addresses: IntArray) -> list[Extents]:
+        """Return one range for each sample, with all of its parts, also those that are not read."""
+        return [self.store.extents(addresses)]
+
+    @property
+    def is_in_file_order(self) -> bool:
+        """Whether every shard comes once, in the order of the files."""
+        return self.store.is_in_file_order
 
     def address_of(self, restore_key: Any) -> int | None:
         """Return the number of the sample with a restore key, see `SampleDataset.address_of`."""

@@ -53,7 +53,7 @@ from headrace.plan.framed import (
 
 if TYPE_CHECKING:
     from headrace.datasets.encoded import UnitReader
-    from headrace.loader.balancing import BalancedAssignment
+    from headrace.loader.balancing import StepAssignment
 
 
 class LaneHistory:
@@ -198,9 +198,19 @@ class FramedFeed:
         ConfigError: a framed run cannot be balanced.
     """
 
-    assignment: BalancedAssignment | None = None
+    assignment: StepAssignment | None = None
 
     def __init__(self, run: FramedRun, options: FeedOptions, original: FramedRun | None = None) -> None:
+        if options.dealing is not None:
+            raise ConfigError(
+                "dealing needs to know where samples lie before they are read, and the samples of a step of a FramedRun"
+                " are only known when they are fed: leave dealing out"
+            )
+        if options.cache is not None:
+            raise ConfigError(
+                "a cache is told when its blocks are used next, and the step of a sample of a FramedRun is only known"
+                " when it is fed: leave cache out of the loader, and make it with policy='pin'"
+            )
         if options.balance is not None:
             raise ConfigError(
                 "balance needs the costs of samples before they are read, and those of a FramedRun are not known: "

@@ -26,7 +26,7 @@ from headrace.stores.energon.shards import DatasetShards
 from headrace.stores.energon.splits import DEFAULT_PART, SplitPart, find_splits, read_splits, split_part, whole
 from headrace.stores.energon.sqlite_index import KeyLookup, check_index
 from headrace.stores.kept_arrays import num_entries
-from headrace.stores.store import Numbering, PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.store import Extents, Numbering, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.index import KeyTable, index_path
 from headrace.stores.tar.members import sample_part
 from headrace.stores.tar.store import MadeIndexes, TarShards
@@ -246,6 +246,28 @@ class EnergonStore(SampleStore):
         index = () if self.index is None else (self.index.path,)
         dataset = () if self._dataset is None else (self._dataset.path,)
         return (*self._opened.files, *dataset, *index, *self._shards.files)
+
+    @property
+    def data_files(self) -> tuple[str, ...]:
+        """The shards, each once; raises ConfigError if one is no tar."""
+        if not self._shards.is_tar.all():
+            raise self._unplaced()
+        return self._shards.tars.data_files
+
+    def data_sizes(self) -> IntArray:
+        """(data_files,) int64: the bytes of each shard."""
+        return self._shards.tars.data_sizes() if self.data_files else np.zeros(0, dtype=np.int64)
+
+    def extents(self, indices: IntArray) -> Extents:
+        """Return one range for each sample, of all its members."""
+        if not self._shards.is_tar.all():
+            raise self._unplaced()
+        return self._shards.tars.extents(self, *self._places(indices))
+
+    @property
+    def is_in_file_order(self) -> bool:
+        """Whether the part lists each shard once."""
+        return bool((np.diff(self._which) > 0).all())
 
     @property
     def fingerprint(self) -> str:

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from headrace.errors import StoreError
 from headrace.io import Reader, check_local, reader
-from headrace.stores.arguments import by_keys, check_range, document_number, positions, read_only
+from headrace.stores.arguments import by_keys, check_range, check_ranges, document_number, positions, read_only
 from headrace.stores.checking import Faults, check_file, check_values
 from headrace.stores.indexed.index import CHUNK, ContiguousStream, Index, Stream, check_bounds, examine, token_ids
 from headrace.stores.indexed.layout import AS_FOUND, IndexedOptions, open_index
 from headrace.stores.manifest import MANIFEST_NAME, Manifest, entry_beside, load_manifest
 from headrace.stores.segmented import mapped_windows, tokens_at
-from headrace.stores.store import IntArray, KeyList, Problem, Store, TokenArray
+from headrace.stores.store import Extents, IntArray, KeyList, Problem, Store, TokenArray
 from headrace.stores.written import OutputShard
 
 
@@ -280,6 +280,24 @@ class IndexedStore(Store):
     def files(self) -> tuple[Path, ...]:
         """The ``.bin`` and the ``.idx``."""
         return Path(self._bin), Path(self.index.path)
+
+    @property
+    def data_files(self) -> tuple[str, ...]:
+        """The ``.bin``."""
+        return (self._bin,)
+
+    def data_sizes(self) -> IntArray:
+        """(1,) int64: the bytes of the ``.bin``."""
+        return np.array([self._bin_bytes], dtype=np.int64)
+
+    def extents(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> Extents:
+        """Return one range of the ``.bin`` for each; raises ConfigError if the sequences are not contiguous."""
+        stream = self._use_stream()
+        if type(stream) is not ContiguousStream:
+            raise self._unplaced()
+        check_ranges(begins, lengths, stream.num_tokens)
+        itemsize = self._dtype.itemsize
+        return Extents.of_file(self, 0, begins * itemsize, lengths * itemsize)
 
     @property
     def num_documents(self) -> int:

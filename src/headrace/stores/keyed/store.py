@@ -14,12 +14,12 @@ import xxhash
 
 from headrace.errors import StoreError
 from headrace.io import Reader, check_local, reader
-from headrace.stores.arguments import MAIN
+from headrace.stores.arguments import MAIN, check_ranges, known_key, not_parallel
 from headrace.stores.checking import check_file, check_values, vocab_of
 from headrace.stores.keyed.layout import META_NAME, KeyLayout, parse_bounds, parse_meta
 from headrace.stores.manifest import entry_beside
 from headrace.stores.segmented import SegmentedStore, mapped_windows, tokens_at
-from headrace.stores.store import IntArray, Problem, TokenArray
+from headrace.stores.store import Extents, IntArray, Problem, TokenArray
 from headrace.stores.written import OutputShard
 
 
@@ -175,6 +175,24 @@ class KeyedStore(SegmentedStore):
     def files(self) -> tuple[Path, ...]:
         """The ``.bin`` of each key, and ``meta.json``."""
         return (*(Path(self._bins[key]) for key in self._keys), Path(self._meta))
+
+    @property
+    def data_files(self) -> tuple[str, ...]:
+        """The ``.bin`` of each key."""
+        return tuple(self._bins[key] for key in self._keys)
+
+    def data_sizes(self) -> IntArray:
+        """(keys,) int64: the bytes of each ``.bin``."""
+        return np.array([self._reader.size(file) for file in self.data_files], dtype=np.int64)
+
+    def extents(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> Extents:
+        """Return one range of the ``.bin`` of the key for each."""
+        name = self._keys[0] if key is None else known_key(key, self._keys)
+        if name not in self._parallel:
+            raise not_parallel(self.path, name, f"has {self._num_values(name):,} values")
+        check_ranges(begins, lengths, self.num_tokens)
+        itemsize = self._dtypes[name].itemsize
+        return Extents.of_file(self, self._keys.index(name), begins * itemsize, lengths * itemsize)
 
     @property
     def has_offsets(self) -> bool:

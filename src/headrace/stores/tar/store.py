@@ -21,7 +21,7 @@ from headrace.io import Reader, reader
 from headrace.stores.arguments import IntArray, positions
 from headrace.stores.checking import Faults
 from headrace.stores.kept_arrays import ENTRY_BYTES
-from headrace.stores.store import PartPlace, Problem, RawSample, SampleStore
+from headrace.stores.store import AnyStore, Extents, PartPlace, Problem, RawSample, SampleStore
 from headrace.stores.tar.index import (
     IndexPlace,
     IndexWhere,
@@ -236,6 +236,27 @@ class TarShards:
         """
         place = self._verified(shard).place
         return open_index(place, self.reader, self.path(shard)) if isinstance(place, str) else place
+
+    @property
+    def data_files(self) -> tuple[str, ...]:
+        """The path of each shard."""
+        return tuple(map(self.path, range(len(self.names))))
+
+    def data_sizes(self) -> IntArray:
+        """(shards,) int64: the bytes of each shard."""
+        return np.array([self.reader.size(path) for path in self.data_files], dtype=np.int64)
+
+    def extents(self, store: AnyStore, shards: IntArray, indices: IntArray) -> Extents:
+        """Return where samples lie, with headers and padding, as ranges of the files of a store."""
+        begins, ends = np.empty_like(indices), np.empty_like(indices)
+        order = np.argsort(shards, kind="stable")
+        borders = np.flatnonzero(np.diff(shards[order])) + 1
+        for rows in np.split(order, borders) if len(order) else ():
+            offsets = self.offsets(int(shards[rows[0]]))
+            # Sample 0 begins at byte 0, whatever its entry says.
+            begins[rows] = np.where(indices[rows] == 0, 0, offsets[indices[rows]])
+            ends[rows] = offsets[indices[rows] + 1]
+        return Extents(store, np.arange(len(indices), dtype=np.int64), shards.astype(np.int64), begins, ends)
 
     def check(self, shard: int) -> Iterator[Problem]:
         """Read all headers of a shard, compare them with its index, and yield what is wrong."""
@@ -464,6 +485,26 @@ class TarStore(SampleStore):
     def shard_files(self) -> tuple[Path, ...]:
         """The tar of each shard."""
         return tuple(Path(self._shards.path(shard)) for shard in range(len(self.shards)))
+
+    @property
+    def data_files(self) -> tuple[str, ...]:
+        """The tar of each shard."""
+        return self._shards.data_files
+
+    def data_sizes(self) -> IntArray:
+        """(shards,) int64: the bytes of each tar."""
+        return self._shards.data_sizes()
+
+    def extents(self, indices: IntArray) -> Extents:
+        """Return one range for each sample, of all its members."""
+        indices = positions(indices, len(self), "sample")
+        shards = np.searchsorted(self._bounds, indices, side="right") - 1
+        return self._shards.extents(self, shards, indices - self._bounds[shards])
+
+    @property
+    def is_in_file_order(self) -> bool:
+        """True."""
+        return True
 
     @property
     def faults(self) -> dict[str, tuple[TarFault, ...]]:

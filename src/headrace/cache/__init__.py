@@ -1,0 +1,49 @@
+"""The block cache of a node: blocks of files that are far away, kept on a local disk for all its processes and runs.
+
+    Cache("/nvme/headrace", limit="2TB").reader("pread") --> CachedReader, a reader like any other
+        ranges of a file --> blocks --> BlockStore: on the disk -------------> bytes
+                                           |  not there: claim
+                                           +-- kept: one process fetches the block whole, the others wait for it
+                                           +-- not kept: only the ranges are fetched
+
+What is kept is decided by next use, as far as a loader has told it (`Cache.expect`), or is the first that comes
+(``policy="pin"``). `BlockStore` is the folder: files of blocks, and an index of them that survives kills and torn
+writes.
+
+May import: io, plan, config, errors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazily
+
+if TYPE_CHECKING:
+    from headrace.cache.block_store import BlockStore, CacheContent, CacheStats
+    from headrace.cache.reading import Cache, CachedReader, check_cache, clear_cache, describe_cache
+
+_HOMES = {
+    "BlockStore": "headrace.cache.block_store",
+    "Cache": "headrace.cache.reading",
+    "CacheContent": "headrace.cache.block_store",
+    "CacheStats": "headrace.cache.block_store",
+    "CachedReader": "headrace.cache.reading",
+    "check_cache": "headrace.cache.reading",
+    "clear_cache": "headrace.cache.reading",
+    "describe_cache": "headrace.cache.reading",
+}
+
+__all__ = [
+    "BlockStore",
+    "Cache",
+    "CacheContent",
+    "CacheStats",
+    "CachedReader",
+    "check_cache",
+    "clear_cache",
+    "describe_cache",
+]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -1,0 +1,365 @@
+"""`Cache`, the description of a cache of blocks, and `CachedReader`, which reads files through it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from headrace.cache.block_store import (
+    BlockStore,
+    ByteArray,
+    CacheContent,
+    CacheStats,
+    Policy,
+    block_name,
+    read_folder,
+)
+from headrace.config import check_choice
+from headrace.errors import ConfigError, StoreError
+from headrace.io import MmapReader, Reader, reader
+from headrace.io.readers import IntArray, OpenFile
+from headrace.io.sizes import parse_size
+
+FETCH_BYTES: Final = 64 << 20
+"""The most bytes of blocks that a read fetches at a time."""
+
+WAIT_S: Final = 60.0
+"""How long a read waits for a block that another process fetches, before it fetches what it needs itself."""
+
+_LOOK_S: Final = 0.005
+_log = logging.getLogger("headrace")
+
+
+class Cache:
+    """Blocks of files that are far away, on a local disk: one cache for all processes of a node, and for many runs.
+
+    Give the stores its reader, and the loader the cache:
+
+        cache = headrace.Cache("/nvme/headrace", limit="2TB")
+        store = headrace.open("/lustre/web", reader=cache.reader("pread"))
+        loader = headrace.Loader(run, micro_batch_size=4, cache=cache)
+
+    The loader then says when each block is used next on this node. A block is kept if it is used again before the last
+    one of those that are there; that one goes. Blocks of which no loader has told are kept while there is room, and go
+    first. With ``policy="pin"`` the first blocks that come stay, and no others are kept; no loader is needed.
+
+    Blocks are named by a hash of the identity of their file: its path or URL, its size, and its time of change or ETag.
+    A file that changes is another file. A block that is not kept is not fetched whole: only what is read of it is. A
+    full disk is survived: what finds no room is read without being kept, which is counted and logged.
+
+    Args:
+        folder: a folder of its own on a local disk; it is created.
+        limit: the most bytes of all blocks, such as ``"2TB"``.
+        block: the bytes of a block.
+        policy: ``"plan"`` or ``"pin"``.
+
+    Raises:
+        ConfigError: a size or the policy is not allowed.
+
+    Example:
+        >>> cache = headrace.Cache("cache", limit="100MB", block="64KiB")
+        >>> store = headrace.open("stores/web", reader=cache.reader("pread"))
+        >>> first, again = store.document(0), store.document(0)
+        >>> cache.stats.fetched_blocks, cache.stats.hits >= 1
+        (2, True)
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        limit: str | int,
+        block: str | int = "8MiB",
+        policy: Policy = "plan",
+    ) -> None:
+        check_choice("policy", policy, ("plan", "pin"))
+        self.folder = Path(folder)
+        self.limit_bytes = parse_size(limit, "limit")
+        self.block_bytes = parse_size(block, "block")
+        self.policy = policy
+        if self.limit_bytes < self.block_bytes:
+            raise ConfigError(f"limit {limit} has no room for a block of {self.block_bytes:,} bytes")
+        self._store: BlockStore | None = None
+        self._identities: dict[str, str] = {}
+        self._readers: list[CachedReader] = []
+
+    @property
+    def store(self) -> BlockStore:
+        """The folder, which is created by the first use.
+
+        Raises:
+            ConfigError: it holds other files, or blocks of another size.
+            OutputError: it cannot be written.
+        """
+        if self._store is None:
+            self._store = BlockStore(
+                self.folder, limit_bytes=self.limit_bytes, block_bytes=self.block_bytes, policy=self.policy
+            )
+        return self._store
+
+    @property
+    def stats(self) -> CacheStats:
+        """What this process has read through the cache so far."""
+        return self.store.stats
+
+    def reader(self, inner: str | Reader) -> CachedReader:
+        """Return a reader that reads files through the cache, and what is not there by another reader.
+
+        Raises:
+            ConfigError: the inner reader is unknown, or maps files, so that nothing goes through a cache.
+        """
+        return CachedReader(self, reader(inner))
+
+    def identity(self, path: str) -> str | None:
+        """Return the identity of a file that a reader of this cache can open; None if there is none."""
+        if path not in self._identities:
+            for one in self._readers:
+                with contextlib.suppress(StoreError):
+                    self._identities[path] = one.inner.identity(path)
+                    break
+        return self._identities.get(path)
+
+    def expect(self, run: str, step: int, step_s: float, next_uses: Mapping[str, int]) -> None:
+        """Note when a run uses blocks next; see `BlockStore.expect`. With ``policy="pin"`` this does nothing."""
+        if self.policy == "plan":
+            self.store.expect(run, step, step_s, next_uses)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = {"limit": self.limit_bytes, "block": self.block_bytes, "policy": self.policy}
+        return _cache, (str(self.folder), options)
+
+    def __repr__(self) -> str:
+        return f"<Cache: {self.folder}, {self.limit_bytes:,} bytes, {self.policy}>"
+
+
+def _cache(folder: str, options: dict[str, Any]) -> Cache:
+    return Cache(folder, **options)
+
+
+class _Piece(NamedTuple):
+    """A part of a range that lies in one block, and where it goes in the output."""
+
+    begin: int
+    length: int
+    at: int
+
+
+class CachedReader(Reader):
+    """Reads files through a cache of blocks; opened by `Cache.reader`.
+
+    Args:
+        cache: the cache.
+        inner: reads what is not in the cache.
+    """
+
+    name = "cached"
+
+    def __init__(self, cache: Cache, inner: Reader) -> None:
+        if isinstance(inner, MmapReader | CachedReader):
+            raise ConfigError(
+                f"a {inner.name} reader cannot be read through a cache: mapped files are read page by page by the"
+                " system; use 'pread' for local files and file systems"
+            )
+        super().__init__(pool=inner._pool, retries=inner.retries)
+        self.cache = cache
+        self.inner = inner
+        cache._readers.append(self)
+        # The folder is made here, before threads and workers use it.
+        _ = cache.store
+
+    def identity(self, path: str) -> str:
+        """Return that of the inner reader."""
+        return self.inner.identity(path)
+
+    def view(self, path: str) -> ByteArray | None:
+        """Return what the inner reader maps, such as an index that it keeps; usually None."""
+        return self.inner.view(path)
+
+    def for_pass(self) -> Reader:
+        """Return that of the inner reader: a pass over all bytes would only push out what comes again."""
+        return self.inner.for_pass()
+
+    def release(self, path: str) -> None:
+        """Drop one file from the pool of the inner reader."""
+        self.inner.release(path)
+
+    def close(self) -> None:
+        """Drop the files of the inner reader from its pool."""
+        self.inner.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.cache, self.inner)
+
+    def _open(self, path: str) -> OpenFile:
+        file = self.inner._open(path)
+        if path not in self.cache._identities:
+            self.cache._identities[path] = self.inner.identity(path)
+        return file
+
+    def _take(self, fd: int, size: int) -> OpenFile:
+        return self.inner._take(fd, size)
+
+    def _fill(self, file: OpenFile, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray) -> None:
+        if file.data is not None:
+            self.inner._fill(file, path, offsets, lengths, out)
+            return
+        store = self.cache.store
+        missing: dict[int, list[_Piece]] = {}
+        num_hits = 0
+        for number, pieces in _by_block(offsets, lengths, store.block_bytes).items():
+            if self._from_cache(file, path, number, pieces, out):
+                num_hits += 1
+            else:
+                missing[number] = pieces
+        store.count(hits=num_hits, read_bytes=len(out))
+        at_a_time = max(1, FETCH_BYTES // store.block_bytes)
+        numbers = sorted(missing)
+        for first in range(0, len(numbers), at_a_time):
+            self._fetch(file, path, {number: missing[number] for number in numbers[first : first + at_a_time]}, out)
+
+    def _fetch(self, file: OpenFile, path: str, missing: dict[int, list[_Piece]], out: ByteArray) -> None:
+        """Fetch blocks that are not in the cache, whole or as far as they are read, and fill what is read of them."""
+        store = self.cache.store
+        ours: list[int] = []
+        bypassed: list[int] = []
+        theirs: list[int] = []
+        claims = {"ours": ours, "bypass": bypassed, "theirs": theirs}
+        try:
+            for number in missing:
+                claims[store.claim(self._name(path, number), self._size(file, number))].append(number)
+            if ours:
+                self._fetch_whole(file, path, ours, missing, out)
+        except BaseException:
+            # Blocks that are there by now are not given up: they have no owner any more.
+            for number in ours:
+                store.give_up(self._name(path, number))
+            raise
+        for number in theirs:
+            if self._waited(file, path, number, missing[number], out):
+                store.count(waited_blocks=1)
+            else:
+                bypassed.append(number)
+        if bypassed:
+            self._fetch_ranges(file, path, [piece for one in bypassed for piece in _placed(one, missing, store)], out)
+            store.count(bypassed_blocks=len(bypassed))
+
+    def _fetch_whole(
+        self, file: OpenFile, path: str, numbers: list[int], missing: dict[int, list[_Piece]], out: ByteArray
+    ) -> None:
+        store = self.cache.store
+        begins = np.array(numbers, dtype=np.int64) * store.block_bytes
+        sizes = np.array([self._size(file, number) for number in numbers], dtype=np.int64)
+        data = np.empty(int(sizes.sum()), np.uint8)
+        self.inner._fill(file, path, begins, sizes, data)
+        at = num_kept = 0
+        for number, size in zip(numbers, sizes.tolist(), strict=True):
+            block = data[at : at + size]
+            at += size
+            for piece in missing[number]:
+                out[piece.at : piece.at + piece.length] = block[piece.begin : piece.begin + piece.length]
+            num_kept += store.put(self._name(path, number), block)
+        store.count(fetched_blocks=num_kept, fetched_bytes=len(data))
+
+    def _fetch_ranges(self, file: OpenFile, path: str, pieces: list[_Piece], out: ByteArray) -> None:
+        offsets, lengths, places = (np.array(column, dtype=np.int64) for column in zip(*pieces, strict=True))
+        data = np.empty(int(lengths.sum()), np.uint8)
+        self.inner._fill(file, path, offsets, lengths, data)
+        at = 0
+        for place, length in zip(places.tolist(), lengths.tolist(), strict=True):
+            out[place : place + length] = data[at : at + length]
+            at += length
+        self.cache.store.count(fetched_bytes=len(data))
+
+    def _from_cache(self, file: OpenFile, path: str, number: int, pieces: list[_Piece], out: ByteArray) -> bool:
+        name, size = self._name(path, number), self._size(file, number)
+        read = self.cache.store.read
+        return all(read(name, size, piece.begin, out[piece.at : piece.at + piece.length]) for piece in pieces)
+
+    def _waited(self, file: OpenFile, path: str, number: int, pieces: list[_Piece], out: ByteArray) -> bool:
+        """Wait for a block that another process fetches, and return whether it came."""
+        until = time.monotonic() + WAIT_S
+        while True:
+            is_coming = self.cache.store.is_being_fetched(self._name(path, number))
+            if self._from_cache(file, path, number, pieces, out):
+                return True
+            if not is_coming:
+                return False
+            if time.monotonic() > until:
+                _log.warning(
+                    "%s: byte %d: another process has fetched this block for %.0f s; reading it without the cache",
+                    path,
+                    number * self.cache.block_bytes,
+                    WAIT_S,
+                )
+                return False
+            time.sleep(_LOOK_S)
+
+    def _name(self, path: str, number: int) -> str:
+        return block_name(self.cache._identities[path], number)
+
+    def _size(self, file: OpenFile, number: int) -> int:
+        block_bytes = self.cache.block_bytes
+        return min(block_bytes, file.size - number * block_bytes)
+
+
+def _by_block(offsets: IntArray, lengths: IntArray, block_bytes: int) -> dict[int, list[_Piece]]:
+    """Return the pieces of ranges by the number of their block, each with its place in the output."""
+    found: dict[int, list[_Piece]] = {}
+    at = 0
+    for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
+        end = offset + length
+        while offset < end:
+            number, begin = divmod(offset, block_bytes)
+            count = min(end - offset, block_bytes - begin)
+            found.setdefault(number, []).append(_Piece(begin, count, at))
+            offset += count
+            at += count
+    return found
+
+
+def _placed(number: int, missing: dict[int, list[_Piece]], store: BlockStore) -> Iterator[_Piece]:
+    """Yield the pieces of a block with their places in the file."""
+    begin = number * store.block_bytes
+    for piece in missing[number]:
+        yield piece._replace(begin=begin + piece.begin)
+
+
+def describe_cache(folder: str | os.PathLike[str]) -> CacheContent:
+    """Return what is in the folder of a cache.
+
+    Raises:
+        ConfigError: it is none of a cache.
+    """
+    return _existing(folder).content()
+
+
+def check_cache(folder: str | os.PathLike[str]) -> list[str]:
+    """Read every block of a cache, remove those that are damaged, and return what was wrong with each.
+
+    Raises:
+        ConfigError: the folder is none of a cache.
+    """
+    return list(_existing(folder).verify())
+
+
+def clear_cache(folder: str | os.PathLike[str]) -> int:
+    """Remove all blocks of a cache that nobody is fetching, and return how many these were.
+
+    Raises:
+        ConfigError: the folder is none of a cache.
+    """
+    return _existing(folder).clear()
+
+
+def _existing(folder: str | os.PathLike[str]) -> BlockStore:
+    block_bytes = read_folder(Path(folder))
+    if block_bytes is None:
+        raise ConfigError(f"{folder}: there is no cache here; expected a folder that headrace.Cache has made")
+    return BlockStore(Path(folder), limit_bytes=block_bytes, block_bytes=block_bytes, policy="pin")

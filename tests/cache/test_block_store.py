@@ -1,0 +1,221 @@
+"""The folder of a cache: what it keeps, against the plan; what survives kills, torn files and full disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import killing
+from headrace.cache import BlockStore
+from headrace.cache import block_store as module
+from headrace.cache.block_store import FOLDER_NAME, NEVER, Policy, block_name
+from headrace.errors import ConfigError
+from headrace.plan.caching import next_uses, simulate
+
+BLOCK = 64
+
+
+def name_of(number: int) -> str:
+    return block_name("file", number)
+
+
+def bytes_of(number: int) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, BLOCK, dtype=np.uint8)
+
+
+def make(folder: Path, *, blocks: int = 4, policy: Policy = "plan") -> BlockStore:
+    return BlockStore(folder / "cache", limit_bytes=blocks * BLOCK, block_bytes=BLOCK, policy=policy)
+
+
+def read(store: BlockStore, number: int) -> bool:
+    """Whether a block is there, with the bytes that it must have."""
+    out = np.zeros(BLOCK, np.uint8)
+    is_there = store.read(name_of(number), BLOCK, 0, out)
+    assert not is_there or (out == bytes_of(number)).all()
+    return is_there
+
+
+def fetch(store: BlockStore, number: int) -> str:
+    claim = store.claim(name_of(number), BLOCK)
+    if claim == "ours":
+        store.put(name_of(number), bytes_of(number))
+    return claim
+
+
+@given(st.lists(st.integers(0, 7), max_size=30), st.integers(1, 4))
+def test_the_hits_are_those_of_the_plan(blocks: list[int], capacity: int) -> None:
+    array = np.array(blocks, dtype=np.int64)
+    later = next_uses(array)
+    with tempfile.TemporaryDirectory() as folder:
+        store = make(Path(folder), blocks=capacity)
+        hits = []
+        for step, (block, use) in enumerate(zip(blocks, later.tolist(), strict=True)):
+            store.expect("run", step, 1.0, {name_of(block): NEVER if use == len(blocks) else use})
+            hits.append(read(store, block))
+            if not hits[-1]:
+                fetch(store, block)
+            assert store.content().num_bytes <= store.limit_bytes
+    assert hits == simulate(array, capacity, "plan").is_hit.tolist()
+
+
+@given(st.lists(st.integers(0, 7), max_size=20), st.integers(1, 4))
+def test_pinned_blocks_are_the_first(blocks: list[int], capacity: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = make(Path(folder), blocks=capacity, policy="pin")
+        hits = [read(store, block) or fetch(store, block) == "never" for block in blocks]
+    assert hits == simulate(np.array(blocks, dtype=np.int64), capacity, "pin").is_hit.tolist()
+
+
+def test_blocks_that_nobody_knows_go_first(tmp_path: Path) -> None:
+    store = make(tmp_path, blocks=2)
+    assert fetch(store, 1) == "ours"
+    store.expect("run", 0, 1.0, {name_of(2): 5})
+    assert fetch(store, 2) == "ours"
+    assert fetch(store, 3) == "bypass", "it is not known when it is used, so nothing goes for it"
+    store.expect("run", 1, 1.0, {name_of(4): 9})
+    assert fetch(store, 4) == "ours"
+    assert [read(store, one) for one in (1, 2, 4)] == [False, True, True]
+    store.expect("run", 2, 1.0, {name_of(6): 20})
+    assert fetch(store, 6) == "bypass"
+
+
+def test_two_runs_are_compared_by_their_pace(tmp_path: Path) -> None:
+    store, other = make(tmp_path, blocks=2), make(tmp_path, blocks=2)
+    store.expect("slow", 0, 10.0, {name_of(1): 3})
+    assert fetch(store, 1) == "ours"
+    other.expect("fast", 0, 0.1, {name_of(2): 50})
+    assert fetch(other, 2) == "ours"
+    # In 5 s, in 30 s, and now one in 20 s: the slow run's block goes.
+    other.expect("fast", 0, 0.1, {name_of(3): 200})
+    assert fetch(other, 3) == "ours"
+    assert [read(store, one) for one in (1, 2, 3)] == [False, True, True]
+
+
+def test_a_block_that_another_fetches_is_waited_for(tmp_path: Path) -> None:
+    store, other = make(tmp_path, policy="pin"), make(tmp_path, policy="pin")
+    assert store.claim(name_of(1), BLOCK) == "ours"
+    assert other.claim(name_of(1), BLOCK) == "theirs"
+    assert store.claim(name_of(1), BLOCK) == "theirs", "as another thread of the same process"
+    assert other.is_being_fetched(name_of(1))
+    assert store.put(name_of(1), bytes_of(1))
+    assert not other.is_being_fetched(name_of(1))
+    assert read(other, 1)
+    assert store.claim(name_of(2), BLOCK) == "ours"
+    store.give_up(name_of(2))
+    assert other.claim(name_of(2), BLOCK) == "ours"
+
+
+@pytest.mark.parametrize("moment", range(12))
+def test_killed_at_any_moment(tmp_path: Path, moment: int) -> None:
+    """What a killed process has left behind disturbs nobody, and is gone after a look at the cache."""
+    make(tmp_path, blocks=2)
+
+    def work() -> None:
+        store = make(tmp_path, blocks=2)
+        for number in range(4):
+            store.expect("run", number, 1.0, {name_of(number): 10 - number})
+            if not read(store, number):
+                fetch(store, number)
+
+    is_whole = killing.run(work, moment=moment)
+    store = make(tmp_path, blocks=2)
+    assert store.content().runs == 0
+    for number in range(4):
+        if not read(store, number):
+            fetch(store, number)
+    assert store.content().num_bytes <= store.limit_bytes
+    assert store.content().fetching == 0
+    found = list(store.verify())
+    assert not is_whole or found == []
+    assert list(store.verify()) == []
+    assert not list((tmp_path / "cache" / "blocks").glob("*/.*"))
+    total = sum(file.stat().st_size for file in (tmp_path / "cache" / "blocks").glob("*/*"))
+    assert total == store.content().num_bytes
+
+
+def test_torn_and_changed_files_are_fetched_again(tmp_path: Path) -> None:
+    store = make(tmp_path, policy="pin")
+    for number in range(3):
+        fetch(store, number)
+    paths = [store._path(name_of(number)) for number in range(3)]
+    fresh = make(tmp_path, policy="pin")
+    os.truncate(paths[0], BLOCK // 2)
+    assert [read(fresh, number) for number in range(3)] == [False, True, True]
+    assert fresh.stats.torn_blocks == 1
+    assert fetch(fresh, 0) == "ours"
+    changed = bytearray(paths[1].read_bytes())
+    changed[5] ^= 1
+    paths[1].write_bytes(changed)
+    paths[2].unlink()
+    found = list(make(tmp_path, policy="pin").verify())
+    assert sorted(line.partition(": ")[2].partition(":")[0] for line in found) == ["damaged", "missing"]
+    assert list(make(tmp_path, policy="pin").verify()) == []
+    assert fetch(make(tmp_path, policy="pin"), 1) == "ours"
+
+
+def test_a_full_disk_is_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make(tmp_path, policy="pin")
+    fetch(store, 0)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        assert store.claim(name_of(1), BLOCK) == "ours"
+        assert not store.put(name_of(1), bytes_of(1))
+    assert store.stats.failed_writes == 1
+    assert store.claim(name_of(1), BLOCK) == "bypass", "it waits a while before it tries again"
+    assert read(store, 0)
+    monkeypatch.setattr(module, "_PAUSE_S", 0.0)
+    store._no_writes_until = 0.0
+    assert fetch(store, 1) == "ours"
+    assert list(store.verify()) == []
+
+
+def test_only_what_is_its_own_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match=r"holds thesis.tex and no headrace-cache.json, so it is no cache"):
+        make(tmp_path)
+    (tmp_path / "cache" / "thesis.tex").unlink()
+    store = make(tmp_path)
+    fetch(store, 0)
+    own = tmp_path / "cache" / "notes.txt"
+    own.write_text("kept")
+    assert store.clear() == 1
+    assert own.read_text() == "kept"
+    assert store.content().blocks == 0
+    with pytest.raises(ConfigError, match=r"holds blocks of 64 bytes, and 32 are asked for: use block=64"):
+        BlockStore(tmp_path / "cache", limit_bytes=640, block_bytes=32, policy="pin")
+    (tmp_path / "cache" / FOLDER_NAME).write_text("{")
+    with pytest.raises(ConfigError, match="damaged, or of another version"):
+        make(tmp_path)
+
+
+def test_it_is_usable_in_a_process_that_was_forked(tmp_path: Path) -> None:
+    store = make(tmp_path, policy="pin")
+    fetch(store, 0)
+
+    def work() -> None:
+        assert read(store, 0)
+        assert fetch(store, 1) == "ours"
+        assert store.stats.hits == 0
+
+    assert killing.run(work, moment=1000)
+    assert read(store, 1)
+    assert store.content().blocks == 2
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    fetch(make(tmp_path), 0)
+    shutil.rmtree(tmp_path / "cache")
+    assert make(tmp_path).content().blocks == 0

@@ -1,0 +1,147 @@
+"""Files read through a cache: the bytes, the counts, several processes, and files that change."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import headrace
+from headrace.cache import Cache, CachedReader, check_cache, clear_cache, describe_cache
+from headrace.cli import main
+from headrace.errors import ConfigError
+from headrace.io import FilePool, MmapReader, PreadReader, Reader
+from headrace.testing.readers import ReaderContract
+
+
+class TestCachedReader(ReaderContract):
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.folder = tmp_path_factory.mktemp("cache")
+
+    def make(self, pool: FilePool) -> Reader:
+        return Cache(self.folder / "cache", limit="1MB", block=512).reader(PreadReader(pool=pool))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> np.ndarray:
+    values = np.random.default_rng(3).integers(0, 256, 10_000, dtype=np.uint8)
+    (tmp_path / "data.bin").write_bytes(values.tobytes())
+    return values
+
+
+def test_each_block_is_fetched_once_and_counted(tmp_path: Path, data: np.ndarray) -> None:
+    cache = Cache(tmp_path / "cache", limit="1MB", block=1000)
+    reader = cache.reader("pread")
+    path = str(tmp_path / "data.bin")
+    offsets, lengths = np.array([1500, 100, 9500]), np.array([1200, 50, 500])
+    found = reader.read_ranges(path, offsets, lengths)
+    assert found.tobytes() == b"".join(
+        data[at : at + size].tobytes() for at, size in zip(offsets, lengths, strict=True)
+    )
+    stats = cache.stats
+    assert (stats.fetched_blocks, stats.hits, stats.fetched_bytes, stats.read_bytes) == (4, 0, 4000, 1750)
+    reader.read_ranges(path, offsets, lengths)
+    assert (stats.fetched_blocks, stats.hits, stats.fetched_bytes) == (4, 4, 4000)
+    other = Cache(tmp_path / "cache", limit="1MB", block=1000)
+    assert (other.reader("pread").read(path, 0, 10_000) == data).all()
+    assert (other.stats.fetched_blocks, other.stats.hits) == (6, 4)
+
+
+def test_what_is_not_kept_is_fetched_as_far_as_it_is_read(tmp_path: Path, data: np.ndarray) -> None:
+    cache = Cache(tmp_path / "cache", limit=2000, block=1000, policy="pin")
+    reader = cache.reader("pread")
+    for offset in range(0, 10_000, 500):
+        assert (reader.read(str(tmp_path / "data.bin"), offset, 10) == data[offset : offset + 10]).all()
+    stats = cache.stats
+    assert (stats.fetched_blocks, stats.hits, stats.bypassed_blocks) == (2, 2, 16)
+    assert stats.fetched_bytes == 2 * 1000 + 16 * 10
+
+
+def test_a_changed_file_is_another_file(tmp_path: Path, data: np.ndarray) -> None:
+    cache = Cache(tmp_path / "cache", limit="1MB", block=1000)
+    path = tmp_path / "data.bin"
+    assert cache.reader("pread").read(str(path), 0, 10).tobytes() == data[:10].tobytes()
+    path.write_bytes(bytes(10_000))
+    os.utime(path, ns=(1, 1))
+    fresh = Cache(tmp_path / "cache", limit="1MB", block=1000)
+    assert fresh.reader("pread").read(str(path), 0, 10).tobytes() == bytes(10)
+
+
+def test_stores_read_the_same_through_a_cache(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(0, 40, 100)
+    with headrace.stores.IndexedWriter(str(tmp_path / "web"), dtype="uint16") as writer:
+        writer.add_documents(rng.integers(0, 999, int(lengths.sum())).astype(np.uint16), lengths)
+        writer.finish()
+    cache = Cache(tmp_path / "cache", limit="1MB", block=256)
+    plain = headrace.open(tmp_path / "web")
+    cached = headrace.open(tmp_path / "web", reader=cache.reader("pread"))
+    assert cached.fingerprint == plain.fingerprint
+    for number in range(len(plain)):
+        assert cached.document(number).tolist() == plain.document(number).tolist()
+    copy = pickle.loads(pickle.dumps(cached))
+    assert copy.document(5).tolist() == plain.document(5).tolist()
+
+
+def _read_all(folder: str, order: list[int], found: multiprocessing.SimpleQueue) -> None:
+    cache = Cache(Path(folder) / "cache", limit="1MB", block=100)
+    reader = cache.reader("pread")
+    values = np.concatenate([reader.read(f"{folder}/data.bin", at * 50, 50) for at in order])
+    found.put((values.tobytes(), cache.stats))
+
+
+def test_processes_that_read_at_once_fetch_each_block_once(tmp_path: Path, data: np.ndarray) -> None:
+    context = multiprocessing.get_context("fork")
+    found = context.SimpleQueue()
+    orders = [np.random.default_rng(seed).permutation(200).tolist() for seed in range(4)]
+    workers = [context.Process(target=_read_all, args=(str(tmp_path), order, found)) for order in orders]
+    for worker in workers:
+        worker.start()
+    results = [found.get() for _ in workers]
+    for worker in workers:
+        worker.join()
+    expected = {b"".join(data[at * 50 : at * 50 + 50].tobytes() for at in order) for order in orders}
+    assert {values for values, _ in results} == expected
+    assert sum(stats.fetched_blocks for _, stats in results) == 100
+    assert sum(stats.bypassed_blocks for _, stats in results) == 0
+    assert sum(stats.fetched_bytes for _, stats in results) == len(data)
+
+
+def test_what_is_not_allowed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="limit 10 has no room for a block"):
+        Cache(tmp_path, limit=10, block=100)
+    with pytest.raises(ConfigError, match="policy is 'lru'"):
+        Cache(tmp_path, limit="1MB", policy="lru")  # type: ignore[arg-type]
+    cache = Cache(tmp_path / "cache", limit="1MB", block=100)
+    for inner in (MmapReader(), CachedReader(cache, PreadReader())):
+        with pytest.raises(ConfigError, match="cannot be read through a cache"):
+            cache.reader(inner)
+    with pytest.raises(ConfigError, match="there is no cache here"):
+        describe_cache(tmp_path / "elsewhere")
+
+
+def test_commands(tmp_path: Path, data: np.ndarray) -> None:
+    folder = tmp_path / "cache"
+    cache = Cache(folder, limit="1MB", block=1000)
+    cache.reader("pread").read(str(tmp_path / "data.bin"), 0, 3000)
+    told = CliRunner().invoke(main, ["cache", "info", str(folder)])
+    assert told.exit_code == 0, told.output
+    assert "3 blocks, 3.00 kB" in told.output
+    assert CliRunner().invoke(main, ["cache", "verify", str(folder)]).exit_code == 0
+    next((folder / "blocks").glob("*/*")).write_bytes(b"x")
+    wrong = CliRunner().invoke(main, ["cache", "verify", str(folder)])
+    assert wrong.exit_code == 1
+    assert "damaged" in wrong.output
+    assert CliRunner().invoke(main, ["cache", "verify", str(folder)]).exit_code == 0
+    assert "2 blocks removed" in CliRunner().invoke(main, ["cache", "clear", str(folder)]).output
+    assert describe_cache(folder).blocks == 0
+    assert check_cache(folder) == []
+    assert clear_cache(folder) == 0
+    missing = CliRunner().invoke(main, ["cache", "info", str(tmp_path)])
+    assert missing.exit_code == 2

@@ -1,0 +1,191 @@
+"""A loader tells the cache of its node what comes: hit rates against Belady's, nodes, and two runs on one disk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import corpora
+import headrace
+from headrace.cache import Cache, block_store
+from headrace.cache.block_store import NEVER
+from headrace.datasets.block_uses import BlockUses
+from headrace.errors import ConfigError
+from headrace.loader import spans
+from headrace.loader.balancing import ranks_on_each_node
+from headrace.loader.caching import CachePlanner
+from headrace.loader.ranks import Ranks
+from headrace.plan import Share
+from headrace.plan.caching import Accesses, simulate
+from headrace.plan.caching.dealing import ranks_of
+from headrace.plan.slots import taken_by
+
+BLOCK = 1024
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> str:
+    rng = np.random.default_rng(2)
+    documents = [rng.integers(0, 60_000, 200) for _ in range(240)]
+    path = tmp_path_factory.mktemp("data") / "web"
+    corpora.write(path, documents)
+    return str(path)
+
+
+def run_over(store: headrace.stores.Store, kind: str = "full", **options: object) -> headrace.Run:
+    order = headrace.Order(kind=kind, seed=3, block_samples=16, window_blocks=4)  # type: ignore[arg-type]
+    dataset = headrace.WindowDataset(store, seq_len=50)
+    return headrace.Run(dataset, **{"global_batch_size": 16, "order": order, "epochs": 3, **options})  # type: ignore[arg-type]
+
+
+def fed(run: headrace.Run, cache: Cache | None = None, **options: object) -> list[list[int]]:
+    reading = headrace.loader.Reading(num_threads=0)
+    loader = headrace.Loader(run, micro_batch_size=16, cache=cache, reading=reading, **options)  # type: ignore[arg-type]
+    return [batch["input_ids"].flatten().tolist() for batch in loader]
+
+
+@pytest.mark.parametrize(("kind", "part"), [("full", 2), ("blocks", 4)])
+def test_the_hit_rate_is_belady_s(
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, part: int
+) -> None:
+    monkeypatch.setattr(spans, "SPAN_ROWS", 16)  # each step is a read of its own
+    plain = run_over(headrace.open(prefix), kind)
+    uses = BlockUses.of_run(plain, block_bytes=BLOCK)
+    reads = uses.reads(np.arange(plain.length))
+    steps = reads.rows // 16
+    seen = Accesses.of(steps, np.zeros_like(steps), reads.blocks, reads.used_bytes, reads.epochs, table=uses.table)
+    capacity = uses.table.num_blocks // part
+    # What is read to open the store is kept as well while there is room, and goes first.
+    cache = Cache(tmp_path / "cache", limit=capacity * BLOCK, block=BLOCK)
+    run = run_over(headrace.open(prefix, reader=cache.reader("pread")), kind)
+    before = cache.stats.fetched_blocks + cache.stats.bypassed_blocks
+    assert fed(run, cache) == fed(plain)
+    missed = cache.stats.fetched_blocks + cache.stats.bypassed_blocks - before
+    best = int((~simulate(seen.blocks, capacity, "plan").is_hit).sum())
+    assert missed / len(seen.blocks) <= best / len(seen.blocks) + 0.01
+
+
+def test_a_node_counts_the_reads_of_its_own_ranks(prefix: str, tmp_path: Path) -> None:
+    run = run_over(headrace.open(prefix), global_batch_size=12, epochs=None, samples=600)
+    cache = Cache(tmp_path / "cache", limit="1MB", block=BLOCK)
+    ranks = [Ranks(rank, 4, per_node=2) for rank in range(4)]
+    uses = BlockUses.of_run(run, block_bytes=BLOCK)
+    reads = uses.reads(np.arange(600))
+    # Micro-batches of 3: in each step, rank r takes the slots 3 r to 3 r + 2.
+    steps, nodes = reads.rows // 12, reads.rows % 12 // 6
+    blocks = np.arange(0, uses.table.num_blocks, 7, dtype=np.int64)
+    for rank in ranks:
+        planner = CachePlanner(run, rank, Share(rank.rank, 4, 3), cache)
+        for step in (0, 13, 49):
+            found = planner.next_uses(blocks, np.full_like(blocks, step))
+            for block, use in zip(blocks.tolist(), found.tolist(), strict=True):
+                mine = (reads.blocks == block) & (nodes == rank.rank // 2) & (steps > step)
+                assert use == (int(steps[mine].min()) if mine.any() else NEVER)
+
+
+def test_an_endless_run_has_a_next_use_for_every_block(prefix: str, tmp_path: Path) -> None:
+    store = headrace.open(prefix)
+    sources = {
+        name: headrace.WindowDataset(store, seq_len=50, stride=stride) for name, stride in (("a", 50), ("b", 31))
+    }
+    run = headrace.Run(headrace.Blend(sources, weights={"a": 999, "b": 1}), global_batch_size=16)
+    planner = CachePlanner(run, Ranks(), Share(0, 1, 16), Cache(tmp_path / "c", limit="1MB", block=BLOCK))
+    found = planner.next_uses(np.arange(20, dtype=np.int64), np.full(20, 5, dtype=np.int64))
+    assert ((found > 5) & (found < NEVER)).all()
+
+
+def test_ranks_of_slots() -> None:
+    for size, world_size, micro in ((12, 2, 3), (13, 2, 2), (7, 4, 3), (1, 5, 1), (31, 3, 4)):
+        offsets = np.arange(size)
+        found = ranks_of(offsets, np.full(size, size), world_size=world_size, micro_batch_size=micro)
+        assert found.tolist() == [taken_by(at, size, world_size, micro)[0] for at in range(size)]
+
+
+def test_ranks_on_a_node_follow_from_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ranks_on_each_node(Ranks(0, 8, per_node=2)) == 2
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert ranks_on_each_node(Ranks(0, 8)) == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.setenv("WORLD_SIZE", "32")
+    assert ranks_on_each_node(Ranks(0, 32)) == 8
+    assert ranks_on_each_node(Ranks(0, 16)) == 4, "each rank has two processes"
+    with pytest.raises(ConfigError, match="not a whole number of the 2 data-parallel ranks"):
+        ranks_on_each_node(Ranks(0, 2))
+    with pytest.raises(ConfigError, match="per_node is 3; it must divide"):
+        Ranks(0, 8, per_node=3)
+
+
+def test_what_a_loader_refuses(prefix: str, tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache", limit="1MB", block=BLOCK)
+    store = headrace.open(prefix)
+    packing = headrace.Packing(seq_len=256, strategy="best_fit_split", repack=True)
+    run = headrace.Run(headrace.PackedSequenceDataset(store, packing), global_batch_size=4, epochs=1)
+    with pytest.raises(ConfigError, match="made of others in each epoch"):
+        headrace.Loader(run, micro_batch_size=4, cache=cache)
+    with pytest.raises(ConfigError, match="expected a Cache"):
+        headrace.Loader(run_over(store), micro_batch_size=4, cache="/nvme")  # type: ignore[arg-type]
+
+
+def test_workers_read_through_the_cache(prefix: str, tmp_path: Path) -> None:
+    plain = fed(run_over(headrace.open(prefix), epochs=1))
+    cache = Cache(tmp_path / "cache", limit=30 * BLOCK, block=BLOCK)
+    run = run_over(headrace.open(prefix, reader=cache.reader("pread")), epochs=1)
+    reading = headrace.loader.Reading(num_workers=2, start_method="fork")
+    loader = headrace.Loader(run, micro_batch_size=16, cache=cache, reading=reading)
+    assert [batch["input_ids"].flatten().tolist() for batch in loader] == plain
+    loader.close()
+    assert headrace.cache.describe_cache(cache.folder).blocks >= 29
+    assert headrace.cache.check_cache(cache.folder) == []
+
+
+def _trained(prefix: str, folder: str, seed: int, kill: int, found: multiprocessing.SimpleQueue) -> None:
+    """Feed a run through the cache; before write number ``kill`` is done, the process is killed."""
+    cache = Cache(folder, limit=40 * BLOCK, block=BLOCK)
+    whole, num_writes = block_store.write_all, 0
+
+    def write_all(write: Callable[[memoryview], int], data: memoryview) -> None:
+        nonlocal num_writes
+        num_writes += 1
+        if num_writes == kill:
+            whole(write, data[:100])
+            os.kill(os.getpid(), signal.SIGKILL)
+        whole(write, data)
+
+    block_store.write_all = write_all
+    run = run_over(headrace.open(prefix, reader=cache.reader("pread")), order=headrace.Order(seed=seed), epochs=2)
+    for batch in headrace.Loader(run, micro_batch_size=16, cache=cache):
+        found.put((seed, batch["input_ids"].flatten().tolist()))
+
+
+def test_two_runs_share_a_cache_and_one_is_killed_in_the_middle_of_a_write(prefix: str, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    context = multiprocessing.get_context("fork")
+    queues = [context.SimpleQueue() for _ in range(2)]
+    lives = [
+        (prefix, str(folder), seed, kill, queue) for seed, kill, queue in zip((1, 2), (0, 30), queues, strict=True)
+    ]
+    runs = [context.Process(target=_trained, args=life) for life in lives]
+    for one in runs:
+        one.start()
+    plain = [run_over(headrace.open(prefix), order=headrace.Order(seed=seed), epochs=2) for seed in (1, 2)]
+    expected = fed(plain[0])
+    assert [queues[0].get()[1] for _ in expected] == expected
+    for one in runs:
+        one.join()
+    assert [one.exitcode for one in runs] == [0, -signal.SIGKILL]
+    came = []
+    while not queues[1].empty():
+        came.append(queues[1].get()[1])
+    assert came == fed(plain[1])[: len(came)]
+    content = headrace.cache.describe_cache(folder)
+    assert 0 < content.num_bytes <= 40 * BLOCK
+    assert content.fetching == content.runs == 0
+    left = headrace.cache.check_cache(folder)
+    assert [line for line in left if "damaged" in line or "missing" in line] == []
+    assert headrace.cache.check_cache(folder) == []
