@@ -58,6 +58,7 @@ REFERENCE = {
     "headrace.integrations.megatron": "Megatron-LM.",
     "headrace.tracing": "What a step was fed.",
     "headrace.inspect": "What the commands show, as structs.",
+    "headrace.inspect.views": "What the pages of `headrace ui` show, as structs.",
     "headrace.errors": "Exceptions, with the exit codes of the commands.",
     "headrace.testing": "Contract tests for stores of your own.",
     "headrace.compat.energon": "The names of Energon.",
