@@ -11,7 +11,7 @@ WITH_TITAN = PYTHONPATH=$(abspath $(VENV)/torchtitan)$(PYTHONPATH:%=:%) $(BIN)/p
     tests/interop/test_torchtitan.py tests/interop/test_watching.py tests/examples -k 'torchtitan or tensorboard'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint soak ui-test interop interop-full suites bench clean
+.PHONY: help demo test lint soak ui-test interop interop-full suites bench docs names release-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -62,8 +62,20 @@ bench: $(VENV)/bench  ## benchmarks beside the peers; writes docs/benchmarks.md 
 	$(BIN)/python benchmarks/interference.py
 	$(BIN)/python benchmarks/page.py
 
+docs: .venv-docs/ready  ## the documentation site, in build/site; warnings and dead links fail
+	.venv-docs/bin/python tools/site/pages.py gather build/docs
+	NO_COLOR=1 .venv-docs/bin/zensical build --strict --clean > build/docs.log 2>&1 || { cat build/docs.log; exit 1; }
+	! grep 'griffe.*: ' build/docs.log
+	.venv-docs/bin/python tools/site/pages.py finish build/site
+
+names: .venv-docs/ready  ## whether a public name of the last release is gone or takes something else
+	.venv-docs/bin/python tools/site/breaking.py
+
+release-check: .venv-release/ready  ## wheel and sdist, installed and tried in fresh environments; before a release
+	.venv-release/bin/python tools/release.py
+
 clean:  ## remove what the targets made
-	rm -rf $(VENV) demo benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-docs .venv-release build dist demo benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/base:
 	$(PYTHON) -m venv $(VENV)
@@ -88,4 +100,10 @@ $(VENV)/suites: $(VENV)/interop
 
 $(VENV)/bench: $(VENV)/interop
 	$(PIP) -e '.[all,dev,interop,bench]'
+	touch $@
+
+# These have an environment of their own, which lacks torch.
+.venv-docs/ready .venv-release/ready: .venv-%/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	touch $@

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace import __version__, errors
-from headrace.cli import COMMANDS
+from headrace.cli import COMMANDS, TASKS
+from headrace.cli.command import TO_DO, to_do
 from headrace.inspect import figures
 
 
@@ -29,7 +34,118 @@ def test_help_of_each_command(run: Any, name: str) -> None:
 
 
 def test_version(run: Any) -> None:
-    assert run("--version").stdout == f"headrace, version {__version__}\n"
+    assert run("--version").stdout == f"headrace {__version__}\n"
+
+
+def test_versions_for_the_report_of_a_bug(run: Any) -> None:
+    lines = run("--version", "--verbose").stdout.splitlines()
+    assert lines[0] == f"headrace {__version__}"
+    assert f"  numpy      {np.__version__}" in lines
+    assert any(line.startswith("  [fast]     fastokens ") for line in lines)
+    assert not any("pytest" in line for line in lines)
+    alone = run("--verbose", "info", "nowhere")
+    assert (alone.exit_code, "write headrace --version --verbose" in alone.stderr) == (2, True)
+
+
+def test_help_has_each_command_below_one_task(run: Any) -> None:
+    listed = [name for names in TASKS.values() for name in names if name in COMMANDS]
+    assert sorted(listed) == sorted(COMMANDS)
+    text = run("--help").stdout
+    begins = [text.index(f"\n{task}:\n") for task in TASKS]
+    assert begins == sorted(begins)
+
+
+def test_commands_are_completed() -> None:
+    program = "from headrace.cli import main; main(prog_name='headrace')"
+    for words, expected in (("headrace prev", "plain,preview"), ("headrace info --pa", "plain,--pack")):
+        asked = {"_HEADRACE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        environment = {**os.environ, **asked}
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+        assert expected in done.stdout.splitlines(), done.stderr
+
+
+MISTAKES = """
+info nowhere
+info empty
+info odd
+check nowhere
+preview nowhere
+preview STORE --num 0
+preview STORE --documents 5-2
+preview STORE --documents 999
+ls STORE
+ls no.tar
+cat STORE key
+render no.yaml --record 0
+render typo.yaml --record 0
+prepare recipe typo.yaml -o out
+prepare text nowhere.jsonl -o out --tokenizer TOKENIZER
+prepare text bad.jsonl -o out --tokenizer TOKENIZER --workers 1
+prepare text bad.jsonl -o out --tokenizer nowhere.json
+prepare text bad.jsonl -o out
+prepare text bad.jsonl -o out --tokenizer TOKENIZER --workers 0
+prepare media empty -o out
+prepare energon empty
+merge STORE -o STORE
+merge STORE nowhere -o out
+convert STORE STORE --format keyed
+split STORE out
+split STORE out --split 0,0
+where STORE 999
+where nowhere 1
+trace step 3 --run nowhere.json
+trace step 3 --run typo.json
+account typo.json
+run show typo.json
+measure no.tar --encoder no:Thing
+measure no.tar --encoder nothing
+quarantine no.tar --from nowhere
+export-cache STORE --num-samples x
+check-cache nowhere
+job status nowhere
+job task nowhere
+job finish nowhere
+info STORE --pack 0
+nothing
+info
+info --nothing
+--nothing
+"""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.strip().splitlines())
+def test_an_error_ends_with_what_to_do(
+    run: Any, mistake: str, prepared: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for name, text in {
+        "odd.bin": "1",
+        "odd.idx": "2",
+        "no.tar": "no tar",
+        "typo.yaml": "type: sftt",
+        "typo.json": "{}",
+    }.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "bad.jsonl").write_text('{"text": 5}\n')
+    arguments = mistake.replace("STORE", str(prepared)).replace("TOKENIZER", str(tokenizer)).split()
+    result = run(*arguments)
+    said = result.stderr.splitlines()
+    assert result.exit_code > 1
+    if said[0].startswith("Usage: "):  # click's own form
+        assert re.search(r"Try 'main.* --help' for help\.", said[1]), said
+        assert said[-1].startswith("Error: ")
+    else:
+        assert [line.partition(":")[0] for line in said if not line.startswith("note")][-2:] == ["error", "to do"], said
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_kind_of_error_has_something_to_do() -> None:
+    kinds = {
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.HeadraceError)
+    }
+    for kind in kinds - {errors.HeadraceError, errors.SkipSample}:
+        assert any(issubclass(kind, known) for known in TO_DO if known is not errors.HeadraceError), kind
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("prepar", "prepare"), ("chek", "check"), ("infos", "info")])
@@ -80,7 +196,8 @@ def test_each_error_has_its_exit_code(run: Any, monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr("headrace.inspect.describe", fail)
     result = run("info", "anything")
-    assert (result.exit_code, result.stdout, result.stderr) == (kind.exit_code, "", "error: what happened\n")
+    told = f"error: what happened\nto do: {to_do(kind(), 'main info')}\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (kind.exit_code, "", told)
 
 
 def test_an_unexpected_exception_shows_itself(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,6 +147,15 @@ def test_every_page_is_on_the_map() -> None:
     assert pages - {"index.md"} <= listed
 
 
+def test_every_page_has_a_place_in_the_tree_of_the_site() -> None:
+    """`mkdocs.yml` lists every page once, and none that is not there; `make docs` builds it and follows all links."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = re.findall(r"^ +- (?:[^:]+: )?([\w/-]+\.md)$", text.split("\nnav:\n")[1], re.MULTILINE)
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").glob("**/*.md")}
+    made = {"examples.md", "changelog.md", "contributing.md", "security.md"}
+    assert sorted(page for page in listed if not page.startswith("reference/")) == sorted(pages | made)
+
+
 def test_the_file_tree_of_the_readme_is_true() -> None:
     """Every path in the tree exists, and no room, page or folder is left out."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")

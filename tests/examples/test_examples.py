@@ -66,6 +66,7 @@ SAYS = {
     "torchrun_ddp.py": ["rank 0 of 2: 30 micro-batches in 10 steps", "rank 1 of 2: 30 micro-batches in 10 steps"],
     "train_loop.py": ["before the stop: [", "loss at first"],
     "transformers_trainer.py": ["30 steps, the last 10 after the stop", "loss at first", "loss of the other files"],
+    "trial.py": ["headrace-example-", ": data, images and tokenizer.json"],
     "what_was_fed.py": ["step 340 is the positions 2720 to 2727", "epoch 0, sample"],
 }
 ELSEWHERE = {

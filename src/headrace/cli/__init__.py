@@ -67,6 +67,14 @@ COMMANDS = {
     "where": "origins:where",
 }
 
+TASKS = {
+    "Make data": ("prepare", "job", "render", "merge", "convert", "split", "measure"),
+    "Look at data": ("info", "check", "preview", "ls", "cat", "where", "quarantine", "ui"),
+    "Follow a run": ("trace", "account", "run", "cache"),
+    "Work beside Megatron": ("export-cache", "check-cache"),
+}
+"""The commands by task, in the order of ``headrace --help``."""
+
 __all__ = ["main"]
 
 
@@ -85,6 +93,16 @@ class LazyGroup(click.Group):
         command = getattr(import_module(f"headrace.cli.{module}"), name)
         return command if isinstance(command, click.Command) else None
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by task."""
+        width = max(map(len, COMMANDS)) + 2
+        limit = formatter.width - 2 - width
+        for task, names in TASKS.items():
+            commands = ((name, self.get_command(ctx, name)) for name in names)
+            rows = [(name, command.get_short_help_str(limit)) for name, command in commands if command is not None]
+            with formatter.section(task):
+                formatter.write_dl([(name.ljust(width - 2), text) for name, text in rows])
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -97,7 +115,23 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="headrace")
-def main() -> None:
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog='Completion of commands and options in bash: eval "$(_HEADRACE_COMPLETE=bash_source headrace)"',
+)
+@click.option("--version", is_flag=True, help="Print the version and exit.")
+@click.option(
+    "--verbose", is_flag=True, help="With --version: also of Python and all packages, for the report of a bug."
+)
+@click.pass_context
+def main(ctx: click.Context, version: bool, verbose: bool) -> None:
     """Feed training runs: raw text in, model-ready batches out."""
+    if version:
+        lines = import_module("headrace.cli.versions").version_lines() if verbose else [f"headrace {__version__}"]
+        click.echo("\n".join(lines))
+        ctx.exit()
+    if verbose:
+        raise click.UsageError("--verbose goes with --version: write headrace --version --verbose")

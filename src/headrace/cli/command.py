@@ -14,11 +14,32 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 import headrace
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import (
+    ConfigError,
+    HeadraceError,
+    InputError,
+    MissingExtraError,
+    OutputError,
+    StateError,
+    StoreError,
+    WorkerError,
+)
 from headrace.inspect.figures import Heading, NamedValue, writable
 
 if TYPE_CHECKING:
     from headrace.plan.packing import Packing
+
+TO_DO: dict[type[HeadraceError], str] = {
+    ConfigError: "`{command} --help` says what the command takes",
+    InputError: "correct or replace the input that is named, and run the command again",
+    StoreError: "give another path, or make what is damaged again; `headrace check PATH` names every fault of a store",
+    StateError: "give a file that this run has saved; `headrace run show FILE` shows the runs in a run.json",
+    OutputError: "free or choose a place for the output, and run the command again",
+    WorkerError: "run the command again; what is done already is not done twice",
+    MissingExtraError: "install it with the command above, and run this one again",
+    HeadraceError: "`{command} --help` says what the command takes",
+}
+"""How each error of a command ends: with what to do. The first class that an error belongs to counts."""
 
 FAULTY = 1
 """The exit code of a check that finds faults."""
@@ -133,7 +154,7 @@ class Command(click.Command):
             message = self.told(error)
             if ctx.params.get("as_json"):
                 _print_error(type(error).__name__, message, error.exit_code)
-            click.echo(f"error: {message}", err=True)
+            click.echo(f"error: {message}\nto do: {to_do(error, ctx.command_path)}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
@@ -141,6 +162,11 @@ class Command(click.Command):
         except _Terminated:
             click.echo("terminated", err=True)
             ctx.exit(TERMINATED)
+
+
+def to_do(error: HeadraceError, command: str) -> str:
+    """Return what to do about an error of a command, for the last line; the message itself may say it more closely."""
+    return next(advice for kind, advice in TO_DO.items() if isinstance(error, kind)).format(command=command)
 
 
 @contextlib.contextmanager

@@ -404,7 +404,7 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
         main = main_store(store, keys, dialect)
         plan = None if packing is None else make_plan(main, StoreLengths(main), packing, None)
         if max_tokens < 1 or num < 1:
-            raise ConfigError(f"num and max_tokens must be at least 1, found {num} and {max_tokens}")
+            raise ConfigError(f"`num` and `max_tokens` must be at least 1, found {num} and {max_tokens}")
         chosen, chosen_by = choose(store, keys, plan, num, options)
         reader = RecordKeys(store, keys, found.texts)
         samples = (

@@ -432,8 +432,8 @@ def get_val_dataset(
     Each iteration of the loader is the whole pass again. The batches of all ranks together are consecutive samples.
 
     Args:
-        path, split_part, worker_config, batch_size, task_encoder, packing_buffer_size, errors, framed, num_lanes,
-            options: see `get_train_dataset`. The datasets of a metadataset come one after another.
+        path: a dataset, or a metadataset, whose datasets come one after another. This and the arguments that are not
+            listed here are those of `get_train_dataset`.
         batch_drop_last: the same as ``tail="drop"``.
         limit: the number of batches of this rank.
         tail: what happens to the last samples, which are too few for a batch on every rank. ``"spread"`` divides them
