@@ -1,7 +1,9 @@
 """Paths and bytes: file names in a defined order, ranged reads, atomic writes and checksums.
 
     names      natural_key, expand_braces        the same order of files on every machine
-    schemes    check_local                       refuses s3://... and other remote paths
+    places     place, is_url, walk, reader_at    a path, or a URL, with methods; the reader for it
+    schemes    check_local, check_readable       refuse s3://... where only local paths can be used, and other schemes
+    objects    ObjectReader, Storage             reads s3://, gs://, az:// and http:// in place; loaded when used
     caches     cache_folder                      where files are kept that can be made again
     reading    reader("mmap" | "pread")          path, offsets, lengths -> bytes; at most 256 files open at once
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
@@ -17,6 +19,9 @@ This package knows nothing about documents or tokens. It imports only ``headrace
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from headrace._lazy import lazily
 from headrace.io.atomic import (
     AtomicFile,
     as_read_back,
@@ -34,7 +39,17 @@ from headrace.io.atomic import (
 from headrace.io.checksum import BLOCK_BYTES, FileHasher, FileSum, file_digest, file_sum, hash_bytes, hash_file
 from headrace.io.npy import map_npy
 from headrace.io.once import create_once, read_once, unique_name
-from headrace.io.paths import cache_folder, check_local, expand_braces, natural_key, safe_relative
+from headrace.io.paths import cache_folder, expand_braces, natural_key, safe_relative
+from headrace.io.places import (
+    check_local,
+    check_readable,
+    check_whole,
+    local_file,
+    path_at,
+    reader_at,
+    reader_of,
+    walk,
+)
 from headrace.io.readers import (
     OPEN_FILES,
     FilePool,
@@ -46,23 +61,44 @@ from headrace.io.readers import (
     may_pass,
     reader,
 )
+from headrace.io.remote import SCHEMES, AnyPath, RemotePath, is_url
+
+if TYPE_CHECKING:
+    from headrace.io.objects import FetchPolicy, FetchStats, ObjectReader
+    from headrace.io.storage import Storage
+
+_HOMES = {
+    "FetchPolicy": "headrace.io.objects",
+    "FetchStats": "headrace.io.objects",
+    "ObjectReader": "headrace.io.objects",
+    "Storage": "headrace.io.storage",
+}
 
 __all__ = [
     "BLOCK_BYTES",
     "OPEN_FILES",
+    "SCHEMES",
+    "AnyPath",
     "AtomicFile",
+    "FetchPolicy",
+    "FetchStats",
     "FileHasher",
     "FilePool",
     "FileSum",
     "MmapReader",
+    "ObjectReader",
     "PreadReader",
     "ReadFailure",
     "Reader",
+    "RemotePath",
     "RetryPolicy",
+    "Storage",
     "as_read_back",
     "atomic_write",
     "cache_folder",
     "check_local",
+    "check_readable",
+    "check_whole",
     "claim_folder",
     "commit",
     "create_once",
@@ -71,18 +107,27 @@ __all__ = [
     "file_sum",
     "hash_bytes",
     "hash_file",
+    "is_url",
     "json_bytes",
+    "local_file",
     "map_npy",
     "may_pass",
     "natural_key",
     "output_errors",
     "partial_path",
+    "path_at",
     "read_once",
     "reader",
+    "reader_at",
+    "reader_of",
     "safe_relative",
     "sync_folder",
     "temporary_path",
     "unique_name",
+    "walk",
     "write_all",
     "write_json_file",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazily(__name__, _HOMES)

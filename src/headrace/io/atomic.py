@@ -22,7 +22,7 @@ import msgspec
 
 from headrace.errors import OutputError
 from headrace.io.checksum import FileHasher, FileSum
-from headrace.io.paths import check_local
+from headrace.io.places import check_local
 
 
 def write_all(write: Callable[[memoryview], int], data: bytes | bytearray | memoryview) -> None:

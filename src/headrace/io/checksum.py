@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import msgspec
 import xxhash
 
 from headrace.errors import StoreError
+from headrace.io.places import path_at
+from headrace.io.remote import AnyPath
 
 BLOCK_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 1024 * 1024
@@ -80,13 +83,13 @@ class FileHasher:
         )
 
 
-def file_sum(path: str | Path, *, block_bytes: int = BLOCK_BYTES) -> FileSum:
+def file_sum(path: str | AnyPath, *, block_bytes: int = BLOCK_BYTES) -> FileSum:
     """Read a file once and return its checksums.
 
     Raises:
         StoreError: the file cannot be read.
     """
-    return hash_file(path, block_bytes=block_bytes).sum(Path(path).name)
+    return hash_file(path, block_bytes=block_bytes).sum(path_at(path).name)
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
@@ -103,7 +106,7 @@ def file_digest(path: str | os.PathLike[str]) -> str:
     return hasher.hexdigest()
 
 
-def hash_file(path: str | Path, *, size: int | None = None, block_bytes: int = BLOCK_BYTES) -> FileHasher:
+def hash_file(path: str | AnyPath, *, size: int | None = None, block_bytes: int = BLOCK_BYTES) -> FileHasher:
     """Return a hasher of the first ``size`` bytes of a file (by default all), to which more bytes can be added.
 
     Raises:
@@ -112,8 +115,9 @@ def hash_file(path: str | Path, *, size: int | None = None, block_bytes: int = B
     hasher = FileHasher(block_bytes=block_bytes)
     buffer = memoryview(bytearray(_READ_BYTES))
     left = size
+    file_path = path_at(path)
     try:
-        with Path(path).open("rb", buffering=0) as file:
+        with io.FileIO(file_path) if isinstance(file_path, Path) else file_path.open() as file:
             while left != 0 and (count := file.readinto(buffer if left is None else buffer[:left])):
                 hasher.update(buffer[:count])
                 left = None if left is None else left - count

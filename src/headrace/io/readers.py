@@ -17,6 +17,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
+from pathlib import Path
 from time import sleep
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, StoreError
+from headrace.io.remote import AnyPath
 
 
 class FilePool:
@@ -198,6 +200,8 @@ class Reader(ABC):
     """
 
     name: ClassVar[str]
+    reads_urls: ClassVar[bool] = False
+    """Whether it reads objects by URL, as well as local files."""
 
     def __init__(self, *, pool: FilePool = OPEN_FILES, retries: RetryPolicy | None = None) -> None:
         self._pool = pool
@@ -272,6 +276,18 @@ class Reader(ABC):
             data = self.read(path, 0, self.size(path))
             data.flags.writeable = False
         return data
+
+    def path_at(self, path: str) -> AnyPath:
+        """Return a path with methods, for questions about files and folders: a `Path`, or a `RemotePath` of a URL."""
+        return Path(path)
+
+    def keep(self, path: str) -> None:
+        """Prepare for reads all over a file, such as an index: fetch it whole if it is remote.
+
+        Raises:
+            StoreError: there is no such object, or it cannot be read.
+        """
+        return
 
     @abstractmethod
     def view(self, path: str) -> ByteArray | None:

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import write_json_file
+from headrace.io import AnyPath, write_json_file
 from headrace.stores import energon
 from headrace.stores.arguments import IntArray, positions, sample_numbers
 from headrace.stores.energon.config_file import META_FOLDER
@@ -71,7 +71,7 @@ class QuarantinedStore(SampleStore):
         return self._numbering.bounds
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[AnyPath, ...]:
         """The files of the inner store."""
         return self.inner.files
 
@@ -241,7 +241,7 @@ def remove_bad_samples(store: SampleStore, bad: Iterable[BadSample]) -> int:
     return number
 
 
-def shard_files(store: SampleStore) -> tuple[Path, ...]:
+def shard_files(store: SampleStore) -> tuple[AnyPath, ...]:
     """Return the file of each shard of a tar store or of a store of a ``.jsonl``."""
     return store.shard_files if isinstance(store, TarStore) else store.files[:1]
 
@@ -279,7 +279,7 @@ def _identity(bad: BadSample) -> tuple[str, int, str]:
     return bad.shard, bad.index, bad.key
 
 
-def _read(folder: Path) -> tuple[BadSample, ...]:
+def _read(folder: AnyPath) -> tuple[BadSample, ...]:
     path = folder / QUARANTINE_NAME
     try:
         data = path.read_bytes()
