@@ -254,7 +254,7 @@ def http_files(folder: Path) -> Iterator[Bucket]:
             if self.command == "GET":
                 self.wfile.write(data[begin:end])
 
-        do_HEAD = do_GET
+        do_HEAD = do_GET  # noqa: N815
 
         def log_message(self, *args: Any) -> None:
             pass

@@ -15,17 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.errors import StoreError
-from headrace.io import (
-    AnyPath,
-    FileSum,
-    atomic_write,
-    check_local,
-    check_readable,
-    hash_bytes,
-    json_bytes,
-    path_at,
-    safe_relative,
-)
+from headrace.io import AnyPath, FileSum, RemotePath, atomic_write, check_local, check_readable, hash_bytes, json_bytes, path_at, safe_relative
 from headrace.stores.checking import check_file
 from headrace.stores.store import Problem
 from headrace.stores.written import META_NAME, Format, OutputShard, file_faults
@@ -458,6 +448,16 @@ def load_manifest(folder: str | os.PathLike[str] | AnyPath) -> Manifest:
 def _with_hash(manifest: Manifest) -> Manifest:
     blank = msgspec.structs.replace(manifest, xxh3_128="")
     return msgspec.structs.replace(manifest, xxh3_128=hash_bytes(json_bytes(blank, order="sorted")))
+
+
+def manifest_of(store: AnyStore) -> tuple[AnyPath, Manifest] | None:
+    """Find the manifest that lists an open store, as `find_manifest` does; an object store is reached as the store is.
+
+    Raises:
+        StoreError: there is a manifest, but it is damaged.
+    """
+    file = next(iter(store.files), None)
+    return find_manifest(RemotePath(store.path, file.objects) if isinstance(file, RemotePath) else store.path)
 
 
 def find_manifest(path: str | os.PathLike[str]) -> tuple[AnyPath, Manifest] | None:

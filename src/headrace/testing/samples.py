@@ -94,7 +94,7 @@ class SampleStoreContract:
             places = store.places(number)
             assert list(places) == list(parts)
             for part, place in places.items():
-                assert Path(place.file) in store.files
+                assert place.file in map(str, store.files)
                 content = Path(place.file).read_bytes()[place.offset : place.offset + place.size]
                 assert content == parts[part]
 

@@ -54,6 +54,7 @@ _HEDGED_SHARE: Final = 0.05
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _PASSING_STATUS: Final = frozenset((408, 425, 429))
 _NO_CREDENTIALS: Final = re.compile(r"169\.254\.169\.254|metadata\.google|metadata/identity")
+_ENVIRONMENT: Final = ("AWS_", "AZURE_", "GOOGLE_")
 _log = logging.getLogger("headrace")
 T = TypeVar("T")
 
@@ -241,7 +242,9 @@ class Client:
         reply.objects, reply.folders = await self._tried(listed, what.url, "cannot be listed", policy, stats)
 
     def _store(self, root: str, scheme: str, storage: Storage) -> Any:
-        known = msgspec.msgpack.encode(storage)
+        # What the environment says may change, as credentials do.
+        around = sorted((name, value) for name, value in os.environ.items() if name.startswith(_ENVIRONMENT))
+        known = msgspec.msgpack.encode((storage, around))
         found = self._stores.get((root, known))
         if found is None:
             self._storages[known] = storage
