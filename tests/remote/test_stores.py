@@ -114,10 +114,8 @@ class TestTars(RemoteSamples):
 class TestEnergon(RemoteSamples):
     def write(self, folder: Path, samples: Samples) -> Path:
         cuts = [0, 7, 14, len(samples)]
-        shards = {
-            f"s/{at}.tar": [(f"{key}.{part}", data) for key, parts in samples[begin:end] for part, data in parts.items()]
-            for at, (begin, end) in enumerate(itertools.pairwise(cuts))
-        }
+        spans = enumerate(itertools.pairwise(cuts))
+        shards = {f"s/{at}.tar": members_of(samples[begin:end]) for at, (begin, end) in spans}
         return prepared(folder, shards, {"train": list(shards)})
 
     def open(self, path: Path) -> SampleStore:

@@ -15,9 +15,20 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.errors import StoreError
-from headrace.io import AnyPath, FileSum, RemotePath, atomic_write, check_local, check_readable, hash_bytes, json_bytes, path_at, safe_relative
+from headrace.io import (
+    AnyPath,
+    FileSum,
+    RemotePath,
+    atomic_write,
+    check_local,
+    check_readable,
+    hash_bytes,
+    json_bytes,
+    path_at,
+    safe_relative,
+)
 from headrace.stores.checking import check_file
-from headrace.stores.store import Problem
+from headrace.stores.store import AnyStore, Problem
 from headrace.stores.written import META_NAME, Format, OutputShard, file_faults
 
 
