@@ -86,12 +86,8 @@ def running(command: Sequence[str], folder: Path, is_up: Callable[[], Any]) -> I
                 time.sleep(0.1)
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ import xxhash
 
 from headrace.datasets import Run
 from headrace.datasets.states import check_blocks, check_group_batches, identity, resumed_draw, verified
-from headrace.errors import ConfigError, StateError
+from headrace.errors import ConfigError, StateError, StoreError
 from headrace.loader import workers
 from headrace.loader.choosing import ReadingChoice
 from headrace.loader.faults import Given, HandOver, shared_out
@@ -38,6 +38,7 @@ from headrace.loader.spans import (
     divide,
     pace_of,
     read_rows,
+    span_words,
     spans,
 )
 from headrace.plan import BatchSchedule, Cursor, RunRecipe, Share
@@ -189,7 +190,7 @@ class SpanFeed:
         at_a_time = None if assignment is None else assignment.planned_positions
         work = spans(run, self._share, position, assignment or self._draw, pace, at_a_time)
         counts = resolve_name(COUNTS)(run, position) if run.traits.is_counted else None
-        for span, rows in self._reader.filled(work):
+        for span, rows in self._filled(work):
             pace.learn(len(span.sizes), rows.cost)
             batches = divide(rows, span, run.constants)
             if counts is not None:
@@ -200,6 +201,13 @@ class SpanFeed:
                 if counts is not None and self._debug:
                     counts.verify(given.batch)
                 yield given
+
+    def _filled(self, work: Iterator[BatchSpan]) -> Filled:
+        try:
+            yield from self._reader.filled(work)
+        except StoreError as error:
+            error.add_note(f"on rank {self._share.rank} of {self._share.world_size}")
+            raise
 
     def start_at(self, position: int) -> None:
         """See `Feed.start_at`; raises ConfigError within a step that is balanced or drawn."""
@@ -346,7 +354,11 @@ class StreamReader:
 
 def _read(read: ReadRows, run: Run, pin: bool, task: tuple[BatchSpan, Any]) -> SpanRows:
     span, memory = task
-    rows = read(run, span, memory, None)
+    try:
+        rows = read(run, span, memory, None)
+    except StoreError as error:
+        error.add_note(f"while reading {span_words(span)}")
+        raise
     return _pinned(rows) if pin else rows
 
 

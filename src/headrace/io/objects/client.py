@@ -51,6 +51,9 @@ _LEAST_HEDGE_S: Final = 0.05
 _HEDGED_SHARE: Final = 0.05
 """The most GETs that are hedged: if a whole store becomes slow, twice the requests would not help it."""
 
+_SAY_EVERY_S: Final = 1.0
+"""If a store is away, hundreds of ranges fail at the same time, of which one is named."""
+
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _PASSING_STATUS: Final = frozenset((408, 425, 429))
 _NO_CREDENTIALS: Final = re.compile(r"169\.254\.169\.254|metadata\.google|metadata/identity")
@@ -187,10 +190,10 @@ class Client:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._stores: dict[tuple[str, bytes], Any] = {}
+        self._stores: dict[tuple[str, bytes], _Store] = {}
         self._storages: dict[bytes, Storage] = {}
         self._secrets = Secrets(self._storages.values())
-        self._times = {False: _Times(), True: _Times()}
+        self._said, self._num_silent = -_SAY_EVERY_S, 0
         self._in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
         Thread(target=self._loop.run_forever, name="headrace-fetch", daemon=True).start()
 
@@ -223,7 +226,7 @@ class Client:
             async def head() -> Status | None:
                 stats.heads += 1
                 try:
-                    return _status(await obstore.head_async(store, bucket.key))
+                    return _status(await obstore.head_async(store.store, bucket.key))
                 except FileNotFoundError:
                     return None
 
@@ -233,27 +236,36 @@ class Client:
         async def listed() -> tuple[list[tuple[str, Status]], list[str]]:
             stats.lists += 1
             if what.deep:
-                objects = await obstore.list(store, bucket.key or None, chunk_size=1000).collect_async()
+                objects = await obstore.list(store.store, bucket.key or None, chunk_size=1000).collect_async()
                 return [(f"{bucket.root}/{one['path']}", _status(one)) for one in objects], []
-            found = await obstore.list_with_delimiter_async(store, bucket.key or None)
+            found = await obstore.list_with_delimiter_async(store.store, bucket.key or None)
             objects = [(f"{bucket.root}/{one['path']}", _status(one)) for one in found["objects"]]
             return objects, [f"{bucket.root}/{name}" for name in found["common_prefixes"]]
 
         reply.objects, reply.folders = await self._tried(listed, what.url, "cannot be listed", policy, stats)
 
-    def _store(self, root: str, scheme: str, storage: Storage) -> Any:
+    def _unsaid(self) -> int | None:
+        """Return how many warnings were left out since the last one; None if another one would come too soon."""
+        now = monotonic()
+        if now - self._said < _SAY_EVERY_S:
+            self._num_silent += 1
+            return None
+        self._said, silent, self._num_silent = now, self._num_silent, 0
+        return silent
+
+    def _store(self, root: str, scheme: str, storage: Storage) -> _Store:
         # What the environment says may change, as credentials do.
         around = sorted((name, value) for name, value in os.environ.items() if name.startswith(_ENVIRONMENT))
         known = msgspec.msgpack.encode((storage, around))
         found = self._stores.get((root, known))
         if found is None:
             self._storages[known] = storage
-            found = self._stores[root, known] = connect(root, scheme, storage)
+            found = self._stores[root, known] = _Store(connect(root, scheme, storage))
         return found
 
     async def _range(
         self,
-        store: Any,
+        store: _Store,
         key: str,
         what: Get,
         span: tuple[int, int],
@@ -262,12 +274,12 @@ class Client:
     ) -> Any:
         obstore = import_module("obstore")
         begin, end = span
-        times = self._times[end - begin >= _BIG_BYTES]
+        times = store.big if end - begin >= _BIG_BYTES else store.small
 
         async def get() -> Any:
             stats.gets += 1
             began = monotonic()
-            result = await obstore.get_async(store, key, options={"range": span})
+            result = await obstore.get_async(store.store, key, options={"range": span})
             found = _status(result.meta)
             if not what.expected.is_same(found):
                 raise changed(what.url, what.expected, found)
@@ -318,7 +330,11 @@ class Client:
                     f"{url}: {what}: {words} ({number} attempts in {waited:.0f} s; the deadline is"
                     f" {policy.deadline_s:g} s)"
                 ) from None
-            _log.warning("%s: %s: %s; trying again in %.3g s (attempt %d)", url, what, words, delay, number + 1)
+            if (silent := self._unsaid()) is not None:
+                more = f"; and {silent:,} others meanwhile" if silent else ""
+                _log.warning(
+                    "%s: %s: %s; trying again in %.3g s (attempt %d)%s", url, what, words, delay, number + 1, more
+                )
             stats.retries += 1
             stats.waited_s += delay
             await asyncio.sleep(delay)
@@ -349,6 +365,14 @@ class _Times:
 
     def hedge(self) -> None:
         self._num_hedges += 1
+
+
+class _Store:
+    """A bucket, and how long GETs from it took."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.small, self.big = _Times(), _Times()
 
 
 async def _hedged(get: Callable[[], Awaitable[T]], times: _Times, stats: FetchStats) -> T:
