@@ -10,6 +10,7 @@
                create_once, read_once            of several processes that create a file, one succeeds
                write_json_file                   a JSON document that people may read
     retrying   RetryPolicy, may_pass             reads that fail for a moment are tried again
+    sizes      parse_size                        "500MB" as a number of bytes
     folders    claim_folder                      one process at a time works in a folder
     mapping    map_npy                           maps arrays of .npy files that may be damaged
     checking   FileHasher, file_sum, FileSum     xxh3_128 of a file, xxh3_64 of each of its 16 MiB blocks
@@ -62,6 +63,7 @@ from headrace.io.readers import (
     reader,
 )
 from headrace.io.remote import SCHEMES, AnyPath, RemotePath, is_url
+from headrace.io.sizes import parse_size
 
 if TYPE_CHECKING:
     from headrace.io.objects import FetchPolicy, FetchStats, ObjectReader
@@ -114,6 +116,7 @@ __all__ = [
     "may_pass",
     "natural_key",
     "output_errors",
+    "parse_size",
     "partial_path",
     "path_at",
     "read_once",

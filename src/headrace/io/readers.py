@@ -221,6 +221,15 @@ class Reader(ABC):
         """
         return self._open(path).size
 
+    def identity(self, path: str) -> str:
+        """Return what tells the file from every other one, and from itself after a change: path, size and time.
+
+        Raises:
+            StoreError: as `size`.
+        """
+        self._open(path)
+        return repr((str(Path(path).absolute()), *self._seen[path]))
+
     def read_ranges(self, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray | None = None) -> ByteArray:
         """Return the bytes of several ranges, one after another.
 

@@ -26,7 +26,7 @@ from headrace.loader.choosing import ReadingChoice
 from headrace.loader.faults import Given, HandOver, shared_out
 from headrace.loader.memory import Blocks, Buffers
 from headrace.loader.ranks import Ranks, agree
-from headrace.loader.reading import Ahead, Queue, Reading, in_threads, pinned, pins
+from headrace.loader.reading import Ahead, Queue, Reading, in_threads, num_readers, pinned, pins
 from headrace.loader.spans import (
     UNTOLD,
     BatchSpan,
@@ -337,7 +337,7 @@ class StreamReader:
             return ((span, read(task)) for span, task in work)
         self._ahead = Ahead()
         describe = partial(describe_span, self._run)
-        return in_threads([read] * reading.num_threads, work, reading, describe, self._ahead)
+        return in_threads([read] * num_readers(reading), work, reading, describe, self._ahead)
 
     def queue(self) -> Queue:
         """Return how many spans wait, and how often workers were replaced."""

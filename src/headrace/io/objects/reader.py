@@ -114,6 +114,13 @@ class ObjectReader(Reader):
         """See `Reader.path_at`."""
         return RemotePath(path, self.objects) if is_url(path) else Path(path)
 
+    def identity(self, path: str) -> str:
+        """See `Reader.identity`: of an object, its URL, size, ETag and time."""
+        if not is_url(path):
+            return self._files.identity(path)
+        self._open(path)
+        return repr((_plain(path), *self.objects.known(_plain(path))))
+
     def keep(self, path: str) -> None:
         """See `Reader.keep`: fetch an object whole, unless a local file has it, and map that."""
         if is_url(path) and path not in self._local:
