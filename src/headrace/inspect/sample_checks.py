@@ -30,7 +30,7 @@ from headrace.inspect.answers import Answer, OnProgress, problem_of, took
 from headrace.inspect.figures import count, plural, problem_lines, safe_text, size
 from headrace.inspect.sample_preview import field_map_of
 from headrace.inspect.samples import SampleOptions, need_samples, open_sample_store, total_bytes
-from headrace.io import AnyPath, PreadReader, path_at
+from headrace.io import AnyPath, PreadReader, is_url, path_at
 from headrace.io.readers import ByteArray, IntArray
 from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
 from headrace.samples.media import AVDecoder, SampleDecoder
@@ -364,7 +364,8 @@ def check_samples(path: str, check: SampleCheck, *, on_progress: OnProgress) -> 
         WorkerError: a process that decodes has ended.
     """
     try:
-        store = open_checked(path, check.dataset, Watched(on_progress))
+        # What an object store sends is not watched: it is read in few large pieces.
+        store = open_checked(path, check.dataset, "mmap" if is_url(path) else Watched(on_progress))
         manifest = _manifest(path)
     except (StoreError, InputError) as error:
         if not path_at(path).exists():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Any, Final
 
 import msgspec
@@ -120,7 +121,8 @@ def connect(root: str, scheme: str, storage: Storage) -> Any:
         from obstore import exceptions, store
     except ImportError as error:
         raise MissingExtraError(f"{root}: object stores need obstore: pip install 'headrace[remote]'") from error
-    config, client = _options(root, scheme, storage)
+    found, client = _options(root, scheme, storage)
+    config: Any = found  # each store has a type of its own for it
     how: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}}
     name = root.partition("://")[2]
     try:
@@ -176,11 +178,11 @@ def _profile(root: str, storage: Storage) -> dict[str, Any]:
     if storage.profile is None:
         return {}
     try:
-        import boto3
-        from obstore.auth.boto3 import Boto3CredentialProvider
+        boto3 = import_module("boto3")
+        provider = import_module("obstore.auth.boto3").Boto3CredentialProvider
     except ImportError as error:
         raise MissingExtraError(
             f"{root}: profile={storage.profile!r} needs boto3: pip install boto3, or set the credentials in the"
             " environment"
         ) from error
-    return {"credential_provider": Boto3CredentialProvider(session=boto3.Session(profile_name=storage.profile))}
+    return {"credential_provider": provider(session=boto3.Session(profile_name=storage.profile))}
